@@ -1,0 +1,150 @@
+"""`tightfit.costs/1`: what each distinct op costs on one device.
+
+Two ops are the same when their keys are equal: same target and arguments, with every tensor
+replaced by its shape, strides and dtype and repeated tensors recognised.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from schemas import store
+from schemas.arrow import integer, number, text
+from schemas.errors import ArtifactError
+from schemas.graph import LOSS_TARGET, NONE, Graph, Op, decode_arguments
+
+RANDOM_STATE_TARGET = "tightfit.random_state"
+"""Target of the one row that prices saving the generator's state: `net` is the state's size in
+device memory, `seconds` one save and one restore."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of one distinct op.
+
+    `seconds` is a median and `spread` the interquartile range relative to it. `peak` is the most
+    memory above what was allocated before the call, outputs included; `net` is what remains
+    allocated after it, both in bytes. `in_place` is the position, among the op's inputs, of the
+    tensor that an in-place form overwrites, NONE for the ordinary form.
+    """
+
+    key: str
+    target: str
+    in_place: int
+    seconds: float
+    spread: float
+    peak: int
+    net: int
+
+
+@dataclass(frozen=True)
+class Device:
+    """What costs depend on beyond the op: device type and name, PyTorch build, threads, and the
+    source of the numbers ("measured", "roofline" or "file")."""
+
+    type: str
+    name: str
+    build: str
+    threads: int
+    source: str
+
+
+COSTS = store.ArtifactType(
+    "tightfit.costs",
+    1,
+    pa.schema(
+        [
+            text("key"),
+            text("target"),
+            integer("in_place"),
+            number("seconds"),
+            number("spread"),
+            integer("peak"),
+            integer("net"),
+        ]
+    ),
+)
+
+
+class Costs:
+    """Costs by key, with the device they hold for."""
+
+    def __init__(self, rows: Iterable[Cost], device: Device) -> None:
+        self.rows = {row.key: row for row in rows}
+        self.device = device
+
+    def of(self, graph: Graph, op: Op, in_place: int = NONE) -> Cost:
+        """The cost of an op, or of the form of it that overwrites the value `in_place`.
+
+        Without a measured loss, the loss is free and makes the tangents. Raises ArtifactError
+        when the op was not profiled.
+        """
+        key = op_key(graph, op, in_place)
+        if key in self.rows:
+            return self.rows[key]
+        if op.target == LOSS_TARGET and not graph.has_loss:
+            storages = {graph.values[value].storage for value in op.outputs}
+            size = sum(graph.storages[storage] for storage in storages)
+            return Cost(key, op.target, NONE, 0.0, 0.0, size, size)
+        raise ArtifactError(f"the costs lack op {op.id} ({op.target}) of {graph.model}")
+
+    def random_state(self) -> Cost:
+        """What saving the random state costs; zero where it was not measured."""
+        for row in self.rows.values():
+            if row.target == RANDOM_STATE_TARGET:
+                return row
+        return Cost("", RANDOM_STATE_TARGET, NONE, 0.0, 0.0, 0, 0)
+
+
+def write_costs(path: Path | str, costs: Costs) -> str:
+    """Writes the costs, ordered by key, and returns the digest."""
+    rows = [asdict(costs.rows[key]) for key in sorted(costs.rows)]
+    device = {key: str(value) for key, value in asdict(costs.device).items()}
+    return store.write(path, COSTS, rows, {f"device_{key}": value for key, value in device.items()})
+
+
+def read_costs(path: Path | str) -> Costs:
+    """Reads costs; raises ArtifactError when they are damaged or negative."""
+    artifact = store.read(path, COSTS)
+    rows = [Cost(**row) for row in artifact.rows]
+    for row in rows:
+        if not (row.seconds >= 0 and row.peak >= row.net >= 0):
+            raise ArtifactError(f"{path}: the cost of {row.target} is negative or exceeds its peak")
+    try:
+        found = {key.removeprefix("device_"): value for key, value in artifact.metadata.items()}
+        device = Device(**{**found, "threads": int(found["threads"])})  # type: ignore[arg-type]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ArtifactError(f"{path}: the metadata does not name a device") from error
+    return Costs(rows, device)
+
+
+def op_key(graph: Graph, op: Op, in_place: int = NONE) -> str:
+    """The key of an op's costs: 64 hex digits. `in_place` is the value that is overwritten."""
+    order: dict[int, int] = {}
+
+    def describe(argument: Any) -> Any:
+        if isinstance(argument, list):
+            return [describe(item) for item in argument]
+        if isinstance(argument, dict) and set(argument) == {"value"}:
+            value = graph.values[argument["value"]]
+            repeated = order.setdefault(value.id, len(order))
+            return {"tensor": [repeated, value.shape, value.strides, value.dtype]}
+        return argument
+
+    args, kwargs = decode_arguments(op)
+    described: dict[str, Any] = {
+        "target": op.target,
+        "args": describe(args),
+        "kwargs": {name: describe(kwargs[name]) for name in sorted(kwargs)},
+        "in_place": NONE if in_place == NONE else order[in_place],
+    }
+    if op.target == LOSS_TARGET:
+        described["model"] = graph.model
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,361 @@
+"""`tightfit.graph/1`: the whole training step of a model as ops, values and storages.
+
+The graph is the forward, the place of the loss, and the backward, in the order PyTorch runs them.
+It is a program: rebuilding and running it needs this file, the model's parameters and buffers
+(found by their names) and the inputs. Aliasing, mutation and randomness are explicit, so that
+planning needs no PyTorch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import pyarrow as pa
+
+from schemas import store
+from schemas.arrow import flag, integer, integers, records, text, texts
+from schemas.errors import ArtifactError
+
+Phase = Literal["forward", "loss", "backward"]
+ValueKind = Literal["parameter", "buffer", "input", "tangent", "constant", "intermediate"]
+
+PHASES = ("forward", "loss", "backward")
+VALUE_KINDS = ("parameter", "buffer", "input", "tangent", "constant", "intermediate")
+FIXED_KINDS = ("parameter", "buffer", "input", "constant")
+"""Kinds of values that are there before the step begins and after it ends."""
+
+LOSS_TARGET = "tightfit.loss"
+NONE = -1
+"""Stands for "no value" in lists of value ids."""
+
+DTYPES = (
+    "float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 complex64 complex128 "
+    "int64 int32 int16 int8 uint8 bool"
+).split()
+
+
+@dataclass(frozen=True)
+class Value:
+    """One tensor: `strides` and `offset` count elements, `path` names a parameter, buffer or input.
+
+    `aliases` holds the further names of a tied parameter. `data` holds the bytes of a constant,
+    contiguous, in the machine's little-endian order.
+    """
+
+    id: int
+    kind: ValueKind
+    shape: list[int]
+    strides: list[int]
+    offset: int
+    dtype: str
+    storage: int
+    path: str = ""
+    aliases: list[str] = field(default_factory=list)
+    requires_grad: bool = False
+    data: bytes = b""
+
+
+@dataclass(frozen=True)
+class Op:
+    """One ATen operator call, or the loss.
+
+    `target` is the overload's full name ("aten.addmm.default"). `arguments` is JSON text as in
+    `encode_arguments`. `inputs` are the distinct values it reads, `outputs` the values it makes in
+    the operator's order with NONE for an output that is absent, `writes` the buffers it mutates
+    (it then makes no outputs). A `random` op draws from the device's default generator. An op
+    that is not `repeatable` must run exactly once: it writes, or reads what has been written.
+    `in_place` lists the inputs that an in-place form of the operator may overwrite with its first
+    output: same shape, strides and dtype, filling a storage of the same size.
+    `module` is the path of the submodule it came from and `source` its "file:line".
+    """
+
+    id: int
+    target: str
+    phase: Phase
+    arguments: str
+    inputs: list[int]
+    outputs: list[int]
+    writes: list[int]
+    in_place: list[int]
+    random: bool
+    repeatable: bool
+    module: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The value `gradient` is what autograd adds to `.grad` of the parameter or input `value`."""
+
+    value: int
+    gradient: int
+
+
+@dataclass(frozen=True)
+class Output:
+    """One leaf of the model's output: a `value`, or NONE and the JSON text of a plain `constant`.
+
+    `tangent` is the value of its incoming gradient, NONE where it receives none.
+    """
+
+    value: int
+    tangent: int
+    constant: str
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A traced training step.
+
+    `storages` are sizes in bytes, indexed by storage id; `values` and `ops` are indexed by id.
+    `inputs` are the leaves of (args, kwargs): a value id, or NONE for a leaf that is no tensor,
+    whose JSON text stands in `input_constants`. `input_tree` and `output_tree` are pytree
+    specifications as `torch.utils._pytree.treespec_dumps` writes them. `model` is the label from
+    the configuration, `device` a device type. `guards` is JSON text of what the trace was
+    specialised to beyond tensors: `{"eval_modules": [...], "autocast": {...}}`. `has_loss` says
+    whether a loss function stood between forward and backward.
+    """
+
+    model: str
+    device: str
+    torch: str
+    has_loss: bool
+    ops: list[Op]
+    values: list[Value]
+    storages: list[int]
+    inputs: list[int]
+    input_constants: list[str]
+    outputs: list[Output]
+    gradients: list[Gradient]
+    input_tree: str
+    output_tree: str
+    guards: str
+
+    def is_view(self, op: Op) -> bool:
+        """True when the op makes no new storage: all its outputs share storages with its inputs."""
+        if op.target == LOSS_TARGET or not op.outputs:
+            return False
+        read = {self.values[value].storage for value in op.inputs}
+        return all(self.values[value].storage in read for value in op.outputs if value != NONE)
+
+    def fixed_storages(self) -> set[int]:
+        """Storages of parameters, buffers, inputs and constants: outside the step's own memory."""
+        return {value.storage for value in self.values if value.kind in FIXED_KINDS}
+
+
+GRAPH = store.ArtifactType(
+    "tightfit.graph",
+    1,
+    pa.schema(
+        [
+            text("model"),
+            text("device"),
+            text("torch"),
+            flag("has_loss"),
+            records(
+                "ops",
+                integer("id"),
+                text("target"),
+                text("phase"),
+                text("arguments"),
+                integers("inputs"),
+                integers("outputs"),
+                integers("writes"),
+                integers("in_place"),
+                flag("random"),
+                flag("repeatable"),
+                text("module"),
+                text("source"),
+            ),
+            records(
+                "values",
+                integer("id"),
+                text("kind"),
+                integers("shape"),
+                integers("strides"),
+                integer("offset"),
+                text("dtype"),
+                integer("storage"),
+                text("path"),
+                texts("aliases"),
+                flag("requires_grad"),
+                pa.field("data", pa.binary(), nullable=False),
+            ),
+            integers("storages"),
+            integers("inputs"),
+            texts("input_constants"),
+            records("outputs", integer("value"), integer("tangent"), text("constant")),
+            records("gradients", integer("value"), integer("gradient")),
+            text("input_tree"),
+            text("output_tree"),
+            text("guards"),
+        ]
+    ),
+)
+
+
+def write_graph(path: Path | str, graph: Graph) -> str:
+    """Checks the graph, writes it and returns its digest."""
+    check_graph(graph, str(path))
+    return store.write(path, GRAPH, [asdict(graph)])
+
+
+def read_graph(path: Path | str) -> Graph:
+    """Reads a graph and checks it; raises ArtifactError naming the file and the fault."""
+    rows = store.read(path, GRAPH).rows
+    if len(rows) != 1:
+        raise ArtifactError(f"{path}: holds {len(rows)} graphs instead of one")
+    row = rows[0]
+    graph = Graph(
+        **{
+            **row,
+            "ops": [Op(**op) for op in row["ops"]],
+            "values": [Value(**value) for value in row["values"]],
+            "outputs": [Output(**output) for output in row["outputs"]],
+            "gradients": [Gradient(**gradient) for gradient in row["gradients"]],
+        }
+    )
+    check_graph(graph, str(path))
+    return graph
+
+
+def encode_arguments(args: list[Any], kwargs: dict[str, Any]) -> str:
+    """The JSON text of a call. Values are `{"value": id}`; other non-JSON arguments are
+    `{"float": "inf"}`, `{"complex": [re, im]}`, `{"dtype": "float32"}`, `{"device": "cpu"}`,
+    `{"layout": "strided"}` or `{"memory_format": "contiguous_format"}`."""
+    return json.dumps({"args": args, "kwargs": kwargs}, allow_nan=False, separators=(",", ":"))
+
+
+def decode_arguments(op: Op) -> tuple[list[Any], dict[str, Any]]:
+    """The encoded positional and keyword arguments of an op, as `encode_arguments` took them."""
+    call = json.loads(op.arguments)
+    return call["args"], call["kwargs"]
+
+
+def argument_values(arguments: Any) -> Iterator[int]:
+    """The value ids in an encoded argument, in order, repeated as often as they occur."""
+    if isinstance(arguments, list):
+        for item in arguments:
+            yield from argument_values(item)
+    elif isinstance(arguments, dict):
+        if set(arguments) == {"value"}:
+            yield arguments["value"]
+        else:
+            for item in arguments.values():
+                yield from argument_values(item)
+
+
+def check_graph(graph: Graph, where: str) -> None:
+    """Raises ArtifactError unless ids are in range, every value is made before it is read and at
+    most once, enumerations hold known words, and the texts are JSON of the right shape."""
+    checks = _GraphCheck(graph, where)
+    checks.values()
+    checks.ops()
+    checks.interface()
+
+
+class _GraphCheck:
+    def __init__(self, graph: Graph, where: str) -> None:
+        self.graph = graph
+        self.where = where
+        self.known = {value.id for value in graph.values if value.kind in FIXED_KINDS}
+
+    def require(self, condition: bool, sentence: str) -> None:
+        if not condition:
+            raise ArtifactError(f"{self.where}: {sentence}")
+
+    def value_id(self, value: int, what: str, absent: bool = False) -> None:
+        if not (absent and value == NONE):
+            self.require(0 <= value < len(self.graph.values), f"{what} names no value: {value}")
+
+    def values(self) -> None:
+        self.require(
+            all(size >= 0 for size in self.graph.storages), "a storage has a negative size"
+        )
+        for index, value in enumerate(self.graph.values):
+            what = f"value {index}"
+            self.require(value.id == index, f"{what} has the id {value.id}")
+            self.require(value.kind in VALUE_KINDS, f"{what} is of unknown kind {value.kind!r}")
+            self.require(value.dtype in DTYPES, f"{what} has the unknown dtype {value.dtype!r}")
+            self.require(
+                0 <= value.storage < len(self.graph.storages),
+                f"{what} lies in no storage: {value.storage}",
+            )
+            self.require(
+                len(value.shape) == len(value.strides)
+                and min([value.offset, *value.shape, *value.strides], default=0) >= 0,
+                f"{what} has shape {value.shape} and strides {value.strides} that do not fit",
+            )
+
+    def ops(self) -> None:
+        phase = 0
+        for index, op in enumerate(self.graph.ops):
+            what = f"op {index} ({op.target})"
+            self.require(op.id == index, f"{what} has the id {op.id}")
+            self.require(op.phase in PHASES, f"{what} has the unknown phase {op.phase!r}")
+            self.require(PHASES.index(op.phase) >= phase, f"{what} goes back to {op.phase}")
+            phase = PHASES.index(op.phase)
+            self.require(
+                (op.target == LOSS_TARGET) == (op.phase == "loss"), f"{what} is in the wrong phase"
+            )
+            self.arguments(op, what)
+            for value in op.inputs:
+                self.value_id(value, what)
+                self.require(value in self.known, f"{what} reads value {value} before it is made")
+            for value in op.outputs:
+                self.value_id(value, what, absent=True)
+                self.require(value not in self.known, f"{what} makes value {value} again")
+                self.known.update({value} - {NONE})
+            self.require(
+                set(op.in_place) <= set(op.inputs), f"{what} overwrites what it does not read"
+            )
+            for value in op.writes:
+                self.value_id(value, what)
+                self.require(self.graph.values[value].kind == "buffer", f"{what} writes no buffer")
+        self.require(
+            sum(op.phase == "loss" for op in self.graph.ops) == 1, "there is not exactly one loss"
+        )
+
+    def arguments(self, op: Op, what: str) -> None:
+        try:
+            call = json.loads(op.arguments)
+        except ValueError:
+            call = None
+        shaped = (
+            isinstance(call, dict)
+            and set(call) == {"args", "kwargs"}
+            and isinstance(call["args"], list)
+            and isinstance(call["kwargs"], dict)
+        )
+        self.require(shaped, f"{what} has arguments that are not JSON of args and kwargs")
+        call = cast(dict[str, Any], call)
+        named = list(argument_values([call["args"], list(call["kwargs"].values())]))
+        self.require(
+            all(type(value) is int for value in named), f"{what} names a value by no integer"
+        )
+        self.require(
+            sorted(set(named)) == sorted(op.inputs),
+            f"{what} has inputs that differ from its arguments",
+        )
+
+    def interface(self) -> None:
+        for value in self.graph.inputs:
+            self.value_id(value, "an input", absent=True)
+        self.require(
+            len(self.graph.inputs) == len(self.graph.input_constants),
+            "inputs and input constants differ in number",
+        )
+        for output in self.graph.outputs:
+            for value in (output.value, output.tangent):
+                self.value_id(value, "an output", absent=True)
+                self.require(value in self.known | {NONE}, f"the output {value} is never made")
+        for gradient in self.graph.gradients:
+            self.value_id(gradient.value, "a gradient")
+            self.value_id(gradient.gradient, "a gradient")
+            self.require(
+                gradient.gradient in self.known, f"the gradient {gradient.gradient} is never made"
+            )

@@ -1,0 +1,194 @@
+"""Reads, checks and writes artifacts: Arrow IPC files that carry a name, a version and a digest.
+
+An artifact is a list of rows with a fixed Arrow schema. Its file holds one record batch, rebuilt
+from plain Python rows, so that equal rows give equal bytes. The digest in the metadata is the
+SHA-256 of the whole file with the digest itself blanked, so that any changed byte is noticed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from schemas.errors import ArtifactError
+
+_BLANK = b"tightfit digest goes here".ljust(64, b".")
+_RESERVED = ("artifact", "version", "digest")
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ArtifactType:
+    """The name, version and Arrow schema of one kind of artifact.
+
+    Fields declared `nullable=False` are checked for nulls, inside structs and lists too.
+    """
+
+    name: str
+    version: int
+    schema: pa.Schema
+
+    def __str__(self) -> str:
+        return f"{self.name}/{self.version}"
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """What `read` gives: rows in file order, the writer's metadata and the digest (64 hex digits)."""
+
+    rows: list[Row]
+    metadata: dict[str, str]
+    digest: str
+
+
+def write(
+    path: Path | str,
+    kind: ArtifactType,
+    rows: Sequence[Mapping[str, Any]],
+    metadata: Mapping[str, str] | None = None,
+) -> str:
+    """Writes rows as an artifact, whole or not at all, and returns its digest.
+
+    Raises ArtifactError when a row does not fit the schema.
+    """
+    data, digest = _encode(kind, rows, metadata or {})
+    write_bytes(path, data)
+    return digest
+
+
+def read(path: Path | str, kind: ArtifactType) -> Artifact:
+    """Reads an artifact and verifies name, version, digest, fields and nulls.
+
+    Raises ArtifactError with one sentence that names the file and what is wrong with it.
+    """
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ArtifactError(f"{path}: cannot be read ({error.strerror or error})") from error
+    table = _open(path, data)
+    metadata = {
+        key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()
+    }
+    _check_identity(path, kind, metadata)
+    if _digest_of(data, metadata["digest"]) != metadata["digest"]:
+        raise ArtifactError(f"{path}: the content does not match its digest, the file was changed")
+    if not table.schema.equals(kind.schema):
+        raise ArtifactError(f"{path}: the fields are not those of {kind}")
+    rows = table.to_pylist()
+    for field in kind.schema:
+        for index, row in enumerate(rows):
+            _check_nulls(f"{path}: row {index}", field, row[field.name])
+    extra = {key: value for key, value in metadata.items() if key not in _RESERVED}
+    return Artifact(rows, extra, metadata["digest"])
+
+
+def write_json(path: Path | str, document: Mapping[str, Any]) -> None:
+    """Writes a JSON document, whole or not at all, keys in the order given."""
+    write_bytes(path, (json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
+
+
+def read_json(path: Path | str) -> dict[str, Any]:
+    """Reads a JSON object; raises ArtifactError when the file is absent or something else."""
+    try:
+        document = json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise ArtifactError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except ValueError as error:
+        raise ArtifactError(f"{path}: is not JSON ({error})") from error
+    if not isinstance(document, dict):
+        raise ArtifactError(f"{path}: is not a JSON object")
+    return document
+
+
+def write_bytes(path: Path | str, data: bytes) -> None:
+    """Writes a file under a temporary name, syncs it and renames it into place."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _encode(
+    kind: ArtifactType, rows: Sequence[Mapping[str, Any]], metadata: Mapping[str, str]
+) -> tuple[bytes, str]:
+    for key in metadata:
+        if key in _RESERVED:
+            raise ArtifactError(f"{kind}: the metadata key {key!r} is reserved")
+    for field in kind.schema:
+        for index, row in enumerate(rows):
+            if field.name not in row:
+                raise ArtifactError(f"{kind}: row {index} lacks the field {field.name!r}")
+            _check_nulls(f"{kind}: row {index}", field, row[field.name])
+    own = {"artifact": kind.name, "version": str(kind.version), "digest": _BLANK.decode()}
+    schema = kind.schema.with_metadata({**dict(sorted(metadata.items())), **own})
+    try:
+        table = pa.Table.from_pylist([dict(row) for row in rows], schema=schema).combine_chunks()
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+        raise ArtifactError(f"{kind}: a row does not fit the schema ({error})") from error
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, schema) as writer:
+        writer.write_table(table)
+    blank = sink.getvalue().to_pybytes()
+    digest = hashlib.sha256(blank).hexdigest()
+    return blank.replace(_BLANK, digest.encode()), digest
+
+
+def _digest_of(data: bytes, digest: str) -> str:
+    return hashlib.sha256(data.replace(digest.encode(), _BLANK)).hexdigest()
+
+
+def _open(path: Path, data: bytes) -> pa.Table:
+    try:
+        table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
+        table.validate(full=True)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise ArtifactError(f"{path}: is not a complete Arrow file") from error
+    return table
+
+
+def _check_identity(path: Path, kind: ArtifactType, metadata: Mapping[str, str]) -> None:
+    name, version = metadata.get("artifact"), metadata.get("version")
+    if name is None or version is None or len(metadata.get("digest", "")) != 64:
+        raise ArtifactError(
+            f"{path}: is an Arrow file but no tightfit artifact, {kind} was expected"
+        )
+    if name != kind.name:
+        raise ArtifactError(f"{path}: is a {name}/{version}, {kind} was expected")
+    if version != str(kind.version):
+        raise ArtifactError(f"{path}: has version {version} of {name}, this program reads {kind}")
+
+
+def _check_nulls(where: str, field: pa.Field, value: Any) -> None:
+    if value is None:
+        if not field.nullable:
+            raise ArtifactError(f"{where}: the field {field.name!r} is empty")
+    elif pa.types.is_struct(field.type):
+        for index in range(field.type.num_fields):
+            child = field.type.field(index)
+            if not isinstance(value, Mapping) or child.name not in value:
+                raise ArtifactError(f"{where}: the field {child.name!r} is missing")
+            _check_nulls(where, child, value[child.name])
+    elif pa.types.is_list(field.type):
+        child = field.type.value_field
+        if pa.types.is_nested(child.type) or not child.nullable:
+            for item in value:
+                _check_nulls(where, child, item)
