@@ -1,0 +1,79 @@
+"""From a graph and its costs to the planning view: nodes and storages."""
+
+from __future__ import annotations
+
+from schemas.costs import Costs
+from schemas.graph import LOSS_TARGET, NONE, Graph, Op
+from schemas.problem import Node, Problem, Reuse, Storage
+
+
+def condense(graph: Graph, costs: Costs) -> Problem:
+    """The planning view of a whole step.
+
+    Nodes are the ops that make storages or write, and the loss, in graph order; views are left
+    out, their uses counting as uses of the storage. Storages keep the ids they have in the graph;
+    those of parameters, buffers, inputs and constants are there but no node names them. What the
+    loss leaves allocated beyond the tangents is one more storage, held, at the end of the list.
+    """
+    fixed = graph.fixed_storages()
+    kept = [op for op in graph.ops if not graph.is_view(op)]
+    producer = {
+        storage: position for position, op in enumerate(kept) for storage in _made(graph, op)
+    }
+    held = _held(graph)
+    gradients = {graph.values[gradient.gradient].storage for gradient in graph.gradients}
+    nodes = [_node(graph, costs, op, fixed) for op in kept]
+    storages = [
+        Storage(size, producer.get(storage, NONE), storage in held, storage in gradients)
+        for storage, size in enumerate(graph.storages)
+    ]
+    _append_loss_remainder(graph, costs, nodes, storages)
+    return Problem(nodes, storages, costs.random_state().net)
+
+
+def _made(graph: Graph, op: Op) -> list[int]:
+    """The storages an op makes, each once, in the order of its outputs."""
+    read = {graph.values[value].storage for value in op.inputs}
+    made = [graph.values[value].storage for value in op.outputs if value != NONE]
+    return [storage for storage in dict.fromkeys(made) if storage not in read]
+
+
+def _held(graph: Graph) -> set[int]:
+    """Storages that the caller holds until the end of the step."""
+    values = [output.value for output in graph.outputs]
+    if not graph.has_loss:
+        values += [output.tangent for output in graph.outputs]
+    return {graph.values[value].storage for value in values if value != NONE}
+
+
+def _node(graph: Graph, costs: Costs, op: Op, fixed: set[int]) -> Node:
+    cost = costs.of(graph, op)
+    reads = dict.fromkeys(graph.values[value].storage for value in op.inputs)
+    reuses = []
+    for value in op.in_place:
+        form = costs.of(graph, op, value)
+        reuses.append(Reuse(graph.values[value].storage, form.seconds, form.peak))
+    return Node(
+        op=op.id,
+        phase=op.phase,
+        seconds=cost.seconds,
+        peak=cost.peak,
+        inputs=[storage for storage in reads if storage not in fixed],
+        outputs=_made(graph, op),
+        reuses=reuses,
+        random=op.random,
+        repeatable=op.repeatable and op.target != LOSS_TARGET,
+    )
+
+
+def _append_loss_remainder(
+    graph: Graph, costs: Costs, nodes: list[Node], storages: list[Storage]
+) -> None:
+    position = next(index for index, node in enumerate(nodes) if node.phase == "loss")
+    loss = nodes[position]
+    remainder = costs.of(graph, graph.ops[loss.op]).net - sum(
+        storages[storage].bytes for storage in loss.outputs
+    )
+    if remainder > 0:
+        loss.outputs.append(len(storages))
+        storages.append(Storage(remainder, position, held=True, gradient=False))
