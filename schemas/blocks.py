@@ -1,0 +1,205 @@
+"""`tightfit.blocks/1`: a training step as a sequence of blocks, and the distinct problems in it.
+
+The step runs the `prelude` once, then the blocks' forwards in order, the loss (which is position
+L+1 of the chain, on its own), and the blocks' backwards in reverse order. Between neighbours only
+the `outputs` of one (the `inputs` of the next) and their gradients pass. What every block may read
+besides, and what the caller holds, is allocated throughout as far as planning with blocks goes:
+`held_bytes`, which no block counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from schemas import store
+from schemas.arrow import integer, integers, number, records, text
+from schemas.errors import ArtifactError
+from schemas.graph import NONE
+from schemas.problem import PROBLEM_FIELDS, Node, Problem, Reuse, Storage
+
+
+@dataclass(frozen=True)
+class Block:
+    """One position of the chain.
+
+    `digest` names its problem in `Blocks.distinct`; `label` is the submodule it mostly comes
+    from. `forward` and `backward` are op ids of the graph in captured order: node p of the problem
+    is forward[p], then comes the problem's own loss (all that happens between the block's forward
+    and its backward), then the backward. `storages` gives the graph's storage for each storage of
+    the problem. `once` lists the ops of `forward` that run in the block's first forward only.
+
+    `inputs` and `outputs` are the storages that it takes from the block before and gives to the
+    next, `incoming` the gradients it is given for its outputs, `outgoing` those it makes for its
+    inputs; the sizes `output_bytes`, `incoming_bytes` and `outgoing_bytes` are their sums without
+    what `held_bytes` counts. `gradient_bytes` is by how much the block's backward makes the sum of
+    the parameter gradients grow; `carried_bytes` is the part of it that are contributions to
+    gradients that another block finishes (it is negative where this block finishes them).
+    """
+
+    digest: str
+    label: str
+    forward: list[int]
+    backward: list[int]
+    once: list[int]
+    storages: list[int]
+    inputs: list[int]
+    outputs: list[int]
+    incoming: list[int]
+    outgoing: list[int]
+    output_bytes: int
+    incoming_bytes: int
+    outgoing_bytes: int
+    gradient_bytes: int
+    carried_bytes: int
+
+    def ops(self, positions: list[int]) -> list[int]:
+        """The op ids of nodes of the block's problem, given by position."""
+        nodes = [*self.forward, NONE, *self.backward]
+        return [nodes[position] for position in positions]
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The chain of a model.
+
+    `prelude` are the ops that make what several blocks read and no gradient crosses. `loss` is
+    the loss's op id, `loss_seconds` its time and `loss_peak` its bytes above what is live before
+    it, the gradients for the last block included, what `held_bytes` counts excluded.
+    `distinct` are the problems of the blocks by digest.
+    """
+
+    model: str
+    prelude: list[int]
+    prelude_seconds: float
+    held_bytes: int
+    loss: int
+    loss_seconds: float
+    loss_peak: int
+    blocks: list[Block]
+    distinct: dict[str, Problem]
+
+
+BLOCKS = store.ArtifactType(
+    "tightfit.blocks",
+    1,
+    pa.schema(
+        [
+            text("model"),
+            integers("prelude"),
+            number("prelude_seconds"),
+            integer("held_bytes"),
+            integer("loss"),
+            number("loss_seconds"),
+            integer("loss_peak"),
+            records(
+                "blocks",
+                text("digest"),
+                text("label"),
+                integers("forward"),
+                integers("backward"),
+                integers("once"),
+                integers("storages"),
+                integers("inputs"),
+                integers("outputs"),
+                integers("incoming"),
+                integers("outgoing"),
+                integer("output_bytes"),
+                integer("incoming_bytes"),
+                integer("outgoing_bytes"),
+                integer("gradient_bytes"),
+                integer("carried_bytes"),
+            ),
+            records("distinct", text("digest"), *PROBLEM_FIELDS),
+        ]
+    ),
+)
+
+
+def problem_digest(problem: Problem) -> str:
+    """The digest of a block's structure and costs: 64 hex digits."""
+    document = json.dumps(asdict(problem), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(document.encode()).hexdigest()
+
+
+def write_blocks(
+    path: Path | str, blocks: Blocks, metadata: Mapping[str, str] | None = None
+) -> str:
+    """Checks the chain, writes it and returns the digest."""
+    _check(blocks, str(path))
+    distinct = [
+        {"digest": digest, **asdict(problem)} for digest, problem in sorted(blocks.distinct.items())
+    ]
+    row = {**vars(blocks), "blocks": [asdict(block) for block in blocks.blocks]}
+    return store.write(path, BLOCKS, [{**row, "distinct": distinct}], metadata)
+
+
+def read_blocks(path: Path | str) -> Blocks:
+    """Reads a chain; raises ArtifactError when a block and its problem do not fit together."""
+    rows = store.read(path, BLOCKS).rows
+    if len(rows) != 1:
+        raise ArtifactError(f"{path}: holds {len(rows)} chains instead of one")
+    row = rows[0]
+    distinct = {entry["digest"]: _problem(entry) for entry in row["distinct"]}
+    blocks = [Block(**block) for block in row["blocks"]]
+    chain = Blocks(**{**row, "blocks": blocks, "distinct": distinct})
+    _check(chain, str(path))
+    return chain
+
+
+def _problem(entry: dict) -> Problem:
+    nodes = [
+        Node(**{**node, "reuses": [Reuse(**reuse) for reuse in node["reuses"]]})
+        for node in entry["nodes"]
+    ]
+    storages = [Storage(**storage) for storage in entry["storages"]]
+    return Problem(nodes, storages, entry["state_bytes"])
+
+
+def _check(chain: Blocks, where: str) -> None:
+    for digest, problem in chain.distinct.items():
+        if problem_digest(problem) != digest:
+            raise ArtifactError(f"{where}: the problem {digest[:12]} has another digest")
+        _check_problem(problem, f"{where}: the problem {digest[:12]}")
+    seen: set[int] = set()
+    for index, block in enumerate(chain.blocks):
+        what = f"{where}: block {index} ({block.label})"
+        if block.digest not in chain.distinct:
+            raise ArtifactError(f"{what} has no problem")
+        problem = chain.distinct[block.digest]
+        sizes = (len(block.forward), len(block.backward), len(block.storages))
+        expected = (
+            problem.loss,
+            len(problem.nodes) - problem.loss - 1,
+            len(problem.storages),
+        )
+        if sizes != expected:
+            raise ArtifactError(f"{what} does not fit its problem")
+        ops = [*block.forward, *block.backward]
+        if seen & set(ops) or len(set(ops)) != len(ops):
+            raise ArtifactError(f"{what} runs an op of another block")
+        seen.update(ops)
+        if not set(block.once) <= set(block.forward):
+            raise ArtifactError(f"{what} runs once what it does not run")
+
+
+def _check_problem(problem: Problem, what: str) -> None:
+    phases = [node.phase for node in problem.nodes]
+    if phases.count("loss") != 1 or phases != sorted(
+        phases, key=("forward", "loss", "backward").index
+    ):
+        raise ArtifactError(f"{what} is not forward, one loss and backward")
+    for position, node in enumerate(problem.nodes):
+        if node.op != position:
+            raise ArtifactError(f"{what} has node {position} out of place")
+        for storage in [*node.inputs, *node.outputs]:
+            if not 0 <= storage < len(problem.storages):
+                raise ArtifactError(f"{what} has no storage {storage}")
+    for index, storage in enumerate(problem.storages):
+        if storage.bytes < 0 or not -1 <= storage.producer < len(problem.nodes):
+            raise ArtifactError(f"{what} has storage {index} of no size or no producer")

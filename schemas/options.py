@@ -1,0 +1,146 @@
+"""`tightfit.options/1`: the ways to run each distinct block, with what each way costs.
+
+An option is a list of nodes for the block's forward and one for its backward, recomputations
+repeated in place. All its sizes are bytes that the block itself brings; nothing is rounded:
+
+* not counted at all: parameters, gradients of other blocks, the block's inputs (its predecessor
+  counts them in its `save`), and what `Blocks.held_bytes` counts once for the whole step;
+* `forward_peak`: the most during the block's forward: its temporaries, what it keeps, its output;
+* `save`: what stays between the block's forward and its backward, the block's output included;
+* `backward_peak`: the most during the block's backward: what was saved (the output only where the
+  backward reads it), recomputed storages, the incoming gradient, the gradient for the block's
+  input, the block's parameter gradients, temporaries. All of them are included in the number.
+
+After the backward two things remain: the gradient for the block's input
+(`Block.outgoing_bytes`) and parameter gradients (`Block.gradient_bytes`).
+
+Option 0 of a block runs the forward, keeps nothing but the output (and the random states that
+running the block again will need) and has no backward. Every other option has one. Nodes that
+serve the output alone (`output_only`, together `output_seconds`) can be left out of a forward
+that runs when the gradient of the output is already there: then the option's forward costs
+`forward_seconds - output_seconds`. Nodes listed in `Block.once` run in the first forward of their
+block only; their time is part of `forward_seconds`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pyarrow as pa
+
+from schemas import store
+from schemas.arrow import integer, integers, number, text
+from schemas.errors import ArtifactError
+
+Status = Literal["optimal", "feasible"]
+STATUSES = ("optimal", "feasible")
+LIMITS = ("", "gap", "work", "clock")
+
+
+@dataclass(frozen=True)
+class Option:
+    """One way to run a block.
+
+    `block` is the digest of the block's problem, `option` its number among the block's options
+    and `label` says in words how it was found. `forward` and `backward` are positions of nodes in
+    the block's problem, in the order they run. `status` "optimal": nothing in the solver's class
+    is faster within this option's peaks and save as they were asked for. "feasible": at most a
+    share `gap` of `seconds` faster, and `limit` says what ended the search: the accepted "gap",
+    "work" (nodes of the search tree) or "clock"; it is empty where no search was made.
+    """
+
+    block: str
+    option: int
+    label: str
+    save: int
+    forward_peak: int
+    backward_peak: int
+    forward_seconds: float
+    backward_seconds: float
+    output_seconds: float
+    forward: list[int]
+    backward: list[int]
+    output_only: list[int] = field(default_factory=list)
+    status: Status = "feasible"
+    gap: float = 1.0
+    limit: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """Time of forward and backward together."""
+        return self.forward_seconds + self.backward_seconds
+
+
+OPTIONS = store.ArtifactType(
+    "tightfit.options",
+    1,
+    pa.schema(
+        [
+            text("block"),
+            integer("option"),
+            text("label"),
+            integer("save"),
+            integer("forward_peak"),
+            integer("backward_peak"),
+            number("forward_seconds"),
+            number("backward_seconds"),
+            number("output_seconds"),
+            integers("forward"),
+            integers("backward"),
+            integers("output_only"),
+            text("status"),
+            number("gap"),
+            text("limit"),
+        ]
+    ),
+)
+
+
+def write_options(
+    path: Path | str, options: Iterable[Option], metadata: Mapping[str, str] | None = None
+) -> str:
+    """Checks the options, writes them in the order given and returns the digest."""
+    options = list(options)
+    _check(options, str(path))
+    return store.write(path, OPTIONS, [asdict(option) for option in options], metadata)
+
+
+def read_options(path: Path | str) -> dict[str, list[Option]]:
+    """The options of each block by its digest, ordered by number, 0 first.
+
+    Raises ArtifactError when sizes are negative, numbers do not run from 0, or a list is amiss.
+    """
+    options = [Option(**row) for row in store.read(path, OPTIONS).rows]
+    _check(options, str(path))
+    return group_options(options)
+
+
+def group_options(options: Iterable[Option]) -> dict[str, list[Option]]:
+    """Options by block, in the order of the blocks' first appearance."""
+    groups: dict[str, list[Option]] = {}
+    for option in options:
+        groups.setdefault(option.block, []).append(option)
+    return groups
+
+
+def _check(options: list[Option], where: str) -> None:
+    for block, rows in group_options(options).items():
+        for index, row in enumerate(rows):
+            what = f"{where}: option {row.option} of block {block[:12]}"
+            if row.option != index:
+                raise ArtifactError(f"{what} stands where option {index} should")
+            sizes = (row.save, row.forward_peak, row.backward_peak, *row.forward, *row.backward)
+            times = (row.forward_seconds, row.backward_seconds, row.output_seconds, row.gap)
+            if min(sizes) < 0 or not all(time >= 0 for time in times):
+                raise ArtifactError(f"{what} has a negative size, time or node")
+            if row.save > row.forward_peak:
+                raise ArtifactError(f"{what} saves more than its forward ever holds")
+            if not set(row.output_only) <= set(row.forward):
+                raise ArtifactError(f"{what} lists nodes for its output that it does not run")
+            if row.status not in STATUSES or row.limit not in LIMITS:
+                raise ArtifactError(f"{what} has the unknown status {row.status!r} {row.limit!r}")
+            if index == 0 and row.backward:
+                raise ArtifactError(f"{what} has a backward")
