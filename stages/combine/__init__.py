@@ -1,0 +1,1 @@
+"""Combines the options of blocks into plans of whole steps, under a budget."""

@@ -1,0 +1,149 @@
+"""Opens a sequence of executions into a schedule: views, frees, random states, gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from schemas.costs import Costs
+from schemas.errors import ScheduleError
+from schemas.graph import LOSS_TARGET, NONE, Graph, Op
+from schemas.problem import Problem
+from schemas.schedule import Step
+from stages.combine.lifetimes import Lifetimes, lifetimes
+from stages.replay.condense import condense
+
+SLICES = 48
+"""Gradients are handed to autograd when a slice holds this part of all their bytes: each slice
+costs the generated module one call, and accumulation frees its gradients together."""
+
+
+def open_schedule(
+    graph: Graph, costs: Costs, executions: Sequence[int], in_place: bool
+) -> list[Step]:
+    """The schedule that runs the ops `executions` (ids of ops that are no views, the loss
+    included) in this order.
+
+    Every storage is freed right after its last use before it is made again; a view is made right
+    before it is first read and again after its storage was made again. With `in_place`, ops
+    overwrite inputs that end with them where they can.
+    """
+    problem = condense(graph, costs)
+    positions = {node.op: position for position, node in enumerate(problem.nodes)}
+    unknown = [op for op in executions if op not in positions]
+    if unknown:
+        raise ScheduleError(f"op {unknown[0]} is a view or no op of the graph")
+    sequence = [positions[op] for op in executions]
+    return _Opening(graph, problem, sequence, lifetimes(problem, sequence, in_place)).steps()
+
+
+class _Opening:
+    def __init__(
+        self, graph: Graph, problem: Problem, sequence: list[int], ends: Lifetimes
+    ) -> None:
+        self.graph = graph
+        self.problem = problem
+        self.sequence = sequence
+        self.ends = ends
+        self.maker = {value: op for op in graph.ops for value in op.outputs if value != NONE}
+        self.views = {op.id for op in graph.ops if graph.is_view(op)}
+        self.live: set[int] = set()
+        self.runs_left: dict[int, int] = {}
+        for node in sequence:
+            op = problem.nodes[node].op
+            self.runs_left[op] = self.runs_left.get(op, 0) + 1
+        self.started: set[int] = set()
+        self.out: list[Step] = []
+        self.handing = _Handing(graph, problem, sequence)
+
+    def steps(self) -> list[Step]:
+        for position, node in enumerate(self.sequence):
+            self.execute(position, self.graph.ops[self.problem.nodes[node].op])
+        return self.out
+
+    def execute(self, position: int, op: Op) -> None:
+        for value in op.inputs:
+            self.make_view(value)
+        self.run(op, position)
+        overwritten = self.ends.overwrites[position]
+        for storage in self.ends.dying[position] + self.ends.unused[position]:
+            if storage != overwritten:
+                self.out.append(Step("free", value=self.any_value(storage)))
+            self.forget(storage)
+        for value in self.handing.ready(position):
+            self.make_view(value)
+            self.out.append(Step("gradient", value=value))
+
+    def run(self, op: Op, position: int) -> None:
+        """The steps of one execution, with the random state before and after it."""
+        first = op.id not in self.started
+        self.started.add(op.id)
+        self.runs_left[op.id] -= 1
+        saved = op.random and (self.runs_left[op.id] > 0 or not first)
+        if saved:
+            self.out.append(Step("save_random" if first else "restore_random", op=op.id))
+        action = "loss" if op.target == LOSS_TARGET else "write" if op.writes else "compute"
+        self.out.append(Step(action, op=op.id, in_place=self.overwritten(op, position)))
+        self.live.update(value for value in op.outputs if value != NONE)
+        if saved and self.runs_left[op.id] == 0:
+            self.out.append(Step("free", op=op.id))
+
+    def overwritten(self, op: Op, position: int) -> int:
+        storage = self.ends.overwrites[position]
+        values = [value for value in op.in_place if self.graph.values[value].storage == storage]
+        return values[0] if storage != -1 else NONE
+
+    def make_view(self, value: int) -> None:
+        """Makes a view, and the views it is a view of, unless they are there."""
+        pending = [value]
+        while pending:
+            maker = self.maker.get(pending[-1])
+            if maker is None or maker.id not in self.views or pending[-1] in self.live:
+                pending.pop()
+                continue
+            missing = [
+                source
+                for source in maker.inputs
+                if source not in self.live
+                and source in self.maker
+                and self.maker[source].id in self.views
+            ]
+            if missing:
+                pending.extend(missing)
+                continue
+            self.out.append(Step("compute", op=maker.id))
+            self.live.update(output for output in maker.outputs if output != NONE)
+            pending.pop()
+
+    def any_value(self, storage: int) -> int:
+        return min(v for v in self.live if self.graph.values[v].storage == storage)
+
+    def forget(self, storage: int) -> None:
+        self.live -= {v for v in self.live if self.graph.values[v].storage == storage}
+
+
+class _Handing:
+    """Which gradients are handed over after which position."""
+
+    def __init__(self, graph: Graph, problem: Problem, sequence: list[int]) -> None:
+        last_use: dict[int, int] = {}
+        for position, index in enumerate(sequence):
+            node = problem.nodes[index]
+            for storage in node.inputs + node.outputs:
+                last_use[storage] = position
+        values = list(dict.fromkeys(gradient.gradient for gradient in graph.gradients))
+        sizes = {value: graph.storages[graph.values[value].storage] for value in values}
+        limit = sum(sizes.values()) / SLICES
+        finished: dict[int, list[int]] = {}
+        for value in values:
+            position = last_use.get(graph.values[value].storage, len(sequence) - 1)
+            finished.setdefault(position, []).append(value)
+        self.slices: dict[int, list[int]] = {}
+        pending: list[int] = []
+        for position in sorted(finished):
+            pending += finished[position]
+            if sum(sizes[value] for value in pending) >= limit or position == max(finished):
+                self.slices[position] = pending
+                pending = []
+
+    def ready(self, position: int) -> list[int]:
+        return self.slices.get(position, [])
