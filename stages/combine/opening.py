@@ -8,7 +8,7 @@ from schemas.costs import Costs
 from schemas.errors import ScheduleError
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op
 from schemas.problem import Problem
-from schemas.schedule import Step
+from schemas.schedule import Action, Step
 from stages.combine.lifetimes import Lifetimes, lifetimes
 from stages.replay.condense import condense
 
@@ -81,7 +81,7 @@ class _Opening:
         saved = op.random and (self.runs_left[op.id] > 0 or not first)
         if saved:
             self.out.append(Step("save_random" if first else "restore_random", op=op.id))
-        action = "loss" if op.target == LOSS_TARGET else "write" if op.writes else "compute"
+        action: Action = "loss" if op.target == LOSS_TARGET else "write" if op.writes else "compute"
         self.out.append(Step(action, op=op.id, in_place=self.overwritten(op, position)))
         self.live.update(value for value in op.outputs if value != NONE)
         if saved and self.runs_left[op.id] == 0:

@@ -1,0 +1,86 @@
+"""A problem as flat arrays, the form that the compiled search works on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from schemas.problem import Problem
+
+Integers = NDArray[np.int64]
+Positions = NDArray[np.int32]
+Flags = NDArray[np.bool_]
+Seconds = NDArray[np.float64]
+
+
+class Arrays(NamedTuple):
+    """Nodes and storages by index; lists of lists as `_start` (length + 1) and flat `_item`.
+
+    `stays` marks storages that never end (held by the caller, or gradients). `fixed_run` marks
+    nodes that run exactly once: not repeatable, or makers of a storage that the caller holds.
+    """
+
+    loss: int
+    state_bytes: int
+    backward: Flags
+    seconds: Seconds
+    peak: Integers
+    random: Flags
+    fixed_run: Flags
+    input_start: Positions
+    input_item: Positions
+    output_start: Positions
+    output_item: Positions
+    reuse_start: Positions
+    reuse_item: Positions
+    reuse_seconds: Seconds
+    reuse_peak: Integers
+    size: Integers
+    producer: Positions
+    stays: Flags
+
+
+def arrays(problem: Problem, in_place: bool) -> Arrays:
+    """The arrays of a problem; without `in_place`, no node overwrites its inputs."""
+    nodes, storages = problem.nodes, problem.storages
+    stays = np.array([storage.held or storage.gradient for storage in storages], np.bool_)
+    reuses = [node.reuses if in_place else [] for node in nodes]
+    input_start, input_item = _flat(node.inputs for node in nodes)
+    output_start, output_item = _flat(node.outputs for node in nodes)
+    reuse_start, reuse_item = _flat([reuse.storage for reuse in group] for group in reuses)
+    return Arrays(
+        loss=problem.loss,
+        state_bytes=problem.state_bytes,
+        backward=np.array([node.phase == "backward" for node in nodes], np.bool_),
+        seconds=np.array([node.seconds for node in nodes], np.float64),
+        peak=np.array([node.peak for node in nodes], np.int64),
+        random=np.array([node.random for node in nodes], np.bool_),
+        fixed_run=np.array(
+            [
+                not node.repeatable or any(storages[output].held for output in node.outputs)
+                for node in nodes
+            ],
+            np.bool_,
+        ),
+        input_start=input_start,
+        input_item=input_item,
+        output_start=output_start,
+        output_item=output_item,
+        reuse_start=reuse_start,
+        reuse_item=reuse_item,
+        reuse_seconds=np.array([r.seconds for group in reuses for r in group], np.float64),
+        reuse_peak=np.array([r.peak for group in reuses for r in group], np.int64),
+        size=np.array([storage.bytes for storage in storages], np.int64),
+        producer=np.array([storage.producer for storage in storages], np.int32),
+        stays=stays,
+    )
+
+
+def _flat(groups: Iterable[list[int]]) -> tuple[Positions, Positions]:
+    lists = list(groups)
+    start = np.zeros(len(lists) + 1, np.int32)
+    start[1:] = np.cumsum([len(group) for group in lists])
+    return start, np.array([item for group in lists for item in group], np.int32)
