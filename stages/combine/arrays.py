@@ -20,7 +20,7 @@ class Arrays(NamedTuple):
     """Nodes and storages by index; lists of lists as `_start` (length + 1) and flat `_item`.
 
     `stays` marks storages that never end (held by the caller, or gradients). `fixed_run` marks
-    nodes that run exactly once: not repeatable, or makers of a storage that the caller holds.
+    nodes that run exactly once: not repeatable, or makers of a storage that stays.
     """
 
     loss: int
@@ -59,10 +59,7 @@ def arrays(problem: Problem, in_place: bool) -> Arrays:
         peak=np.array([node.peak for node in nodes], np.int64),
         random=np.array([node.random for node in nodes], np.bool_),
         fixed_run=np.array(
-            [
-                not node.repeatable or any(storages[output].held for output in node.outputs)
-                for node in nodes
-            ],
+            [not node.repeatable or bool(stays[node.outputs].any()) for node in nodes],
             np.bool_,
         ),
         input_start=input_start,
