@@ -1,0 +1,120 @@
+"""`tightfit.frontier/1`: the plans of one strategy for one model and profile, from most to least
+memory. A budget takes the first that fits, so that it never matters which budgets were asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from schemas import store
+from schemas.arrow import flag, integer, integers, number, text, texts
+from schemas.errors import ArtifactError
+
+
+@dataclass(frozen=True)
+class Point:
+    """One plan: the ops it runs, in order, as ids of the graph (views left out).
+
+    `peak` (bytes) and `seconds` are what replay says of it; `before_peak` and `before_seconds`
+    are those of the strategy's own sequence, before polish. `in_place` says whether ops overwrite
+    inputs that end with them. `sequence` is the strategy's sequence in words and `origin` how the
+    point was found.
+    """
+
+    peak: int
+    seconds: float
+    before_peak: int
+    before_seconds: float
+    in_place: bool
+    executions: list[int]
+    sequence: list[str]
+    origin: str
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """Points with falling peaks and rising seconds.
+
+    `lower_bound_peak` is what any plan of the step needs at least (bytes) and
+    `lower_bound_seconds` what it takes at least; `keep_all` is the step that recomputes nothing.
+    `optimal_in` names the class in which the strategy's sequences are optimal, "" for none.
+    """
+
+    strategy: str
+    model: str
+    graph: str
+    keep_all_peak: int
+    keep_all_seconds: float
+    lower_bound_peak: int
+    lower_bound_seconds: float
+    optimal_in: str
+    points: list[Point]
+
+    def within(self, budget: int) -> Point | None:
+        """The fastest point whose peak is within the budget, None when there is none."""
+        fitting = [point for point in self.points if point.peak <= budget]
+        return min(fitting, key=lambda point: (point.seconds, point.peak), default=None)
+
+
+FRONTIER = store.ArtifactType(
+    "tightfit.frontier",
+    1,
+    pa.schema(
+        [
+            integer("peak"),
+            number("seconds"),
+            integer("before_peak"),
+            number("before_seconds"),
+            flag("in_place"),
+            integers("executions"),
+            texts("sequence"),
+            text("origin"),
+        ]
+    ),
+)
+
+
+def pareto(points: Iterable[Point]) -> list[Point]:
+    """The points that no other beats in both peak and seconds, by falling peak."""
+    chosen: list[Point] = []
+    for point in sorted(points, key=lambda p: (p.peak, p.seconds)):
+        if not chosen or point.seconds < chosen[-1].seconds:
+            chosen.append(point)
+    return chosen[::-1]
+
+
+def write_frontier(path: Path | str, frontier: Frontier) -> str:
+    """Writes a frontier and returns its digest."""
+    metadata = {
+        key: value if isinstance(value, str) else repr(value)
+        for key, value in asdict(frontier).items()
+        if key != "points"
+    }
+    return store.write(path, FRONTIER, [asdict(point) for point in frontier.points], metadata)
+
+
+def read_frontier(path: Path | str) -> Frontier:
+    """Reads a frontier; raises ArtifactError when its metadata or its order is wrong."""
+    artifact = store.read(path, FRONTIER)
+    meta = artifact.metadata
+    points = [Point(**row) for row in artifact.rows]
+    try:
+        frontier = Frontier(
+            strategy=meta["strategy"],
+            model=meta["model"],
+            graph=meta["graph"],
+            keep_all_peak=int(meta["keep_all_peak"]),
+            keep_all_seconds=float(meta["keep_all_seconds"]),
+            lower_bound_peak=int(meta["lower_bound_peak"]),
+            lower_bound_seconds=float(meta["lower_bound_seconds"]),
+            optimal_in=meta["optimal_in"],
+            points=points,
+        )
+    except (KeyError, ValueError) as error:
+        raise ArtifactError(f"{path}: the metadata of the frontier is incomplete") from error
+    if not points or pareto(points) != points:
+        raise ArtifactError(f"{path}: the points are not a frontier by falling peak")
+    return frontier
