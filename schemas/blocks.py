@@ -200,6 +200,6 @@ def _check_problem(problem: Problem, what: str) -> None:
         for storage in [*node.inputs, *node.outputs]:
             if not 0 <= storage < len(problem.storages):
                 raise ArtifactError(f"{what} has no storage {storage}")
-    for index, storage in enumerate(problem.storages):
-        if storage.bytes < 0 or not -1 <= storage.producer < len(problem.nodes):
+    for index, made in enumerate(problem.storages):
+        if made.bytes < 0 or not -1 <= made.producer < len(problem.nodes):
             raise ArtifactError(f"{what} has storage {index} of no size or no producer")

@@ -1,0 +1,1 @@
+"""Cuts a training step into a sequence of blocks and recognises the equal ones."""

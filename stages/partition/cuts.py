@@ -1,0 +1,252 @@
+"""Where a step can be cut: in its forward, and at the matching places of its backward.
+
+A forward cut is a place in the captured order where exactly one storage that gradients flow
+through passes from before to after (Z 2.3, "the simplified forward graph is further partitioned
+into a sequence of blocks"). Its backward cut is a place where exactly one gradient passes on to
+everything that belongs to the blocks before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from schemas.graph import NONE
+from stages.partition.facts import Facts
+
+PIECE = 3
+"""Runs of single ops between cuts (convolution, normalisation, activation) are put together to
+blocks of this many ops."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One cut. The blocks before it have the forward nodes below `forward` and the backward nodes
+    from `backward` on, as positions in the whole step's problem; `activation` and `gradient` are
+    the storages that pass (`gradient` is NONE where the loss itself makes it, or none is wanted).
+    """
+
+    forward: int
+    activation: int
+    backward: int
+    gradient: int
+
+
+@dataclass(frozen=True)
+class Segments:
+    """A step cut into one block more than there are `cuts`. The nodes of the `prelude` belong to
+    no block."""
+
+    cuts: list[Cut]
+    prelude: frozenset[int]
+
+
+def find_segments(facts: Facts) -> Segments:
+    """Cuts a step into the longest sequence of blocks that is worth having.
+
+    Neighbouring single ops are put together (`merge_trivial`), and cuts without a counterpart in
+    the backward are given up. Without any cut, the whole step is one block.
+    """
+    activations = forward_cuts(facts)
+    places = merge_trivial(facts, list(activations))
+    while True:
+        found = _backward_cuts(facts, places)
+        refused = {place for place, passing in found.items() if passing is None}
+        if not refused:
+            break
+        places = [place for place in places if place not in refused]
+    cuts = [
+        Cut(place, activations[place], *passing)
+        for place, passing in found.items()
+        if passing is not None
+    ]
+    return Segments(cuts, _prelude(facts, [0, *places, facts.problem.loss]))
+
+
+def forward_cuts(facts: Facts) -> dict[int, int]:
+    """Positions p such that exactly one gluing storage made before p is read at or after p, with
+    that storage; only the first position for each storage.
+
+    Reads by the loss do not count: what it reads is the step's output, which the caller holds.
+    """
+    problem = facts.problem
+    last_use: dict[int, int] = {}
+    for position, node in enumerate(problem.nodes[: problem.loss]):
+        last_use.update((storage, position) for storage in node.inputs if storage in facts.glue)
+    ending: dict[int, list[int]] = {}
+    for storage, position in last_use.items():
+        ending.setdefault(position, []).append(storage)
+    crossing: set[int] = set()
+    cuts: dict[int, int] = {}
+    for position, node in enumerate(problem.nodes[: problem.loss]):
+        crossing.difference_update(ending.get(position, []))
+        crossing.update(storage for storage in node.outputs if storage in last_use)
+        if len(crossing) == 1 and not crossing.issubset(cuts.values()):
+            cuts[position + 1] = next(iter(crossing))
+    return cuts
+
+
+def merge_trivial(facts: Facts, cuts: Sequence[int]) -> list[int]:
+    """The cuts that remain when no block has a single op.
+
+    Between two cuts lies a segment; it is trivial when it has at most one op that can run again.
+    A trivial segment between others joins the one before it, the consumer following its producer.
+    Two or more of them in a row become blocks of `PIECE` ops, the rest of a row joining its last.
+    """
+    segments = _with_work(facts, [0, *cuts, facts.problem.loss])
+    pieces: list[list[int]] = []
+    row: list[list[int]] = []
+    for start, ops in segments:
+        if ops <= 1:
+            row.append([start, ops])
+        else:
+            pieces += _close(row, first=not pieces)
+            pieces.append([start, ops])
+            row = []
+    pieces += _close(row, first=not pieces)
+    if len(pieces) > 1 and pieces[0][1] <= 1:
+        pieces[1][0] = pieces[0][0]
+        pieces = pieces[1:]
+    return [start for start, _ in pieces][1:]
+
+
+def _with_work(facts: Facts, bounds: list[int]) -> list[tuple[int, int]]:
+    nodes = facts.problem.nodes
+    return [
+        (
+            start,
+            sum(nodes[p].repeatable and p not in facts.pure for p in range(start, end)),
+        )
+        for start, end in zip(bounds, bounds[1:], strict=False)
+    ]
+
+
+def _close(row: list[list[int]], first: bool) -> list[list[int]]:
+    """The blocks made of a row of trivial segments; none when it joins the block before."""
+    if len(row) == 1 and not first:
+        return []
+    pieces: list[list[int]] = []
+    for start, ops in row:
+        if pieces and pieces[-1][1] < PIECE:
+            pieces[-1][1] += ops
+        else:
+            pieces.append([start, ops])
+    if len(pieces) > 1 and pieces[-1][1] <= 1:
+        pieces.pop()
+    return pieces
+
+
+def _prelude(facts: Facts, bounds: list[int]) -> frozenset[int]:
+    """The pure nodes that make what several blocks read, with all that these need."""
+    problem = facts.problem
+    block = _block_index(bounds, problem.loss)
+    readers: dict[int, set[int]] = {}
+    for position, node in enumerate(problem.nodes[: problem.loss]):
+        for storage in node.inputs:
+            readers.setdefault(storage, set()).add(block[position])
+    wanted: set[int] = set()
+    for position in sorted(facts.pure, reverse=True):
+        outputs = problem.nodes[position].outputs
+        if position in wanted or any(
+            readers.get(storage, set()) - {block[position]} for storage in outputs
+        ):
+            wanted.add(position)
+            wanted |= {problem.storages[s].producer for s in problem.nodes[position].inputs}
+    return frozenset(wanted)
+
+
+def _block_index(bounds: Sequence[int], end: int) -> list[int]:
+    index, block = [], 0
+    for position in range(end):
+        while position >= bounds[block + 1]:
+            block += 1
+        index.append(block)
+    return index
+
+
+def _backward_cuts(facts: Facts, places: list[int]) -> dict[int, tuple[int, int] | None]:
+    """For each forward cut its place in the backward and the gradient that passes there; None for
+    a cut that must be given up."""
+    problem = facts.problem
+    reach = _intervals(facts, places)
+    result: dict[int, tuple[int, int] | None] = dict.fromkeys(places)
+    refused = {places[c] for low, high in reach.values() for c in range(high, low)}
+    if refused:
+        return {place: None if place in refused else (0, NONE) for place in places}
+    lowest = _lowest_reached(facts, {position: high for position, (_, high) in reach.items()})
+    first, passed = problem.loss + 1, NONE
+    for cut in reversed(range(len(places))):
+        after = max((p for p, (low, _) in reach.items() if low > cut), default=0)
+        before = min((p for p, (_, high) in reach.items() if high <= cut), default=0)
+        first = max(after + 1, first)
+        crossing = _crossing(facts, lowest, cut, first, before or len(problem.nodes))
+        best = min(crossing, key=lambda place: (len(crossing[place]), place), default=None)
+        if best is None or len(crossing[best]) > 1 or crossing[best] == [passed]:
+            continue
+        passed = next(iter(crossing[best]), NONE)
+        first = best
+        result[places[cut]] = (best, passed)
+    return result
+
+
+def _intervals(facts: Facts, cuts: list[int]) -> dict[int, tuple[int, int]]:
+    """The lowest and highest block that each backward node can belong to, (low, high).
+
+    A node that reads a forward storage belongs to the storage's block, or to the next one where
+    the storage crosses to it; a node that makes a final gradient belongs between the blocks that
+    use the parameter. low > high says that blocks must be merged.
+    """
+    problem = facts.problem
+    block = _block_index([0, *cuts, problem.loss], problem.loss)
+    last_block: dict[int, int] = {}
+    for position, node in enumerate(problem.nodes[: problem.loss]):
+        for storage in node.inputs:
+            last_block[storage] = block[position]
+    intervals = {}
+    for position in range(problem.loss + 1, len(problem.nodes)):
+        low, high = 0, len(cuts)
+        node = problem.nodes[position]
+        for storage in node.inputs:
+            producer = problem.storages[storage].producer
+            if storage in facts.glue:
+                low = max(low, block[producer])
+                high = min(high, last_block.get(storage, block[producer]))
+        for storage in node.outputs:
+            users = facts.parameter_uses.get(storage)
+            if users:
+                low, high = max(low, block[users[0]]), min(high, block[users[-1]])
+        intervals[position] = (low, high)
+    return intervals
+
+
+def _lowest_reached(facts: Facts, high: dict[int, int]) -> dict[int, int]:
+    """For each storage made by the backward, the lowest block whose nodes depend on it."""
+    problem = facts.problem
+    lowest: dict[int, int] = {}
+    for position in sorted(high, reverse=True):
+        node = problem.nodes[position]
+        own = min([high[position], *(lowest.get(s, len(high)) for s in node.outputs)])
+        for storage in node.inputs:
+            lowest[storage] = min(own, lowest.get(storage, own))
+    return lowest
+
+
+def _crossing(
+    facts: Facts, lowest: dict[int, int], cut: int, first: int, last: int
+) -> dict[int, list[int]]:
+    """The gradients that pass each place first..last on their way to blocks up to `cut`.
+
+    Contributions to parameter gradients that an earlier block's backward finishes do not count,
+    nor does what the loss makes.
+    """
+    problem = facts.problem
+    passing: dict[int, list[int]] = {place: [] for place in range(first, last + 1)}
+    final_use: dict[int, int] = {}
+    for position in range(problem.loss + 1, len(problem.nodes)):
+        final_use.update((storage, position) for storage in problem.nodes[position].inputs)
+    for storage, use in final_use.items():
+        producer = problem.storages[storage].producer
+        if producer > problem.loss and lowest[storage] <= cut:
+            for place in range(max(first, producer + 1), min(last, use) + 1):
+                passing[place].append(storage)
+    return passing

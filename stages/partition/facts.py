@@ -1,0 +1,80 @@
+"""What cutting a step needs to know beyond nodes and storages: where gradients flow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from schemas.graph import NONE, Graph
+from schemas.problem import Problem
+
+_DIFFERENTIABLE = ("float", "bfloat", "complex")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A step with its gradient flow.
+
+    `problem` is the whole step. `glue` are the forward storages that tie blocks together when
+    they cross from one to the next. `pure` are the nodes whose outputs no gradient and no random
+    number reaches, so that they can run once, ahead of everything. `parameter_uses` gives, for
+    the storage of each final gradient, the forward nodes that read its parameter or input.
+    """
+
+    problem: Problem
+    glue: frozenset[int]
+    pure: frozenset[int]
+    parameter_uses: dict[int, list[int]]
+
+
+def gather_facts(graph: Graph, problem: Problem) -> Facts:
+    """The gradient flow of a step: `problem` is the graph condensed."""
+    flowing = _differentiable(graph)
+    pure = _pure_nodes(problem, flowing)
+    glue = {
+        storage
+        for position in range(problem.loss)
+        if position not in pure
+        for storage in problem.nodes[position].outputs
+    }
+    return Facts(problem, frozenset(glue), pure, _parameter_uses(graph, problem))
+
+
+def _differentiable(graph: Graph) -> set[int]:
+    """Storages with a value that depends on something whose gradient is wanted."""
+    flowing = {gradient.value for gradient in graph.gradients}
+    for op in graph.ops:
+        if op.phase == "forward" and not flowing.isdisjoint(op.inputs):
+            made = (value for value in op.outputs if value != NONE)
+            flowing |= {v for v in made if graph.values[v].dtype.startswith(_DIFFERENTIABLE)}
+    return {graph.values[value].storage for value in flowing}
+
+
+def _pure_nodes(problem: Problem, flowing: set[int]) -> frozenset[int]:
+    pure: set[int] = set()
+    made_pure: set[int] = set()
+    for position, node in enumerate(problem.nodes[: problem.loss]):
+        if (
+            node.repeatable
+            and not node.random
+            and node.outputs
+            and made_pure.issuperset(node.inputs)
+            and flowing.isdisjoint(node.outputs)
+        ):
+            pure.add(position)
+            made_pure.update(node.outputs)
+    return frozenset(pure)
+
+
+def _parameter_uses(graph: Graph, problem: Problem) -> dict[int, list[int]]:
+    position = {node.op: index for index, node in enumerate(problem.nodes)}
+    readers: dict[int, list[int]] = {}
+    for op in graph.ops:
+        if op.phase == "forward" and op.id in position:
+            for storage in {graph.values[value].storage for value in op.inputs}:
+                readers.setdefault(storage, []).append(position[op.id])
+    return {
+        graph.values[gradient.gradient].storage: readers.get(
+            graph.values[gradient.value].storage, []
+        )
+        for gradient in graph.gradients
+    }

@@ -1,0 +1,218 @@
+"""The problem of one block on its own, in a form that equal blocks share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from schemas.blocks import Block, problem_digest
+from schemas.graph import NONE
+from schemas.problem import Node, Problem, Storage
+from stages.partition.cuts import Segments
+from stages.partition.facts import Facts
+
+
+@dataclass(frozen=True)
+class Members:
+    """The nodes of one block, in captured order, with what passes its borders."""
+
+    forward: list[int]
+    backward: list[int]
+    inputs: list[int]
+    outputs: list[int]
+    incoming: list[int]
+    outgoing: list[int]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A cut step: the members of each block, the forward nodes that run `once` in a step, the
+    storages that are `held` throughout as far as blocks are concerned, and the positions that
+    read each storage."""
+
+    problem: Problem
+    blocks: list[Members]
+    once: frozenset[int]
+    held: frozenset[int]
+    readers: dict[int, list[int]]
+
+
+def lay_out(facts: Facts, segments: Segments) -> Layout:
+    """Assigns nodes to blocks and finds what no block counts."""
+    problem, cuts = facts.problem, segments.cuts
+    readers: dict[int, list[int]] = {}
+    for position, node in enumerate(problem.nodes):
+        for storage in node.inputs:
+            readers.setdefault(storage, []).append(position)
+    forward = [0, *(cut.forward for cut in cuts), problem.loss]
+    backward = [len(problem.nodes), *(cut.backward for cut in cuts), problem.loss + 1]
+    activations = [NONE, *(cut.activation for cut in cuts), NONE]
+    gradients = [NONE, *(cut.gradient for cut in cuts), NONE]
+    blocks = [
+        Members(
+            forward=[p for p in range(forward[i], forward[i + 1]) if p not in segments.prelude],
+            backward=list(range(backward[i + 1], backward[i])),
+            inputs=_known(activations[i]),
+            outputs=_known(activations[i + 1]),
+            incoming=_known(gradients[i + 1]),
+            outgoing=_known(gradients[i]),
+        )
+        for i in range(len(cuts) + 1)
+    ]
+    once = frozenset(
+        position
+        for block in blocks
+        for position in block.forward
+        if not problem.nodes[position].repeatable
+        or any(problem.storages[s].held for s in problem.nodes[position].outputs)
+    )
+    last = set(blocks[-1].backward)
+    tangents = problem.nodes[problem.loss].outputs
+    early = {s for s in tangents if not last.issuperset(readers.get(s, []))}
+    held = early | {s for s, storage in enumerate(problem.storages) if storage.held}
+    for group in (segments.prelude, once):
+        made = (s for position in group for s in problem.nodes[position].outputs)
+        held |= {s for s in made if not group.issuperset(readers.get(s, []))}
+    blocks[-1].incoming.extend(s for s in tangents if s not in held)
+    blocks[-1].outputs.extend(
+        s for s in problem.nodes[problem.loss].inputs if _made_by(problem, s, blocks[-1].forward)
+    )
+    return Layout(problem, blocks, once, frozenset(held), readers)
+
+
+def describe_block(layout: Layout, index: int) -> tuple[Block, Problem]:
+    """The block `index`, but for its label, and its problem in canonical form.
+
+    Nodes and storages are numbered in the order they appear and know no names. What the block
+    does not count has no bytes: inputs, what is held throughout, gradients made elsewhere.
+    """
+    members, whole = layout.blocks[index], layout.problem
+    local = _Local(layout, members)
+    problem = local.problem()
+    made = [s for position in members.backward for s in whole.nodes[position].outputs]
+    read = dict.fromkeys(s for position in members.backward for s in whole.nodes[position].inputs)
+    finished = [s for s in made if whole.storages[s].gradient]
+    carried = [s for s in made if local.carried(s)]
+    taken = [
+        s
+        for s in read
+        if s not in members.incoming
+        and whole.storages[s].producer > whole.loss
+        and whole.storages[s].producer not in local.own
+        and layout.readers[s][-1] in local.own
+    ]
+
+    def size(storages: Iterable[int]) -> int:
+        return sum(whole.storages[s].bytes for s in storages if s not in layout.held)
+
+    def passing(storages: list[int]) -> int:
+        return size(s for s in storages if not whole.storages[s].gradient)
+
+    block = Block(
+        digest=problem_digest(problem),
+        label="",
+        forward=[whole.nodes[p].op for p in members.forward],
+        backward=[whole.nodes[p].op for p in members.backward],
+        once=[whole.nodes[p].op for p in members.forward if p in layout.once],
+        storages=list(local.numbers),
+        inputs=members.inputs,
+        outputs=members.outputs,
+        incoming=members.incoming,
+        outgoing=members.outgoing,
+        output_bytes=size(members.outputs),
+        incoming_bytes=passing(members.incoming),
+        outgoing_bytes=passing(members.outgoing),
+        gradient_bytes=size(finished) + size(carried) - passing(taken),
+        carried_bytes=size(carried) - passing(taken),
+    )
+    return block, problem
+
+
+class _Local:
+    """Numbers the storages of one block and writes its nodes."""
+
+    def __init__(self, layout: Layout, members: Members) -> None:
+        self.layout = layout
+        self.whole = layout.problem
+        self.members = members
+        self.own = {*members.forward, *members.backward}
+        self.numbers: dict[int, int] = {}
+
+    def problem(self) -> Problem:
+        nodes = [self.node(position, order) for order, position in enumerate(self.members.forward)]
+        nodes.append(self.between(len(nodes)))
+        start = len(nodes)
+        nodes += [
+            self.node(position, start + order)
+            for order, position in enumerate(self.members.backward)
+        ]
+        producer = {s: node.op for node in nodes for s in node.outputs}
+        storages = [
+            self.storage(storage, producer.get(number, NONE))
+            for storage, number in self.numbers.items()
+        ]
+        return Problem(nodes, storages, self.whole.state_bytes)
+
+    def number(self, storages: Iterable[int]) -> list[int]:
+        return [self.numbers.setdefault(storage, len(self.numbers)) for storage in storages]
+
+    def node(self, position: int, order: int) -> Node:
+        node = self.whole.nodes[position]
+        uncounted = sum(self.whole.storages[s].bytes - self.bytes_of(s) for s in node.outputs)
+        return Node(
+            op=order,
+            phase=node.phase,
+            seconds=node.seconds,
+            peak=node.peak - uncounted,
+            inputs=self.number(node.inputs),
+            outputs=self.number(node.outputs),
+            reuses=[],
+            random=node.random,
+            repeatable=position not in self.layout.once,
+        )
+
+    def between(self, order: int) -> Node:
+        """The loss of the block: everything between its forward and its backward."""
+        return Node(
+            op=order,
+            phase="loss",
+            seconds=0.0,
+            peak=sum(self.bytes_of(s) for s in self.members.incoming),
+            inputs=self.number(self.members.outputs),
+            outputs=self.number(self.members.incoming),
+            reuses=[],
+            random=False,
+            repeatable=False,
+        )
+
+    def bytes_of(self, storage: int) -> int:
+        """The bytes that the block counts for a storage."""
+        made = self.whole.storages[storage]
+        incoming = storage in self.members.incoming and not made.gradient
+        counted = made.producer in self.own or incoming
+        return made.bytes if counted and storage not in self.layout.held else 0
+
+    def storage(self, storage: int, producer: int) -> Storage:
+        made = self.whole.storages[storage]
+        stays = storage in self.members.outgoing or storage in self.layout.held
+        gradient = made.producer in self.own and (made.gradient or self.carried(storage))
+        return Storage(self.bytes_of(storage), producer, stays and producer >= 0, gradient)
+
+    def carried(self, storage: int) -> bool:
+        """A contribution to a parameter's gradient that another block finishes."""
+        made = self.whole.storages[storage]
+        return (
+            made.producer > self.whole.loss
+            and not made.gradient
+            and made.producer in self.own
+            and storage not in self.members.outgoing
+            and not self.own.issuperset(self.layout.readers.get(storage, []))
+        )
+
+
+def _known(storage: int) -> list[int]:
+    return [] if storage == NONE else [storage]
+
+
+def _made_by(problem: Problem, storage: int, positions: list[int]) -> bool:
+    return bool(positions) and problem.storages[storage].producer >= positions[0]
