@@ -1,0 +1,1 @@
+"""Model factories, device descriptions and reference figures."""

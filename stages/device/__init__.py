@@ -1,0 +1,1 @@
+"""What the stages that run PyTorch share: factories, operators, the memory meter."""

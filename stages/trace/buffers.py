@@ -1,0 +1,89 @@
+"""Makes the updates of buffers (batch-norm statistics) explicit calls of the forward."""
+
+from __future__ import annotations
+
+import torch
+
+from schemas.errors import ModelError
+from stages.trace.layout import run_fake, storage_of
+from stages.trace.program import Call, Program, Variable
+
+aten = torch.ops.aten
+
+_BATCH_NORM = "aten::_native_batch_norm_legit_functional"
+_BATCH_NORM_BACKWARD = "aten::native_batch_norm_backward"
+
+
+def ignores_statistics(call: Call) -> bool:
+    """True for batch normalisation in training: what the step uses of its results does not depend
+    on the running statistics that it is given."""
+    name = call.target._schema.name
+    return (name == _BATCH_NORM and call.args[5] is True) or (
+        name == _BATCH_NORM_BACKWARD and call.args[7] is True
+    )
+
+
+def place_writes(program: Program) -> None:
+    """Adds a `copy_` for each written buffer right after the new value is made, but after the last
+    reader of the old one; later readers of the new value read the buffer."""
+    for buffer, new in program.writes:
+        _keep_old_value(program, buffer)
+        _place_write(program, buffer, new)
+
+
+def _keep_old_value(program: Program, buffer: Variable) -> None:
+    """Where the backward reads what the buffer was before, lets all readers read a copy of it."""
+    aliases = _aliases(program, buffer)
+    backward = program.calls[program.forward :]
+    if not any(variable in aliases for call in backward for variable in _sensitive_inputs(call)):
+        return
+    if any(variable in aliases for variable in program.outputs):
+        raise ModelError(f"the model returns its buffer {buffer.path!r}, which it also writes")
+    old = Variable("intermediate", buffer.fake)
+    for call in program.calls:
+        if not ignores_statistics(call):
+            call.replace(lambda variable: old if variable is buffer else variable)
+    copy = Call(aten.clone.default, (buffer,), {}, [old])
+    with buffer.fake.fake_mode:  # type: ignore[attr-defined]
+        run_fake(copy)
+        for call in program.calls:
+            if any(variable in aliases for variable in call.made()):
+                run_fake(call)
+    program.calls.insert(0, copy)
+    program.forward += 1
+
+
+def _place_write(program: Program, buffer: Variable, new: Variable) -> None:
+    if new.fake.shape != buffer.fake.shape or new.fake.dtype != buffer.fake.dtype:
+        raise ModelError(f"the model changes the shape or dtype of its buffer {buffer.path!r}")
+    aliases = _aliases(program, buffer)
+    position = 0
+    for index, call in enumerate(program.calls[: program.forward], start=1):
+        if new in call.outputs or any(variable in aliases for variable in _sensitive_inputs(call)):
+            position = index
+    maker = program.calls[position - 1] if position else None
+    copy = Call(
+        aten.copy_.default,
+        (buffer, new),
+        {},
+        [],
+        maker.module if maker else "",
+        maker.source if maker else "",
+        [buffer],
+    )
+    if new.kind == "intermediate":
+        for call in program.calls[position:]:
+            call.replace(lambda variable: buffer if variable is new else variable)
+    program.calls.insert(position, copy)
+    program.forward += 1
+
+
+def _aliases(program: Program, buffer: Variable) -> set[Variable]:
+    """The buffer and its views."""
+    storage = storage_of(buffer.fake)
+    made = (variable for call in program.calls for variable in call.made())
+    return {buffer} | {variable for variable in made if storage_of(variable.fake) == storage}
+
+
+def _sensitive_inputs(call: Call) -> list[Variable]:
+    return [] if ignores_statistics(call) or call.writes else call.inputs()

@@ -1,0 +1,50 @@
+"""`tightfit trace`: a factory's model as a graph file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from schemas.errors import ConfigError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the stage."""
+    parser.add_argument("--factory", required=True, help="package.module:function")
+    parser.add_argument("--arguments", default="{}", help="keyword arguments, a JSON object")
+    parser.add_argument("--name", required=True, help="the model's label")
+    parser.add_argument("--device", default="cpu", help="the device that will train it")
+    parser.add_argument("--out", required=True, help="the graph file to write")
+    parser.add_argument(
+        "--search-path", action="append", default=[], help="a directory with the factory's package"
+    )
+
+
+def run(options: argparse.Namespace) -> None:
+    """Builds the model without memory where it can be, captures it and writes the graph."""
+    from schemas.graph import write_graph
+    from stages.device.factory import build
+    from stages.trace.program import FakeConstantError
+    from stages.trace.trace import trace
+
+    arguments = parse_arguments(options.arguments)
+    where = (options.search_path, options.device)
+    try:
+        built = build(options.factory, arguments, True, *where)
+        graph = trace(built, options.name, options.device)
+    except FakeConstantError:
+        built = build(options.factory, arguments, False, *where)
+        graph = trace(built, options.name, options.device)
+    write_graph(options.out, graph)
+
+
+def parse_arguments(text: str) -> dict[str, Any]:
+    """The factory's keyword arguments; raises ConfigError when the text is no JSON object."""
+    try:
+        arguments = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"--arguments is not JSON ({error})") from error
+    if not isinstance(arguments, dict):
+        raise ConfigError("--arguments is not a JSON object")
+    return arguments

@@ -1,0 +1,243 @@
+"""Writes a finished program down as a `Graph`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from schemas.errors import ModelError
+from schemas.graph import (
+    DTYPES,
+    FIXED_KINDS,
+    LOSS_TARGET,
+    NONE,
+    Gradient,
+    Graph,
+    Op,
+    Output,
+    Phase,
+    Value,
+    argument_values,
+    encode_arguments,
+)
+from stages.device.operators import encode_plain, is_random, position_of
+from stages.trace.buffers import ignores_statistics
+from stages.trace.capture import Leaf
+from stages.trace.layout import fills_its_storage, storage_of
+from stages.trace.program import Call, Program, Variable
+
+
+class Emitter:
+    """Numbers variables, storages and calls in their order."""
+
+    def __init__(self, program: Program, device: str) -> None:
+        self.program = program
+        self.device = device
+        self.ids: dict[Variable, int] = {}
+        self.values: list[Value] = []
+        self.storages: list[int] = []
+        self.storage_ids: dict[Any, int] = {}
+        self.ops: list[Op] = []
+        self.fixed: set[int] = set()
+        self.written: set[int] = set()
+        self.will_be_written: set[int] = set()
+
+    def graph(self, leaves: list[Leaf], sample: Any, **metadata: Any) -> Graph:
+        """The whole graph; `sample` is (args, kwargs), `leaves` are those of the output."""
+        flat, tree = pytree.tree_flatten(sample)
+        trainable = set(self.program.gradients)
+        for variable in self.program.fixed:
+            self.value(variable, variable in trainable)
+        for variable in self.program.inputs.values():
+            self.value(variable, variable in trainable)
+        self.fixed = {value.storage for value in self.values if value.kind in FIXED_KINDS}
+        self.will_be_written = {self.storage(buffer) for buffer, _ in self.program.writes}
+        for call in self.program.calls[: self.program.forward]:
+            self.op(call, "forward")
+        self.loss()
+        for call in self.program.calls[self.program.forward :]:
+            self.op(call, "backward")
+        inputs = [
+            self.ids[self.program.inputs[index]] if index in self.program.inputs else NONE
+            for index in range(len(flat))
+        ]
+        constants = [
+            "" if value != NONE else _json(leaf, "the model's input")
+            for value, leaf in zip(inputs, flat, strict=True)
+        ]
+        return Graph(
+            device=self.device,
+            torch=torch.__version__,
+            ops=self.ops,
+            values=self.values,
+            storages=self.storages,
+            inputs=inputs,
+            input_constants=constants,
+            outputs=[self.output(leaf) for leaf in leaves],
+            gradients=[
+                Gradient(self.ids[owner], self.ids[gradient])
+                for owner, gradient in self.program.gradients.items()
+            ],
+            input_tree=pytree.treespec_dumps(tree),
+            **metadata,
+        )
+
+    def value(self, variable: Variable, requires_grad: bool = False) -> int:
+        """The new id of a variable."""
+        tensor = variable.fake
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if dtype not in DTYPES or tensor.layout != torch.strided:
+            raise ModelError(f"the model has a {dtype} tensor of layout {tensor.layout}")
+        self.ids[variable] = len(self.values)
+        self.values.append(
+            Value(
+                id=len(self.values),
+                kind=variable.kind,
+                shape=list(tensor.shape),
+                strides=list(tensor.stride()),
+                offset=int(tensor.storage_offset()),
+                dtype=dtype,
+                storage=self.storage(variable),
+                path=variable.path,
+                aliases=variable.aliases,
+                requires_grad=requires_grad,
+                data=variable.data,
+            )
+        )
+        return len(self.values) - 1
+
+    def storage(self, variable: Variable) -> int:
+        """The id of a variable's storage."""
+        key = storage_of(variable.fake)
+        if key not in self.storage_ids:
+            self.storage_ids[key] = len(self.storages)
+            self.storages.append(int(variable.fake.untyped_storage().nbytes()))
+        return self.storage_ids[key]
+
+    def op(self, call: Call, phase: Phase) -> None:
+        """Adds a call."""
+        args = [self.encode(argument, call) for argument in call.args]
+        kwargs = {name: self.encode(argument, call) for name, argument in call.kwargs.items()}
+        inputs = list(dict.fromkeys(argument_values([args, list(kwargs.values())])))
+        repeatable = not call.writes and self.is_repeatable(call)
+        outputs = [NONE if output is None else self.value(output) for output in call.outputs]
+        if call.writes:
+            self.written.update(self.storage(buffer) for buffer in call.writes)
+        self.ops.append(
+            Op(
+                id=len(self.ops),
+                target=str(call.target),
+                phase=phase,
+                arguments=encode_arguments(args, kwargs),
+                inputs=inputs,
+                outputs=outputs,
+                writes=[self.ids[buffer] for buffer in call.writes],
+                in_place=self.in_place(call, args, inputs, outputs),
+                random=is_random(call.target, call.args),
+                repeatable=repeatable,
+                module=call.module,
+                source=call.source,
+            )
+        )
+
+    def loss(self) -> None:
+        """Adds the loss: it reads the outputs that receive gradients and makes their tangents."""
+        inputs = [self.ids[self.program.outputs[number]] for number in self.program.tangents]
+        outputs = [self.value(tangent) for tangent in self.program.tangents.values()]
+        arguments = encode_arguments([{"value": value} for value in inputs], {})
+        distinct = list(dict.fromkeys(inputs))
+        self.ops.append(
+            Op(
+                id=len(self.ops),
+                target=LOSS_TARGET,
+                phase="loss",
+                arguments=arguments,
+                inputs=distinct,
+                outputs=outputs,
+                writes=[],
+                in_place=[],
+                random=False,
+                repeatable=False,
+                module="",
+                source="",
+            )
+        )
+
+    def output(self, leaf: Leaf) -> Output:
+        """A leaf of the model's output."""
+        if leaf.tensor is None:
+            return Output(NONE, NONE, _json(leaf.constant, "the model's output"))
+        tangent = self.program.tangents.get(leaf.tensor)
+        value = self.ids[self.program.outputs[leaf.tensor]]
+        return Output(value, NONE if tangent is None else self.ids[tangent], "")
+
+    def encode(self, argument: Any, call: Call) -> Any:
+        """The JSON form of an argument."""
+        if isinstance(argument, Variable):
+            return {"value": self.ids[argument]}
+        if isinstance(argument, list | tuple):
+            return [self.encode(item, call) for item in argument]
+        if isinstance(argument, torch.SymInt | torch.SymFloat | torch.SymBool):
+            raise ModelError(f"{call.source}: the shape of a tensor depends on data")
+        try:
+            return encode_plain(argument)
+        except TypeError:
+            raise ModelError(
+                f"{call.source}: {call.target} has an argument of type {type(argument).__name__}, "
+                "which cannot be planned"
+            ) from None
+
+    def is_repeatable(self, call: Call) -> bool:
+        """False when it reads what the step writes, and its results depend on that."""
+        if ignores_statistics(call):
+            return True
+        return not any(self.storage(read) in self.will_be_written for read in call.inputs())
+
+    def in_place(
+        self, call: Call, args: list[Any], inputs: list[int], outputs: list[int]
+    ) -> list[int]:
+        """The inputs that the first output may overwrite, once they are dead."""
+        if call.writes or not outputs or call.outputs[0] is None:
+            return []
+        result = call.outputs[0].fake
+        if not fills_its_storage(result) or self.values[outputs[0]].storage in {
+            self.values[value].storage for value in inputs
+        }:
+            return []
+        return [
+            self.ids[variable]
+            for variable in call.inputs()
+            if self.may_be_overwritten(variable, call)
+            and _same_layout(variable.fake, result)
+            and position_of(args, self.ids[variable], str(call.target), self.device) is not None
+        ]
+
+    def may_be_overwritten(self, variable: Variable, call: Call) -> bool:
+        """True when the variable is alone in a storage of the step's own, as far as the call sees."""
+        storage = self.storage(variable)
+        return (
+            storage not in self.fixed
+            and fills_its_storage(variable.fake)
+            and not any(
+                self.storage(other) == storage for other in call.inputs() if other is not variable
+            )
+        )
+
+
+def _same_layout(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return (
+        one.shape == other.shape
+        and one.stride() == other.stride()
+        and one.dtype == other.dtype
+        and one.device == other.device
+    )
+
+
+def _json(leaf: Any, what: str) -> str:
+    try:
+        return json.dumps(encode_plain(leaf))
+    except TypeError:
+        raise ModelError(f"{what} has a leaf of type {type(leaf).__name__}") from None

@@ -1,0 +1,83 @@
+"""Makes each gradient a tensor that autograd takes over as it is.
+
+`AccumulateGrad` keeps the gradient that it is given as the parameter's `.grad` when nobody else holds
+it and its strides are the parameter's; otherwise it copies. Here the copy is an explicit call.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from stages.trace.layout import fills_its_storage, is_dense, run_fake, storage_of
+from stages.trace.program import Call, Program, Variable
+
+aten = torch.ops.aten
+
+
+def own_gradients(program: Program) -> None:
+    """Inserts copies where a gradient shares its storage with what the caller holds or with another
+    gradient, is part of a larger storage, or has other strides than its parameter."""
+    held = [*program.fixed, *program.inputs.values(), *program.tangents.values(), *program.outputs]
+    taken = {storage_of(variable.fake) for variable in held}
+    for owner, gradient in reversed(list(program.gradients.items())):
+        steals = (
+            storage_of(gradient.fake) not in taken
+            and fills_its_storage(gradient.fake)
+            and obeys_layout_contract(gradient.fake, owner.fake)
+        )
+        if not steals:
+            gradient = _copy(program, gradient, owner)
+            program.gradients[owner] = gradient
+        taken.add(storage_of(gradient.fake))
+
+
+def obeys_layout_contract(gradient: torch.Tensor, parameter: torch.Tensor) -> bool:
+    """True when AccumulateGrad accepts the gradient's strides (accumulate_grad.h)."""
+    if not is_dense(parameter):
+        return gradient.is_contiguous()
+    return all(
+        mine == other if size != 1 else mine != 0
+        for size, mine, other in zip(
+            gradient.shape, gradient.stride(), parameter.stride(), strict=True
+        )
+    )
+
+
+def _copy(program: Program, gradient: Variable, owner: Variable) -> Variable:
+    """Adds the calls that copy a gradient with its owner's strides, and returns the copy."""
+    maker = next((call for call in program.calls if gradient in call.outputs), None)
+    position = program.forward
+    if maker is not None:
+        position = max(position, program.calls.index(maker) + 1)
+    calls = _copy_calls(gradient, owner.fake)
+    with gradient.fake.fake_mode:  # type: ignore[attr-defined]
+        for call in calls:
+            if maker is not None:
+                call.module, call.source = maker.module, maker.source
+            run_fake(call)
+    program.calls[position:position] = calls
+    return calls[-1].made()[0]
+
+
+def _copy_calls(gradient: Variable, like: torch.Tensor) -> list[Call]:
+    contiguous = {"memory_format": torch.contiguous_format}
+    if not is_dense(like) or like.is_contiguous():
+        return [_call(aten.clone.default, gradient, kwargs=contiguous)]
+    if like.dim() == 4 and like.is_contiguous(memory_format=torch.channels_last):
+        last = {"memory_format": torch.channels_last}
+        return [_call(aten.clone.default, gradient, kwargs=last)]
+    order = sorted(range(like.dim()), key=lambda dim: -like.stride(dim))
+    back = [order.index(dim) for dim in range(like.dim())]
+    permuted = _call(aten.permute.default, gradient, order)
+    copy = _call(aten.clone.default, permuted.made()[0], kwargs=contiguous)
+    return [permuted, copy, _call(aten.permute.default, copy.made()[0], back)]
+
+
+def _call(
+    target: torch._ops.OpOverload,
+    source: Variable,
+    *args: list[int],
+    kwargs: dict[str, object] | None = None,
+) -> Call:
+    result = Variable("intermediate", source.fake)
+    return Call(target, (source, *args), kwargs or {}, [result])

@@ -1,0 +1,218 @@
+"""The trace while it is being worked on: calls and variables that can be changed, moved, dropped."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from schemas.errors import ModelError
+from schemas.graph import ValueKind
+from stages.trace.capture import Capture
+from stages.trace.source import module_of, source_of
+
+aten = torch.ops.aten
+
+_PASS_THROUGH = (
+    aten.detach.default,
+    aten.alias.default,
+    aten.lift.default,
+    aten.lift_fresh.default,
+)
+_NO_EFFECT = ("_assert", "sym_constrain", "_functional_assert", "_functional_sym_constrain")
+
+
+@dataclass(eq=False)
+class Variable:
+    """One tensor of the program; `fake` has its shape, strides, dtype and storage."""
+
+    kind: ValueKind
+    fake: torch.Tensor
+    path: str = ""
+    aliases: list[str] = field(default_factory=list)
+    data: bytes = b""
+
+
+@dataclass(eq=False)
+class Call:
+    """One operator call; `args` and `kwargs` hold Variables, `outputs` one entry a tensor slot."""
+
+    target: torch._ops.OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: list[Variable | None]
+    module: str = ""
+    source: str = ""
+    writes: list[Variable] = field(default_factory=list)
+
+    def inputs(self) -> list[Variable]:
+        """The distinct variables it reads, in the order of its arguments."""
+        leaves = pytree.tree_leaves((self.args, self.kwargs))
+        return list(dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, Variable)))
+
+    def made(self) -> list[Variable]:
+        """Its outputs without the absent ones."""
+        return [output for output in self.outputs if output is not None]
+
+    def replace(self, substitute: Callable[[Variable], Variable]) -> None:
+        """Replaces the variables it reads."""
+
+        def leaf(item: Any) -> Any:
+            return substitute(item) if isinstance(item, Variable) else item
+
+        self.args, self.kwargs = pytree.tree_map(leaf, (self.args, self.kwargs))
+
+
+@dataclass
+class Program:
+    """A trained step in the making.
+
+    `inputs` are by the number of their leaf in (args, kwargs); `tangents` by the number of the
+    output; `writes` pairs a buffer with its new value; `gradients` maps a parameter or input to its
+    gradient. `forward` counts the calls before the loss once they are ordered.
+    """
+
+    fixed: list[Variable]
+    inputs: dict[int, Variable]
+    tangents: dict[int, Variable]
+    calls: list[Call]
+    outputs: list[Variable]
+    writes: list[tuple[Variable, Variable]]
+    gradients: dict[Variable, Variable]
+    forward: int = 0
+
+    def readers(self) -> dict[Variable, list[Call]]:
+        """For each variable that is read, the calls that read it, in order."""
+        readers: dict[Variable, list[Call]] = {}
+        for call in self.calls:
+            for variable in call.inputs():
+                readers.setdefault(variable, []).append(call)
+        return readers
+
+
+def program_of(capture: Capture, names: dict[str, list[str]]) -> Program:
+    """Lowers a capture: getitems folded, no-ops dropped, tied parameters made one.
+
+    `names` maps each name of a parameter or buffer to all names of the same tensor, first the one
+    it is known by.
+    """
+    return _Lowering(capture, names).run()
+
+
+class _Lowering:
+    def __init__(self, capture: Capture, names: dict[str, list[str]]) -> None:
+        self.capture = capture
+        self.names = names
+        self.environment: dict[fx.Node, Any] = {}
+        self.fixed: dict[str, Variable] = {}
+        self.program = Program([], {}, {}, [], [], [], {})
+
+    def run(self) -> Program:
+        for node in self.capture.graph.graph.nodes:
+            if node.op == "placeholder":
+                self.environment[node] = self.placeholder(node)
+            elif node.op == "call_function":
+                self.environment[node] = self.call(node)
+            elif node.op == "get_attr":
+                raise ModelError(f"the capture made the constant {node.target!r}, unsupported")
+        self.program.outputs = [self.output(node) for node in self.capture.outputs]
+        for name, node in self.capture.writes.items():
+            self.program.writes.append((self.fixed[self.names[name][0]], self.environment[node]))
+        for key, node in self.capture.gradients.items():
+            owner = (
+                self.program.inputs[key] if isinstance(key, int) else self.fixed[self.names[key][0]]
+            )
+            self.add_gradient(owner, self.environment[node])
+        return self.program
+
+    def placeholder(self, node: fx.Node) -> Any:
+        capture, fake = self.capture, node.meta["val"]
+        if node in capture.inputs:
+            if not isinstance(fake, torch.Tensor):
+                return fake
+            variable = Variable("input", fake)
+            self.program.inputs[capture.inputs[node]] = variable
+            return variable
+        if node in capture.tangents:
+            variable = Variable("tangent", fake)
+            self.program.tangents[capture.tangents[node]] = variable
+            return variable
+        name = capture.parameters.get(node) or capture.buffers[node]
+        if name in capture.constants:
+            variable = Variable("constant", fake, data=_bytes(name, capture.constants[name]))
+            self.program.fixed.append(variable)
+            return variable
+        path, *aliases = self.names[name]
+        if path not in self.fixed:
+            kind: ValueKind = "parameter" if node in capture.parameters else "buffer"
+            self.fixed[path] = Variable(kind, fake, path, aliases)
+            self.program.fixed.append(self.fixed[path])
+        return self.fixed[path]
+
+    def call(self, node: fx.Node) -> Any:
+        target = node.target
+        args, kwargs = fx.node.map_aggregate(
+            (node.args, node.kwargs),
+            lambda leaf: self.environment[leaf] if isinstance(leaf, fx.Node) else leaf,
+        )
+        if target is operator.getitem:
+            return args[0][args[1]]
+        if target in _PASS_THROUGH:
+            return args[0]
+        if not isinstance(target, torch._ops.OpOverload):
+            raise ModelError(
+                f"{source_of(node.meta) or 'the model'}: the operator {target} cannot be planned"
+            )
+        if target._opname.startswith(_NO_EFFECT):
+            return None
+        results = node.meta["val"]
+        outputs: list[Variable | None] = []
+
+        def output(leaf: Any) -> Any:
+            if isinstance(leaf, torch.Tensor):
+                outputs.append(Variable("intermediate", leaf))
+                return outputs[-1]
+            outputs.append(None)
+            return leaf
+
+        made = fx.node.map_aggregate(results, output)
+        self.program.calls.append(
+            Call(target, args, kwargs, outputs, module_of(node.meta), source_of(node.meta))
+        )
+        return made
+
+    def output(self, node: fx.Node) -> Variable:
+        """The output under the clone that the capture was given to keep outputs apart."""
+        made = self.environment[node]
+        for index, call in enumerate(self.program.calls):
+            if made in call.outputs:
+                assert call.target is aten.clone.default, call.target
+                del self.program.calls[index]
+                return call.args[0]
+        raise AssertionError(f"the output {node} is made by no call")
+
+    def add_gradient(self, owner: Variable, gradient: Variable) -> None:
+        earlier = self.program.gradients.get(owner)
+        if earlier is not None:
+            total = Variable("intermediate", earlier.fake)
+            self.program.calls.append(Call(aten.add.Tensor, (earlier, gradient), {}, [total]))
+            gradient = total
+        self.program.gradients[owner] = gradient
+
+
+def _bytes(name: str, tensor: torch.Tensor) -> bytes:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    if isinstance(tensor, FakeTensor):
+        raise FakeConstantError(f"the tensor {name!r} of the model has no data under fake tensors")
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
+class FakeConstantError(ModelError):
+    """A plain tensor attribute of the model is part of the program, so the model must be real."""

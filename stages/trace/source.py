@@ -1,0 +1,63 @@
+"""Where an op came from: the submodule's path and the source line."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_TORCH = str(Path(torch.__file__).parent)
+_OWN = str(Path(__file__).parents[1])
+
+
+def module_of(meta: dict[str, Any]) -> str:
+    """The path of the submodule that a captured node belongs to, "" for the model itself.
+
+    A backward node has the path of its forward node.
+    """
+    stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack") or {}
+    paths = [entry[0] for entry in stack.values()]
+    return str(paths[-1]) if paths else ""
+
+
+def source_of(meta: dict[str, Any]) -> str:
+    """The "file:line" of the innermost frame outside PyTorch that a captured node came from."""
+    frames = _FRAME.findall(meta.get("stack_trace") or "")
+    return _innermost([(file, int(line)) for file, line in frames])
+
+
+def location_of(error: BaseException | None) -> str:
+    """The "file:line" of the innermost frame outside PyTorch and tightfit that an error left."""
+    frames: list[tuple[str, int]] = []
+    while error is not None:
+        frames = [
+            (frame.filename, frame.lineno or 0)
+            for frame in traceback.extract_tb(error.__traceback__)
+        ] + frames
+        error = error.__cause__ or error.__context__
+    outside = [frame for frame in frames if not frame[0].startswith((_OWN, "<"))]
+    return _innermost(outside, anywhere=False)
+
+
+def _innermost(frames: list[tuple[str, int]], anywhere: bool = True) -> str:
+    outside = [frame for frame in frames if not frame[0].startswith(_TORCH)]
+    chosen = outside or (frames if anywhere else [])
+    if not chosen:
+        return ""
+    file, line = chosen[-1]
+    return f"{_short(file)}:{line}"
+
+
+def _short(file: str) -> str:
+    """A file below the current directory or an installed package without what leads there."""
+    path = Path(file)
+    for marker in ("site-packages", "dist-packages"):
+        if marker in path.parts:
+            return str(Path(*path.parts[path.parts.index(marker) + 1 :]))
+    if path.is_relative_to(Path.cwd()):
+        return str(path.relative_to(Path.cwd()))
+    return file

@@ -1,0 +1,81 @@
+"""From a model and its sample inputs to the graph of its training step."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from schemas.errors import ModelError
+from schemas.graph import Graph
+from stages.device.factory import Built
+from stages.trace.arrange import arrange
+from stages.trace.buffers import place_writes
+from stages.trace.capture import Capture, capture
+from stages.trace.emit import Emitter
+from stages.trace.gradients import own_gradients
+from stages.trace.layout import lay_out
+from stages.trace.loss import output_gradients
+from stages.trace.program import program_of
+
+
+def trace(built: Built, name: str, device: str = "cpu") -> Graph:
+    """The training step of the first sample, for the kind of device that model and sample are on.
+
+    `name` is the model's label. Nothing is run, and weights made under a fake mode are never
+    allocated. Raises ModelError when the model cannot be captured.
+    """
+    loss = built.loss
+
+    def wanted(first: Capture) -> set[int]:
+        outputs = [node.meta["val"] for node in first.outputs]
+        grown = output_gradients(built, outputs, first.leaves, first.output_tree)
+        return {number for number, gradient in enumerate(grown) if gradient is not None}
+
+    captured = capture(built, wanted if loss is not None else None)
+    if not captured.tangents:
+        raise ModelError(
+            f"{built.label}: no output of the model depends on what requires a gradient"
+        )
+    program = program_of(captured, _names(built.model))
+    arrange(program)
+
+    def tangents(outputs: list[torch.Tensor]) -> list[torch.Tensor | None]:
+        if loss is None:
+            return [torch.ones_like(output) for output in outputs]
+        return output_gradients(built, outputs, captured.leaves, captured.output_tree)
+
+    lay_out(program, tangents)
+    place_writes(program)
+    own_gradients(program)
+    return Emitter(program, torch.device(device).type).graph(
+        captured.leaves,
+        built.samples[0],
+        model=name,
+        has_loss=loss is not None,
+        output_tree=pytree.treespec_dumps(captured.output_tree),
+        guards=json.dumps(_guards(built.model, torch.device(device).type)),
+    )
+
+
+def _names(model: nn.Module) -> dict[str, list[str]]:
+    """All names of the tensor that each name of a parameter or buffer stands for."""
+    groups: dict[int, list[str]] = {}
+    for name, tensor in (
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ):
+        groups.setdefault(id(tensor), []).append(name)
+    return {name: names for names in groups.values() for name in names}
+
+
+def _guards(model: nn.Module, device: str) -> dict[str, object]:
+    return {
+        "eval_modules": [path for path, module in model.named_modules() if not module.training],
+        "autocast": {
+            "enabled": torch.is_autocast_enabled(device),
+            "dtype": str(torch.get_autocast_dtype(device)).removeprefix("torch."),
+        },
+    }
