@@ -13,7 +13,7 @@ from numba import njit
 from stages.combine.arrays import Arrays, Flags, Integers, Positions
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def memory_line(a: Arrays, sequence: Positions, length: int, line: Integers) -> tuple[int, float]:
     """Fills `line[:length]` with the peak within each execution, in bytes; returns the largest and
     the seconds of all executions."""
@@ -68,7 +68,7 @@ def memory_line(a: Arrays, sequence: Positions, length: int, line: Integers) -> 
     return largest, seconds
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def excess(line: Integers, length: int, budget: int) -> float:
     """The bytes above the budget, summed over the executions."""
     total = 0.0
@@ -78,7 +78,7 @@ def excess(line: Integers, length: int, budget: int) -> float:
     return total
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def live_before(a: Arrays, sequence: Positions, length: int, position: int) -> Flags:
     """Which storages are there before `position` and used at or after it."""
     used = a.stays.copy()
@@ -96,7 +96,7 @@ def live_before(a: Arrays, sequence: Positions, length: int, position: int) -> F
     return used & made
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def insertion(a: Arrays, live: Flags, storage: int, depth: int, chain: Positions) -> int:
     """Fills `chain` with the nodes that make `storage` again and returns how many they are.
 
@@ -134,7 +134,7 @@ def insertion(a: Arrays, live: Flags, storage: int, depth: int, chain: Positions
     return count
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def prune(a: Arrays, sequence: Positions, length: int) -> int:
     """Removes executions that nothing needs, in place; returns the new length.
 
@@ -167,7 +167,7 @@ def prune(a: Arrays, sequence: Positions, length: int) -> int:
     return count
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def window(a: Arrays, sequence: Positions, length: int, position: int) -> tuple[int, int]:
     """The positions to which one execution may move, both included.
 
@@ -208,7 +208,7 @@ def window(a: Arrays, sequence: Positions, length: int, position: int) -> tuple[
     return low, high
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def moved(sequence: Positions, length: int, source: int, target: int, out: Positions) -> None:
     """Copies the sequence with one execution taken from `source` and put at `target`."""
     node = sequence[source]

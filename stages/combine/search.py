@@ -20,17 +20,17 @@ DEPTHS = np.array([0, 1, 2, 4, 1 << 20], np.int32)
 """How many levels of missing inputs an insertion makes again before it holds the rest."""
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def repair(
-    a: Arrays, sequence: Positions, length: int, budget: int, rounds: int, reorder: bool
+    a: Arrays, sequence: Positions, length: int, budget: int, rounds: int, limit: float
 ) -> tuple[Positions, int, int, float, int]:
     """Lowers a sequence's memory line under the budget by the steps that cost least per byte.
 
     Each round tries, for every storage that waits for its next use while the line is above the
-    budget, to make it again right before that use; and, with `reorder`, to move executions near
-    the excess; it takes the step with the most excess removed per second. Returns the sequence,
-    its length, its peak in bytes, its seconds and the rounds used; the peak is above the budget
-    where no step helps any more.
+    budget, to make it again right before that use, and to move executions across the excess; it
+    takes the step with the most excess removed per second. Returns the sequence, its length, its
+    peak in bytes, its seconds and the rounds used. The peak is above the budget where no step
+    helps any more or the sequence takes `limit` seconds.
     """
     capacity = sequence.size
     best = np.empty(capacity, np.int32)
@@ -41,7 +41,7 @@ def repair(
     peak, seconds = memory_line(a, sequence, length, line)
     free = seconds * 1e-7 + 1e-12
     used = 0
-    while peak > budget and used < rounds:
+    while peak > budget and used < rounds and seconds < limit:
         used += 1
         area = excess(line, length, budget)
         best_score = 0.0
@@ -69,6 +69,15 @@ def repair(
                         if count == 0 or count == previous or length + count > capacity:
                             break
                         previous = count
+                        bytes_again = 0
+                        seconds_again = free
+                        for c in range(count):
+                            seconds_again += a.seconds[chain[c]]
+                            for o in range(a.output_start[chain[c]], a.output_start[chain[c] + 1]):
+                                bytes_again += a.size[a.output_item[o]]
+                        hope = bytes_again * (over[q] - over[event + 1]) / seconds_again
+                        if hope <= best_score:
+                            continue
                         trial[:q] = sequence[:q]
                         trial[q : q + count] = chain[:count]
                         trial[q + count : length + count] = sequence[q:length]
@@ -83,22 +92,19 @@ def repair(
                 last_event[a.input_item[k]] = q
             for k in range(a.output_start[node], a.output_start[node + 1]):
                 last_event[a.output_item[k]] = q
-        if reorder:
-            for i in range(length):
-                low, high = window(a, sequence, length, i)
-                if low == high or over[high + 1] == over[low]:
+        for i in range(length):
+            low, high = window(a, sequence, length, i)
+            for target in (low, high):
+                if over[max(i, target) + 1] == over[min(i, target)] or target == i:
                     continue
-                for target in (low, high):
-                    if target == i:
-                        continue
-                    moved(sequence, length, i, target, trial)
-                    _, spent = memory_line(a, trial, length, trial_line)
-                    gain = area - excess(trial_line, length, budget)
-                    score = gain / (max(spent - seconds, 0.0) + free)
-                    if gain > 0 and score > best_score:
-                        best_score = score
-                        best_length = length
-                        best[:best_length] = trial[:best_length]
+                moved(sequence, length, i, target, trial)
+                _, spent = memory_line(a, trial, length, trial_line)
+                gain = area - excess(trial_line, length, budget)
+                score = gain / (max(spent - seconds, 0.0) + free)
+                if gain > 0 and score > best_score:
+                    best_score = score
+                    best_length = length
+                    best[:best_length] = trial[:best_length]
         if best_length == 0:
             break
         length = prune(a, best, best_length)
@@ -107,7 +113,7 @@ def repair(
     return sequence, length, peak, seconds, used
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def relax(
     a: Arrays, sequence: Positions, length: int, budget: int
 ) -> tuple[Positions, int, int, float]:
@@ -141,7 +147,7 @@ def relax(
     return sequence, length, peak, seconds
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def without(a: Arrays, sequence: Positions, length: int, position: int, out: Positions) -> int:
     """Copies the sequence without one execution and what only it needed; returns the length."""
     out[:position] = sequence[:position]
@@ -149,7 +155,7 @@ def without(a: Arrays, sequence: Positions, length: int, position: int, out: Pos
     return prune(a, out, length - 1)
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def exchange(
     a: Arrays, sequence: Positions, length: int, budget: int, rounds: int
 ) -> tuple[Positions, int, int, float]:
@@ -164,7 +170,7 @@ def exchange(
             node = sequence[i]
             if seen[node]:
                 shorter = without(a, sequence, length, i, trial)
-                other, count, top, spent, _ = repair(a, trial, shorter, budget, rounds, True)
+                other, count, top, spent, _ = repair(a, trial, shorter, budget, rounds, seconds)
                 if top <= budget and spent < seconds * (1 - 1e-9):
                     sequence, length, peak, seconds = relax(a, other, count, budget)
                     improved = True

@@ -51,7 +51,7 @@ def test_search_keeps_sequences_valid_and_within_budget(
     line, seconds = plain_line(problem, start, in_place)
     budget = max(line) * percent // 100
     a = arrays(problem, in_place)
-    found, length, peak, spent, _ = repair(a, padded(start), len(start), budget, 100, True)
+    found, length, peak, spent, _ = repair(a, padded(start), len(start), budget, 100, np.inf)
     checked, total = plain_line(problem, found[:length].tolist(), in_place)
     assert max(checked) == peak
     assert abs(total - spent) < 1e-9

@@ -1,0 +1,83 @@
+"""What no plan of a step can go below: a peak, and a time for each budget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from schemas.problem import Node, Problem
+
+
+def least_peak(problem: Problem) -> int:
+    """Bytes that every plan needs at some moment.
+
+    The largest over all nodes of what is there while it runs (its inputs, its own peak, and, from
+    the loss on, what the caller holds), and what is there when the step ends.
+    """
+    held = {i for i, storage in enumerate(problem.storages) if storage.held}
+    largest = sum(s.bytes for s in problem.storages if s.held or s.gradient)
+    for position, node in enumerate(problem.nodes):
+        there = set(node.inputs)
+        if position > problem.loss:
+            there |= held
+        reused = min((reuse.peak for reuse in node.reuses), default=node.peak)
+        bytes_there = sum(problem.storages[storage].bytes for storage in there)
+        largest = max(largest, bytes_there + min(node.peak, reused))
+    return largest
+
+
+def least_seconds(problem: Problem, budget: int) -> float:
+    """Seconds that every plan within the budget takes at least.
+
+    Every node runs once. What the backward reads of the forward is either there while the loss
+    runs, within the budget, or made again afterwards; the cheapest bytes to make again, taken
+    fractionally, bound the recomputation from below. Only makers that the outputs depend on count,
+    since others may run for the first time after the loss.
+    """
+    once = sum(_fastest(node) for node in problem.nodes)
+    loss = problem.loss
+    at_loss = {i for i, s in enumerate(problem.storages) if s.held and s.producer <= loss}
+    room = budget - sum(problem.storages[storage].bytes for storage in at_loss)
+    read = {
+        storage
+        for node in problem.nodes[loss + 1 :]
+        for storage in node.inputs
+        if 0 <= problem.storages[storage].producer < loss
+    } - at_loss
+    needed = _ancestors(problem, [loss])
+    groups: dict[int, int] = {}
+    for storage in read:
+        maker = problem.storages[storage].producer
+        if maker in needed:
+            groups[maker] = groups.get(maker, 0) + problem.storages[storage].bytes
+    missing = sum(groups.values()) - max(room, 0)
+    return once + _cheapest(
+        [(size, _fastest(problem.nodes[maker])) for maker, size in groups.items()], missing
+    )
+
+
+def _fastest(node: Node) -> float:
+    return min([node.seconds, *(reuse.seconds for reuse in node.reuses)])
+
+
+def _ancestors(problem: Problem, roots: Sequence[int]) -> set[int]:
+    found: set[int] = set()
+    pending = list(roots)
+    while pending:
+        node = pending.pop()
+        if node in found or node < 0:
+            continue
+        found.add(node)
+        pending += [problem.storages[storage].producer for storage in problem.nodes[node].inputs]
+    return found
+
+
+def _cheapest(items: Sequence[tuple[int, float]], size: int) -> float:
+    """The least cost of items (size, cost) that together have the size, parts of items allowed."""
+    total = 0.0
+    for item, cost in sorted(items, key=lambda pair: pair[1] / max(pair[0], 1)):
+        if size <= 0:
+            break
+        part = min(1.0, size / item) if item else 0.0
+        total += cost * part
+        size -= item
+    return total
