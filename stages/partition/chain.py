@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import replace
 
 from schemas.blocks import Block, Blocks
@@ -10,7 +10,7 @@ from schemas.costs import Costs
 from schemas.graph import Graph
 from schemas.problem import Problem
 from stages.partition.cuts import find_segments
-from stages.partition.facts import gather_facts
+from stages.partition.facts import Facts, common_path, gather_facts
 from stages.partition.local import Layout, describe_block, lay_out
 from stages.replay.condense import condense
 
@@ -29,7 +29,7 @@ def partition(graph: Graph, costs: Costs) -> Blocks:
     for index in range(len(layout.blocks)):
         block, local = describe_block(layout, index)
         distinct[block.digest] = local
-        blocks.append(replace(block, label=_label(graph, problem, layout, index)))
+        blocks.append(replace(block, label=_label(graph, facts, layout, index)))
     loss = problem.nodes[problem.loss]
     prelude = sorted(segments.prelude)
     return Blocks(
@@ -46,23 +46,16 @@ def partition(graph: Graph, costs: Costs) -> Blocks:
     )
 
 
-def _label(graph: Graph, problem: Problem, layout: Layout, index: int) -> str:
+def _label(graph: Graph, facts: Facts, layout: Layout, index: int) -> str:
     """The submodule that a block's forward comes from, and the part of it that takes longest."""
-    seconds: dict[tuple[str, ...], float] = defaultdict(float)
-    for position in layout.blocks[index].forward:
-        node = problem.nodes[position]
-        module = graph.ops[node.op].module
-        seconds[tuple(module.split(".")) if module else ()] += node.seconds
-    paths = list(seconds)
-    depth = 0
-    while paths and all(len(path) > depth and path[depth] == paths[0][depth] for path in paths):
-        depth += 1
-    common = paths[0][:depth] if paths else ()
-    parts: Counter[str] = Counter()
-    for path, share in seconds.items():
-        if len(path) > depth:
-            parts[path[depth]] += share  # type: ignore[assignment]
-    return ".".join([*common, *(name for name, _ in parts.most_common(1))]) or graph.model
+    forward = layout.blocks[index].forward
+    home = common_path(facts.modules[position] for position in forward)
+    parts: dict[str, float] = {}
+    for position in forward:
+        for part in facts.modules[position][len(home) : len(home) + 1]:
+            parts[part] = parts.get(part, 0.0) + facts.problem.nodes[position].seconds
+    slowest = [max(parts, key=lambda part: parts[part])] if parts else []
+    return ".".join([*home, *slowest]) or graph.model
 
 
 def _distinguish(blocks: list[Block]) -> list[Block]:

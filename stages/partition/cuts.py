@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from schemas.graph import NONE
-from stages.partition.facts import Facts
+from stages.partition.facts import Facts, common_path
 
 PIECE = 3
 """Runs of single ops between cuts (convolution, normalisation, activation) are put together to
@@ -86,54 +87,62 @@ def forward_cuts(facts: Facts) -> dict[int, int]:
     return cuts
 
 
-def merge_trivial(facts: Facts, cuts: Sequence[int]) -> list[int]:
-    """The cuts that remain when no block has a single op.
+def merge_trivial(facts: Facts, places: Sequence[int]) -> list[int]:
+    """The cuts that remain when single ops have found their blocks.
 
-    Between two cuts lies a segment; it is trivial when it has at most one op that can run again.
-    A trivial segment between others joins the one before it, the consumer following its producer.
-    Two or more of them in a row become blocks of `PIECE` ops, the rest of a row joining its last.
+    A segment between two cuts is trivial when at most one of its ops can run again. Of a row of
+    trivial segments, those at its beginning that come from the submodule of the block before join
+    that block; the others become blocks of `PIECE` ops, a single one left over joining the block
+    before it. Only at the very start may a block have a single op.
     """
-    segments = _with_work(facts, [0, *cuts, facts.problem.loss])
-    pieces: list[list[int]] = []
-    row: list[list[int]] = []
-    for start, ops in segments:
-        if ops <= 1:
-            row.append([start, ops])
+    pieces: list[_Piece] = []
+    in_row = False
+    for start, end in pairwise([0, *places, facts.problem.loss]):
+        piece = _Piece(start, end, _work(facts, start, end))
+        if piece.ops > 1:
+            pieces.append(piece)
+            in_row = False
+        elif pieces and (
+            pieces[-1].ops < PIECE if in_row else _same_module(facts, pieces[-1], piece)
+        ):
+            pieces[-1] = pieces[-1].joined(piece)
         else:
-            pieces += _close(row, first=not pieces)
-            pieces.append([start, ops])
-            row = []
-    pieces += _close(row, first=not pieces)
-    if len(pieces) > 1 and pieces[0][1] <= 1:
-        pieces[1][0] = pieces[0][0]
-        pieces = pieces[1:]
-    return [start for start, _ in pieces][1:]
+            pieces.append(piece)
+            in_row = True
+    merged: list[_Piece] = []
+    for piece in pieces:
+        if merged and piece.ops <= 1:
+            merged[-1] = merged[-1].joined(piece)
+        else:
+            merged.append(piece)
+    return [piece.start for piece in merged[1:]]
 
 
-def _with_work(facts: Facts, bounds: list[int]) -> list[tuple[int, int]]:
+@dataclass(frozen=True)
+class _Piece:
+    """Forward positions start <= p < end, with how many ops there can run again."""
+
+    start: int
+    end: int
+    ops: int
+
+    def joined(self, following: _Piece) -> _Piece:
+        return _Piece(self.start, following.end, self.ops + following.ops)
+
+
+def _work(facts: Facts, start: int, end: int) -> int:
     nodes = facts.problem.nodes
-    return [
-        (
-            start,
-            sum(nodes[p].repeatable and p not in facts.pure for p in range(start, end)),
-        )
-        for start, end in zip(bounds, bounds[1:], strict=False)
-    ]
+    return sum(nodes[p].repeatable and p not in facts.pure for p in range(start, end))
 
 
-def _close(row: list[list[int]], first: bool) -> list[list[int]]:
-    """The blocks made of a row of trivial segments; none when it joins the block before."""
-    if len(row) == 1 and not first:
-        return []
-    pieces: list[list[int]] = []
-    for start, ops in row:
-        if pieces and pieces[-1][1] < PIECE:
-            pieces[-1][1] += ops
-        else:
-            pieces.append([start, ops])
-    if len(pieces) > 1 and pieces[-1][1] <= 1:
-        pieces.pop()
-    return pieces
+def _same_module(facts: Facts, block: _Piece, following: _Piece) -> bool:
+    """Whether ops come from within the innermost submodule that contains the block before."""
+    home = common_path(_modules(facts, block))
+    return bool(home) and all(path[: len(home)] == home for path in _modules(facts, following))
+
+
+def _modules(facts: Facts, piece: _Piece) -> list[tuple[str, ...]]:
+    return [facts.modules[p] for p in range(piece.start, piece.end) if p not in facts.pure]
 
 
 def _prelude(facts: Facts, bounds: list[int]) -> frozenset[int]:

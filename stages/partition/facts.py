@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import takewhile
 
 from schemas.graph import NONE, Graph
 from schemas.problem import Problem
@@ -18,12 +20,14 @@ class Facts:
     they cross from one to the next. `pure` are the nodes whose outputs no gradient and no random
     number reaches, so that they can run once, ahead of everything. `parameter_uses` gives, for
     the storage of each final gradient, the forward nodes that read its parameter or input.
+    `modules` are the paths of the submodules that the nodes come from.
     """
 
     problem: Problem
     glue: frozenset[int]
     pure: frozenset[int]
     parameter_uses: dict[int, list[int]]
+    modules: list[tuple[str, ...]]
 
 
 def gather_facts(graph: Graph, problem: Problem) -> Facts:
@@ -36,7 +40,15 @@ def gather_facts(graph: Graph, problem: Problem) -> Facts:
         if position not in pure
         for storage in problem.nodes[position].outputs
     }
-    return Facts(problem, frozenset(glue), pure, _parameter_uses(graph, problem))
+    modules = [tuple(filter(None, graph.ops[node.op].module.split("."))) for node in problem.nodes]
+    return Facts(problem, frozenset(glue), pure, _parameter_uses(graph, problem), modules)
+
+
+def common_path(paths: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    """The longest path that all of the given paths begin with."""
+    paths = list(paths)
+    steps = takewhile(lambda step: len(set(step)) == 1, zip(*paths, strict=False))
+    return tuple(step[0] for step in steps)
 
 
 def _differentiable(graph: Graph) -> set[int]:
