@@ -24,7 +24,7 @@ blocks of this many ops."""
 class Cut:
     """One cut. The blocks before it have the forward nodes below `forward` and the backward nodes
     from `backward` on, as positions in the whole step's problem; `activation` and `gradient` are
-    the storages that pass (`gradient` is NONE where the loss itself makes it, or none is wanted).
+    the storages that pass.
     """
 
     forward: int
@@ -51,16 +51,15 @@ def find_segments(facts: Facts) -> Segments:
     activations = forward_cuts(facts)
     places = merge_trivial(facts, list(activations))
     while True:
-        found = _backward_cuts(facts, places)
-        refused = {place for place, passing in found.items() if passing is None}
-        if not refused:
+        found = _backward_cuts(facts, {place: activations[place] for place in places})
+        cuts = [
+            Cut(place, activations[place], *passing)
+            for place, passing in found.items()
+            if passing is not None
+        ]
+        if len(cuts) == len(places):
             break
-        places = [place for place in places if place not in refused]
-    cuts = [
-        Cut(place, activations[place], *passing)
-        for place, passing in found.items()
-        if passing is not None
-    ]
+        places = [cut.forward for cut in cuts]
     return Segments(cuts, _prelude(facts, [0, *places, facts.problem.loss]))
 
 
@@ -111,7 +110,8 @@ def merge_trivial(facts: Facts, places: Sequence[int]) -> list[int]:
             in_row = True
     merged: list[_Piece] = []
     for piece in pieces:
-        if merged and piece.ops <= 1:
+        alone = len(merged) == 1 and merged[0].ops <= 1 and _same_module(facts, piece, merged[0])
+        if merged and (alone or piece.ops <= 1):
             merged[-1] = merged[-1].joined(piece)
         else:
             merged.append(piece)
@@ -173,89 +173,84 @@ def _block_index(bounds: Sequence[int], end: int) -> list[int]:
     return index
 
 
-def _backward_cuts(facts: Facts, places: list[int]) -> dict[int, tuple[int, int] | None]:
+def _backward_cuts(facts: Facts, cuts: dict[int, int]) -> dict[int, tuple[int, int] | None]:
     """For each forward cut its place in the backward and the gradient that passes there; None for
-    a cut that must be given up."""
-    problem = facts.problem
-    reach = _intervals(facts, places)
+    a cut that must be given up. `cuts` gives the activation that passes each cut."""
+    places = list(cuts)
+    homes = _homes(facts, places)
+    refused = {places[c] for low, high in homes.values() for c in range(high, low)}
     result: dict[int, tuple[int, int] | None] = dict.fromkeys(places)
-    refused = {places[c] for low, high in reach.values() for c in range(high, low)}
     if refused:
         return {place: None if place in refused else (0, NONE) for place in places}
-    lowest = _lowest_reached(facts, {position: high for position, (_, high) in reach.items()})
-    first, passed = problem.loss + 1, NONE
+    flows = _flows(facts)
+    first, passed = facts.problem.loss + 1, NONE
     for cut in reversed(range(len(places))):
-        after = max((p for p, (low, _) in reach.items() if low > cut), default=0)
-        before = min((p for p, (_, high) in reach.items() if high <= cut), default=0)
-        first = max(after + 1, first)
-        crossing = _crossing(facts, lowest, cut, first, before or len(problem.nodes))
-        best = min(crossing, key=lambda place: (len(crossing[place]), place), default=None)
-        if best is None or len(crossing[best]) > 1 or crossing[best] == [passed]:
-            continue
-        passed = next(iter(crossing[best]), NONE)
-        first = best
-        result[places[cut]] = (best, passed)
+        after = [position for position, (low, _) in homes.items() if low > cut]
+        before = [position for position, (_, high) in homes.items() if high <= cut]
+        first = max([first, *(position + 1 for position in after)])
+        found = _place(facts, flows, range(first, min(before, default=0) + 1), cuts[places[cut]])
+        if found is not None and found[1] != passed:
+            first, passed = found
+            result[places[cut]] = found
     return result
 
 
-def _intervals(facts: Facts, cuts: list[int]) -> dict[int, tuple[int, int]]:
-    """The lowest and highest block that each backward node can belong to, (low, high).
+def _homes(facts: Facts, places: list[int]) -> dict[int, tuple[int, int]]:
+    """The first and last block that each backward node can belong to, where something ties it.
 
     A node that reads a forward storage belongs to the storage's block, or to the next one where
-    the storage crosses to it; a node that makes a final gradient belongs between the blocks that
-    use the parameter. low > high says that blocks must be merged.
+    the storage passes to it; a node that makes a final gradient belongs to the first block that
+    uses the parameter. first > last says that blocks must be merged.
     """
     problem = facts.problem
-    block = _block_index([0, *cuts, problem.loss], problem.loss)
+    block = _block_index([0, *places, problem.loss], problem.loss)
     last_block: dict[int, int] = {}
     for position, node in enumerate(problem.nodes[: problem.loss]):
-        for storage in node.inputs:
-            last_block[storage] = block[position]
-    intervals = {}
+        last_block.update((storage, block[position]) for storage in node.inputs)
+    homes = {}
     for position in range(problem.loss + 1, len(problem.nodes)):
-        low, high = 0, len(cuts)
+        low, high = 0, len(places)
         node = problem.nodes[position]
-        for storage in node.inputs:
-            producer = problem.storages[storage].producer
-            if storage in facts.glue:
-                low = max(low, block[producer])
-                high = min(high, last_block.get(storage, block[producer]))
+        for storage in facts.glue.intersection(node.inputs):
+            own = block[problem.storages[storage].producer]
+            low, high = max(low, own), min(high, last_block.get(storage, own))
         for storage in node.outputs:
             users = facts.parameter_uses.get(storage)
             if users:
-                low, high = max(low, block[users[0]]), min(high, block[users[-1]])
-        intervals[position] = (low, high)
-    return intervals
+                low, high = max(low, block[users[0]]), min(high, block[users[0]])
+        if (low, high) != (0, len(places)):
+            homes[position] = (low, high)
+    return homes
 
 
-def _lowest_reached(facts: Facts, high: dict[int, int]) -> dict[int, int]:
-    """For each storage made by the backward, the lowest block whose nodes depend on it."""
-    problem = facts.problem
-    lowest: dict[int, int] = {}
-    for position in sorted(high, reverse=True):
-        node = problem.nodes[position]
-        own = min([high[position], *(lowest.get(s, len(high)) for s in node.outputs)])
-        for storage in node.inputs:
-            lowest[storage] = min(own, lowest.get(storage, own))
-    return lowest
+def _flows(facts: Facts) -> list[tuple[int, int, int]]:
+    """Gradients on their way: (storage, producer, last reader), made and read by the backward.
 
-
-def _crossing(
-    facts: Facts, lowest: dict[int, int], cut: int, first: int, last: int
-) -> dict[int, list[int]]:
-    """The gradients that pass each place first..last on their way to blocks up to `cut`.
-
-    Contributions to parameter gradients that an earlier block's backward finishes do not count,
-    nor does what the loss makes.
+    Contributions to a parameter's gradient are left out: they wait until others finish it.
     """
     problem = facts.problem
-    passing: dict[int, list[int]] = {place: [] for place in range(first, last + 1)}
-    final_use: dict[int, int] = {}
+    last_use: dict[int, int] = {}
     for position in range(problem.loss + 1, len(problem.nodes)):
-        final_use.update((storage, position) for storage in problem.nodes[position].inputs)
-    for storage, use in final_use.items():
-        producer = problem.storages[storage].producer
-        if producer > problem.loss and lowest[storage] <= cut:
-            for place in range(max(first, producer + 1), min(last, use) + 1):
-                passing[place].append(storage)
-    return passing
+        last_use.update((storage, position) for storage in problem.nodes[position].inputs)
+    return [
+        (storage, problem.storages[storage].producer, use)
+        for storage, use in last_use.items()
+        if problem.storages[storage].producer > problem.loss and storage not in facts.partial
+    ]
+
+
+def _place(
+    facts: Facts, flows: list[tuple[int, int, int]], among: range, activation: int
+) -> tuple[int, int] | None:
+    """The place where exactly one gradient passes, and that gradient; None if there is none.
+
+    One of the activation's size comes first, then the earliest.
+    """
+    storages = facts.problem.storages
+    passing: dict[int, list[int]] = {place: [] for place in among}
+    for storage, producer, use in flows:
+        for place in range(max(among.start, producer + 1), min(among.stop - 1, use) + 1):
+            passing[place].append(storage)
+    single = [(place, crossing[0]) for place, crossing in passing.items() if len(crossing) == 1]
+    size = storages[activation].bytes
+    return min(single, key=lambda item: (storages[item[1]].bytes != size, item[0]), default=None)

@@ -10,6 +10,7 @@ from schemas.graph import NONE, Graph
 from schemas.problem import Problem
 
 _DIFFERENTIABLE = ("float", "bfloat", "complex")
+_ADDITIONS = ("aten.add.Tensor", "aten.add_.Tensor")
 
 
 @dataclass(frozen=True)
@@ -20,13 +21,15 @@ class Facts:
     they cross from one to the next. `pure` are the nodes whose outputs no gradient and no random
     number reaches, so that they can run once, ahead of everything. `parameter_uses` gives, for
     the storage of each final gradient, the forward nodes that read its parameter or input.
-    `modules` are the paths of the submodules that the nodes come from.
+    `partial` are storages that the backward only adds up to such a final gradient. `modules` are
+    the paths of the submodules that the nodes come from.
     """
 
     problem: Problem
     glue: frozenset[int]
     pure: frozenset[int]
     parameter_uses: dict[int, list[int]]
+    partial: frozenset[int]
     modules: list[tuple[str, ...]]
 
 
@@ -41,7 +44,14 @@ def gather_facts(graph: Graph, problem: Problem) -> Facts:
         for storage in problem.nodes[position].outputs
     }
     modules = [tuple(filter(None, graph.ops[node.op].module.split("."))) for node in problem.nodes]
-    return Facts(problem, frozenset(glue), pure, _parameter_uses(graph, problem), modules)
+    return Facts(
+        problem=problem,
+        glue=frozenset(glue),
+        pure=pure,
+        parameter_uses=_parameter_uses(graph, problem),
+        partial=_partial_gradients(graph, problem),
+        modules=modules,
+    )
 
 
 def common_path(paths: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
@@ -90,3 +100,24 @@ def _parameter_uses(graph: Graph, problem: Problem) -> dict[int, list[int]]:
         )
         for gradient in graph.gradients
     }
+
+
+def _partial_gradients(graph: Graph, problem: Problem) -> frozenset[int]:
+    """What only additions read whose results are final gradients or read in the same way."""
+    readers: dict[int, list[int]] = {}
+    for position in range(problem.loss + 1, len(problem.nodes)):
+        for storage in problem.nodes[position].inputs:
+            readers.setdefault(storage, []).append(position)
+    partial: set[int] = set()
+    for position in range(len(problem.nodes) - 1, problem.loss, -1):
+        for storage in problem.nodes[position].outputs:
+            if storage in readers and all(
+                graph.ops[problem.nodes[reader].op].target in _ADDITIONS
+                and all(
+                    made in partial or (problem.storages[made].gradient and made not in readers)
+                    for made in problem.nodes[reader].outputs
+                )
+                for reader in readers[storage]
+            ):
+                partial.add(storage)
+    return frozenset(partial)
