@@ -20,20 +20,33 @@ costs the generated module one call, and accumulation frees its gradients togeth
 def open_schedule(
     graph: Graph, costs: Costs, executions: Sequence[int], in_place: bool
 ) -> list[Step]:
-    """The schedule that runs the ops `executions` (ids of ops that are no views, the loss
-    included) in this order.
+    """The schedule of a sequence of executions: see `Opener.schedule`."""
+    return Opener(graph, condense(graph, costs)).schedule(executions, in_place)
 
-    Every storage is freed right after its last use before it is made again; a view is made right
-    before it is first read and again after its storage was made again. With `in_place`, ops
-    overwrite inputs that end with them where they can.
-    """
-    problem = condense(graph, costs)
-    positions = {node.op: position for position, node in enumerate(problem.nodes)}
-    unknown = [op for op in executions if op not in positions]
-    if unknown:
-        raise ScheduleError(f"op {unknown[0]} is a view or no op of the graph")
-    sequence = [positions[op] for op in executions]
-    return _Opening(graph, problem, sequence, lifetimes(problem, sequence, in_place)).steps()
+
+class Opener:
+    """Opens sequences of executions of one graph; `problem` is the graph condensed."""
+
+    def __init__(self, graph: Graph, problem: Problem) -> None:
+        self.graph = graph
+        self.problem = problem
+        self.positions = {node.op: position for position, node in enumerate(problem.nodes)}
+
+    def schedule(self, executions: Sequence[int], in_place: bool) -> list[Step]:
+        """The schedule that runs the ops `executions` (ids of ops that are no views, the loss
+        included) in this order.
+
+        Every storage is freed right after its last use before it is made again; a view is made
+        right before it is first read and again after its storage was made again. With `in_place`,
+        ops overwrite inputs that end with them where they can. Raises ScheduleError for an id that
+        is no such op.
+        """
+        unknown = [op for op in executions if op not in self.positions]
+        if unknown:
+            raise ScheduleError(f"op {unknown[0]} is a view or no op of the graph")
+        sequence = [self.positions[op] for op in executions]
+        ends = lifetimes(self.problem, sequence, in_place)
+        return _Opening(self.graph, self.problem, sequence, ends).steps()
 
 
 class _Opening:

@@ -1,0 +1,120 @@
+"""`plan.json`: one point of a frontier, chosen for a budget, for people and scripts to read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast, get_args
+
+from schemas import store
+from schemas.errors import ArtifactError
+
+_T = TypeVar("_T")
+Verdict = Literal["optimal", "feasible", "infeasible", "timeout"]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds and peak bytes of a step, as replay says."""
+
+    time: float
+    peak: int
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Bytes that no plan changes: parameters, their gradients, buffers, inputs and outputs."""
+
+    parameters: int
+    gradients: int
+    buffers: int
+    inputs: int
+    outputs: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A plan's figures. Times are seconds, sizes bytes.
+
+    `budget` is as written ("none" for a baseline) and `budget_total` what it allows the whole
+    step, None without a budget; `budget_bytes` is what that leaves to the step itself, beyond
+    parameters, buffers and inputs, and `peak` what the plan uses of it. `verdict` "optimal" names
+    its class in `optimal_in`; "feasible" comes with `lower_bound`, the least seconds of any plan
+    within the budget, and `gap`, the share of `time` above it; "infeasible" with
+    `smallest_budget`, the smallest `budget_total` known to work, and no time or peak. `sentence`
+    says the verdict in words. `before_polish` is the strategy's own sequence, `keep_all` the step
+    without recomputation, `recomputed` the number of ops that run again and `recomputed_time`
+    their seconds. `solver` names what made the plan.
+    """
+
+    strategy: str
+    budget: str
+    budget_total: int | None
+    budget_bytes: int | None
+    verdict: Verdict
+    sentence: str
+    time: float | None
+    peak: int | None
+    lower_bound: float | None
+    gap: float | None
+    optimal_in: str
+    smallest_budget: int | None
+    before_polish: Cost | None
+    keep_all: Cost
+    fixed: Fixed
+    recomputed: int
+    recomputed_time: float
+    solver: str
+
+    @property
+    def feasible(self) -> bool:
+        """True when there is a schedule to run."""
+        return self.verdict != "infeasible"
+
+
+def write_plan(path: Path | str, plan: Plan) -> None:
+    """Writes the plan as JSON, keys in the order of the fields."""
+    store.write_json(path, asdict(plan))
+
+
+def read_plan(path: Path | str) -> Plan:
+    """Reads a plan; raises ArtifactError when a key is missing, unknown or of another type."""
+    document = store.read_json(path)
+    names = [field.name for field in fields(Plan)]
+    if sorted(document) != sorted(names):
+        amiss = sorted(set(document) ^ set(names))
+        raise ArtifactError(f"{path}: a plan lacks or does not know the keys {', '.join(amiss)}")
+    for key in ("budget_total", "budget_bytes", "peak", "smallest_budget"):
+        _require(path, key, document[key], (int, type(None)))
+    for key in ("time", "lower_bound", "gap"):
+        _require(path, key, document[key], (float, int, type(None)))
+    for key in ("strategy", "budget", "sentence", "optimal_in", "solver"):
+        _require(path, key, document[key], (str,))
+    for key in ("recomputed", "recomputed_time"):
+        _require(path, key, document[key], (float, int))
+    if document["verdict"] not in get_args(Verdict):
+        raise ArtifactError(f"{path}: {document['verdict']!r} is no verdict")
+    before = document["before_polish"]
+    return Plan(
+        **{
+            **document,
+            "before_polish": None if before is None else _part(path, "before_polish", Cost, before),
+            "keep_all": _part(path, "keep_all", Cost, document["keep_all"]),
+            "fixed": _part(path, "fixed", Fixed, document["fixed"]),
+        }
+    )
+
+
+def _require(path: Path | str, key: str, value: Any, types: tuple[type, ...]) -> None:
+    if not isinstance(value, types) or isinstance(value, bool):
+        raise ArtifactError(f"{path}: {key} is {value!r}, which a plan cannot have")
+
+
+def _part(path: Path | str, key: str, kind: type[_T], value: Any) -> _T:
+    names = [field.name for field in fields(cast(Any, kind))]
+    if not isinstance(value, Mapping) or sorted(value) != sorted(names):
+        raise ArtifactError(f"{path}: {key} does not hold {', '.join(names)}")
+    for name in names:
+        _require(path, f"{key}.{name}", value[name], (int, float))
+    return kind(**value)

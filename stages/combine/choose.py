@@ -1,0 +1,107 @@
+"""Chooses the point of a frontier for a budget, and says what the choice is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from schemas.budget import NO_BUDGET, parse_budget
+from schemas.costs import Costs
+from schemas.frontier import Frontier, Point
+from schemas.graph import NONE, Graph
+from schemas.plan import Cost, Fixed, Plan, Verdict
+from schemas.problem import Problem
+from schemas.schedule import Step
+from stages.combine.bounds import least_seconds
+from stages.combine.opening import Opener
+from stages.replay.referee import replay
+
+TOLERANCE = 1e-9
+"""Relative difference of two sums of the same times in another order."""
+
+
+def fixed_bytes(graph: Graph) -> Fixed:
+    """The bytes of a step that no plan changes, each storage counted once."""
+
+    def size(values: Iterable[int]) -> int:
+        storages = {graph.values[value].storage for value in values if value != NONE}
+        return sum(graph.storages[storage] for storage in storages)
+
+    def of_kind(*kinds: str) -> int:
+        return size(value.id for value in graph.values if value.kind in kinds)
+
+    return Fixed(
+        parameters=of_kind("parameter"),
+        gradients=size(gradient.gradient for gradient in graph.gradients),
+        buffers=of_kind("buffer", "constant"),
+        inputs=of_kind("input"),
+        outputs=size(output.value for output in graph.outputs),
+    )
+
+
+def choose(
+    graph: Graph, costs: Costs, problem: Problem, frontier: Frontier, budget: str
+) -> tuple[Plan, Point | None, list[Step]]:
+    """The plan for a budget as written ("none" takes the fastest point), the point of the
+    frontier it is, and its schedule with times and memory filled in.
+
+    When no point fits, the verdict is `infeasible`, the point None and the schedule empty. Raises
+    ConfigError when the budget is no size.
+    """
+    fixed = fixed_bytes(graph)
+    there_before = fixed.parameters + fixed.buffers + fixed.inputs
+    total: int | None = None
+    if budget != NO_BUDGET:
+        base = there_before + fixed.gradients + fixed.outputs
+        total = parse_budget(budget).total(base, there_before + frontier.keep_all_peak)
+    own = None if total is None else total - there_before
+    point = frontier.within(frontier.points[0].peak if own is None else own)
+    keep_all = Cost(frontier.keep_all_seconds, frontier.keep_all_peak)
+    solver = "local search" if point is not None and point.in_place else "none"
+    if point is None:
+        smallest = there_before + frontier.points[-1].peak
+        sentence = (
+            f"infeasible: {budget} is {total:,} bytes, the smallest budget known to work for "
+            f"{graph.model} with {frontier.strategy} is {smallest:,} bytes"
+        )
+        refusal = Plan(
+            frontier.strategy, budget, total, own, "infeasible", sentence, None, None, None, None,
+            "", smallest, None, keep_all, fixed, 0, 0.0, solver,
+        )  # fmt: skip
+        return refusal, None, []
+    played = replay(graph, costs, Opener(graph, problem).schedule(point.executions, point.in_place))
+    bound = _bound(problem, frontier, played.seconds, own if own is not None else point.peak)
+    gap = max(played.seconds / bound - 1, 0.0) if bound > 0 else 0.0
+    verdict: Verdict = "optimal" if gap <= TOLERANCE else "feasible"
+    plan = Plan(
+        strategy=frontier.strategy,
+        budget=budget,
+        budget_total=total,
+        budget_bytes=own,
+        verdict=verdict,
+        sentence=_sentence(verdict, point, frontier, gap),
+        time=played.seconds,
+        peak=played.peak,
+        lower_bound=bound,
+        gap=gap,
+        optimal_in="all plans of this graph" if verdict == "optimal" else frontier.optimal_in,
+        smallest_budget=there_before + frontier.points[-1].peak,
+        before_polish=Cost(point.before_seconds, point.before_peak),
+        keep_all=keep_all,
+        fixed=fixed,
+        recomputed=played.repeated,
+        recomputed_time=played.repeated_seconds,
+        solver=solver,
+    )
+    return plan, point, played.steps
+
+
+def _bound(problem: Problem, frontier: Frontier, seconds: float, budget: int) -> float:
+    """Seconds no plan within the budget goes below. Views are in the schedule's time but not in
+    the problem's, so they are left out of the bound: it stays one."""
+    return min(least_seconds(problem, budget), seconds)
+
+
+def _sentence(verdict: Verdict, point: Point, frontier: Frontier, gap: float) -> str:
+    slower = point.seconds / frontier.keep_all_seconds
+    words = f"{verdict}: {point.peak:,} bytes, {slower:.3f} times keep-all's predicted time"
+    return words if verdict == "optimal" else f"{words}, at most {gap:.1%} above the best possible"

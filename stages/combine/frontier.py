@@ -1,0 +1,98 @@
+"""The frontier of a strategy: its candidates, polished over a grid of budgets and replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from schemas.costs import Costs
+from schemas.frontier import Frontier, Point, pareto
+from schemas.graph import Graph
+from schemas.problem import Problem
+from stages.combine.bounds import least_peak, least_seconds
+from stages.combine.opening import Opener
+from stages.combine.polish import Polished, Polisher
+from stages.combine.registry import Candidate, Strategy
+from stages.replay.referee import Replay, replay
+
+
+def frontier(
+    graph: Graph,
+    graph_digest: str,
+    costs: Costs,
+    problem: Problem,
+    strategy: Strategy,
+    candidates: Sequence[Candidate],
+    workers: int = 1,
+) -> Frontier:
+    """The plans of a strategy, each replayed at true sizes, by falling peak.
+
+    `problem` is the graph condensed, `candidates` what the strategy made of it. A strategy that is
+    not polished keeps its candidates as they are, with no op in place. The result does not depend
+    on `workers`, the number of threads. Raises ScheduleError when replay refuses a candidate.
+    """
+    played = _Played(graph, costs, problem)
+    keep_all = played.replay([node.op for node in problem.nodes], in_place=False)
+    if strategy.polished:
+        points = _polished(played, candidates, keep_all, workers)
+    else:
+        points = [played.point(candidate.executions, candidate, False) for candidate in candidates]
+    return Frontier(
+        strategy=strategy.name,
+        model=graph.model,
+        graph=graph_digest,
+        keep_all_peak=keep_all.peak,
+        keep_all_seconds=keep_all.seconds,
+        lower_bound_peak=least_peak(problem),
+        lower_bound_seconds=least_seconds(problem, keep_all.peak),
+        optimal_in=strategy.optimal_in,
+        points=pareto(points),
+    )
+
+
+class _Played:
+    """Replays executions of one graph."""
+
+    def __init__(self, graph: Graph, costs: Costs, problem: Problem) -> None:
+        self.graph = graph
+        self.costs = costs
+        self.problem = problem
+        self.opener = Opener(graph, problem)
+
+    def replay(self, executions: Sequence[int], in_place: bool) -> Replay:
+        return replay(self.graph, self.costs, self.opener.schedule(executions, in_place))
+
+    def point(
+        self, executions: Sequence[int], candidate: Candidate, in_place: bool, found: str = ""
+    ) -> Point:
+        before = self.replay(candidate.executions, in_place=False)
+        after = before if not in_place else self.replay(executions, in_place=True)
+        return Point(
+            peak=after.peak,
+            seconds=after.seconds,
+            before_peak=before.peak,
+            before_seconds=before.seconds,
+            in_place=in_place,
+            executions=list(executions),
+            sequence=list(candidate.sequence),
+            origin=candidate.origin + found,
+        )
+
+
+def _polished(
+    played: _Played, candidates: Sequence[Candidate], keep_all: Replay, workers: int
+) -> list[Point]:
+    nodes = played.problem.nodes
+    position = {node.op: index for index, node in enumerate(nodes)}
+    starts = [[position[op] for op in candidate.executions] for candidate in candidates]
+    everything = Candidate([node.op for node in nodes], ["keep everything"], "keep everything")
+    sources = [*candidates, everything]
+    found = Polisher(played.problem).sweep(starts, least_peak(played.problem), workers)
+    unique: dict[tuple[int, ...], Polished] = {}
+    for polished in found:
+        unique.setdefault(tuple(polished.sequence), polished)
+    return [
+        played.point(
+            [nodes[index].op for index in sequence], sources[polished.start], True, ", polished"
+        )
+        for sequence, polished in unique.items()
+    ]

@@ -1,0 +1,178 @@
+"""The chain that the dynamic programs plan: positions with the ways to run them.
+
+It is made from a chain alone (each position keeps everything or nothing), from a chain with the
+options of its blocks, or from the blocks of a model with their options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from schemas.blocks import Blocks
+from schemas.chain import Chain, Position
+from schemas.errors import ArtifactError
+from schemas.options import Option
+from schemas.sequence import NO_OPTION
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to run a position forward so that its backward can follow; `option` is its number,
+    NO_OPTION for keeping everything.
+
+    `save` stays from forward to backward, the output included. `forward_peak` and `backward_peak`
+    are the most during each, counting all that the position itself brings: what it saves, its
+    output and the gradients of output, input and parameters, but not its input. A forward that
+    the backward follows at once takes `output_seconds` less, unless the loss comes between. Bytes
+    and seconds.
+    """
+
+    option: int
+    save: int
+    forward_peak: int
+    backward_peak: int
+    forward_seconds: float
+    backward_seconds: float
+    output_seconds: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Forward and backward together."""
+        return self.forward_seconds + self.backward_seconds
+
+
+@dataclass(frozen=True)
+class Link:
+    """One position: the sizes of its output, of the output's gradient and of the parameter
+    gradients that its backward leaves; `pass_seconds` and `pass_peak` (at least the output) of a
+    forward that keeps nothing; and its ways, at least one."""
+
+    output: int
+    delta: int
+    gradient: int
+    pass_seconds: float
+    pass_peak: int
+    ways: list[Way]
+
+
+@dataclass(frozen=True)
+class Links:
+    """Positions 1..L+1 (`links[0]` is position 1, the last is the loss) and the bytes `held` from
+    beginning to end: the chain's input and what planning with positions does not see."""
+
+    links: list[Link]
+    held: int
+
+    def __len__(self) -> int:
+        return len(self.links)
+
+    def at(self, position: int) -> Link:
+        """The link at a position 1..L+1."""
+        return self.links[position - 1]
+
+    def way(self, position: int, option: int) -> Way:
+        """The way with the given option number; raises ArtifactError when there is none."""
+        for way in self.at(position).ways:
+            if way.option == option:
+                return way
+        raise ArtifactError(f"position {position} has no option {option}")
+
+
+def links_of_chain(chain: Chain, options: Mapping[str, list[Option]] | None = None) -> Links:
+    """The links of a chain.
+
+    Positions whose label is a block of `options` are run with those options, the others keep
+    everything or nothing. Random states that option 0 leaves behind are held throughout.
+    """
+    links = []
+    held = chain.a_0
+    before = chain.delta_0
+    for position in chain.positions:
+        if options is None or position.label not in options:
+            links.append(_plain_link(position, before))
+        else:
+            rows = options_of(options, position.label)
+            links.append(_link(rows, position.a, position.delta, position.grad))
+            held += max(0, rows[0].save - position.a)
+        before = position.delta
+    return Links(links, held)
+
+
+def links_of_blocks(
+    blocks: Blocks, options: Mapping[str, list[Option]], keep_all_only: bool = False
+) -> Links:
+    """The links of a model: its blocks, then the loss. With `keep_all_only` each block has the one
+    way that `keep_all` picks, as option NO_OPTION."""
+    links = []
+    held = blocks.held_bytes
+    for block in blocks.blocks:
+        rows = options_of(options, block.digest)
+        chosen = [rows[0], keep_all(rows)] if keep_all_only else rows
+        link = _link(
+            chosen, block.output_bytes, block.incoming_bytes, block.gradient_bytes, keep_all_only
+        )
+        links.append(link)
+        held += max(0, rows[0].save - block.output_bytes)
+    loss = Way(NO_OPTION, 0, 0, blocks.loss_peak, 0.0, blocks.loss_seconds)
+    links.append(Link(0, 0, 0, 0.0, 0, [loss]))
+    return Links(links, held)
+
+
+def options_of(options: Mapping[str, list[Option]], digest: str) -> list[Option]:
+    """The options of a block, 0 first; raises ArtifactError when none of them has a backward."""
+    rows = options.get(digest, [])
+    if len(rows) < 2:
+        raise ArtifactError(f"the options lack the block {digest[:12]}")
+    return rows
+
+
+def keep_all(rows: Sequence[Option]) -> Option:
+    """The option that runs nothing twice; the fastest where there are several, and the fastest of
+    all where there is none."""
+    once = [row for row in rows[1:] if _runs_once(row)]
+    return min(once or rows[1:], key=lambda row: (row.seconds, row.save, row.option))
+
+
+def _runs_once(row: Option) -> bool:
+    nodes = [*row.forward, *row.backward]
+    return len(set(nodes)) == len(nodes)
+
+
+def _plain_link(position: Position, delta_before: int) -> Link:
+    way = Way(
+        option=NO_OPTION,
+        save=position.abar,
+        forward_peak=position.abar + position.o_f,
+        backward_peak=position.abar + position.delta + delta_before + position.grad + position.o_b,
+        forward_seconds=position.u_f,
+        backward_seconds=position.u_b,
+    )
+    return Link(
+        output=position.a,
+        delta=position.delta,
+        gradient=position.grad,
+        pass_seconds=position.u_f,
+        pass_peak=position.a + position.o_f,
+        ways=[way],
+    )
+
+
+def _link(
+    rows: Sequence[Option], output: int, delta: int, gradient: int, plain: bool = False
+) -> Link:
+    nothing = rows[0]
+    ways = [
+        Way(
+            option=NO_OPTION if plain else row.option,
+            save=row.save,
+            forward_peak=row.forward_peak,
+            backward_peak=row.backward_peak,
+            forward_seconds=row.forward_seconds,
+            backward_seconds=row.backward_seconds,
+            output_seconds=min(row.output_seconds, nothing.forward_seconds),
+        )
+        for row in rows[1:]
+    ]
+    peak = max(nothing.forward_peak, output)
+    return Link(output, delta, gradient, nothing.forward_seconds, peak, ways)
