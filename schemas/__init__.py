@@ -1,1 +1,1 @@
-"""The contract between stages: one module per artifact, and the store that reads and writes them."""
+"""The contract between stages: one module per artifact, and the store that keeps them."""

@@ -79,7 +79,7 @@ def write_schedule(path: Path | str, steps: Iterable[Step], graph_digest: str = 
 
 
 def read_schedule(path: Path | str) -> list[Step]:
-    """Reads a schedule; raises ArtifactError when an action is unknown or a step is out of place."""
+    """Reads a schedule; raises ArtifactError when an action is unknown or a step misplaced."""
     steps = []
     for index, row in enumerate(store.read(path, SCHEDULE).rows):
         if row.pop("step") != index:

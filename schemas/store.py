@@ -43,7 +43,7 @@ class ArtifactType:
 
 @dataclass(frozen=True)
 class Artifact:
-    """What `read` gives: rows in file order, the writer's metadata and the digest (64 hex digits)."""
+    """What `read` gives: rows in file order, the writer's metadata, the digest (64 hex digits)."""
 
     rows: list[Row]
     metadata: dict[str, str]

@@ -1,0 +1,263 @@
+"""The configuration of a run: read against `config.schema.json`, all errors told at once."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+from schemas.budget import NO_BUDGET, parse_budget
+from schemas.errors import ConfigError
+
+SCHEMA_PATH = Path(__file__).with_name("config.schema.json")
+
+BASELINES = ("unplanned", "checkpoint")
+"""Strategies that take no budget."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model to plan: its factory ("package.module:function"), the factory's keyword arguments,
+    and the strategies and budgets, as written, to plan it with."""
+
+    name: str
+    factory: str
+    arguments: dict[str, Any]
+    strategies: list[str]
+    budgets: list[str]
+
+    @property
+    def arguments_json(self) -> str:
+        """The arguments as JSON text, keys in order."""
+        return json.dumps(self.arguments, sort_keys=True)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One plan to make. `budget` is as written, "none" for a baseline; `directory` is the folder
+    that stands for it."""
+
+    model: str
+    strategy: str
+    budget: str
+    directory: str
+
+
+@dataclass(frozen=True)
+class Config:
+    """A valid configuration with its defaults filled in; the fields are those of the schema."""
+
+    models: dict[str, Model]
+    device: str
+    engine: str
+    peaks: int
+    saves: int
+    pairs: int
+    search_path: list[str]
+    results: str
+    store: str
+
+    def points(self, model: str) -> list[Point]:
+        """The plans to make of one model, in the order of the configuration."""
+        chosen = self.models[model]
+        return [
+            Point(model, strategy, budget, directory)
+            for strategy in chosen.strategies
+            for budget, directory in _budgets_of(strategy, chosen.budgets)
+        ]
+
+    def budget(self, model: str, directory: str) -> str:
+        """The budget, as written, that a folder's name stands for."""
+        return next(point.budget for point in self.points(model) if point.directory == directory)
+
+
+def parse_config(document: Mapping[str, Any], source: str = "config.yaml") -> Config:
+    """Checks a configuration and fills in its defaults.
+
+    Raises ConfigError with one line for each error, naming its path and what was expected.
+    """
+    plain, problems = _plain(document)
+    problems += [_sentence(error) for error in _validator().iter_errors(plain)]
+    problems += _budget_problems(plain)
+    if problems:
+        raise ConfigError(_message(source, sorted(set(problems))))
+    filled = _with_defaults(plain, _schema())
+    solver = filled["solver"]
+    return Config(
+        models={name: _model(name, filled) for name in filled["models"]},
+        device=filled["device"],
+        engine=solver["engine"],
+        peaks=solver["peaks"],
+        saves=solver["saves"],
+        pairs=filled["pairs"],
+        search_path=filled["search_path"],
+        results=filled["results"],
+        store=filled["store"],
+    )
+
+
+def read_config(path: Path | str) -> Config:
+    """Reads a configuration file; raises ConfigError when it is absent, no YAML or not valid."""
+    import yaml
+
+    try:
+        document = yaml.safe_load(Path(path).read_text())
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: is not YAML ({' '.join(str(error).split())})") from error
+    return parse_config(document, str(path))
+
+
+def _budgets_of(strategy: str, budgets: Iterable[str]) -> list[tuple[str, str]]:
+    if strategy in BASELINES:
+        return [(NO_BUDGET, NO_BUDGET)]
+    return [(budget, parse_budget(budget).directory) for budget in budgets]
+
+
+def _model(name: str, document: dict[str, Any]) -> Model:
+    model = document["models"][name]
+    return Model(
+        name,
+        model["factory"],
+        model["arguments"],
+        model.get("strategies", document["strategies"]),
+        [parse_budget(budget).text for budget in model.get("budgets", document["budgets"])],
+    )
+
+
+@cache
+def _schema() -> dict[str, Any]:
+    return cast(dict[str, Any], json.loads(SCHEMA_PATH.read_text()))
+
+
+@cache
+def _validator() -> Any:
+    from jsonschema import Draft202012Validator
+
+    return Draft202012Validator(_schema())
+
+
+def _plain(document: Any) -> tuple[Any, list[str]]:
+    """The document as JSON would hold it, with a sentence for each value that JSON has not."""
+    problems: list[str] = []
+
+    def convert(value: Any, path: list[str | int]) -> Any:
+        if isinstance(value, Mapping):
+            for key in value:
+                if not isinstance(key, str):
+                    where = _path([*path, str(key)])
+                    problems.append(f"{where}: the key {key!r} is no text, expected a name")
+            return {str(key): convert(item, [*path, str(key)]) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [convert(item, [*path, index]) for index, item in enumerate(value)]
+        finite = not isinstance(value, float) or math.isfinite(value)
+        if value is None or (isinstance(value, str | int | float) and finite):
+            return value
+        problems.append(
+            f"{_path(path)}: {value!r} is a {type(value).__name__}, "
+            "expected a number, a text, a list or a mapping"
+        )
+        return str(value)
+
+    return convert(document, []), problems
+
+
+def _budget_problems(document: Any) -> list[str]:
+    problems: list[str] = []
+    for path, budgets in _budget_lists(document):
+        seen: dict[str, Any] = {}
+        for index, written in enumerate(budgets):
+            if isinstance(written, bool) or not isinstance(written, str | int):
+                continue  # the schema says so
+            key = _path([*path, index])
+            try:
+                directory = parse_budget(written, key).directory
+            except ConfigError as error:
+                problems.append(str(error))
+                continue
+            if directory in seen and seen[directory] != written:
+                problems.append(
+                    f"{key}: {written!r} repeats {seen[directory]!r}, expected each budget once"
+                )
+            seen.setdefault(directory, written)
+    return problems
+
+
+def _budget_lists(document: Any) -> Iterator[tuple[list[str | int], list[Any]]]:
+    if not isinstance(document, dict):
+        return
+    if isinstance(document.get("budgets"), list):
+        yield ["budgets"], document["budgets"]
+    models = document.get("models")
+    for name, model in models.items() if isinstance(models, dict) else ():
+        if isinstance(model, dict) and isinstance(model.get("budgets"), list):
+            yield ["models", name, "budgets"], model["budgets"]
+
+
+def _sentence(error: Any) -> str:
+    """One line for an error of jsonschema: path, what was found, what was expected."""
+    path, expected = list(error.absolute_path), _expected(error.schema)
+    if error.validator == "required":
+        missing = next(key for key in error.validator_value if key not in error.instance)
+        wanted = _expected(error.schema["properties"][missing])
+        return f"{_path([*path, missing])}: is missing, expected {wanted}"
+    if error.validator == "additionalProperties":
+        known = list(error.schema["properties"])
+        unknown = [key for key in error.instance if key not in known]
+        return "\n".join(_unknown(path, key, known) for key in unknown)
+    if "propertyNames" in error.absolute_schema_path:
+        return f"{_path([*path, error.instance])}: is no name to use, expected {expected}"
+    return f"{_path(path)}: {_shown(error.instance)} was found, expected {expected}"
+
+
+def _unknown(path: list[Any], key: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(key, known, 1)
+    hint = f"did you mean {close[0]}" if close else f"expected one of {', '.join(known)}"
+    return f"{_path([*path, key])}: is no known key, {hint}"
+
+
+def _expected(schema: Mapping[str, Any]) -> str:
+    return cast(str, schema["expected"])
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _path(parts: Iterable[str | int]) -> str:
+    text = ""
+    for part in parts:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text or "the configuration"
+
+
+def _message(source: str, problems: list[str]) -> str:
+    lines = [line for problem in problems for line in problem.splitlines()]
+    if len(lines) == 1:
+        return f"{source}: {lines[0]}"
+    return "\n".join([f"{source} has {len(lines)} errors:", *(f"  {line}" for line in lines)])
+
+
+def _with_defaults(value: Any, schema: Mapping[str, Any]) -> Any:
+    """A valid value with the schema's defaults put where keys are absent."""
+    if not isinstance(value, dict):
+        return value
+    properties = schema.get("properties", {})
+    others = schema.get("additionalProperties")
+    filled = {
+        key: _with_defaults(item, properties.get(key, others if isinstance(others, dict) else {}))
+        for key, item in value.items()
+    }
+    for key, inner in properties.items():
+        if key not in filled and "default" in inner:
+            filled[key] = _with_defaults(json.loads(json.dumps(inner["default"])), inner)
+    return filled

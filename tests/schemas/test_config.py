@@ -1,0 +1,242 @@
+"""The configuration: defaults, every error at once, budgets."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.budget import UNITS, parse_budget
+from schemas.config import SCHEMA_PATH, parse_config, read_config
+from schemas.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+
+
+def minimal(**changes: Any) -> dict[str, Any]:
+    return {"models": {"small": {"factory": "data.models:gpt2"}}, **changes}
+
+
+def problems(document: Any) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(document)
+    first, *rest = str(caught.value).splitlines()
+    return [line.strip() for line in rest] or [first.removeprefix("config.yaml: ")]
+
+
+def test_the_smallest_configuration_gets_every_default() -> None:
+    config = parse_config(minimal())
+    assert (config.device, config.engine, config.pairs) == ("cpu", "highs", 15)
+    assert (config.results, config.store, config.search_path) == ("results", "store", ["."])
+    assert config.models["small"].arguments == {}
+    assert [(point.strategy, point.budget) for point in config.points("small")] == [
+        ("unplanned", "none"),
+        ("checkpoint", "none"),
+        ("rotor", "50%"),
+        ("rockmate", "50%"),
+    ]
+
+
+def test_a_model_may_have_its_own_budgets_and_strategies() -> None:
+    document = minimal(budgets=["1GiB"])
+    document["models"]["own"] = {
+        "factory": "a.b:c",
+        "strategies": ["rockmate"],
+        "budgets": ["40%", "150 MB", 7],
+        "arguments": {"width": 3, "names": ["x"]},
+    }
+    config = parse_config(document)
+    assert config.models["small"].budgets == ["1GiB"]
+    assert [(point.budget, point.directory) for point in config.points("own")] == [
+        ("40%", "40pct"),
+        ("150MB", "150MB"),
+        ("7", "7B"),
+    ]
+    assert config.budget("own", "40pct") == "40%"
+    assert config.models["own"].arguments_json == '{"names": ["x"], "width": 3}'
+
+
+def test_defaults_are_not_shared_between_configurations() -> None:
+    parse_config(minimal()).search_path.append("elsewhere")
+    assert parse_config(minimal()).search_path == ["."]
+
+
+def test_all_errors_are_told_at_once_with_path_and_expectation() -> None:
+    found = problems(
+        {
+            "models": {
+                "good": {"factory": "data.models"},
+                "bad name": {"factory": "a:b"},
+                "none": {"budgets": ["8 gigs", "120%", True, "0%"]},
+            },
+            "solver": {"engine": "gurobi", "peaks": 0, "enigne": "cbc"},
+            "device": "gpu",
+            "pairs": "many",
+            "stroe": "x",
+            "strategies": ["magic"],
+        }
+    )
+    expected = [
+        'models.good.factory: "data.models" was found, expected text of the form',
+        "models.bad name: is no name to use, expected a name made of letters",
+        "models.none.factory: is missing, expected text of the form package.module:function",
+        "models.none.budgets[0]: '8 gigs' has the unknown unit 'gigs', expected one of B, kB",
+        "models.none.budgets[1]: '120%' is above 100%",
+        "models.none.budgets[2]: true was found, expected a size such as 8GiB",
+        "models.none.budgets[3]: '0%' is nothing, expected more than 0",
+        'solver.engine: "gurobi" was found, expected highs or cbc',
+        "solver.peaks: 0 was found, expected a whole number from 1 to 50",
+        "solver.enigne: is no known key, did you mean engine",
+        'device: "gpu" was found, expected cpu, cuda or cuda:NUMBER',
+        'pairs: "many" was found, expected a whole number from 1 to 1000',
+        "stroe: is no known key, did you mean store",
+        'strategies[0]: "magic" was found, expected unplanned, checkpoint, rotor or rockmate',
+    ]
+    assert len(found) == len(expected), found
+    for sentence in expected:
+        assert any(line.startswith(sentence) for line in found), (sentence, found)
+
+
+@pytest.mark.parametrize(
+    ("document", "sentence"),
+    [
+        (None, "the configuration: nothing was found, expected a mapping with the key models"),
+        ([1], "the configuration: [1] was found, expected a mapping with the key models"),
+        ({}, "models: is missing, expected a mapping from names to models, with at least one"),
+        ({"models": {}}, "models: {} was found, expected a mapping from names to models"),
+        ({"models": {"a": None}}, "models.a: nothing was found, expected a mapping with the key"),
+        ({"models": {3: {"factory": "a:b"}}}, "models.3: the key 3 is no text"),
+        (minimal(budgets=[]), "budgets: [] was found, expected a list of budgets"),
+        (minimal(budgets=["50%", "50 %"]), "budgets[1]: '50 %' repeats '50%'"),
+        (minimal(budgets=["50%", "50%"]), 'budgets: ["50%", "50%"] was found, expected a list'),
+        (minimal(budgets=["-1MB"]), "budgets[0]: '-1MB' is no size, expected a size such as"),
+        (minimal(budgets=[0.5]), "budgets[0]: 0.5 was found, expected a size such as 8GiB"),
+    ],
+)
+def test_one_error_is_one_line(document: Any, sentence: str) -> None:
+    found = problems(document)
+    assert len(found) == 1
+    assert found[0].startswith(sentence)
+
+
+def test_a_value_that_json_has_not_is_refused() -> None:
+    document = yaml.safe_load("models: {a: {factory: 'a:b', arguments: {day: 2026-01-02}}}")
+    assert problems(document) == [
+        "models.a.arguments.day: datetime.date(2026, 1, 2) is a date, "
+        "expected a number, a text, a list or a mapping"
+    ]
+    document = yaml.safe_load("models: {a: {factory: 'a:b', arguments: {rate: .inf}}}")
+    assert problems(document)[0].startswith("models.a.arguments.rate: inf is a float")
+
+
+def test_reading_a_file_names_the_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent.yaml: cannot be read \(No such file"):
+        read_config(tmp_path / "absent.yaml")
+    path = tmp_path / "broken.yaml"
+    path.write_text("models: [")
+    with pytest.raises(ConfigError, match=r"broken.yaml: is not YAML"):
+        read_config(path)
+    path.write_text("models: {a: {factory: f}}")
+    with pytest.raises(ConfigError, match=r"broken.yaml: models.a.factory: \"f\" was found"):
+        read_config(path)
+
+
+def test_the_shipped_configuration_is_valid_and_plans_the_three_models() -> None:
+    config = read_config(ROOT / "config.yaml")
+    assert {"gpt2", "gpt2-dropout", "resnet50"} <= set(config.models)
+    for model in config.models:
+        assert {point.strategy for point in config.points(model)} == {
+            "unplanned",
+            "checkpoint",
+            "rotor",
+            "rockmate",
+        }
+
+
+def test_the_schema_describes_every_key_and_says_what_it_expects() -> None:
+    def visit(node: Any, path: str) -> None:
+        if not isinstance(node, dict):
+            return
+        for key, inner in node.get("properties", {}).items():
+            assert "description" in inner, f"{path}.{key}"
+            assert "expected" in inner, f"{path}.{key}"
+            visit(inner, f"{path}.{key}")
+        visit(node.get("additionalProperties"), f"{path}.*")
+
+    visit(json.loads(SCHEMA_PATH.read_text()), "")
+
+
+@pytest.mark.parametrize(
+    ("written", "size"),
+    [
+        ("8GiB", 8 * 2**30),
+        ("145MB", 145_000_000),
+        ("144.7 MB", 144_700_000),
+        ("1.5KiB", 1536),
+        (1_000, 1_000),
+        ("1000", 1_000),
+        ("12B", 12),
+    ],
+)
+def test_sizes(written: str | int, size: int) -> None:
+    assert parse_budget(written).total(fixed=0, keep_all=10**12) == size
+
+
+def test_a_percentage_is_of_what_is_not_fixed() -> None:
+    assert parse_budget("50%").total(fixed=100, keep_all=201) == 150
+    assert parse_budget("12.5%").share == Fraction(1, 8)
+    assert parse_budget("100%").total(fixed=100, keep_all=201) == 201
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "",
+        "MB",
+        "8 gigs",
+        "0",
+        "0MB",
+        "-3",
+        "1e9",
+        "1.5",
+        "101%",
+        "1.2.3GB",
+        "5mb",
+        "%",
+        "50%%",
+        "٣MB",
+    ],
+)
+def test_what_is_no_budget(written: str) -> None:
+    with pytest.raises(ConfigError, match=r"^here\.budgets\[2\]: "):
+        parse_budget(written, "here.budgets[2]")
+
+
+@given(st.integers(1, 10**7), st.sampled_from(sorted(UNITS)), st.integers(0, 2))
+def test_a_size_is_its_number_times_its_unit(number: int, unit: str, spaces: int) -> None:
+    assert parse_budget(f"{number}{' ' * spaces}{unit}").size == number * UNITS[unit]
+
+
+@given(st.integers(1, 99), st.integers(0, 10**12), st.integers(0, 10**12))
+def test_a_greater_share_is_never_less(percent: int, fixed: int, above: int) -> None:
+    low = parse_budget(f"{percent}%").total(fixed, fixed + above)
+    high = parse_budget(f"{percent + 1}%").total(fixed, fixed + above)
+    assert fixed <= low <= high <= fixed + above
+
+
+@given(st.text(max_size=12))
+def test_any_text_is_a_budget_or_a_clear_error(text: str) -> None:
+    try:
+        budget = parse_budget(text)
+    except ConfigError as error:
+        assert str(error).startswith("budget: ")
+    else:
+        assert "/" not in budget.directory
+        assert "%" not in budget.directory
+        assert budget.total(1, 10) > 0
