@@ -1,0 +1,156 @@
+"""`tightfit.measurement/1`: what a planned module did on the device, beside what was promised.
+
+Next to it stands `tightfit.line/1`, the live bytes of a measured step over time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import pyarrow as pa
+
+from schemas import store
+from schemas.arrow import flag, integer, number, text
+from schemas.errors import ArtifactError
+
+FAILED = "failed"
+"""The verdict of a plan whose measurement contradicts it; `sentence` says how."""
+
+LINE_POINTS = 2000
+"""The most points that are kept of one memory line."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One plan, measured. Sizes are bytes, times seconds; what was not measured is None.
+
+    `verdict` is the plan's own, or "failed" where the measurement contradicts the plan; `sentence`
+    explains either. Peaks are bytes above what was allocated when the step began: `measured_peak`
+    and `unplanned_peak` with `.grad` absent, the `accumulate` ones with `.grad` already there;
+    `unplanned` is the original model. `output_difference`, `gradient_difference` and
+    `buffer_difference` are the largest absolute differences over all samples and steps, where NaN
+    equals NaN; `bits_equal` says whether not one bit differed. `time_ratio` is the median of
+    planned over unplanned time of `pairs` alternating runs, with its quartiles. `plan_seconds` is
+    how long planning took.
+    """
+
+    model: str
+    device: str
+    strategy: str
+    budget: str
+    budget_bytes: int
+    verdict: str
+    sentence: str
+    gap: float | None
+    predicted_peak: int | None
+    measured_peak: int | None
+    unplanned_peak: int | None
+    accumulate_peak: int | None
+    unplanned_accumulate_peak: int | None
+    reserved_peak: int | None
+    predicted_time: float | None
+    measured_time: float | None
+    unplanned_time: float | None
+    time_ratio: float | None
+    time_ratio_first_quartile: float | None
+    time_ratio_third_quartile: float | None
+    pairs: int
+    output_difference: float | None
+    gradient_difference: float | None
+    buffer_difference: float | None
+    bits_equal: bool | None
+    within_budget: bool | None
+    peak_as_predicted: bool | None
+    plan_seconds: float | None
+
+
+def _maybe_integer(name: str) -> pa.Field:
+    return pa.field(name, pa.int64())
+
+
+def _maybe_number(name: str) -> pa.Field:
+    return number(name, nullable=True)
+
+
+def _maybe_flag(name: str) -> pa.Field:
+    return pa.field(name, pa.bool_())
+
+
+_ARROW = {
+    "str": text,
+    "int": integer,
+    "float": number,
+    "bool": flag,
+    "int | None": _maybe_integer,
+    "float | None": _maybe_number,
+    "bool | None": _maybe_flag,
+}
+
+MEASUREMENT = store.ArtifactType(
+    "tightfit.measurement",
+    1,
+    pa.schema([_ARROW[str(field.type)](field.name) for field in fields(Measurement)]),
+)
+
+
+def write_measurement(path: Path | str, measurement: Measurement) -> str:
+    """Writes a measurement, one row, and returns the digest."""
+    return store.write(path, MEASUREMENT, [asdict(measurement)])
+
+
+def read_measurement(path: Path | str) -> Measurement:
+    """Reads a measurement; raises ArtifactError when the file is damaged or holds several rows."""
+    rows = store.read(path, MEASUREMENT).rows
+    if len(rows) != 1:
+        raise ArtifactError(f"{path}: holds {len(rows)} measurements instead of one")
+    return Measurement(**rows[0])
+
+
+@dataclass(frozen=True)
+class LinePoint:
+    """After `seconds` from the begin of a step, `live` bytes are allocated above its start.
+
+    `run` is "planned" or "unplanned".
+    """
+
+    run: str
+    seconds: float
+    live: int
+
+
+LINE = store.ArtifactType(
+    "tightfit.line", 1, pa.schema([text("run"), number("seconds"), integer("live")])
+)
+
+
+def write_line(path: Path | str, points: Sequence[LinePoint]) -> str:
+    """Writes memory lines, each in the order of time, and returns the digest."""
+    return store.write(path, LINE, [asdict(point) for point in points])
+
+
+def read_line(path: Path | str) -> list[LinePoint]:
+    """Reads memory lines; raises ArtifactError when the file is damaged or time runs backward."""
+    points = [LinePoint(**row) for row in store.read(path, LINE).rows]
+    latest: dict[str, float] = {}
+    for point in points:
+        if point.seconds < latest.get(point.run, 0.0):
+            raise ArtifactError(f"{path}: the line of the {point.run} step goes back in time")
+        latest[point.run] = point.seconds
+    return points
+
+
+def thin(line: Sequence[tuple[float, int]], points: int = LINE_POINTS) -> list[tuple[float, int]]:
+    """At most `points` of a line's (seconds, bytes): of each stretch its highest and its last."""
+    if len(line) <= points:
+        return list(line)
+    stretch = -(-len(line) // (points // 2))
+    kept: list[tuple[float, int]] = []
+    for start in range(0, len(line), stretch):
+        part = line[start : start + stretch]
+        highest = max(range(len(part)), key=lambda index: part[index][1])
+        kept.append(part[highest])
+        if highest != len(part) - 1:
+            kept.append(part[-1])
+    return kept

@@ -1,0 +1,257 @@
+"""Measures the memory of calls, with one interface for the CPU and for CUDA.
+
+A session is a stretch of execution in which points of the program are marked by name; afterwards
+it tells the memory between any two marks. On the CPU the numbers are the running sum of the
+profiler's allocation events, exact to the byte, a library's workspace included. On CUDA they are
+the bytes requested from PyTorch's allocator, before rounding.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import statistics
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+Line = list[tuple[float, int]]
+"""Seconds since the first mark and bytes above what was allocated there, one entry a change."""
+
+_MARK = "tightfit mark "
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Bytes above what was allocated at the first mark: the `peak` and, at the second, the `net`.
+
+    `line` is how the live bytes went; it is empty where the session does not record lines.
+    """
+
+    peak: int
+    net: int
+    line: Line
+
+
+class Session(ABC):
+    """Marks points of a running program; knows the memory between them once it has ended."""
+
+    @abstractmethod
+    def mark(self, label: str) -> None:
+        """Names this point of the program; a label occurs once in a session."""
+
+    @abstractmethod
+    def usage(self, first: str, last: str) -> Usage:
+        """The memory between two marks, the earlier one first, after the session's end."""
+
+    @contextmanager
+    def section(self, label: str) -> Iterator[None]:
+        """Marks the begin and the end of a stretch of the program."""
+        self.mark(f"{label} begins")
+        yield
+        self.mark(f"{label} ends")
+
+    def section_usage(self, label: str) -> Usage:
+        """The memory of a `section`."""
+        return self.usage(f"{label} begins", f"{label} ends")
+
+
+@contextmanager
+def session(device: torch.device | str, lines: bool = False) -> Iterator[Session]:
+    """Starts a session for a device, with the garbage collector paused (collect before it where
+    cycles may hold memory).
+
+    `lines` asks for the memory line, which costs time and memory of the host on CUDA.
+    """
+    opened: CpuSession | CudaSession
+    opened = CudaSession(device, lines) if torch.device(device).type == "cuda" else CpuSession()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        with opened.running():
+            yield opened
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def measure(device: torch.device | str, call: Callable[[], Any]) -> tuple[Usage, Any]:
+    """Runs a call once in a session of its own; returns its memory and its result, still held."""
+    with session(device) as running, running.section("call"):
+        result = call()
+    return running.section_usage("call"), result
+
+
+class CpuSession(Session):
+    """Memory on the CPU, from the profiler's allocation events of the calling thread."""
+
+    def __init__(self) -> None:
+        self._events: list[tuple[int, str, int]] = []
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Runs the profiler; its own messages about starting and stopping are turned off."""
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            yield
+        kept: list[tuple[int, str, int]] = []
+        for event in profiler.profiler.kineto_results.events():
+            name = event.name()
+            if name == "[memory]":
+                if event.device_type() == torch.autograd.DeviceType.CPU:
+                    kept.append((event.start_ns(), "", event.nbytes()))
+            elif name.startswith(_MARK):
+                kept.append((event.start_ns(), name.removeprefix(_MARK), 0))
+        self._events = sorted(kept, key=lambda event: event[0])
+
+    def mark(self, label: str) -> None:
+        """See `Session.mark`."""
+        with record_function(_MARK + label):
+            pass
+
+    def usage(self, first: str, last: str) -> Usage:
+        """See `Session.usage`; the line is always there."""
+        position = {label: index for index, (_, label, _) in enumerate(self._events) if label}
+        events = self._events[position[first] : position[last] + 1]
+        start = events[0][0]
+        line: Line = [(0.0, 0)]
+        for moment, _, size in events:
+            if size:
+                line.append(((moment - start) / 1e9, line[-1][1] + size))
+        return Usage(max(live for _, live in line), line[-1][1], line)
+
+
+@dataclass
+class CudaSession(Session):
+    """Memory on a CUDA device, from the statistics of PyTorch's caching allocator."""
+
+    device: torch.device | str
+    lines: bool
+    _marks: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    _history: list[tuple[int, int]] = field(default_factory=list)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Resets the allocator's peak; records its history where lines are asked for."""
+        torch.cuda.synchronize(self.device)
+        if self.lines:
+            torch.cuda.memory._record_memory_history(context=None, clear_history=True)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        try:
+            yield
+            torch.cuda.synchronize(self.device)
+            self._history = self._trace()
+        finally:
+            if self.lines:
+                torch.cuda.memory._record_memory_history(enabled=None)
+
+    def mark(self, label: str) -> None:
+        """See `Session.mark`."""
+        counters = torch.cuda.memory_stats(self.device)
+        peak = counters["requested_bytes.all.peak"]
+        live = counters["requested_bytes.all.current"]
+        self._marks[label] = (peak, live, len(self._trace()))
+        torch.cuda.reset_peak_memory_stats(self.device)
+
+    def usage(self, first: str, last: str) -> Usage:
+        """See `Session.usage`."""
+        labels = list(self._marks)
+        between = labels[labels.index(first) : labels.index(last) + 1]
+        _, start, begin = self._marks[first]
+        _, live, end = self._marks[last]
+        peak = max(self._marks[label][0] for _, label in pairwise(between))
+        line: Line = [(0.0, 0)]
+        for moment, size in self._history[begin:end]:
+            seconds = (moment - self._history[begin][0]) / 1e6
+            line.append((seconds, line[-1][1] + size))
+        return Usage(max(peak, live) - start, live - start, line if self.lines else [])
+
+    def _trace(self) -> list[tuple[int, int]]:
+        """The allocator's history as (microseconds, bytes) so far; empty without lines."""
+        if not self.lines:
+            return []
+        index = torch.device(self.device).index or 0
+        signs = {"alloc": 1, "free_completed": -1}
+        traces = torch.cuda.memory._snapshot(self.device)["device_traces"][index]
+        return [
+            (entry["time_us"], signs[entry["action"]] * entry["size"])
+            for entry in traces
+            if entry["action"] in signs
+        ]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of repeated calls: the median and the quartiles, and how many calls there were."""
+
+    median: float
+    first_quartile: float
+    third_quartile: float
+    repeats: int
+
+    @property
+    def spread(self) -> float:
+        """The interquartile range relative to the median."""
+        return (self.third_quartile - self.first_quartile) / self.median if self.median else 0.0
+
+
+def time_calls(
+    device: torch.device | str,
+    call: Callable[[], Any],
+    before: Callable[[], None] | None = None,
+    limit: float = 0.05,
+    least: int = 5,
+    most: int = 15,
+    steady: float = 0.25,
+) -> Timing:
+    """Times a call again and again, its result dropped outside the measured time.
+
+    `before` runs ahead of each call, outside the measured time. Repeats for `limit` seconds, but
+    `least` times, and at most `most` times; for up to three times as long where the spread exceeds
+    `steady`. The device is waited for.
+    """
+    clock = _cuda_seconds if torch.device(device).type == "cuda" else _cpu_seconds
+    seconds: list[float] = []
+    started = time.perf_counter()
+    while True:
+        if before is not None:
+            before()
+        seconds.append(clock(call))
+        spent = time.perf_counter() - started
+        if len(seconds) >= least and (spent > limit or len(seconds) >= most):
+            timing = summarise(seconds)
+            if timing.spread <= steady or spent > 3 * limit or len(seconds) >= 3 * most:
+                return timing
+
+
+def summarise(seconds: list[float]) -> Timing:
+    """The median and quartiles of some times, by linear interpolation between neighbours."""
+    if len(seconds) == 1:
+        return Timing(seconds[0], seconds[0], seconds[0], 1)
+    first, median, third = statistics.quantiles(seconds, n=4, method="inclusive")
+    return Timing(median, first, third, len(seconds))
+
+
+def _cpu_seconds(call: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    result = call()
+    seconds = time.perf_counter() - start
+    del result
+    return seconds
+
+
+def _cuda_seconds(call: Callable[[], Any]) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    result = call()
+    end.record()
+    end.synchronize()
+    del result
+    return begin.elapsed_time(end) / 1e3

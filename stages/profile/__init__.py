@@ -1,0 +1,1 @@
+"""Times each distinct op of a graph once, with its memory."""

@@ -1,0 +1,90 @@
+"""`profile`: writes the costs of a graph's distinct ops."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from schemas.costs import Costs, write_costs
+from schemas.errors import ConfigError
+from schemas.graph import Graph, read_graph
+
+DESCRIPTION = (
+    "Measures each distinct op of a graph once, with its memory, on this machine's device."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the stage."""
+    parser.add_argument("--graph", required=True, help="graph.arrow of the model")
+    parser.add_argument("--out", required=True, help="costs.arrow to write")
+    parser.add_argument("--library", help="store whose library of measured costs is used and kept")
+    parser.add_argument("--device", default="cpu", help="the device to measure on (default: cpu)")
+    parser.add_argument("--threads", type=int, help="threads of the CPU (default: PyTorch's)")
+    parser.add_argument("--again", action="store_true", help="measure what is known too")
+    parser.add_argument(
+        "--source",
+        choices=("measured", "roofline", "file"),
+        default="measured",
+        help="where costs come from (default: measured)",
+    )
+    parser.add_argument("--description", help="JSON description of the device, for roofline")
+    parser.add_argument("--costs", help="costs.arrow to take costs from, for file")
+    parser.add_argument("--factory", help="the model's factory, where the graph has a loss")
+    parser.add_argument("--arguments", default="{}", help="JSON object of the factory's arguments")
+    parser.add_argument("--search-path", action="append", default=[], help="where factories are")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Runs the stage."""
+    graph = read_graph(options.graph)
+    if options.source == "roofline":
+        from stages.profile.roofline import roofline
+
+        costs = roofline(graph, _required(options, "description"))
+    elif options.source == "file":
+        from stages.profile.forms import from_file
+
+        costs = from_file(graph, _required(options, "costs"))
+    else:
+        costs = _measure(graph, options)
+    write_costs(options.out, costs)
+
+
+def _measure(graph: Graph, options: argparse.Namespace) -> Costs:
+    import torch
+
+    from stages.device.factory import build, require_device
+    from stages.profile.device import describe_device
+    from stages.profile.library import open_library
+    from stages.profile.profile import profile
+
+    library = Path(_required(options, "library"))
+    require_device(options.device)
+    if torch.device(options.device).type != graph.device:
+        raise ConfigError(f"--device {options.device}: the graph was traced for {graph.device}")
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    loss = None
+    if graph.has_loss:
+        arguments = json.loads(options.arguments)
+        built = build(
+            _required(options, "factory"), arguments, True, options.search_path, options.device
+        )
+        loss = built.loss
+    with open_library(library, describe_device(options.device)) as opened:
+        return profile(graph, loss, opened, options.again, _report if sys.stderr.isatty() else None)
+
+
+def _report(done: int, total: int, target: str) -> None:
+    end = "\n" if done + 1 == total else ""
+    print(f"\r\x1b[Kmeasuring {done + 1}/{total} {target}", end=end, file=sys.stderr, flush=True)
+
+
+def _required(options: argparse.Namespace, name: str) -> str:
+    value = getattr(options, name)
+    if value is None:
+        raise ConfigError(f"--{name} is needed for --source {options.source}")
+    return value

@@ -1,0 +1,48 @@
+"""What costs depend on beyond the op: names this machine's device and this build of PyTorch."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import torch
+
+from schemas.costs import Device
+
+
+def describe_device(device: torch.device | str) -> Device:
+    """The device that costs are measured on.
+
+    `build` names PyTorch's version and the switches that choose kernels and workspaces; `threads`
+    is 0 on CUDA, where the host's threads do not matter.
+    """
+    device = torch.device(device)
+    if device.type == "cuda":
+        build = [
+            torch.__version__,
+            f"CUDA {torch.version.cuda}",
+            f"cuDNN {torch.backends.cudnn.version()}",
+            f"benchmark {torch.backends.cudnn.benchmark}",
+            f"TF32 {torch.backends.cuda.matmul.allow_tf32} {torch.backends.cudnn.allow_tf32}",
+        ]
+        name, threads = torch.cuda.get_device_name(device), 0
+    else:
+        build = [
+            torch.__version__,
+            torch.backends.cpu.get_cpu_capability(),
+            f"oneDNN {torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled}",
+        ]
+        name, threads = _processor(), torch.get_num_threads()
+    if torch.are_deterministic_algorithms_enabled():
+        build.append("deterministic")
+    return Device(device.type, name, ", ".join(build), threads, "measured")
+
+
+def _processor() -> str:
+    """The processor's name as the operating system tells it."""
+    information = Path("/proc/cpuinfo")
+    if information.exists():
+        for line in information.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

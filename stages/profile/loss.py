@@ -1,0 +1,92 @@
+"""Measures the loss: from the model's outputs to their tangents."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from schemas.costs import Cost
+from schemas.errors import ModelError
+from schemas.graph import LOSS_TARGET, NONE, Graph
+from stages.device.meter import session, time_calls
+from stages.profile.measure import make_cost
+from stages.profile.operands import make_tensor, normal
+
+
+def measure_loss(graph: Graph, loss: Callable[[Any], Tensor]) -> Cost:
+    """The cost of a loss and its backward on random outputs of the model.
+
+    `net` is what is allocated when the last tangent arrives: the tangents, and the loss and its
+    own gradient, which the caller and autograd hold to the end of the step. Raises ModelError when
+    the loss fails.
+    """
+    op = next(op for op in graph.ops if op.target == LOSS_TARGET)
+    run = _LossRun(graph, loss)
+    try:
+        run.call()
+        with session(graph.device) as running:
+            run.prepare(lambda: running.mark("tangents"))
+            running.mark("start")
+            result = run.step()
+            running.mark("end")
+        to_tangents, whole = running.usage("start", "tangents"), running.usage("start", "end")
+        del result
+        timing = time_calls(graph.device, run.step, run.prepare, limit=0.3)
+    except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ModelError(f"the loss of {graph.model} cannot be run: {reason}") from error
+    return make_cost(graph, op, NONE, timing, whole.peak, to_tangents.net)
+
+
+class _LossRun:
+    """Runs the loss on leaves that stand for the model's outputs."""
+
+    def __init__(self, graph: Graph, loss: Callable[[Any], Tensor]) -> None:
+        device = torch.device(graph.device)
+        self.loss = loss
+        self.leaves: list[Any] = []
+        self.differentiable: list[Tensor] = []
+        for output in graph.outputs:
+            if output.value == NONE:
+                self.leaves.append(json.loads(output.constant))
+                continue
+            tensor = make_tensor(graph.values[output.value], normal, device)
+            self.leaves.append(tensor)
+            if output.tangent != NONE:
+                self.differentiable.append(tensor.requires_grad_())
+        self.tree = pytree.treespec_loads(graph.output_tree)
+        self.handles: list[Any] = []
+        self.output: Any = None
+
+    def prepare(self, arrived: Callable[[], None] | None = None) -> None:
+        """Takes the tangents off the leaves; `arrived` is called when all have come again."""
+        for handle in self.handles:
+            handle.remove()
+        waiting = len(self.differentiable)
+
+        def count(tangent: Tensor) -> None:
+            nonlocal waiting
+            waiting -= 1
+            if waiting == 0 and arrived is not None:
+                arrived()
+
+        for leaf in self.differentiable:
+            leaf.grad = None
+        self.handles = [leaf.register_hook(count) for leaf in self.differentiable]
+        self.output = pytree.tree_unflatten(self.leaves, self.tree)
+
+    def step(self) -> Tensor:
+        """The loss and its backward; the caller holds the loss, the leaves their tangents."""
+        value = self.loss(self.output)
+        value.backward()
+        return value
+
+    def call(self) -> None:
+        """One step, to warm up."""
+        self.prepare()
+        self.step()

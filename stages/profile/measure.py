@@ -1,0 +1,150 @@
+"""Measures one op: memory and time of the call that the generated program will make."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from schemas.costs import RANDOM_STATE_TARGET, Cost, op_key
+from schemas.errors import ModelError
+from schemas.graph import NONE, Graph, Op, decode_arguments
+from stages.device.meter import Timing, measure, time_calls
+from stages.device.operators import decode, in_place_calls, position_of, resolve
+from stages.profile.forms import RANDOM_STATE_KEY
+from stages.profile.operands import contents_of, extent, make_operands, refill
+from stages.profile.sweep import make_sweep
+
+SECONDS = 0.05
+"""Time spent on the repeated calls of one op, more where they differ much."""
+
+
+def measure_op(
+    graph: Graph, op: Op, wanted: set[int], device: torch.device, limit: int = 0
+) -> list[Cost]:
+    """The costs of an op's forms: `wanted` holds NONE for the ordinary form and values of
+    `op.in_place`. Memory up to `limit` bytes may be used to keep the caches as a step has them.
+    Raises ModelError when the op fails."""
+    overload = resolve(op.target)
+    try:
+        with torch.no_grad():
+            operands = make_operands(graph, op, overload, device)
+            run = _OpRun(graph, op, overload, operands, limit)
+            return [run.cost(value) for value in (NONE, *op.in_place) if value in wanted]
+    except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ModelError(
+            f"op {op.id} ({op.target}) of {graph.model} cannot be run: {reason}"
+        ) from error
+
+
+def footprint(graph: Graph, op: Op) -> int:
+    """Bytes of an op's operands, each in a storage of its own, and of the storages it makes."""
+    read = {graph.values[value].storage for value in op.inputs}
+    made = {graph.values[value].storage for value in op.outputs if value != NONE} - read
+    operands = sum(
+        extent(graph.values[value]) * getattr(torch, graph.values[value].dtype).itemsize
+        for value in op.inputs
+    )
+    return operands + sum(graph.storages[storage] for storage in made)
+
+
+def measure_random_state(device: torch.device) -> Cost:
+    """The row that prices the random state: the bytes of one, the seconds of a save and a restore."""
+    if device.type == "cuda":
+        size, timing = 0, time_calls(device, lambda: _renew_cuda_state(device))
+    else:
+        usage, state = measure(device, torch.get_rng_state)
+        size = usage.net
+        del state
+        timing = time_calls(device, lambda: torch.set_rng_state(torch.get_rng_state()))
+    return Cost(
+        RANDOM_STATE_KEY, RANDOM_STATE_TARGET, NONE, timing.median, timing.spread, size, size
+    )
+
+
+def _renew_cuda_state(device: torch.device) -> None:
+    torch.cuda.set_rng_state(torch.cuda.get_rng_state(device), device)
+
+
+@dataclass
+class _OpRun:
+    """Runs the forms of one op on operands that stay the same."""
+
+    graph: Graph
+    op: Op
+    overload: OpOverload
+    operands: dict[int, Tensor]
+    limit: int
+
+    def cost(self, in_place: int) -> Cost:
+        """Runs a form once to warm up, once for its memory, and often for its time."""
+        device = torch.device(self.graph.device)
+        call = self.ordinary() if in_place == NONE else self.overwriting(in_place)
+        call()
+        usage, result = measure(device, call)
+        del result
+        allocated = sum(tensor.untyped_storage().nbytes() for tensor in self.operands.values())
+        sweep = make_sweep(device, self.limit - allocated - usage.peak)
+        renew = None if in_place == NONE else self.renewal(in_place)
+
+        def before() -> None:
+            if renew is not None:
+                renew()
+            if sweep is not None:
+                sweep()
+
+        timing = time_calls(device, call, before, limit=SECONDS)
+        return make_cost(self.graph, self.op, in_place, timing, usage.peak, usage.net)
+
+    def ordinary(self) -> Callable[[], Any]:
+        """The op itself."""
+        overload = self.overload
+        args, kwargs = self.decoded()
+        return lambda: overload(*args, **kwargs)
+
+    def overwriting(self, value: int) -> Callable[[], Any]:
+        """The in-place form that overwrites a value."""
+        position = self.position(value)
+        steps = [
+            (resolve(step.target), step.args, step.kwargs)
+            for step in in_place_calls(self.op.target, position, *self.decoded())
+        ]
+
+        def call() -> Any:
+            for overload, args, kwargs in steps:
+                overload(*args, **kwargs)
+
+        return call
+
+    def position(self, value: int) -> int:
+        """Where among the arguments the value stands that an in-place form overwrites."""
+        args, _ = decode_arguments(self.op)
+        position = position_of(args, value, self.op.target, self.graph.device)
+        if position is None:
+            raise ValueError(f"it cannot overwrite value {value}")
+        return position
+
+    def renewal(self, value: int) -> Callable[[], None]:
+        """What gives an overwritten operand new contents."""
+        fill = contents_of(self.graph, self.op, self.overload, value)
+        return lambda: refill(self.operands[value], self.graph.values[value], fill)
+
+    def decoded(self) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments of the call, with the operands in place of the values."""
+        args, kwargs = decode_arguments(self.op)
+        decoded = {name: decode(argument, self.operands) for name, argument in kwargs.items()}
+        return [decode(argument, self.operands) for argument in args], decoded
+
+
+def make_cost(graph: Graph, op: Op, in_place: int, timing: Timing, peak: int, net: int) -> Cost:
+    """The row of one form of an op."""
+    position = NONE if in_place == NONE else op.inputs.index(in_place)
+    seconds = timing.median if math.isfinite(timing.median) else 0.0
+    key = op_key(graph, op, in_place)
+    return Cost(key, op.target, position, seconds, timing.spread, max(peak, net, 0), max(net, 0))
