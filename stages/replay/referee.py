@@ -128,6 +128,8 @@ class _Play:
                 raise self.refuse(
                     f"op {op.id} ({op.target}) reads value {value}, which is not live"
                 )
+        if step.in_place != NONE and step.in_place not in op.in_place:
+            raise self.refuse(f"op {op.id} ({op.target}) cannot overwrite value {step.in_place}")
         cost = self.costs.of(self.graph, op, step.in_place)
         self.clock += cost.seconds
         peak = self.live_bytes + cost.peak
@@ -170,8 +172,6 @@ class _Play:
 
     def overwrite(self, op: Op, value: int) -> None:
         storage = self.graph.values[value].storage
-        if value not in op.in_place:
-            raise self.refuse(f"op {op.id} ({op.target}) cannot overwrite value {value}")
         if storage in self.held or storage in self.fixed:
             raise self.refuse(f"op {op.id} ({op.target}) overwrites value {value}, which is held")
         self.forget(storage)
@@ -210,6 +210,8 @@ class _Play:
             self.states.remove(step.op)
             self.live_bytes -= self.state_bytes
             return self.live_bytes
+        if not 0 <= step.value < len(self.graph.values):
+            raise self.refuse(f"there is no value {step.value}")
         storage = self.graph.values[step.value].storage
         if storage in self.held:
             raise self.refuse(f"value {step.value} is freed, but the caller holds it")

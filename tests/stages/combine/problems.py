@@ -36,20 +36,33 @@ def problems(draw: st.DrawFn, forward: int = 6) -> Problem:
         peak = sum(sizes) + (draw(st.integers(0, 4)) if phase != "loss" else 0)
         random = phase == "forward" and draw(st.integers(0, 4)) == 0
         nodes.append(
-            Node(len(nodes), phase, draw(seconds), peak, inputs, outputs,  # type: ignore[arg-type]
-                 [] if random else reuses, random, phase != "loss")
+            Node(
+                len(nodes),
+                phase,
+                draw(seconds),
+                peak,
+                inputs,
+                outputs,  # type: ignore[arg-type]
+                [] if random else reuses,
+                random,
+                phase != "loss",
+            )
         )
         return outputs
 
     for index in range(count):
         earlier = [storage for group in made for storage in group]
-        inputs = draw(st.lists(st.sampled_from(earlier), max_size=2, unique=True)) if earlier else []
+        inputs = (
+            draw(st.lists(st.sampled_from(earlier), max_size=2, unique=True)) if earlier else []
+        )
         if made and not set(inputs) & set(made[-1]):
             inputs = [*inputs, made[-1][0]]
         sizes = [draw(size) for _ in range(draw(st.integers(1, 2)))]
         made.append(add("forward", inputs, sizes, held=index == count - 1))
         read.append(inputs)
-    gradient_of = {made[-1][0]: add("loss", [made[-1][0]], [storages[made[-1][0]].bytes], held=True)[0]}
+    gradient_of = {
+        made[-1][0]: add("loss", [made[-1][0]], [storages[made[-1][0]].bytes], held=True)[0]
+    }
     for index in range(count - 1, -1, -1):
         sources = [storage for storage in made[index] + read[index] if draw(st.booleans())]
         incoming = [gradient_of[storage] for storage in made[index] if storage in gradient_of]
@@ -64,7 +77,9 @@ def problems(draw: st.DrawFn, forward: int = 6) -> Problem:
     return Problem(nodes, storages, state)
 
 
-def plain_line(problem: Problem, sequence: Sequence[int], in_place: bool) -> tuple[list[int], float]:
+def plain_line(
+    problem: Problem, sequence: Sequence[int], in_place: bool
+) -> tuple[list[int], float]:
     """The peak within each execution and the seconds of all, straight from the definitions."""
     ends = lifetimes(problem, sequence, in_place)
     live: set[int] = set()
@@ -91,3 +106,23 @@ def plain_line(problem: Problem, sequence: Sequence[int], in_place: bool) -> tup
         if index not in sequence[position + 1 :]:
             states.discard(index)
     return line, seconds
+
+
+def two_layers(random: bool = False) -> Problem:
+    """Two layers of 4 bytes each; the first's backward makes a gradient and reads what the first
+    made. The first draws random numbers on demand."""
+    return Problem(
+        [
+            Node(0, "forward", 1.0, 4, [], [0], [], random, True),
+            Node(1, "forward", 1.0, 4, [0], [1], [], False, True),
+            Node(2, "loss", 0.0, 4, [1], [2], [], False, False),
+            Node(3, "backward", 1.0, 4, [0, 2], [3], [], False, True),
+        ],
+        [
+            Storage(4, 0, False, False),
+            Storage(4, 1, True, False),
+            Storage(4, 2, True, False),
+            Storage(4, 3, False, True),
+        ],
+        2,
+    )

@@ -56,7 +56,9 @@ def test_search_keeps_sequences_valid_and_within_budget(
     assert max(checked) == peak
     assert abs(total - spent) < 1e-9
     assert set(found[:length].tolist()) >= {
-        index for index, node in enumerate(problem.nodes) if node.phase == "loss" or a.fixed_run[index]
+        index
+        for index, node in enumerate(problem.nodes)
+        if node.phase == "loss" or a.fixed_run[index]
     }
     if peak <= budget:
         better, count, top, less = exchange(a, found, length, budget, 8)

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from dataclasses import replace as with_fields
+
+import pytest
+
+from schemas.costs import Costs
+from schemas.errors import ScheduleError
+from schemas.graph import Graph
+from schemas.schedule import Step
+from stages.combine.opening import Opener
+from stages.replay.condense import condense
+from stages.replay.referee import replay
+from tests.stages.combine.problems import two_layers
+from tests.stages.replay.graphs import graph_of
+
+
+def made(executions: list[int], random: bool = False) -> tuple[Graph, Costs, list[Step]]:
+    graph, costs = graph_of(two_layers(random), views=False)
+    return graph, costs, Opener(graph, condense(graph, costs)).schedule(executions, False)
+
+
+def refused(graph: Graph, costs: Costs, steps: list[Step], match: str) -> None:
+    with pytest.raises(ScheduleError, match=match):
+        replay(graph, costs, steps)
+
+
+def test_keeping_everything_costs_the_sum_of_all_storages() -> None:
+    graph, costs, steps = made([0, 1, 2, 3])
+    played = replay(graph, costs, steps)
+    assert (played.peak, played.saved, played.seconds) == (16, 8, 3.0)
+    assert (played.forward_seconds, played.repeated) == (2.0, 0)
+    assert [step.live for step in played.steps] == [4, 8, 12, 16, 12, 12]
+    assert replay(graph, costs, steps, accumulate=True).steps[-1].live == 8
+
+
+def test_a_recomputation_is_counted() -> None:
+    graph, costs, steps = made([0, 1, 2, 0, 3])
+    played = replay(graph, costs, steps)
+    assert (played.peak, played.saved, played.repeated, played.repeated_seconds) == (16, 4, 1, 1.0)
+
+
+def test_a_random_op_that_runs_again_needs_its_state() -> None:
+    graph, costs, steps = made([0, 1, 2, 0, 3], random=True)
+    assert [step.action for step in steps][:2] == ["save_random", "compute"]
+    played = replay(graph, costs, steps)
+    assert played.saved == 4 + 2
+    restore = [step.action for step in steps].index("restore_random")
+    assert played.steps[restore + 1].peak == 8 + 2 + 2 + 4
+    refused(graph, costs, steps[:restore] + steps[restore + 1 :], "draws again without")
+    refused(graph, costs, steps[1:], "no random state is saved")
+    moved = [*steps[: restore + 1], Step("free", value=0), *steps[restore + 1 :]]
+    refused(graph, costs, moved, "not used at once")
+
+
+def test_what_cannot_run_is_refused() -> None:
+    graph, costs, steps = made([0, 1, 2, 3])
+    refused(graph, costs, steps[1:], r"step 0 .* reads value 0, which is not live")
+    refused(graph, costs, [steps[0], *steps], "makes value 0, which is live")
+    refused(graph, costs, [*steps, Step("free", value=0)], "storage 0 is not live")
+    refused(graph, costs, [*steps, Step("free", value=1)], "the caller holds it")
+    refused(graph, costs, [*steps, Step("free", value=3)], "the gradient in value 3 is freed")
+    refused(graph, costs, [*steps, Step("gradient", value=3)], "no gradient left")
+    refused(graph, costs, [steps[0], steps[1], steps[3]], "backward runs before the loss")
+    refused(graph, costs, [steps[0], Step("offload", value=0)], "not possible on one device")
+    refused(graph, costs, [Step("compute", op=9)], "there is no op 9")
+    refused(graph, costs, [Step("write", op=0)], "is a compute, not a write")
+    refused(graph, costs, [with_fields(steps[0], in_place=1)], "cannot overwrite value 1")
+    refused(graph, costs, [Step("free", value=9)], "there is no value 9")
+
+
+def test_what_is_missing_at_the_end_is_refused() -> None:
+    graph, costs, steps = made([0, 1, 2, 3])
+    without_gradient = [step for step in steps if step.action != "gradient"]
+    refused(graph, costs, without_gradient, r"the gradients \[3\] are missing")
+    without_free = [step for step in steps if step.action != "free"]
+    refused(graph, costs, without_free, r"the storages \[0\] are never freed")
+    refused(graph, costs, [], r"the outputs \[1\] are not live")
