@@ -22,28 +22,30 @@ def frontier(
     problem: Problem,
     strategy: Strategy,
     candidates: Sequence[Candidate],
+    keep_all: Candidate,
     workers: int = 1,
 ) -> Frontier:
     """The plans of a strategy, each replayed at true sizes, by falling peak.
 
-    `problem` is the graph condensed, `candidates` what the strategy made of it. A strategy that is
-    not polished keeps its candidates as they are, with no op in place. The result does not depend
-    on `workers`, the number of threads. Raises ScheduleError when replay refuses a candidate.
+    `problem` is the graph condensed, `candidates` what the strategy made of it and `keep_all` the
+    captured order, which polish starts from too. A strategy that is not polished keeps its
+    candidates as they are, with no op in place. The result does not depend on `workers`, the
+    number of threads. Raises ScheduleError when replay refuses a candidate.
     """
     played = _Played(graph, costs, problem)
-    keep_all = played.replay([node.op for node in problem.nodes], in_place=False)
+    everything = played.replay(keep_all.executions, in_place=False)
     if strategy.polished:
-        points = _polished(played, candidates, keep_all, workers)
+        points = _polished(played, [*candidates, keep_all], workers)
     else:
         points = [played.point(candidate.executions, candidate, False) for candidate in candidates]
     return Frontier(
         strategy=strategy.name,
         model=graph.model,
         graph=graph_digest,
-        keep_all_peak=keep_all.peak,
-        keep_all_seconds=keep_all.seconds,
+        keep_all_peak=everything.peak,
+        keep_all_seconds=everything.seconds,
         lower_bound_peak=least_peak(problem),
-        lower_bound_seconds=least_seconds(problem, keep_all.peak),
+        lower_bound_seconds=least_seconds(problem, everything.peak),
         optimal_in=strategy.optimal_in,
         points=pareto(points),
     )
@@ -78,14 +80,11 @@ class _Played:
         )
 
 
-def _polished(
-    played: _Played, candidates: Sequence[Candidate], keep_all: Replay, workers: int
-) -> list[Point]:
+def _polished(played: _Played, sources: Sequence[Candidate], workers: int) -> list[Point]:
+    """Polished points; the last of the sources is the one that keeps everything."""
     nodes = played.problem.nodes
     position = {node.op: index for index, node in enumerate(nodes)}
-    starts = [[position[op] for op in candidate.executions] for candidate in candidates]
-    everything = Candidate([node.op for node in nodes], ["keep everything"], "keep everything")
-    sources = [*candidates, everything]
+    starts = [[position[op] for op in source.executions] for source in sources[:-1]]
     found = Polisher(played.problem).sweep(starts, least_peak(played.problem), workers)
     unique: dict[tuple[int, ...], Polished] = {}
     for polished in found:

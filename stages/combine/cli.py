@@ -1,0 +1,93 @@
+"""`python -m stages combine`: makes a frontier, chooses from one, or plans a chain."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from schemas.errors import ConfigError
+from schemas.frontier import Frontier, Point, read_frontier, write_frontier
+from schemas.graph import GRAPH, read_graph
+from schemas.sequence import Action, parse_action, write_sequence
+from schemas.store import read
+from stages.combine.from_chain import add_chain_arguments, run_chain
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the three uses: --chain, --frontier, or neither."""
+    parser.add_argument("--graph", type=Path, help="graph.arrow of the model")
+    parser.add_argument("--costs", type=Path, help="costs.arrow of the model on the device")
+    parser.add_argument("--blocks", type=Path, help="blocks.arrow, to make a frontier")
+    parser.add_argument("--frontier", type=Path, help="frontier.arrow, to choose a plan from it")
+    parser.add_argument("--workers", type=int, default=1, help="threads that polish at a time")
+    parser.add_argument("--out", type=Path, required=True, help="frontier.arrow, or a folder")
+    add_chain_arguments(parser)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Writes frontier.arrow, or sequence.arrow, schedule.arrow and plan.json into a folder."""
+    if options.chain is not None:
+        run_chain(options)
+        return
+    _require(options, "graph", "costs")
+    if options.frontier is not None:
+        _require(options, "budget")
+        _choose(options)
+    else:
+        _require(options, "blocks", "options", "strategy")
+        _make(options)
+
+
+def _require(options: argparse.Namespace, *names: str) -> None:
+    missing = [f"--{name}" for name in names if getattr(options, name) is None]
+    if missing:
+        raise ConfigError(f"combine needs {', '.join(missing)} here")
+
+
+def _make(options: argparse.Namespace) -> None:
+    from schemas.blocks import read_blocks
+    from schemas.costs import read_costs
+    from schemas.options import read_options
+    from stages.combine.frontier import frontier
+    from stages.combine.registry import strategy as strategy_of
+    from stages.replay.condense import condense
+
+    strategy = strategy_of(options.strategy)
+    graph, costs = read_graph(options.graph), read_costs(options.costs)
+    problem = condense(graph, costs)
+    inputs = (problem, read_blocks(options.blocks), read_options(options.options))
+    keep_all = strategy_of("unplanned")(*inputs)[0]
+    candidates = strategy(*inputs)
+    digest = read(options.graph, GRAPH).digest
+    made = frontier(graph, digest, costs, problem, strategy, candidates, keep_all, options.workers)
+    write_frontier(options.out, made)
+
+
+def _choose(options: argparse.Namespace) -> None:
+    from schemas.costs import read_costs
+    from schemas.plan import write_plan
+    from schemas.schedule import write_schedule
+    from stages.combine.choose import choose
+    from stages.replay.condense import condense
+
+    graph, costs = read_graph(options.graph), read_costs(options.costs)
+    made = read_frontier(options.frontier)
+    digest = _same_graph(options, made)
+    plan, point, steps = choose(graph, costs, condense(graph, costs), made, options.budget)
+    write_sequence(options.out / "sequence.arrow", _actions(point))
+    write_schedule(options.out / "schedule.arrow", steps, digest)
+    write_plan(options.out / "plan.json", plan)
+
+
+def _same_graph(options: argparse.Namespace, made: Frontier) -> str:
+    digest = read(options.graph, GRAPH).digest
+    if made.graph != digest:
+        raise ConfigError(f"{options.frontier}: was made for another graph than {options.graph}")
+    return digest
+
+
+def _actions(point: Point | None) -> list[Action]:
+    """The strategy's sequence that the point was polished from, empty without a point."""
+    words = [] if point is None else point.sequence
+    last = max((parse_action(text, 0).block for text in words), default=0) + 1
+    return [parse_action(text, last) for text in words]
