@@ -1,0 +1,215 @@
+"""The trade-off curve: time relative to the unplanned step against the step's peak."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from schemas.budget import NO_BUDGET
+from schemas.config import BASELINES
+from schemas.frontier import Frontier
+from schemas.plan import Plan
+from stages.report.load import ModelResults, PlanResult
+from stages.report.scales import Scale, Tick, levels, spanning, stairs
+from stages.report.words import ratio, size
+
+_INKS = {"rockmate": 1, "rotor": 2, "checkpoint": 3, "unplanned": 0}
+_SPARE_INKS = (4, 5, 6, 7)
+_LABEL_ROOM = 15.0
+_LABEL_ROWS = 3
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One plan on the plot: place in percent, text for the tooltip, and what it is about.
+
+    `low` and `high` are the heights of the quartiles of the measured ratio, None where there are
+    none. `plan` names the plan's panel on the page, "" for a point of the frontier alone.
+    """
+
+    x: float
+    y: float
+    tip: str
+    plan: str = ""
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Series:
+    """One strategy: its predicted frontier as a path, and its marks."""
+
+    strategy: str
+    ink: int
+    baseline: bool
+    path: str
+    predicted: list[Mark]
+    measured: list[Mark]
+
+
+@dataclass(frozen=True)
+class BudgetLine:
+    """A budget: its place, how it is written, and its label's row (-1: no room for a label)."""
+
+    x: float
+    label: str
+    tip: str
+    row: int
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The plot, all places in percent. `floor` is where the least possible peak lies, `unit` the
+    height of the unplanned step's time."""
+
+    series: list[Series]
+    budgets: list[BudgetLine]
+    x_ticks: list[Tick]
+    y_ticks: list[Tick]
+    floor: float | None
+    floor_tip: str
+    unit: float
+    label_rows: int
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A measured plan: peak bytes, time ratio with its quartiles, its name on the page."""
+
+    peak: int
+    ratio: float
+    quartiles: tuple[float, float] | None
+    result: PlanResult
+
+
+def inks(strategies: Sequence[str]) -> dict[str, int]:
+    """A colour number for each strategy: the same for the same strategy on every page."""
+    spare = [name for name in sorted(strategies) if name not in _INKS]
+    extra = {name: _SPARE_INKS[i % len(_SPARE_INKS)] for i, name in enumerate(spare)}
+    return {name: _INKS.get(name, extra.get(name, 0)) for name in strategies}
+
+
+def strategy_order(results: ModelResults) -> list[str]:
+    """The strategies of a model, baselines last."""
+    names = {*results.frontiers, *(result.plan.strategy for result in results.plans)}
+    known = list(_INKS)
+    return sorted(
+        names,
+        key=lambda name: (name in BASELINES, known.index(name) if name in known else 9, name),
+    )
+
+
+def plan_name(plan: Plan) -> str:
+    """A plan in a few words: "rockmate at 50%"."""
+    return plan.strategy if plan.budget == NO_BUDGET else f"{plan.strategy} at {plan.budget}"
+
+
+def measured_dots(plans: Sequence[PlanResult]) -> list[Dot]:
+    """The plans of which peak and time were measured."""
+    dots = []
+    for result in plans:
+        found = result.measurement
+        if found is None or found.measured_peak is None or found.time_ratio is None:
+            continue
+        low, high = found.time_ratio_first_quartile, found.time_ratio_third_quartile
+        quartiles = (low, high) if low is not None and high is not None else None
+        dots.append(Dot(found.measured_peak, found.time_ratio, quartiles, result))
+    return dots
+
+
+def relative_points(frontier: Frontier) -> list[tuple[int, float]]:
+    """Peak and time relative to keep-all of a frontier's points, by rising peak."""
+    unit = frontier.keep_all_seconds or 1.0
+    return sorted((point.peak, point.seconds / unit) for point in frontier.points)
+
+
+def trade_off(results: ModelResults, panels: Mapping[str, str]) -> Curve | None:
+    """The curve of a model, None when nothing was planned. `panels` names each plan's panel by
+    the folder of the plan."""
+    frontiers = {name: relative_points(f) for name, f in results.frontiers.items()}
+    dots = measured_dots(results.plans)
+    places = [point for points in frontiers.values() for point in points]
+    places += [(dot.peak, dot.ratio) for dot in dots]
+    if not places:
+        return None
+    floor = max((f.lower_bound_peak for f in results.frontiers.values()), default=0)
+    budgets = _budgets(results.plans)
+    widest = max(peak for peak, _ in places)
+    shown = [b for b in budgets if b <= 1.15 * widest]
+    x = spanning([*(peak for peak, _ in places), floor or widest, *shown], 0.04)
+    heights = [1.0, *(height for _, height in places)]
+    heights += [end for dot in dots for end in dot.quartiles or ()]
+    y = spanning(heights, 0.06, flipped=True)
+    names = strategy_order(results)
+    colours = inks(names)
+    lines = _budget_lines(shown, budgets, x)
+    return Curve(
+        series=[
+            Series(
+                strategy=name,
+                ink=colours[name],
+                baseline=name in BASELINES,
+                path=stairs([(x.at(p), y.at(t)) for p, t in frontiers.get(name, [])]),
+                predicted=_predicted(name, frontiers.get(name, []), x, y),
+                measured=[
+                    _measured(dot, x, y, panels) for dot in dots if dot.result.plan.strategy == name
+                ],
+            )
+            for name in names
+        ],
+        budgets=lines,
+        x_ticks=x.ticks(8, size),
+        y_ticks=y.ticks(5, ratio),
+        floor=x.at(floor) if floor else None,
+        floor_tip=f"No plan of this step has a peak below {size(floor)}" if floor else "",
+        unit=y.at(1.0),
+        label_rows=1 + max((line.row for line in lines), default=-1),
+    )
+
+
+def _budgets(plans: Sequence[PlanResult]) -> dict[int, list[str]]:
+    """The budgets asked for: bytes for the step, with the ways they were written."""
+    found: dict[int, list[str]] = {}
+    for result in plans:
+        if result.plan.budget_bytes is not None:
+            names = found.setdefault(result.plan.budget_bytes, [])
+            if result.plan.budget not in names:
+                names.append(result.plan.budget)
+    return dict(sorted(found.items()))
+
+
+def _budget_lines(shown: list[int], names: dict[int, list[str]], x: Scale) -> list[BudgetLine]:
+    rows = levels([x.at(b) for b in shown], _LABEL_ROOM, _LABEL_ROWS)
+    lines = []
+    for budget, row in zip(shown, rows, strict=True):
+        label = ", ".join(names[budget]) or size(budget)
+        lines.append(
+            BudgetLine(x.at(budget), label, f"Budget {label}: {size(budget)} for the step", row)
+        )
+    return lines
+
+
+def _predicted(name: str, points: list[tuple[int, float]], x: Scale, y: Scale) -> list[Mark]:
+    return [
+        Mark(x.at(p), y.at(t), f"{name}, predicted\n{size(p)}, {ratio(t)} the unplanned step")
+        for p, t in points
+    ]
+
+
+def _measured(dot: Dot, x: Scale, y: Scale, panels: Mapping[str, str]) -> Mark:
+    plan = dot.result.plan
+    lines = [
+        f"{plan_name(plan)}, measured",
+        f"{size(dot.peak)}, {ratio(dot.ratio)} the unplanned step",
+    ]
+    if dot.quartiles:
+        lines.append(f"quartiles {dot.quartiles[0]:.3f} to {dot.quartiles[1]:.3f}")
+    ends = [y.at(end) for end in dot.quartiles] if dot.quartiles else [None, None]
+    return Mark(
+        x=x.at(dot.peak),
+        y=y.at(dot.ratio),
+        tip="\n".join(lines),
+        plan=panels.get(dot.result.folder, ""),
+        low=ends[0],
+        high=ends[1],
+    )

@@ -1,0 +1,130 @@
+"""Reads what the other stages left in a results directory. What is not there is None: a model that
+failed, a budget that no plan meets and a plan not yet measured all still have a page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import pyarrow as pa
+
+from schemas.blocks import Blocks, read_blocks
+from schemas.costs import Costs, read_costs
+from schemas.errors import ArtifactError
+from schemas.frontier import Frontier, read_frontier
+from schemas.graph import Graph, read_graph
+from schemas.measurement import LinePoint, Measurement, read_line, read_measurement
+from schemas.options import Option, read_options
+from schemas.plan import Plan, read_plan
+from schemas.schedule import Step, read_schedule
+from schemas.sequence import Action, read_sequence
+
+T = TypeVar("T")
+
+ERROR_FILE = "error.txt"
+"""Beside a model's artifacts: the sentence of the stage that could not go on."""
+
+
+@dataclass(frozen=True)
+class PlanResult:
+    """One point of a run: a plan with what was made of it. `folder` is strategy/budget."""
+
+    plan: Plan
+    folder: str
+    steps: list[Step] | None
+    sequence: list[Action]
+    measurement: Measurement | None
+    line: list[LinePoint] | None
+    error: str
+
+
+@dataclass(frozen=True)
+class ModelResults:
+    """All that a run found out about one model. `digests` are those of the artifacts by file."""
+
+    name: str
+    error: str
+    graph: Graph | None
+    costs: Costs | None
+    blocks: Blocks | None
+    options: dict[str, list[Option]]
+    frontiers: dict[str, Frontier]
+    plans: list[PlanResult]
+    digests: dict[str, str]
+
+
+def load_model(folder: Path | str, whole: bool = True) -> ModelResults:
+    """The results of one model; raises ArtifactError for a damaged file and for a directory that
+    holds nothing of a run. Without `whole`, only what an index needs: frontiers and plans without
+    schedules."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ArtifactError(f"{folder}: there is no such directory of results")
+    plans = sorted(folder.glob("*/*/plan.json"))
+    frontiers = sorted(folder.glob("*/frontier.arrow"))
+    error = _text(folder / ERROR_FILE)
+    if not (plans or frontiers or error or (folder / "graph.arrow").exists()):
+        raise ArtifactError(f"{folder}: holds no results of a model")
+    return ModelResults(
+        name=folder.name,
+        error=error,
+        graph=_maybe(folder / "graph.arrow", read_graph) if whole else None,
+        costs=_maybe(folder / "costs.arrow", read_costs) if whole else None,
+        blocks=_maybe(folder / "blocks.arrow", read_blocks) if whole else None,
+        options=(_maybe(folder / "options.arrow", read_options) or {}) if whole else {},
+        frontiers={path.parent.name: read_frontier(path) for path in frontiers},
+        plans=[_plan(path.parent, whole) for path in plans],
+        digests=_digests(folder) if whole else {},
+    )
+
+
+def load_run(folder: Path | str) -> list[ModelResults]:
+    """The results of all models of a run, by name, without their large artifacts."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ArtifactError(f"{folder}: there is no such directory of results")
+    return [load_model(path, whole=False) for path in sorted(folder.iterdir()) if _is_model(path)]
+
+
+def _is_model(path: Path) -> bool:
+    names = ("graph.arrow", ERROR_FILE, "*/frontier.arrow", "*/*/plan.json")
+    return path.is_dir() and any(True for name in names for _ in path.glob(name))
+
+
+def _plan(folder: Path, whole: bool) -> PlanResult:
+    return PlanResult(
+        plan=read_plan(folder / "plan.json"),
+        folder=f"{folder.parent.name}/{folder.name}",
+        steps=(_maybe(folder / "schedule.arrow", read_schedule) or None) if whole else None,
+        sequence=(_maybe(folder / "sequence.arrow", read_sequence) or []) if whole else [],
+        measurement=_maybe(folder / "measurement.arrow", read_measurement),
+        line=_maybe(folder / "line.arrow", read_line) if whole else None,
+        error=_text(folder / ERROR_FILE),
+    )
+
+
+def _maybe(path: Path, reader: Callable[[Path], T]) -> T | None:
+    return reader(path) if path.exists() else None
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace").strip() if path.exists() else ""
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """The digests that the artifacts of a model carry, by their path below its folder."""
+    paths = [
+        path for depth in ("*", "*/*", "*/*/*") for path in sorted(folder.glob(f"{depth}.arrow"))
+    ]
+    return {str(path.relative_to(folder)): _digest(path) for path in paths}
+
+
+def _digest(path: Path) -> str:
+    try:
+        with pa.memory_map(str(path)) as source:
+            metadata = pa.ipc.open_file(source).schema.metadata or {}
+    except (pa.ArrowException, OSError) as error:
+        raise ArtifactError(f"{path}: is not a complete Arrow file") from error
+    return metadata.get(b"digest", b"").decode(errors="replace")

@@ -1,0 +1,280 @@
+"""The page of one model: what the artifacts say, put into the shapes that the template shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from schemas.measurement import Measurement
+from schemas.plan import Plan
+from stages.report.curve import Curve, inks, plan_name, strategy_order, trade_off
+from stages.report.keeping import Column, Repeated, Row, block_rows, repeated_ops
+from stages.report.load import ModelResults, PlanResult
+from stages.report.memory import MemoryPlot, memory_plot
+from stages.report.modules import Module, module_tree
+from stages.report.timeline import Timeline, timeline
+from stages.report.verdicts import Card, Outcome, bound_words, cards, outcome
+from stages.report.words import count, duration, exact, ratio, size
+
+Fact = tuple[str, str]
+"""A label and what it says."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """All about one plan; `id` names it on the page."""
+
+    id: str
+    name: str
+    ink: int
+    plan: Plan
+    outcome: Outcome
+    bound: str
+    memory: MemoryPlot | None
+    repeated: list[Repeated]
+    facts: list[Fact]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """What each block keeps and repeats, a column for each plan that has a schedule."""
+
+    panels: list[Panel]
+    rows: list[Row]
+
+
+@dataclass(frozen=True)
+class Page:
+    """A model's page. `subtitle` says where it was planned, `ids` names the panels by the folder of
+    their plan, `first` is the panel that is open at first, and `notes` say what is missing."""
+
+    title: str
+    subtitle: str
+    error: str
+    cards: list[Card]
+    curve: Curve | None
+    panels: list[Panel]
+    ids: dict[str, str]
+    first: str
+    matrix: Matrix | None
+    tree: Module | None
+    provenance: list[Fact]
+    digests: list[Fact]
+    notes: list[str]
+
+
+def model_page(results: ModelResults) -> Page:
+    """The page of a model, with whatever its artifacts allow."""
+    strategies = strategy_order(results)
+    plans = sorted(results.plans, key=lambda result: _order(result, strategies))
+    lines = _lines(results, plans)
+    ids = {result.folder: f"plan-{index}" for index, result in enumerate(plans, start=1)}
+    colours = inks(strategies)
+    keep_all = _keep_all_line(plans, lines)
+    panels = [
+        _panel(results, result, ids[result.folder], colours, lines.get(result.folder), keep_all)
+        for result in plans
+    ]
+    made = cards(plans, lines)
+    shown = [card.best for card in made if card.outcome.fits][-1:] or plans[:1]
+    graph, costs = results.graph, results.costs
+    return Page(
+        title=results.graph.model if results.graph else results.name,
+        subtitle=_subtitle(results),
+        error=results.error,
+        cards=made,
+        curve=trade_off(results, ids),
+        panels=panels,
+        ids=ids,
+        first=ids[shown[0].folder] if shown else "",
+        matrix=_matrix(results, plans, panels, lines),
+        tree=module_tree(graph, costs) if graph and costs else None,
+        provenance=_provenance(results),
+        digests=sorted(results.digests.items()),
+        notes=_notes(results),
+    )
+
+
+def _order(result: PlanResult, strategies: Sequence[str]) -> tuple[int, int, str]:
+    return strategies.index(result.plan.strategy), -(result.plan.budget_bytes or 0), result.folder
+
+
+def _lines(results: ModelResults, plans: Sequence[PlanResult]) -> dict[str, Timeline]:
+    graph = results.graph
+    if graph is None:
+        return {}
+    return {plan.folder: timeline(graph, plan.steps) for plan in plans if plan.steps}
+
+
+def _keep_all_line(plans: Sequence[PlanResult], lines: dict[str, Timeline]) -> Timeline | None:
+    """The memory line of the unplanned step, where the run has it."""
+    found = [lines.get(plan.folder) for plan in plans if plan.plan.strategy == "unplanned"]
+    return next((line for line in found if line is not None), None)
+
+
+def _panel(
+    results: ModelResults,
+    result: PlanResult,
+    name: str,
+    colours: dict[str, int],
+    line: Timeline | None,
+    keep_all: Timeline | None,
+) -> Panel:
+    graph, plan = results.graph, result.plan
+    memory = None
+    if graph is not None and line is not None:
+        other = keep_all if line is not keep_all else None
+        memory = memory_plot(graph, line, plan.budget_bytes, other, result.line)
+    return Panel(
+        id=name,
+        name=plan_name(plan),
+        ink=colours[plan.strategy],
+        plan=plan,
+        outcome=outcome(result),
+        bound=bound_words(result),
+        memory=memory,
+        repeated=repeated_ops(graph, line) if graph is not None and line is not None else [],
+        facts=[*_plan_facts(plan), *_measured_facts(result.measurement)],
+    )
+
+
+def _plan_facts(plan: Plan) -> list[Fact]:
+    facts = []
+    if plan.budget_total is not None and plan.budget_bytes is not None:
+        step = f"{size(max(plan.budget_bytes, 0))} of it for the step itself"
+        facts.append(("Budget", f"{size(plan.budget_total)} in all, {step}"))
+    if plan.time is not None and plan.peak is not None:
+        relative = plan.time / plan.keep_all.time if plan.keep_all.time else 1.0
+        facts.append(
+            ("Predicted", f"{exact(plan.peak)}, {duration(plan.time)} ({ratio(relative)})")
+        )
+    if plan.before_polish is not None and plan.time is not None:
+        before = plan.before_polish
+        facts.append(("Before polish", f"{exact(before.peak)}, {duration(before.time)}"))
+    keep_all = plan.keep_all
+    facts.append(("Keeping everything", f"{exact(keep_all.peak)}, {duration(keep_all.time)}"))
+    if plan.feasible:
+        again = f"{count(plan.recomputed, 'op')}, {duration(plan.recomputed_time)}"
+        facts.append(("Run again", again if plan.recomputed else "nothing"))
+    if plan.lower_bound is not None:
+        facts.append(("Least possible time", duration(plan.lower_bound)))
+    if plan.optimal_in:
+        facts.append(("Optimal among", plan.optimal_in))
+    if plan.smallest_budget is not None:
+        facts.append(("Smallest budget known to work", f"{size(plan.smallest_budget)} in all"))
+    facts.append(("Made by", plan.solver))
+    return [fact for fact in facts if fact[1]]
+
+
+def _measured_facts(found: Measurement | None) -> list[Fact]:
+    if found is None:
+        return []
+    facts: list[Fact] = []
+    if found.measured_peak is not None:
+        words = exact(found.measured_peak)
+        if found.predicted_peak is not None:
+            words += f", {_difference(found.measured_peak - found.predicted_peak)}"
+        facts.append(("Measured peak", words))
+    if found.accumulate_peak is not None:
+        facts.append(("Peak while accumulating gradients", exact(found.accumulate_peak)))
+    if found.reserved_peak is not None:
+        facts.append(("Reserved by the allocator", exact(found.reserved_peak)))
+    if found.measured_time is not None and found.unplanned_time is not None:
+        pair = f"{duration(found.measured_time)} against {duration(found.unplanned_time)}"
+        facts.append(("Measured time", f"{pair} unplanned"))
+    if found.time_ratio is not None:
+        words = f"{found.time_ratio:.3f} over {count(found.pairs, 'pair')} of runs"
+        low, high = found.time_ratio_first_quartile, found.time_ratio_third_quartile
+        if low is not None and high is not None:
+            words += f", quartiles {low:.3f} to {high:.3f}"
+        facts.append(("Time ratio", words))
+    facts.append(("Same results", _sameness(found)))
+    if found.plan_seconds is not None:
+        facts.append(("Planning took", duration(found.plan_seconds)))
+    return [fact for fact in facts if fact[1]]
+
+
+def _difference(extra: int) -> str:
+    if extra == 0:
+        return "as predicted to the byte"
+    return f"{abs(extra):,} bytes {'more' if extra > 0 else 'less'} than predicted"
+
+
+def _sameness(found: Measurement) -> str:
+    if found.bits_equal:
+        return "outputs, gradients and buffers are equal bit for bit"
+    parts = [
+        f"{name} {value:.2g}"
+        for name, value in (
+            ("outputs", found.output_difference),
+            ("gradients", found.gradient_difference),
+            ("buffers", found.buffer_difference),
+        )
+        if value is not None
+    ]
+    return f"largest differences: {', '.join(parts)}" if parts else ""
+
+
+def _matrix(
+    results: ModelResults,
+    plans: Sequence[PlanResult],
+    panels: Sequence[Panel],
+    lines: dict[str, Timeline],
+) -> Matrix | None:
+    chosen = [pair for pair in zip(plans, panels, strict=True) if pair[0].folder in lines]
+    if results.graph is None or results.blocks is None or not chosen:
+        return None
+    columns = [Column(lines[plan.folder], plan.sequence) for plan, _ in chosen]
+    rows = block_rows(results.graph, results.blocks, results.options, columns)
+    return Matrix([panel for _, panel in chosen], rows)
+
+
+def _subtitle(results: ModelResults) -> str:
+    graph, costs = results.graph, results.costs
+    parts = []
+    if costs is not None:
+        device = costs.device
+        parts.append(f"{device.name} ({device.type}, {count(device.threads, 'thread')})")
+    elif graph is not None:
+        parts.append(graph.device)
+    if graph is not None:
+        parts.append(f"PyTorch {graph.torch}")
+        parts.append(f"{count(len(graph.ops), 'op')} a step")
+    return " · ".join(parts)
+
+
+def _provenance(results: ModelResults) -> list[Fact]:
+    graph, costs = results.graph, results.costs
+    facts: list[Fact] = []
+    if graph is not None:
+        facts.append(("PyTorch that traced it", graph.torch))
+        facts.append(("Loss", "traced with the step" if graph.has_loss else "left to the caller"))
+    if costs is not None:
+        device = costs.device
+        facts.append(("Device", f"{device.type}: {device.name}"))
+        facts.append(("Build", device.build))
+        facts.append(("Threads", str(device.threads)))
+        facts.append(("Costs are", device.source))
+    solvers = sorted({plan.plan.solver for plan in results.plans if plan.plan.solver})
+    if solvers:
+        facts.append(("Solvers", ", ".join(solvers)))
+    return facts
+
+
+def _notes(results: ModelResults) -> list[str]:
+    notes = []
+    missing = [
+        (results.graph is None, "There is no traced graph, so nothing is shown by op or module."),
+        (results.costs is None, "There is no profile, so no times are shown by module."),
+        (results.blocks is None, "There are no blocks, so what they keep is not shown."),
+        (not results.plans, "No plan was chosen yet."),
+    ]
+    notes += [sentence for absent, sentence in missing if absent]
+    unmeasured = [
+        plan_name(result.plan)
+        for result in results.plans
+        if result.plan.feasible and result.measurement is None and not result.error
+    ]
+    if unmeasured:
+        notes.append(f"Not measured yet: {', '.join(unmeasured)}.")
+    return notes

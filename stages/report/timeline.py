@@ -1,0 +1,207 @@
+"""What a schedule keeps in memory, step by step: the memory line with its owners."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from schemas.graph import NONE, Graph
+from schemas.schedule import Step
+
+OWNERS = ("held", "gradients", "kept", "working")
+"""Who memory belongs to: outputs and their gradients, finished parameter and input gradients, what
+the forward keeps for the backward, and everything else (made and used up on the way)."""
+
+_COMPUTE = ("compute", "write", "loss")
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The memory while one step runs: `bytes` by owner in the order of OWNERS, their sum being
+    the most within the step; from `start` to `end` seconds."""
+
+    start: float
+    end: float
+    op: int
+    bytes: tuple[int, ...]
+
+    @property
+    def total(self) -> int:
+        """Bytes of all owners."""
+        return sum(self.bytes)
+
+
+@dataclass(frozen=True)
+class Occupant:
+    """Storages of one module and owner that are live at the peak."""
+
+    module: str
+    owner: str
+    bytes: int
+    storages: int
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A schedule's memory over time.
+
+    `segments` follow each other, one for each computation; `boundary` is the second at which the
+    forward ends. At the peak runs `peak_op`, and `occupants` hold the memory, largest first; what
+    that op itself needs for its outputs and temporaries is `peak_temporary`. `kept` are the bytes
+    by storage that wait at the boundary for the backward. `repeats` counts how often each op that
+    is no view runs again, and `repeat_seconds` is what that takes.
+    """
+
+    segments: list[Segment]
+    boundary: float
+    peak: int
+    peak_at: float
+    peak_op: int
+    peak_temporary: int
+    occupants: list[Occupant]
+    kept: dict[int, int]
+    repeats: dict[int, int]
+    repeat_seconds: dict[int, float]
+
+    @property
+    def seconds(self) -> float:
+        """The time of the whole step."""
+        return max((segment.end for segment in self.segments), default=0.0)
+
+
+def timeline(graph: Graph, steps: Sequence[Step]) -> Timeline:
+    """The memory line of a replayed schedule of a graph (peaks, times and live bytes filled in)."""
+    owners = _owners(graph)
+    waiting = _waiting(graph, steps)
+    play = _Play(graph, owners, waiting)
+    for index, step in enumerate(steps):
+        play.step(index, step)
+    top = play.top
+    return Timeline(
+        segments=play.segments,
+        boundary=play.boundary,
+        peak=top.total,
+        peak_at=top.start,
+        peak_op=top.op,
+        peak_temporary=top.total - play.top_live,
+        occupants=play.occupants,
+        kept={
+            storage: graph.storages[storage]
+            for storage in waiting
+            if owners.get(storage) not in ("held", "gradients")
+        },
+        repeats=play.repeats,
+        repeat_seconds=play.repeat_seconds,
+    )
+
+
+def _owners(graph: Graph) -> dict[int, str]:
+    """Storages whose owner does not depend on the schedule."""
+    owners = {graph.values[entry.gradient].storage: "gradients" for entry in graph.gradients}
+    held = [value for output in graph.outputs for value in (output.value, output.tangent)]
+    owners.update({graph.values[value].storage: "held" for value in held if value != NONE})
+    return owners
+
+
+def _made(graph: Graph, step: Step) -> list[int]:
+    outputs = graph.ops[step.op].outputs if step.op != NONE else []
+    return [graph.values[value].storage for value in outputs if value != NONE]
+
+
+def _dropped(graph: Graph, step: Step, live_before: int) -> int:
+    """The storage that a step forgets, NONE where it forgets none."""
+    if step.action == "free" and step.value != NONE:
+        return graph.values[step.value].storage
+    if step.action == "gradient" and step.live < live_before:
+        return graph.values[step.value].storage
+    if step.in_place != NONE:
+        return graph.values[step.in_place].storage
+    return NONE
+
+
+def _waiting(graph: Graph, steps: Sequence[Step]) -> dict[int, int]:
+    """Storages that are live when the forward ends, with the step that made them."""
+    made: dict[int, int] = {}
+    before = 0
+    for index, step in enumerate(steps):
+        if step.action == "loss":
+            break
+        made.pop(_dropped(graph, step, before), None)
+        if step.action in _COMPUTE:
+            for storage in _made(graph, step):
+                made.setdefault(storage, index)
+        before = step.live
+    fixed = graph.fixed_storages()
+    return {storage: index for storage, index in made.items() if storage not in fixed}
+
+
+@dataclass
+class _Play:
+    graph: Graph
+    owners: dict[int, str]
+    waiting: dict[int, int]
+    segments: list[Segment] = field(default_factory=list)
+    occupants: list[Occupant] = field(default_factory=list)
+    done: set[int] = field(default_factory=set)
+    repeats: dict[int, int] = field(default_factory=dict)
+    repeat_seconds: dict[int, float] = field(default_factory=dict)
+    live: dict[int, tuple[str, str]] = field(default_factory=dict)
+    live_bytes: int = 0
+    boundary: float = 0.0
+    top: Segment = Segment(0.0, 0.0, NONE, (0,) * len(OWNERS))
+    top_live: int = 0
+
+    def __post_init__(self) -> None:
+        self.fixed = self.graph.fixed_storages()
+        self.views = {op.id for op in self.graph.ops if self.graph.is_view(op)}
+        self.sums = dict.fromkeys(OWNERS[:-1], 0)
+
+    def step(self, index: int, step: Step) -> None:
+        if step.action == "loss":
+            self.boundary = step.start
+        if step.action in _COMPUTE:
+            self.segment(step)
+            self.count(step)
+        self.drop(_dropped(self.graph, step, self.live_bytes))
+        if step.action in _COMPUTE:
+            for storage in _made(self.graph, step):
+                self.make(storage, index, self.graph.ops[step.op].module)
+        self.live_bytes = step.live
+
+    def count(self, step: Step) -> None:
+        if step.op in self.done and step.op not in self.views:
+            self.repeats[step.op] = self.repeats.get(step.op, 0) + 1
+            seconds = self.repeat_seconds.get(step.op, 0.0) + step.end - step.start
+            self.repeat_seconds[step.op] = seconds
+        self.done.add(step.op)
+
+    def segment(self, step: Step) -> None:
+        known = tuple(self.sums[owner] for owner in OWNERS[:-1])
+        segment = Segment(step.start, step.end, step.op, (*known, max(step.peak - sum(known), 0)))
+        self.segments.append(segment)
+        if segment.total > self.top.total:
+            self.top, self.top_live = segment, self.live_bytes
+            self.occupants = self.present()
+
+    def make(self, storage: int, index: int, module: str) -> None:
+        if storage in self.live or storage in self.fixed:
+            return
+        owner = self.owners.get(storage, "working")
+        if owner == "working" and self.waiting.get(storage) == index:
+            owner = "kept"
+        self.live[storage] = (owner, module)
+        if owner in self.sums:
+            self.sums[owner] += self.graph.storages[storage]
+
+    def drop(self, storage: int) -> None:
+        if storage in self.live:
+            owner, _ = self.live.pop(storage)
+            if owner in self.sums:
+                self.sums[owner] -= self.graph.storages[storage]
+
+    def present(self) -> list[Occupant]:
+        groups: dict[tuple[str, str], list[int]] = {}
+        for storage, (owner, module) in self.live.items():
+            groups.setdefault((module, owner), []).append(self.graph.storages[storage])
+        rows = [Occupant(m, owner, sum(sizes), len(sizes)) for (m, owner), sizes in groups.items()]
+        return sorted(rows, key=lambda row: (-row.bytes, row.module, row.owner))

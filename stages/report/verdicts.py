@@ -1,0 +1,188 @@
+"""The verdict in plain words: one card a budget, one row a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from schemas.budget import NO_BUDGET
+from schemas.config import BASELINES
+from schemas.measurement import FAILED
+from stages.report.load import PlanResult
+from stages.report.timeline import OWNERS, Timeline
+from stages.report.words import duration, percent, ratio, size
+
+State = Literal["good", "warning", "bad"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of the memory under a budget, `share` in percent of the bar."""
+
+    key: str
+    name: str
+    bytes: int
+    share: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one plan. `peak` and `ratio` are measured where `measured`, else predicted;
+    None where there is no plan. `fits` says whether the budget is met."""
+
+    state: State
+    word: str
+    sentence: str
+    peak: int | None
+    ratio: float | None
+    measured: bool
+    fits: bool
+
+
+@dataclass(frozen=True)
+class Card:
+    """One budget: the outcome of its best plan, and the memory of that plan at its peak.
+
+    `step` is what the budget leaves to the step itself and `total` what it allows in all; the bar
+    of `parts` is `whole` bytes long. `others` are the further plans that compete: those for the
+    same budget and the baselines."""
+
+    budget: str
+    step: int
+    total: int | None
+    outcome: Outcome
+    best: PlanResult
+    parts: list[Part]
+    whole: int
+    others: list[PlanResult]
+
+
+def outcome(result: PlanResult) -> Outcome:
+    """The verdict of one plan as a sentence."""
+    plan, found = result.plan, result.measurement
+    peak: int | None = plan.peak
+    relative = _predicted_ratio(result)
+    if not plan.feasible:
+        return Outcome("bad", plan.verdict, _without_plan(result), None, None, False, False)
+    measured = found is not None and found.measured_peak is not None
+    if found is not None and found.measured_peak is not None:
+        peak, relative = found.measured_peak, found.time_ratio or relative
+    fits = peak is not None and (plan.budget_bytes is None or peak <= plan.budget_bytes)
+    figures = _figures(peak or 0, relative, measured)
+    if result.error:
+        return Outcome("bad", "failed", f"Failed: {result.error}", peak, relative, False, False)
+    if found is not None and found.verdict == FAILED:
+        sentence = f"Failed: {found.sentence or figures}"
+        return Outcome("bad", "failed", sentence, peak, relative, measured, fits)
+    if plan.budget == NO_BUDGET:
+        state: State = "good" if measured else "warning"
+        return Outcome(state, plan.verdict, f"{figures}.", peak, relative, measured, True)
+    asked = f"{plan.budget} ({size(plan.budget_bytes or 0)} for the step)"
+    if not fits:
+        sentence = f"Misses {asked}: {figures}."
+        return Outcome("bad", "over budget", sentence, peak, relative, measured, False)
+    if not measured:
+        sentence = f"Should fit {asked}: {figures}, not measured yet."
+        return Outcome("warning", plan.verdict, sentence, peak, relative, False, True)
+    sentence = f"Fits {asked}: {figures}."
+    return Outcome("good", plan.verdict, sentence, peak, relative, True, True)
+
+
+def _predicted_ratio(result: PlanResult) -> float | None:
+    plan = result.plan
+    if plan.time is None or plan.keep_all.time <= 0:
+        return None
+    return plan.time / plan.keep_all.time
+
+
+def _figures(peak: int, relative: float | None, measured: bool) -> str:
+    how = "measured" if measured else "predicted"
+    step = f", {ratio(relative)} the unplanned step" if relative is not None else ""
+    return f"{size(peak)} {how}{step}"
+
+
+def _without_plan(result: PlanResult) -> str:
+    plan = result.plan
+    if plan.verdict == "timeout" and plan.sentence:
+        return plan.sentence
+    known = plan.smallest_budget
+    rest = f"the smallest budget known to work is {size(known)}" if known else "no plan is known"
+    asked = f"{plan.budget} ({size(max(plan.budget_bytes or 0, 0))} for the step)"
+    return f"Does not fit {asked}: {rest}."
+
+
+def bound_words(result: PlanResult) -> str:
+    """How good the plan is proven to be, in one sentence; "" where nothing is known."""
+    plan = result.plan
+    if not plan.feasible:
+        return ""
+    if plan.verdict == "optimal" and plan.optimal_in:
+        return f"Nothing is faster within this budget among {plan.optimal_in}."
+    if plan.lower_bound is None:
+        return "No bound is known for this plan."
+    if plan.time is None or plan.time <= plan.lower_bound:
+        return "No plan of this step can be predicted faster."
+    saving = percent(1 - plan.lower_bound / plan.time)
+    return (
+        f"No plan can be predicted below {duration(plan.lower_bound)}; this one takes "
+        f"{duration(plan.time)}, so that at most {saving} is left to gain."
+    )
+
+
+def best_of(results: Sequence[PlanResult]) -> PlanResult:
+    """The plan to use among those for one budget: it fits and is fastest; a plan that was made
+    comes before a baseline that happens to fit, a measured one before one that is not."""
+
+    def rank(result: PlanResult) -> tuple[int, int, float]:
+        found = outcome(result)
+        order = {"good": 0, "warning": 1, "bad": 2}[found.state]
+        baseline = result.plan.strategy in BASELINES
+        return order, baseline, found.ratio if found.ratio is not None else float("inf")
+
+    return min(results, key=rank)
+
+
+def cards(results: Sequence[PlanResult], lines: dict[str, Timeline]) -> list[Card]:
+    """A card for each budget, the largest budget first. `lines` are memory lines by folder."""
+    groups: dict[tuple[int, str], list[PlanResult]] = {}
+    for result in results:
+        if result.plan.budget_bytes is not None:
+            key = (result.plan.budget_bytes, result.plan.budget)
+            groups.setdefault(key, []).append(result)
+    baselines = [result for result in results if result.plan.budget_bytes is None]
+    made = []
+    for (step, budget), members in sorted(groups.items(), key=lambda item: (-item[0][0], item[0])):
+        best = best_of(members)
+        others = [result for result in [*members, *baselines] if result is not best]
+        parts, whole = breakdown(best, lines.get(best.folder))
+        made.append(
+            Card(budget, step, best.plan.budget_total, outcome(best), best, parts, whole, others)
+        )
+    return made
+
+
+def breakdown(result: PlanResult, line: Timeline | None) -> tuple[list[Part], int]:
+    """The memory at the plan's peak by what it is for, with what the budget leaves free, and the
+    length of the bar in bytes: the budget, or the peak where that is more."""
+    plan = result.plan
+    if plan.peak is None:
+        return [], 0
+    fixed = plan.fixed
+    rows = [("parameters", "parameters and buffers", fixed.parameters + fixed.buffers)]
+    rows.append(("inputs", "inputs", fixed.inputs))
+    if line is not None:
+        top = max(line.segments, key=lambda segment: segment.total)
+        held = dict(zip(OWNERS, top.bytes, strict=True))
+        rows.append(("held", "outputs and their gradients", held["held"]))
+        rows.append(("gradients", "gradients finished by then", held["gradients"]))
+        rows.append(("kept", "activations kept", held["kept"]))
+        rows.append(("working", "made and used up", held["working"]))
+    else:
+        rows.append(("working", "the step's own peak", plan.peak))
+    used = sum(bytes_ for _, _, bytes_ in rows)
+    allowed = plan.budget_total or 0
+    whole = max(used, allowed, 1)
+    if allowed > used:
+        rows.append(("free", "left free", allowed - used))
+    return [Part(key, name, size_, 100 * size_ / whole) for key, name, size_ in rows], whole

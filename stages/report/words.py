@@ -1,0 +1,65 @@
+"""How the report says sizes, times and ratios. Sizes are in decimal units: MB is 1e6 bytes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+_SIZES = ((1e9, "GB", 2), (1e6, "MB", 1), (1e3, "kB", 1))
+_TIMES = ((1.0, "s", 2), (1e-3, "ms", 1), (1e-6, "µs", 0))
+
+
+def size(count: float) -> str:
+    """Bytes with one decimal in the largest unit that fits: "144.7 MB"."""
+    for unit, name, decimals in _SIZES:
+        if abs(count) >= unit * (1 - 0.5 * 10.0 ** -(decimals + 3)):
+            return f"{count / unit:.{decimals}f} {name}"
+    return f"{count:.0f} B"
+
+
+def exact(count: int) -> str:
+    """Bytes to the last one: "144,737,240 bytes"."""
+    return f"{count:,} bytes"
+
+
+def duration(seconds: float) -> str:
+    """A time in the largest unit that fits: "1.23 s", "412.0 ms", "38 µs"."""
+    for unit, name, decimals in _TIMES:
+        if abs(seconds) >= unit * 0.9995:
+            return f"{seconds / unit:.{decimals}f} {name}"
+    return "0 s" if seconds == 0 else f"{seconds * 1e6:.1f} µs"
+
+
+def ratio(value: float) -> str:
+    """A time relative to another: "1.05x"."""
+    return f"{value:.2f}x"
+
+
+def percent(share: float) -> str:
+    """A share of one: "4.9%"."""
+    return f"{100 * share:.1f}%"
+
+
+def count(number: int, noun: str) -> str:
+    """A number of things: "1 op", "12 ops"."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def listing(items: Sequence[str], most: int = 4) -> str:
+    """Items with commas, the rest counted: "a, b and 3 more"."""
+    if len(items) <= most:
+        return ", ".join(items)
+    return f"{', '.join(items[:most])} and {len(items) - most} more"
+
+
+def operator(target: str) -> str:
+    """The short name of an op: "aten.addmm.default" is "addmm"."""
+    parts = target.split(".")
+    if len(parts) == 3 and parts[0] in ("aten", "prims", "tightfit"):
+        return parts[1] if parts[2] == "default" else f"{parts[1]}.{parts[2]}"
+    return parts[1] if len(parts) == 2 and parts[0] == "tightfit" else target
+
+
+def pattern(path: str) -> str:
+    """A module path with its numbers left open, so that like layers read alike: "h.*.mlp"."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", path)
