@@ -14,6 +14,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -145,14 +146,15 @@ def read_blocks(path: Path | str) -> Blocks:
     if len(rows) != 1:
         raise ArtifactError(f"{path}: holds {len(rows)} chains instead of one")
     row = rows[0]
-    distinct = {entry["digest"]: _problem(entry) for entry in row["distinct"]}
+    distinct = {entry["digest"]: problem_from_row(entry) for entry in row["distinct"]}
     blocks = [Block(**block) for block in row["blocks"]]
     chain = Blocks(**{**row, "blocks": blocks, "distinct": distinct})
     _check(chain, str(path))
     return chain
 
 
-def _problem(entry: dict) -> Problem:
+def problem_from_row(entry: Mapping[str, Any]) -> Problem:
+    """The problem that `dataclasses.asdict` was made of; further keys are ignored."""
     nodes = [
         Node(**{**node, "reuses": [Reuse(**reuse) for reuse in node["reuses"]]})
         for node in entry["nodes"]

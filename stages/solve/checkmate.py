@@ -1,0 +1,300 @@
+"""RK-Checkmate (Z 2.3-2.19): one block's fastest run within a peak and a save limit, as an ILP.
+
+The order of nodes is unrolled into stages. A stage recomputes some of its candidates, in order,
+and then runs its tail, the nodes that run for the first time. Its variables are R[t,k] (node k is
+recomputed in stage t) and S[t,i] (storage i is there when stage t begins).
+
+Every storage has one producer here, since sums of gradients are nodes of their own. Therefore
+what Z keeps apart coincides: S and P are one, a storage is created where it is not there and its
+producer runs, and (2.16), the deletion after the last use that R and P leave, needs no variables:
+with need[t,i,k] >= R[t,k'] for each user k' >= k and >= S[t+1,i], the storage is live before step
+k exactly where it is needed at or after it. Phantoms are outputs that the forward does not read,
+so running a forward node without saving them is to delete them at once (their bytes are in the
+node's own peak either way).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import pulp
+
+from schemas.problem import Problem
+from stages.solve.hand import without_useless
+from stages.solve.simulate import Run
+
+Term: TypeAlias = int | pulp.LpVariable
+"""A 0/1 quantity: a constant where the class of runs decides it, a variable otherwise."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """`candidates` may be recomputed, in ascending order, before `tail` runs; both are nodes."""
+
+    candidates: tuple[int, ...]
+    tail: tuple[int, ...]
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """All nodes that may run in the stage, in order."""
+        return self.candidates + self.tail
+
+
+def full_stages(problem: Problem) -> list[Stage]:
+    """One stage a node, everything earlier a candidate: Z's formulation as it stands."""
+    again = _repeatable(problem)
+    return [
+        Stage(tuple(k for k in range(t) if k in again), (t,)) for t in range(len(problem.nodes))
+    ]
+
+
+def block_stages(problem: Problem, backward: bool = False) -> list[Stage]:
+    """The stages of a block whose nodes run straight through until the loss.
+
+    The first stage is the forward and the loss; a new stage begins at each backward node that
+    reads what could have been dropped. Candidates are the nodes that this or a later stage could
+    need, with `backward` those of the backward too. As far as only these run again, and only
+    after the loss, nothing is lost against `full_stages`: in between nothing new is missing.
+    """
+    again = {k for k in _repeatable(problem) if k < problem.loss or backward}
+    recomputable = {s for k in again for s in problem.nodes[k].outputs}
+    tails: list[list[int]] = [list(range(problem.loss + 1))]
+    for position in range(problem.loss + 1, len(problem.nodes)):
+        if recomputable.isdisjoint(problem.nodes[position].inputs):
+            tails[-1].append(position)
+        else:
+            tails.append([position])
+    stages: list[Stage] = []
+    useful: set[int] = set()
+    for number in reversed(range(len(tails))):
+        useful |= _ancestors(problem, again, tails[number])
+        candidates = [k for k in sorted(useful) if number and k < tails[number][0]]
+        stages.append(Stage(tuple(candidates), tuple(tails[number])))
+    return stages[::-1]
+
+
+def choose_stages(problem: Problem, variables: int) -> tuple[str, list[Stage]]:
+    """The largest class of runs whose program has at most `variables` binary ones, by name.
+
+    "any node": as Z has it; "after the loss": any node, but none before the loss; "forward nodes":
+    only these, after the loss. The last is taken however large it is.
+    """
+    for name, stages in (
+        ("any node", full_stages(problem)),
+        ("after the loss", block_stages(problem, backward=True)),
+    ):
+        if count_variables(stages) <= variables:
+            return name, stages
+    return "forward nodes", block_stages(problem)
+
+
+def count_variables(stages: Sequence[Stage]) -> int:
+    """The number of binary variables of a program with these stages."""
+    return sum(len(stage.candidates) for stage in stages)
+
+
+def _repeatable(problem: Problem) -> set[int]:
+    """Nodes that can run again: nothing of what they make has to stay."""
+    return {
+        k
+        for k, node in enumerate(problem.nodes)
+        if node.repeatable
+        and not any(problem.storages[s].held or problem.storages[s].gradient for s in node.outputs)
+    }
+
+
+def _ancestors(problem: Problem, among: set[int], nodes: Iterable[int]) -> set[int]:
+    found: set[int] = set()
+    stack = [s for k in nodes for s in problem.nodes[k].inputs]
+    while stack:
+        producer = problem.storages[stack.pop()].producer
+        if producer in among and producer not in found:
+            found.add(producer)
+            stack.extend(problem.nodes[producer].inputs)
+    return found
+
+
+class Checkmate:
+    """The ILP of one block: `program` minimises the seconds of recomputation, in shares of
+    `scale` seconds. `feasible` is False where constants alone break a limit."""
+
+    def __init__(self, problem: Problem, stages: Sequence[Stage], peak: int, save: int) -> None:
+        """Builds the program for limits in bytes, counted as in `schemas.options`."""
+        self.problem = problem
+        self.stages = list(stages)
+        self.home = {k: t for t, stage in enumerate(stages) for k in stage.tail}
+        self.readers = _readers(problem)
+        self.scale = sum(node.seconds for node in problem.nodes[: problem.loss]) or 1.0
+        self.unit = max(peak, 1) / 1000
+        self.program = pulp.LpProblem("checkmate", pulp.LpMinimize)
+        self.feasible = True
+        self.runs: list[dict[int, Term]] = [
+            {
+                **{k: self._binary(f"r_{t}_{k}") for k in stage.candidates},
+                **dict.fromkeys(stage.tail, 1),
+            }
+            for t, stage in enumerate(stages)
+        ]
+        self.kept: list[dict[int, Term]] = [
+            {s: self._kept(t, s) for s in range(len(problem.storages))}
+            for t in range(len(stages) + 1)
+        ]
+        self._objective()
+        for t in range(len(stages)):
+            self._dependencies(t)
+            self._memory(t, peak, save)
+
+    def solution(self) -> Run:
+        """The run that the solved program describes, without useless recomputations."""
+        order: list[int] = []
+        for t, stage in enumerate(self.stages):
+            order += [k for k in stage.candidates if _value(self.runs[t][k]) > 0.5]
+            order += stage.tail
+        loss = order.index(self.problem.loss)
+        return Run(tuple(order[:loss]), without_useless(self.problem, tuple(order[loss + 1 :])))
+
+    def start_from(self, run: Run) -> None:
+        """Gives the variables the values of a known run, for solvers that take a start."""
+        order = [*run.forward, self.problem.loss, *run.backward]
+        first = {k: order.index(k) for k in set(order)}
+        ends = [first[stage.tail[0]] for stage in self.stages] + [len(order)]
+        begin = 0
+        for t, stage in enumerate(self.stages):
+            executed = set(order[begin : ends[t]])
+            for k in stage.candidates:
+                variable = self.runs[t][k]
+                if isinstance(variable, pulp.LpVariable):
+                    variable.setInitialValue(int(k in executed))
+            begin = first[stage.tail[-1]] + 1
+
+    def _binary(self, name: str) -> pulp.LpVariable:
+        return pulp.LpVariable(name, cat=pulp.LpBinary)
+
+    def _kept(self, t: int, storage: int) -> Term:
+        """S[t,i], fixed where it cannot be chosen. With R integral the least S is integral."""
+        stored = self.problem.storages[storage]
+        if stored.producer < 0:
+            return 1
+        home = self.home[stored.producer]
+        if t <= home:
+            return 0
+        if stored.held or stored.gradient:
+            return 1
+        reading = [
+            later
+            for later in range(t, len(self.stages))
+            if not self.readers[storage].isdisjoint(self.stages[later].steps)
+        ]
+        if not reading:
+            return 0
+        for later in range(t, len(self.stages)):
+            if stored.producer in self.stages[later].candidates:
+                break
+            if not self.readers[storage].isdisjoint(self.stages[later].tail):
+                return 1
+        return pulp.LpVariable(f"s_{t}_{storage}", 0, 1)
+
+    def _objective(self) -> None:
+        self.program.setObjective(
+            pulp.LpAffineExpression(
+                [
+                    (self.runs[t][k], self.problem.nodes[k].seconds / self.scale)
+                    for t, stage in enumerate(self.stages)
+                    for k in stage.candidates
+                ]
+            )
+        )
+
+    def _at_most(self, terms: Iterable[tuple[float, Term]], limit: float) -> None:
+        """Adds the constraint that a weighted sum of terms is at most a limit."""
+        weights: dict[pulp.LpVariable, float] = {}
+        for weight, term in terms:
+            if isinstance(term, int):
+                limit -= weight * term
+            else:
+                weights[term] = weights.get(term, 0) + weight
+        if weights:
+            expression = pulp.LpAffineExpression(list(weights.items()))
+            self.program.addConstraint(
+                pulp.LpConstraint(expression, pulp.LpConstraintLE, rhs=limit)
+            )
+        elif limit < 0:
+            self.feasible = False
+
+    def _dependencies(self, t: int) -> None:
+        """(2.7) and (2.8): inputs are there, and only what was there or is made stays."""
+        steps = self.stages[t].steps
+        for storage, stored in enumerate(self.problem.storages):
+            if stored.producer < 0:
+                continue
+            made = self.runs[t].get(stored.producer, 0)
+            here = self.kept[t][storage]
+            self._implied(self.kept[t + 1][storage], here, made)
+            for k in steps:
+                if k in self.readers[storage]:
+                    self._implied(self.runs[t][k], here, made if stored.producer < k else 0)
+
+    def _implied(self, claim: Term, *grounds: Term) -> None:
+        """claim <= sum of grounds, left out where constants say so."""
+        if (isinstance(claim, int) and claim == 0) or any(
+            isinstance(ground, int) and ground == 1 for ground in grounds
+        ):
+            return
+        self._at_most([(1, claim), *((-1, ground) for ground in grounds)], 0)
+
+    def _memory(self, t: int, peak: int, save: int) -> None:
+        """(2.18) for each step of stage t, and (2.19) at the loss."""
+        steps = self.stages[t].steps
+        live = [list[tuple[float, Term]]() for _ in steps]
+        for storage, stored in enumerate(self.problem.storages):
+            if stored.bytes:
+                for step, term in enumerate(self._live(t, storage)):
+                    live[step].append((stored.bytes / self.unit, term))
+        for step, k in enumerate(steps):
+            own = self.problem.nodes[k].peak / self.unit
+            self._at_most([*live[step], (own, self.runs[t][k])], peak / self.unit)
+            if k == self.problem.loss:
+                self._at_most(live[step], save / self.unit)
+
+    def _live(self, t: int, storage: int) -> list[Term]:
+        """Whether a storage is live before each step of stage t."""
+        steps = self.stages[t].steps
+        producer = self.problem.storages[storage].producer
+        made = steps.index(producer) if producer in steps else -1
+        here, after = self.kept[t][storage], self.kept[t + 1][storage]
+        if made < 0 and isinstance(here, int) and here == 0:
+            return [0] * len(steps)
+        terms: list[Term] = []
+        need = after
+        for step in reversed(range(len(steps))):
+            if step <= made:
+                terms.append(here)
+                continue
+            if steps[step] in self.readers[storage]:
+                need = self._either(f"n_{t}_{storage}_{step}", need, self.runs[t][steps[step]])
+            terms.append(need)
+        return terms[::-1]
+
+    def _either(self, name: str, first: Term, second: Term) -> Term:
+        if isinstance(first, int):
+            return first if first else second
+        if isinstance(second, int):
+            return second if second else first
+        either = pulp.LpVariable(name, 0, 1)
+        self._at_most([(1, first), (-1, either)], 0)
+        self._at_most([(1, second), (-1, either)], 0)
+        return either
+
+
+def _readers(problem: Problem) -> list[set[int]]:
+    readers: list[set[int]] = [set() for _ in problem.storages]
+    for k, node in enumerate(problem.nodes):
+        for storage in node.inputs:
+            readers[storage].add(k)
+    return readers
+
+
+def _value(term: Term) -> float:
+    return term if isinstance(term, int) else (term.value() or 0.0)

@@ -1,0 +1,52 @@
+"""The command `solve`: blocks to options."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options."""
+    parser.add_argument("--blocks", type=Path, required=True, help="the blocks of the chain")
+    parser.add_argument("--store", type=Path, required=True, help="where solved blocks are kept")
+    parser.add_argument(
+        "--engine", choices=("highs", "cbc"), default="highs", help="the ILP solver"
+    )
+    parser.add_argument("--peaks", type=_count, default=4, help="number of limits on the peak")
+    parser.add_argument("--saves", type=_count, default=6, help="number of limits on the save")
+    parser.add_argument(
+        "--jobs", type=_count, default=os.cpu_count() or 1, help="blocks solved at a time"
+    )
+    parser.add_argument("--out", type=Path, required=True, help="the options to write")
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return value
+
+
+def run(options: argparse.Namespace) -> None:
+    """Solves the distinct blocks that the store lacks and writes the options of all."""
+    from schemas.blocks import read_blocks
+    from schemas.options import Option, write_options
+    from stages.solve.search import Grid
+    from stages.solve.shelf import solve_all
+
+    blocks = read_blocks(options.blocks)
+    labels = {block.digest: block.label for block in reversed(blocks.blocks)}
+    grid = Grid(peaks=options.peaks, saves=options.saves)
+
+    def tell(digest: str, found: list[Option]) -> None:
+        proven = sum(option.status == "optimal" for option in found)
+        print(f"{labels[digest]}: {len(found)} options, {proven} optimal", flush=True)
+
+    found = solve_all(blocks.distinct, options.store, options.engine, grid, options.jobs, tell)
+    write_options(
+        options.out,
+        found,
+        {"engine": options.engine, "grid": f"{grid.peaks}x{grid.saves}"},
+    )

@@ -1,0 +1,135 @@
+"""Solves an ILP with HiGHS or CBC through PuLP, and says truthfully how far it got.
+
+PuLP alone does not tell an optimum from the best solution found before a limit, has no bound from
+CBC, and does not know the status HiGHS gives at its limit on nodes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tempfile
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pulp
+
+Engine = Literal["highs", "cbc"]
+ENGINES = ("highs", "cbc")
+Outcome = Literal["solved", "infeasible", "unknown"]
+TOLERANCE = 1e-6
+_PRINTED = 5e-4
+"""CBC prints its bounds with three decimals."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a solve ends before the optimum is proven: at an absolute `gap` of the objective, at
+    `nodes` of the search tree, and, as the last guard, after `seconds`."""
+
+    gap: float = 0.0
+    nodes: int = 100_000
+    seconds: float = 600.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a solve found. "solved": the variables hold a solution of value `objective`, and no
+    solution is below `bound`. "infeasible" is proven; "unknown" means that a limit came first.
+    `limit` is "", "gap", "work" or "clock", as in `schemas.options`."""
+
+    outcome: Outcome
+    objective: float
+    bound: float
+    limit: str
+
+
+def solve(program: pulp.LpProblem, engine: Engine, limits: Limits, warm: bool = False) -> Verdict:
+    """Minimises a program; `warm` starts from the initial values of its variables."""
+    if engine == "highs":
+        return _solve_highs(program, limits, warm)
+    return _solve_cbc(program, limits, warm)
+
+
+def _solved(objective: float, bound: float, limit: str) -> Verdict:
+    bound = min(bound, objective)
+    proven = objective - bound <= TOLERANCE * max(1.0, abs(objective))
+    return Verdict("solved", objective, objective if proven else bound, "" if proven else limit)
+
+
+def _solve_highs(program: pulp.LpProblem, limits: Limits, warm: bool) -> Verdict:
+    import highspy
+
+    class _Highs(pulp.HiGHS):
+        """PuLP's HiGHS with a start, and without the reading of the result, which is done below."""
+
+        def callSolver(self, lp: pulp.LpProblem) -> None:  # noqa: N802
+            given = [(v.index, v.varValue) for v in lp.variables() if v.varValue is not None]
+            if warm and given:
+                columns, values = zip(*given, strict=True)
+                lp.solverModel.setSolution(len(columns), list(columns), list(values))
+            lp.solverModel.run()
+
+        def findSolutionValues(self, lp: pulp.LpProblem) -> tuple[int, int]:  # noqa: N802
+            return pulp.LpStatusNotSolved, pulp.LpSolutionNoSolutionFound
+
+    solver = _Highs(
+        msg=False,
+        threads=1,
+        timeLimit=limits.seconds,
+        gapRel=0.0,
+        gapAbs=max(limits.gap, TOLERANCE / 10),
+        mip_max_nodes=limits.nodes,
+        random_seed=0,
+    )
+    program.solve(solver)
+    model = program.solverModel
+    info, status = model.getInfo(), model.getModelStatus()
+    if status in (
+        highspy.HighsModelStatus.kInfeasible,
+        highspy.HighsModelStatus.kUnboundedOrInfeasible,
+    ):
+        return Verdict("infeasible", math.inf, math.inf, "")
+    clock = status == highspy.HighsModelStatus.kTimeLimit
+    limit = "clock" if clock else "gap" if status == highspy.HighsModelStatus.kOptimal else "work"
+    if info.primal_solution_status != highspy.kSolutionStatusFeasible:
+        return Verdict("unknown", math.inf, info.mip_dual_bound, limit)
+    values = list(model.getSolution().col_value)
+    for variable in program.variables():
+        variable.varValue = values[variable.index]
+    bound = info.mip_dual_bound if info.mip_node_count >= 0 else info.objective_function_value
+    return _solved(info.objective_function_value, bound, limit)
+
+
+def _solve_cbc(program: pulp.LpProblem, limits: Limits, warm: bool) -> Verdict:
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        log = Path(folder) / "log"
+        solver = pulp.PULP_CBC_CMD(
+            msg=False,
+            threads=1,
+            timeLimit=limits.seconds,
+            gapRel=0.0,
+            gapAbs=max(limits.gap, TOLERANCE / 10),
+            maxNodes=limits.nodes,
+            warmStart=warm,
+            logPath=str(log),
+        )
+        solver.tmpDir = folder
+        status = program.solve(solver)
+        text = log.read_text()
+    if status == pulp.LpStatusInfeasible:
+        return Verdict("infeasible", math.inf, math.inf, "")
+    limit = "clock" if "Exiting on maximum time" in text else "work"
+    if "Exiting on maximum" not in text:
+        limit = "gap"
+    found = re.findall(r"(?:Lower bound|best possible)[: ]+(-?[\d.]+(?:e[+-]?\d+)?)", text)
+    if program.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
+        return Verdict("unknown", math.inf, float(found[-1]) - _PRINTED if found else 0.0, limit)
+    objective = pulp.value(program.objective) or 0.0
+    optimal = program.sol_status == pulp.LpSolutionOptimal
+    printed = float(found[-1]) - _PRINTED if found else -math.inf
+    bound = max(objective - max(limits.gap, TOLERANCE / 10), printed) if optimal else printed
+    return _solved(objective, bound, limit)

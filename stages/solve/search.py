@@ -1,0 +1,220 @@
+"""The options of one block: a grid of (peak, save) limits, solved from the loosest on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from schemas.options import Option
+from schemas.problem import Problem
+from stages.solve.checkmate import Checkmate, choose_stages
+from stages.solve.engine import TOLERANCE, Engine, Limits, solve
+from stages.solve.hand import droppable, forward_nodes, keep_all, output_only, recompute_cheap
+from stages.solve.simulate import Figures, Run, simulate
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How densely and how long a block's options are searched.
+
+    `peaks` x `saves` pairs of limits; a share `gap` of a run's seconds that need not be gained;
+    at most `nodes` of the search tree a solve, and `seconds` as the last guard; programs of up to
+    `variables` binary variables may recompute any node, larger ones forward nodes only; no ILP
+    beyond `largest`.
+    """
+
+    peaks: int = 4
+    saves: int = 6
+    gap: float = 0.003
+    nodes: int = 300
+    seconds: float = 30.0
+    variables: int = 500
+    largest: int = 4000
+
+
+@dataclass(frozen=True)
+class Found:
+    """A run with its figures, how it was found and what ended the search for it."""
+
+    label: str
+    run: Run
+    figures: Figures
+    limit: str = ""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """No run within `peak` and `save` takes less than `seconds` (infinite: there is none)."""
+
+    peak: int
+    save: int
+    seconds: float
+
+
+def solve_block(digest: str, problem: Problem, engine: Engine, grid: Grid) -> list[Option]:
+    """All options of a block worth having, by number: 0 saves nothing, the others from the most
+    saved to the least.
+
+    The same arguments give the same options unless a solve says that the clock ended it.
+    """
+    found = [_judged(problem, "keep everything", keep_all(problem))]
+    found += [_judged(problem, label, run) for label, run in recompute_cheap(problem)]
+    bounds = [Bound(_most(found), _most(found), found[0].figures.seconds)]
+    if droppable(problem):
+        _search(problem, engine, grid, found, bounds)
+    options = [_option(digest, problem, entry, bounds) for entry in _worth_having(found)]
+    numbered = enumerate([_option_zero(digest, problem), *options])
+    return [replace(option, option=number) for number, option in numbered]
+
+
+def _judged(problem: Problem, label: str, run: Run, limit: str = "") -> Found:
+    return Found(label, run, simulate(problem, run), limit)
+
+
+def _most(found: list[Found]) -> int:
+    return max(max(entry.figures.peak, entry.figures.save) for entry in found)
+
+
+def _search(
+    problem: Problem, engine: Engine, grid: Grid, found: list[Found], bounds: list[Bound]
+) -> None:
+    """Adds what the ILPs of the grid find, and the bounds they prove."""
+    name, stages = choose_stages(problem, grid.variables)
+    if sum(len(stage.candidates) for stage in stages) > grid.largest:
+        return
+    slack = grid.gap * found[0].figures.seconds
+    base = sum(node.seconds for node in problem.nodes)
+    for peak, save in grid_points(problem, grid, found):
+        known = _fastest(found, peak, save)
+        if known and known.figures.seconds - _lower(bounds, peak, save) <= slack:
+            continue
+        if _lower(bounds, peak, save) == float("inf"):
+            continue
+        ilp = Checkmate(problem, stages, peak, save)
+        if not ilp.feasible:
+            bounds.append(Bound(peak, save, float("inf")))
+            continue
+        if known:
+            ilp.start_from(known.run)
+        limits = Limits(slack / ilp.scale, grid.nodes, grid.seconds)
+        verdict = solve(ilp.program, engine, limits, warm=known is not None)
+        bounds.append(Bound(peak, save, base + verdict.bound * ilp.scale))
+        if verdict.outcome == "solved":
+            label = f"ILP ({name}), peak {peak}, save {save}"
+            found.append(_judged(problem, label, ilp.solution(), verdict.limit))
+
+
+def grid_points(problem: Problem, grid: Grid, found: list[Found]) -> Iterator[tuple[int, int]]:
+    """Pairs of limits (peak, save), loosest first.
+
+    Peaks are evenly spaced from what single nodes need to what keeping everything needs, saves
+    from the least to the most that can be saved within the peak (Z 2.6.0.0.1).
+    """
+    highest, lowest = found[0].figures.peak, least_peak(problem)
+    most = found[0].figures.save
+    least = min(entry.figures.save for entry in found)
+    for peak in _spread(highest, lowest, grid.peaks):
+        for save in _spread(max(min(most, peak), least), least, grid.saves):
+            yield peak, save
+
+
+def _spread(high: int, low: int, count: int) -> list[int]:
+    if count == 1:
+        return [high]
+    return [high - (high - low) * step // (count - 1) for step in range(count)]
+
+
+def least_peak(problem: Problem) -> int:
+    """Bytes that some node needs by itself: its inputs, its own peak and the gradients before it.
+
+    No run has a lower peak.
+    """
+    least = 0
+    staying = 0
+    for position, node in enumerate(problem.nodes):
+        if position != problem.loss:
+            inputs = {s for s in node.inputs if not _stays(problem, s)}
+            own = sum(problem.storages[storage].bytes for storage in inputs) + node.peak
+            least = max(least, own + staying)
+        staying += sum(problem.storages[s].bytes for s in node.outputs if _stays(problem, s))
+    return least
+
+
+def _stays(problem: Problem, storage: int) -> bool:
+    return problem.storages[storage].held or problem.storages[storage].gradient
+
+
+def _fastest(found: list[Found], peak: int, save: int) -> Found | None:
+    fitting = [e for e in found if e.figures.peak <= peak and e.figures.save <= save]
+    return min(fitting, key=lambda entry: entry.figures.seconds, default=None)
+
+
+def _lower(bounds: list[Bound], peak: int, save: int) -> float:
+    """The best bound that holds within limits: those of looser limits do."""
+    return max((b.seconds for b in bounds if b.peak >= peak and b.save >= save), default=0.0)
+
+
+def _worth_having(found: list[Found]) -> list[Found]:
+    """The runs that no other one beats or equals in save, both peaks and seconds."""
+
+    def measures(entry: Found) -> tuple[float, ...]:
+        figures = entry.figures
+        return (figures.save, figures.forward_peak, figures.backward_peak, figures.seconds)
+
+    kept: list[Found] = []
+    for entry in sorted(found, key=lambda entry: (entry.figures.seconds, measures(entry))):
+        own = measures(entry)
+        if not any(
+            all(a <= b for a, b in zip(measures(other), own, strict=True)) for other in kept
+        ):
+            kept.append(entry)
+    return sorted(kept, key=lambda entry: (-entry.figures.save, measures(entry)))
+
+
+def _option(digest: str, problem: Problem, entry: Found, bounds: list[Bound]) -> Option:
+    figures = entry.figures
+    lower = _lower(bounds, figures.peak, figures.save)
+    gap = max(0.0, 1 - lower / figures.seconds) if figures.seconds else 0.0
+    spare = output_only(problem, entry.run)
+    optimal = gap <= TOLERANCE
+    return Option(
+        block=digest,
+        option=0,
+        label=entry.label,
+        save=figures.save,
+        forward_peak=figures.forward_peak,
+        backward_peak=figures.backward_peak,
+        forward_seconds=figures.forward_seconds,
+        backward_seconds=figures.backward_seconds,
+        output_seconds=sum(problem.nodes[position].seconds for position in spare),
+        forward=list(entry.run.forward),
+        backward=list(entry.run.backward),
+        output_only=list(spare),
+        status="optimal" if optimal else "feasible",
+        gap=0.0 if optimal else gap,
+        limit="" if optimal else entry.limit,
+    )
+
+
+def _option_zero(digest: str, problem: Problem) -> Option:
+    """The forward that keeps nothing but the output, and what running it again needs."""
+    forward = forward_nodes(problem)
+    states = problem.state_bytes * sum(problem.nodes[position].random for position in forward)
+    figures = simulate(problem, Run(forward, ()))
+    spare = output_only(problem, Run(forward, ()))
+    return Option(
+        block=digest,
+        option=0,
+        label="save nothing",
+        save=figures.save + states,
+        forward_peak=figures.forward_peak + states,
+        backward_peak=0,
+        forward_seconds=figures.forward_seconds,
+        backward_seconds=0.0,
+        output_seconds=sum(problem.nodes[position].seconds for position in spare),
+        forward=list(forward),
+        backward=[],
+        output_only=list(spare),
+        status="optimal",
+        gap=0.0,
+    )

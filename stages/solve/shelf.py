@@ -1,0 +1,119 @@
+"""Solves the distinct blocks of a chain in parallel, each once for everybody who shares the store.
+
+Each block is solved in a process of its own that loads no PyTorch and is told what to do as JSON;
+a caller's `__main__` is never loaded again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict
+from pathlib import Path
+
+from schemas.errors import ArtifactError, TightfitError
+from schemas.options import Option, read_options, write_options
+from schemas.problem import Problem
+from stages.solve.engine import Engine
+from stages.solve.search import Grid, solve_block
+
+REVISION = 1
+"""Goes up whenever the same block, grid and engine would get other options than before."""
+
+
+def shelf_path(store: Path, digest: str, engine: Engine, grid: Grid) -> Path:
+    """Where the store keeps the options of a block: STORE/options/<digest>-<grid>-<engine>."""
+    density = f"{grid.peaks}x{grid.saves}"
+    efforts = (grid.gap, grid.nodes, grid.seconds, grid.variables, grid.largest)
+    defaults = Grid()
+    usual = (
+        defaults.gap,
+        defaults.nodes,
+        defaults.seconds,
+        defaults.variables,
+        defaults.largest,
+    )
+    effort = "" if efforts == usual else "-" + "-".join(f"{effort:g}" for effort in efforts)
+    return store / "options" / f"{digest}-{density}{effort}-{engine}-{REVISION}.arrow"
+
+
+def solve_all(
+    distinct: Mapping[str, Problem],
+    store: Path,
+    engine: Engine,
+    grid: Grid,
+    jobs: int,
+    done: Callable[[str, list[Option]], None] = lambda digest, options: None,
+) -> list[Option]:
+    """The options of all blocks, ordered by digest, solving those that the store lacks.
+
+    At most `jobs` blocks are solved at a time, largest first. `done` is called with a block's
+    digest and options as each becomes known. Raises TightfitError when a solve fails.
+    """
+    options: dict[str, list[Option]] = {}
+    missing = []
+    for digest in distinct:
+        path = shelf_path(store, digest, engine, grid)
+        if path.exists():
+            options[digest] = _shelved(path, digest)
+            done(digest, options[digest])
+        else:
+            missing.append(digest)
+    missing.sort(key=lambda digest: (-len(distinct[digest].nodes), digest))
+    with ThreadPoolExecutor(max_workers=max(jobs, 1)) as pool:
+        solving = {
+            pool.submit(_solve_apart, digest, distinct[digest], store, engine, grid): digest
+            for digest in missing
+        }
+        for finished in as_completed(solving):
+            digest = solving[finished]
+            options[digest] = finished.result()
+            done(digest, options[digest])
+    return [option for digest in sorted(options) for option in options[digest]]
+
+
+def solve_to_shelf(
+    digest: str, problem: Problem, store: Path, engine: Engine, grid: Grid
+) -> list[Option]:
+    """Solves a block here and puts its options into the store."""
+    options = solve_block(digest, problem, engine, grid)
+    write_options(shelf_path(store, digest, engine, grid), options, {"engine": engine})
+    return options
+
+
+def _shelved(path: Path, digest: str) -> list[Option]:
+    options = read_options(path)
+    if set(options) != {digest}:
+        raise ArtifactError(f"{path}: holds the options of another block")
+    return options[digest]
+
+
+def _solve_apart(
+    digest: str, problem: Problem, store: Path, engine: Engine, grid: Grid
+) -> list[Option]:
+    task = {
+        "digest": digest,
+        "problem": asdict(problem),
+        "store": str(store.absolute()),
+        "engine": engine,
+        "grid": asdict(grid),
+    }
+    root = Path(__file__).resolve().parents[2]
+    inherited = os.environ.get("PYTHONPATH")
+    search_path = os.pathsep.join([str(root), *([inherited] if inherited else [])])
+    run = subprocess.run(
+        [sys.executable, "-m", "stages.solve.worker"],
+        input=json.dumps(task),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": search_path},
+        check=False,
+    )
+    if run.returncode != 0:
+        last = (run.stderr.strip().splitlines() or [f"exit status {run.returncode}"])[-1]
+        raise TightfitError(f"solving block {digest[:12]} failed: {last}")
+    return _shelved(shelf_path(store, digest, engine, grid), digest)
