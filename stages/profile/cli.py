@@ -11,8 +11,6 @@ from schemas.costs import Costs, write_costs
 from schemas.errors import ConfigError
 from schemas.graph import Graph, read_graph
 
-DESCRIPTION = (
-    "Measures each distinct op of a graph once, with its memory, on this machine's device."
 )
 
 

@@ -26,7 +26,7 @@ def distinct_forms(graph: Graph) -> dict[str, tuple[Op, int]]:
 
 
 def from_file(graph: Graph, path: Path | str) -> Costs:
-    """The costs of a graph from a file that holds them; raises ArtifactError when one is missing."""
+    """The costs of a graph from a file; raises ArtifactError when one of them is missing."""
     costs = read_costs(path)
     for key, (op, _) in distinct_forms(graph).items():
         if key not in costs.rows:

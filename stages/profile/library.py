@@ -1,4 +1,4 @@
-"""The library of costs: one file a device, shared by all models, written by one process at a time."""
+"""The library of costs: one file a device, for all models, written by one process at a time."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def footprint(graph: Graph, op: Op) -> int:
 
 
 def measure_random_state(device: torch.device) -> Cost:
-    """The row that prices the random state: the bytes of one, the seconds of a save and a restore."""
+    """The row of the random state: the bytes of one, the seconds of a save and a restore."""
     if device.type == "cuda":
         size, timing = 0, time_calls(device, lambda: _renew_cuda_state(device))
     else:

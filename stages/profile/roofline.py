@@ -1,4 +1,4 @@
-"""Costs from a description of a device that is not here: work over speed, traffic over bandwidth."""
+"""Costs from a description of a device that is not here: work over speed, bytes over bandwidth."""
 
 from __future__ import annotations
 

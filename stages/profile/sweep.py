@@ -1,4 +1,4 @@
-"""Leaves the caches between two timed calls as a training step leaves them: half full of others' data.
+"""Leaves the caches between two timed calls as a training step does: half full of other data.
 
 A call that is repeated at once finds its operands in the cache, in a step much else has been
 touched since they were made. On the machine this was tuned on (32 MiB of last-level cache), GPT-2's

@@ -1,0 +1,1 @@
+"""Runs a planned module against the original model: bits, memory and time."""

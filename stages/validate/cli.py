@@ -1,0 +1,57 @@
+"""`validate`: runs a planned module against the original model and writes what it measured."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from schemas import store
+from schemas.errors import ConfigError
+from schemas.graph import read_graph
+from schemas.measurement import write_line, write_measurement
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the stage."""
+    parser.add_argument("--factory", required=True, help="the model's factory, module:function")
+    parser.add_argument("--arguments", default="{}", help="JSON object of the factory's arguments")
+    parser.add_argument("--search-path", action="append", default=[], help="where factories are")
+    parser.add_argument("--graph", required=True, help="graph.arrow of the model")
+    parser.add_argument("--plan", required=True, help="plan.json of the planned module")
+    parser.add_argument("--module", required=True, help="directory of the planned module")
+    parser.add_argument("--device", default="cpu", help="the device to run on (default: cpu)")
+    parser.add_argument("--threads", type=int, help="threads of the CPU (default: PyTorch's)")
+    parser.add_argument("--pairs", type=int, default=15, help="timed pairs of steps (default: 15)")
+    parser.add_argument("--plan-seconds", type=float, help="how long planning took, to record")
+    parser.add_argument("--out", required=True, help="measurement.arrow to write")
+    parser.add_argument("--line", help="memory lines to write (default: line.arrow beside --out)")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Runs the stage."""
+    import torch
+
+    from stages.device.factory import build
+    from stages.validate.validate import SEED, validate
+
+    graph, plan = read_graph(options.graph), store.read_json(options.plan)
+    if options.pairs < 0:
+        raise ConfigError(f"--pairs {options.pairs}: must be 0 or more")
+    if torch.device(options.device).type != graph.device:
+        raise ConfigError(f"--device {options.device}: the graph was traced for {graph.device}")
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    try:
+        arguments = json.loads(options.arguments)
+    except ValueError as error:
+        raise ConfigError(f"--arguments: is not JSON ({error})") from error
+    torch.manual_seed(SEED)
+    built = build(
+        options.factory, arguments, search_path=options.search_path, device=options.device
+    )
+    result = validate(
+        graph, built, plan, options.module, options.pairs, options.plan_seconds, options.device
+    )
+    write_line(options.line or Path(options.out).with_name("line.arrow"), result.line)
+    write_measurement(options.out, result.measurement)

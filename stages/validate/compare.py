@@ -1,0 +1,127 @@
+"""Compares what two modules compute: outputs, gradients and buffers, bit for bit."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from stages.device.factory import Sample
+from stages.validate.step import Stepper, fresh_sample, random_tangents
+
+
+@dataclass(frozen=True)
+class Trail:
+    """What some steps of a module left behind, by name: all outputs, gradients and buffers."""
+
+    outputs: dict[str, Any]
+    gradients: dict[str, Any]
+    buffers: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How two trails differ: the largest absolute difference of outputs, gradients and buffers
+    (infinite where something is missing or of another shape), whether all bits are equal, and the
+    name of the first thing that differs."""
+
+    output: float
+    gradient: float
+    buffer: float
+    bits_equal: bool
+    first: str
+
+
+def leave_trail(
+    module: nn.Module, stepper: Stepper, samples: list[Sample], seed: int, steps: int = 2
+) -> Trail:
+    """Runs consecutive steps on each sample from a fixed seed and keeps all results.
+
+    The default generator is seeded once a sample, so that a step that draws more or fewer random
+    numbers than it should changes the next one.
+    """
+    trail = Trail({}, {}, {})
+    for index, sample in enumerate(samples):
+        torch.manual_seed(seed + index)
+        tangents = random_tangents(seed + index)
+        for step in range(steps):
+            where = f"sample {index}, step {step}"
+            module.zero_grad(set_to_none=True)
+            mine = fresh_sample(sample)
+            output, _ = stepper.run(module, mine, tangents)
+            leaves, tree = pytree.tree_flatten(output)
+            trail.outputs[f"the structure of the output ({where})"] = str(tree)
+            for position, leaf in enumerate(leaves):
+                trail.outputs[f"output {position} ({where})"] = _keep(leaf)
+            for name, parameter in module.named_parameters():
+                trail.gradients[f"the gradient of {name} ({where})"] = _keep(parameter.grad)
+            for position, leaf in enumerate(pytree.tree_leaves(mine)):
+                if isinstance(leaf, Tensor) and leaf.requires_grad:
+                    trail.gradients[f"the gradient of input {position} ({where})"] = _keep(
+                        leaf.grad
+                    )
+            for name, buffer in module.named_buffers():
+                trail.buffers[f"buffer {name} ({where})"] = _keep(buffer)
+    module.zero_grad(set_to_none=True)
+    return trail
+
+
+def compare(mine: Trail, other: Trail) -> Difference:
+    """How two trails differ."""
+    pairs = (
+        (mine.outputs, other.outputs),
+        (mine.gradients, other.gradients),
+        (mine.buffers, other.buffers),
+    )
+    differing = [_differing(left, right) for left, right in pairs]
+    output, gradient, buffer = (max(found.values(), default=0.0) for found in differing)
+    first = next((name for found in differing for name in found), "")
+    return Difference(output, gradient, buffer, not first, first)
+
+
+def _differing(left: dict[str, Any], right: dict[str, Any]) -> dict[str, float]:
+    """The largest absolute difference of everything that differs in a bit, by name."""
+    found = {}
+    for name in dict.fromkeys([*left, *right]):
+        if name not in left or name not in right:
+            found[name] = math.inf
+        elif not same_bits(left[name], right[name]):
+            found[name] = difference(left[name], right[name])
+    return found
+
+
+def same_bits(mine: Any, other: Any) -> bool:
+    """True when two tensors have the same dtype, shape and bytes, or two other things are equal."""
+    if not (isinstance(mine, Tensor) and isinstance(other, Tensor)):
+        return type(mine) is type(other) and bool(mine == other)
+    if mine.dtype != other.dtype or mine.shape != other.shape:
+        return False
+    return torch.equal(_bytes(mine), _bytes(other))
+
+
+def difference(mine: Any, other: Any) -> float:
+    """The largest absolute difference of two tensors, where NaN equals NaN and anything else that
+    cannot be subtracted differs by infinity."""
+    if not (isinstance(mine, Tensor) and isinstance(other, Tensor)):
+        return 0.0 if type(mine) is type(other) and mine == other else math.inf
+    if mine.dtype != other.dtype or mine.shape != other.shape:
+        return math.inf
+    wide = torch.complex128 if mine.is_complex() else torch.float64
+    left, right = mine.to(wide), other.to(wide)
+    equal = (left == right) | (left.isnan() & right.isnan())
+    distance = torch.where(equal, 0.0, (left - right).abs()).nan_to_num(
+        nan=math.inf, posinf=math.inf
+    )
+    return float(distance.max()) if distance.numel() else 0.0
+
+
+def _keep(leaf: Any) -> Any:
+    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)

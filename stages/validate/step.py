@@ -1,0 +1,92 @@
+"""One training step of a module, run in the way that all memory figures assume."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from schemas.errors import ModelError
+from schemas.graph import NONE, Graph
+from stages.device.factory import Built, Sample
+
+MakeTangent = Callable[[Tensor], Tensor]
+"""Makes the gradient that arrives at an output."""
+
+
+@dataclass(frozen=True)
+class Stepper:
+    """Runs steps of a model or of its plan.
+
+    `receives` are the positions, among the leaves of the output, that get a gradient. Without a
+    loss their gradients are made after the forward; outputs, these gradients and the loss are held
+    by the caller until the step has ended.
+    """
+
+    receives: Sequence[int]
+    loss: Callable[[Any], Tensor] | None
+
+    @classmethod
+    def of(cls, graph: Graph, built: Built) -> Stepper:
+        """The stepper of a traced model; raises ModelError when the loss is not the traced one."""
+        if graph.has_loss != (built.loss is not None):
+            raise ModelError(
+                f"{built.label} returns {'no' if graph.has_loss else 'a'} loss, unlike when "
+                f"{graph.model} was traced"
+            )
+        positions = range(len(graph.outputs))
+        receives = [index for index in positions if graph.outputs[index].tangent != NONE]
+        return cls(receives, built.loss)
+
+    def run(
+        self, module: nn.Module, sample: Sample, tangent: MakeTangent = torch.ones_like
+    ) -> tuple[Any, Any]:
+        """One forward and backward; gives the output, and the loss or the gradients it received."""
+        args, kwargs = sample
+        output = module(*args, **kwargs)
+        if self.loss is not None:
+            value = self.loss(output)
+            value.backward()
+            return output, value
+        leaves = pytree.tree_leaves(output)
+        receiving = [leaves[index] for index in self.receives]
+        del leaves
+        tangents = [tangent(leaf) for leaf in receiving]
+        torch.autograd.backward(receiving, tangents)
+        return output, tangents
+
+
+def random_tangents(seed: int) -> MakeTangent:
+    """Makes the same normally distributed tangents whenever it is used anew, without touching the
+    default generator."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def make(leaf: Tensor) -> Tensor:
+        dtype = torch.complex64 if leaf.is_complex() else torch.float32
+        numbers = torch.randn(leaf.shape, generator=generator, dtype=dtype)
+        return torch.empty_like(leaf).copy_(numbers)
+
+    return make
+
+
+def fresh_sample(sample: Sample) -> Sample:
+    """A sample whose tensors that require gradients are leaves of their own, without gradient."""
+
+    def renew(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor) and leaf.requires_grad:
+            return leaf.detach().clone().requires_grad_()
+        return leaf
+
+    return pytree.tree_map(renew, sample)
+
+
+def forget_gradients(module: nn.Module, sample: Sample) -> None:
+    """Sets `.grad` of all parameters and inputs to None."""
+    module.zero_grad(set_to_none=True)
+    for leaf in pytree.tree_leaves(sample):
+        if isinstance(leaf, Tensor):
+            leaf.grad = None

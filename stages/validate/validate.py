@@ -1,0 +1,206 @@
+"""Judges a planned module: same numbers, promised memory, and how long it takes."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from schemas.errors import ArtifactError
+from schemas.graph import Graph
+from schemas.measurement import FAILED, LinePoint, Measurement, thin
+from stages.device.factory import Built
+from stages.validate.compare import Difference, Trail, compare, leave_trail
+from stages.validate.load import describe, load_planned
+from stages.validate.measure import Times, measure_memory, measure_times, reserved_memory
+from stages.validate.step import Stepper, fresh_sample
+
+SEED = 20
+PAIRS = 15
+
+_PLAN_KEYS = ("strategy", "budget", "budget_bytes", "verdict", "sentence", "time", "peak", "gap")
+
+
+@dataclass(frozen=True)
+class Validation:
+    """A measurement, and the memory lines of the planned and of the original step."""
+
+    measurement: Measurement
+    line: list[LinePoint]
+
+
+def validate(
+    graph: Graph,
+    built: Built,
+    plan: Mapping[str, Any],
+    module: Path | str | nn.Module,
+    pairs: int = PAIRS,
+    plan_seconds: float | None = None,
+    device: str = "",
+) -> Validation:
+    """Runs a planned module against the model it was made from.
+
+    `module` is the generated directory, or what its `load` made of a copy of the model. Outputs,
+    gradients and buffers are compared over two steps on every sample; then memory, and the time of
+    `pairs` alternating pairs of steps (none where 0) on the first sample. A plan that differs by
+    one bit on the CPU, misses its budget or its predicted peak, or fails to run gets the verdict
+    "failed" and a sentence that says so. Nothing is run for a plan without a program (verdict
+    "infeasible"). Raises ArtifactError when the plan lacks a key.
+    """
+    base = _base(graph, plan, plan_seconds)
+    if base.verdict == "infeasible" or base.predicted_peak is None:
+        return Validation(base, [])
+    stepper = Stepper.of(graph, built)
+    original = copy.deepcopy(built.model)
+    reference = leave_trail(copy.deepcopy(original), stepper, built.samples, SEED)
+    pair = _Pair(original, reference, stepper, built, device or graph.device)
+    try:
+        planned = module if isinstance(module, nn.Module) else load_planned(module, built.model)
+        return pair.judge(base, planned, pairs)
+    except ArtifactError:
+        raise
+    except Exception as error:
+        sentence = f"The planned step fails with {describe(error)}."
+        return Validation(replace(base, verdict=FAILED, sentence=sentence), [])
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """The original model, and what its steps left behind."""
+
+    original: nn.Module
+    reference: Trail
+    stepper: Stepper
+    built: Built
+    device: str
+
+    def judge(self, base: Measurement, planned: nn.Module, pairs: int) -> Validation:
+        """Fills in a measurement."""
+        difference, allowed = self.compare(planned)
+        gc.collect()
+        sample = fresh_sample(self.built.samples[0])
+        usage = {
+            (name, accumulate): measure_memory(
+                module, self.stepper, sample, self.device, accumulate
+            )
+            for name, module in (("planned", planned), ("unplanned", self.original))
+            for accumulate in (False, True)
+        }
+        times = None
+        if pairs:
+            times = measure_times(planned, self.original, self.stepper, sample, pairs)
+        peak = usage["planned", False].peak
+        filled = replace(
+            _with_results(base, difference, times),
+            measured_peak=peak,
+            unplanned_peak=usage["unplanned", False].peak,
+            accumulate_peak=usage["planned", True].peak,
+            unplanned_accumulate_peak=usage["unplanned", True].peak,
+            reserved_peak=reserved_memory(planned, self.stepper, sample, self.device),
+            within_budget=peak <= base.budget_bytes,
+            peak_as_predicted=peak == base.predicted_peak,
+        )
+        lines = [
+            LinePoint(run, seconds, live)
+            for run in ("planned", "unplanned")
+            for seconds, live in thin(usage[run, False].line)
+        ]
+        return Validation(_verdict(filled, difference, allowed), lines)
+
+    def compare(self, planned: nn.Module) -> tuple[Difference, float]:
+        """How the planned module differs, and by how much it may: on CUDA, where kernels add in no
+        fixed order, by ten times what the original differs from itself."""
+        samples = self.built.samples
+        difference = compare(leave_trail(planned, self.stepper, samples, SEED), self.reference)
+        if difference.bits_equal or self.device == "cpu":
+            return difference, 0.0
+        repeated = leave_trail(copy.deepcopy(self.original), self.stepper, samples, SEED)
+        own = compare(repeated, self.reference)
+        return difference, 10 * max(own.output, own.gradient, own.buffer)
+
+
+def _base(graph: Graph, plan: Mapping[str, Any], plan_seconds: float | None) -> Measurement:
+    """The measurement of a plan that nothing was measured of yet."""
+    for key in _PLAN_KEYS:
+        if key not in plan:
+            raise ArtifactError(f"the plan lacks the key {key!r}")
+    return Measurement(
+        model=graph.model,
+        device=graph.device,
+        strategy=str(plan["strategy"]),
+        budget=str(plan["budget"]),
+        budget_bytes=int(plan["budget_bytes"]),
+        verdict=str(plan["verdict"]),
+        sentence=str(plan["sentence"]),
+        gap=plan["gap"],
+        predicted_peak=plan["peak"],
+        predicted_time=plan["time"],
+        plan_seconds=plan_seconds,
+        measured_peak=None,
+        unplanned_peak=None,
+        accumulate_peak=None,
+        unplanned_accumulate_peak=None,
+        reserved_peak=None,
+        measured_time=None,
+        unplanned_time=None,
+        time_ratio=None,
+        time_ratio_first_quartile=None,
+        time_ratio_third_quartile=None,
+        pairs=0,
+        output_difference=None,
+        gradient_difference=None,
+        buffer_difference=None,
+        bits_equal=None,
+        within_budget=None,
+        peak_as_predicted=None,
+    )
+
+
+def _with_results(base: Measurement, difference: Difference, times: Times | None) -> Measurement:
+    compared = replace(
+        base,
+        output_difference=difference.output,
+        gradient_difference=difference.gradient,
+        buffer_difference=difference.buffer,
+        bits_equal=difference.bits_equal,
+    )
+    if times is None:
+        return compared
+    return replace(
+        compared,
+        measured_time=times.planned.median,
+        unplanned_time=times.unplanned.median,
+        time_ratio=times.ratio.median,
+        time_ratio_first_quartile=times.ratio.first_quartile,
+        time_ratio_third_quartile=times.ratio.third_quartile,
+        pairs=times.ratio.repeats,
+    )
+
+
+def _verdict(measured: Measurement, difference: Difference, allowed: float) -> Measurement:
+    """The measurement with the verdict "failed" where it contradicts the plan."""
+    complaints = []
+    largest = max(difference.output, difference.gradient, difference.buffer)
+    if not difference.bits_equal and not 0.0 < largest <= allowed:
+        complaints.append(
+            f"{difference.first} differs from the original model, by up to {largest:g}"
+        )
+    if not measured.within_budget:
+        complaints.append(
+            f"the step takes {measured.measured_peak} bytes, over its budget of "
+            f"{measured.budget_bytes}"
+        )
+    if not measured.peak_as_predicted:
+        complaints.append(
+            f"the step takes {measured.measured_peak} bytes where {measured.predicted_peak} were "
+            "predicted"
+        )
+    if not complaints:
+        return measured
+    sentence = "; ".join(complaints)
+    return replace(measured, verdict=FAILED, sentence=sentence[0].upper() + sentence[1:] + ".")
