@@ -75,13 +75,11 @@ def read(path: Path | str, kind: ArtifactType) -> Artifact:
         data = path.read_bytes()
     except OSError as error:
         raise ArtifactError(f"{path}: cannot be read ({error.strerror or error})") from error
-    table = _open(path, data)
-    metadata = {
-        key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()
-    }
+    metadata = _metadata(path, data)
     _check_identity(path, kind, metadata)
     if _digest_of(data, metadata["digest"]) != metadata["digest"]:
         raise ArtifactError(f"{path}: the content does not match its digest, the file was changed")
+    table = _table(path, data)
     if not table.schema.equals(kind.schema):
         raise ArtifactError(f"{path}: the fields are not those of {kind}")
     rows = table.to_pylist()
@@ -156,7 +154,16 @@ def _digest_of(data: bytes, digest: str) -> str:
     return hashlib.sha256(data.replace(digest.encode(), _BLANK)).hexdigest()
 
 
-def _open(path: Path, data: bytes) -> pa.Table:
+def _metadata(path: Path, data: bytes) -> dict[str, str]:
+    """What the file says of itself; nothing else of it is looked at before the digest is right."""
+    try:
+        found = pa.ipc.open_file(pa.BufferReader(data)).schema.metadata or {}
+        return {key.decode(): value.decode() for key, value in found.items()}
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise ArtifactError(f"{path}: is not a complete Arrow file") from error
+
+
+def _table(path: Path, data: bytes) -> pa.Table:
     try:
         table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
         table.validate(full=True)

@@ -1,0 +1,17 @@
+# The way of the data, from config.yaml to reports. Each line is a chapter in workflow/rules.
+
+include: "workflow/rules/common.smk"
+include: "workflow/rules/trace.smk"  # factory -> graph.arrow
+include: "workflow/rules/profile.smk"  # graph.arrow -> costs.arrow
+include: "workflow/rules/partition.smk"  # graph, costs -> blocks.arrow
+include: "workflow/rules/solve.smk"  # blocks.arrow -> options.arrow
+include: "workflow/rules/combine.smk"  # options.arrow -> frontier.arrow -> schedule.arrow, plan.json
+include: "workflow/rules/generate.smk"  # graph, schedule, plan -> module/
+include: "workflow/rules/validate.smk"  # module/ -> measurement.arrow
+include: "workflow/rules/report.smk"  # all of it -> report.html, index.html
+
+
+rule all:
+    default_target: True
+    input:
+        INDEX,

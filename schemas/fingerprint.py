@@ -1,0 +1,171 @@
+"""Fingerprints of source code, which comments, docstrings and blank lines leave alone.
+
+A fingerprint covers a module, the local modules that it imports, wherever in the code it imports
+them, and theirs. Installed packages are covered by their versions.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def stage_fingerprint(stage: str, root: Path = ROOT) -> str:
+    """Of a stage: its room, whatever of the checkout it imports, and the files it reads beside
+    its code. 16 hex digits."""
+    room = root / "stages" / stage
+    modules = [_name_of(path, root) for path in sorted(room.rglob("*.py"))]
+    return _fingerprint(modules, [root], _resources(room, root))
+
+
+def factory_fingerprint(factory: str, search_path: Iterable[Path | str] = ()) -> str:
+    """Of a model's source: the module of a factory "package.module:function" and what it imports.
+
+    Modules are looked for in the folders of `search_path`, in the current one and in the
+    checkout. 16 hex digits, also for a factory that does not exist or does not parse.
+    """
+    folders = [*(Path(folder) for folder in search_path), Path(), ROOT]
+    return _fingerprint([factory.partition(":")[0]], folders, [])
+
+
+def syntax(source: str) -> str:
+    """Source code as its syntax tree, written without positions, comments and docstrings."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            node.body = [line for line in node.body if not _is_text(line)]
+    return ast.dump(tree)
+
+
+def _fingerprint(modules: Iterable[str], folders: Sequence[Path], files: Iterable[Path]) -> str:
+    total = hashlib.sha256()
+    local, foreign = _closure(modules, folders)
+    for name in sorted(local):
+        total.update(f"{name} {_module(local[name])[0]}\n".encode())
+    for name in sorted(foreign):
+        total.update(f"{name} {_version(name)}\n".encode())
+    for path in sorted(files):
+        total.update(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return total.hexdigest()[:16]
+
+
+def _closure(names: Iterable[str], folders: Sequence[Path]) -> tuple[dict[str, Path], set[str]]:
+    """Local modules by name, and the top-level names of the others, that `names` lead to."""
+    waiting, local, foreign = list(names), {}, set()
+    while waiting:
+        name = waiting.pop()
+        path = _find(name, folders)
+        if path is None:
+            if _find(name.partition(".")[0], folders) is None:
+                foreign.add(name.partition(".")[0])
+        elif name not in local:
+            local[name] = path
+            waiting += _module(path)[1]
+            waiting += _ancestors(name)
+    return local, foreign - sys.stdlib_module_names
+
+
+def _find(name: str, folders: Sequence[Path]) -> Path | None:
+    relative = Path(*name.split("."))
+    for folder in folders:
+        for path in (folder / relative / "__init__.py", (folder / relative).with_suffix(".py")):
+            if path.is_file():
+                return path
+    return None
+
+
+def _ancestors(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:length]) for length in range(1, len(parts))]
+
+
+def _module(path: Path) -> tuple[str, tuple[str, ...]]:
+    """The digest of a module's syntax tree and the names of what it may import."""
+    state = path.stat()
+    return _read_module(path.resolve(), state.st_mtime_ns, state.st_size, path.name)
+
+
+@cache
+def _read_module(path: Path, changed: int, size: int, name: str) -> tuple[str, tuple[str, ...]]:
+    data = path.read_bytes()
+    try:
+        source = data.decode()
+        written = syntax(source)
+    except (SyntaxError, UnicodeDecodeError, ValueError):
+        return hashlib.sha256(data).hexdigest(), ()
+    names = tuple(dict.fromkeys(imports(ast.parse(source), _package(path))))
+    return hashlib.sha256(written.encode()).hexdigest(), names
+
+
+def imports(tree: ast.AST, package: str = "") -> Iterator[str]:
+    """The dotted names that code may import when it runs: modules, and what is taken from them.
+
+    `package` resolves relative imports. What stands under `if TYPE_CHECKING` never runs.
+    """
+    for node in _running(tree):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = _absolute(node, package)
+            yield base
+            yield from (f"{base}.{name.name}" for name in node.names)
+
+
+def _running(node: ast.AST) -> Iterator[ast.AST]:
+    yield node
+    checked = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+    children = node.orelse if checked and isinstance(node, ast.If) else ast.iter_child_nodes(node)
+    for child in children:
+        yield from _running(child)
+
+
+def _absolute(node: ast.ImportFrom, package: str) -> str:
+    if not node.level:
+        return node.module or ""
+    parts = package.split(".")
+    return ".".join([*parts[: len(parts) - node.level + 1], *filter(None, [node.module])])
+
+
+def _package(path: Path) -> str:
+    """The dotted name of the package that a file is in, found by its __init__.py files."""
+    parts: list[str] = []
+    folder = path.parent
+    while (folder / "__init__.py").is_file():
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    return ".".join(parts)
+
+
+def _name_of(path: Path, root: Path) -> str:
+    parts = path.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _resources(room: Path, root: Path) -> list[Path]:
+    """Files that are not Python in a room, and the templates of reports for the room that uses
+    them."""
+    folders = [room, root / "reports"] if room.name == "report" else [room]
+    return [
+        path
+        for folder in folders
+        for path in folder.rglob("*")
+        if path.is_file() and path.suffix not in (".py", ".pyc", ".md", ".nbi", ".nbc")
+    ]
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,89 @@
+"""The command line: `python -m stages STAGE ...`, installed as `tightfit STAGE ...`.
+
+Each stage has a module `cli` with `add_arguments` and `run`; only the one that is called is
+loaded. Exit codes: 0 done, 1 something outside tightfit is wrong (one sentence on standard error),
+2 wrong arguments, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+from schemas.errors import TightfitError
+
+STAGES = {
+    "trace": ("stages.trace.cli", "capture the training step of a model as a graph"),
+    "profile": ("stages.profile.cli", "measure the ops of a graph on a device"),
+    "partition": ("stages.partition.cli", "cut a graph into a sequence of blocks"),
+    "solve": ("stages.solve.cli", "find the options of each distinct block"),
+    "combine": ("stages.combine.cli", "make the plans of a strategy and choose one for a budget"),
+    "generate": ("stages.generate.cli", "write the module that runs a plan"),
+    "validate": ("stages.validate.cli", "run a module against its model and compare"),
+    "report": ("stages.report.cli", "write the page of a model, or the index of a run"),
+    "summary": ("stages.report.summary", "print a table of the plans of a run"),
+}
+"""The module and the purpose of each stage, in the order the data flows."""
+
+HEADER = "usage: tightfit STAGE [--debug] ...\n\nMakes PyTorch training fit a memory budget.\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one stage and returns the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help"):
+        print(overview())
+        return 0 if words else 2
+    stage, *rest = words
+    if stage not in STAGES:
+        print(f"tightfit: {stage!r} is no stage, use one of {', '.join(STAGES)}", file=sys.stderr)
+        return 2
+    return run_stage(stage, rest)
+
+
+def overview() -> str:
+    """The help text: every stage with its purpose."""
+    width = max(map(len, STAGES))
+    lines = [f"  {stage:<{width}}  {purpose}" for stage, (_, purpose) in STAGES.items()]
+    return "\n".join([HEADER, "stages:", *lines, "", "tightfit STAGE --help tells more."])
+
+
+def run_stage(stage: str, arguments: Sequence[str]) -> int:
+    """Parses a stage's arguments and runs it, telling its errors in one sentence."""
+    module_name, purpose = STAGES[stage]
+    module = import_module(module_name)
+    parser = argparse.ArgumentParser(prog=f"tightfit {stage}", description=purpose.capitalize())
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_argument(
+        "--error-file", type=Path, help="a file to keep the sentence of an error in"
+    )
+    module.add_arguments(parser)
+    options = parser.parse_args(arguments)
+    try:
+        module.run(options)
+    except TightfitError as error:
+        if options.debug:
+            raise
+        return _fail(stage, str(error), options.error_file)
+    except KeyboardInterrupt:
+        print(f"tightfit {stage}: interrupted", file=sys.stderr)
+        return 130
+    if options.error_file is not None:
+        options.error_file.unlink(missing_ok=True)
+    return 0
+
+
+def _fail(stage: str, sentence: str, error_file: Path | None) -> int:
+    print(f"tightfit {stage}: {sentence}", file=sys.stderr)
+    if error_file is not None:
+        from schemas.store import write_bytes
+
+        write_bytes(error_file, f"{stage}: {sentence}\n".encode())
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,161 @@
+"""The rules of the house, read from the code: who may import whom, and what starts without what."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from schemas.fingerprint import imports
+from stages.__main__ import STAGES
+
+ROOT = Path(__file__).parents[1]
+
+ROOMS = ("trace", "profile", "partition", "solve", "combine", "generate", "validate", "report")
+SHARED = ("replay", "device")
+TORCH_ROOMS = ("trace", "profile", "generate", "validate", "device")
+COMPOSERS = ("stages/__main__.py", "stages/one_call.py")
+"""The only modules that put stages together, and lazily."""
+
+SOLVER_MODULES = (
+    "stages.partition.cli",
+    "stages.solve.cli",
+    "stages.combine.cli",
+    "stages.report.cli",
+    "stages.replay.referee",
+    "stages.replay.condense",
+)
+
+
+def sources(*folders: str) -> list[Path]:
+    return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def imported(path: Path, at_start: bool = False) -> set[str]:
+    """The modules that a file names in imports; with `at_start`, only outside functions."""
+    tree = ast.parse(path.read_text())
+    parts = path.relative_to(ROOT).parent.parts
+    if at_start:
+        tree = StartOnly().visit(tree)
+    return set(imports(tree, ".".join(parts)))
+
+
+class StartOnly(ast.NodeTransformer):
+    """Leaves out what runs only when a function is called."""
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        return ast.Pass()
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+        return ast.Pass()
+
+    def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
+        return ast.Constant(None)
+
+
+def room_of(module: str) -> str | None:
+    parts = module.split(".")
+    return parts[1] if parts[0] == "stages" and len(parts) > 1 else None
+
+
+def foreign_rooms(path: Path) -> Iterator[str]:
+    """The rooms that a module of a room imports and must not."""
+    own = path.relative_to(ROOT).parts[1]
+    allowed = {own, "replay"} | ({"device"} if own in TORCH_ROOMS else set())
+    if own == "replay":
+        allowed = {"replay"}
+    for module in imported(path):
+        room = room_of(module)
+        if room in (*ROOMS, *SHARED) and room not in allowed:
+            yield module
+
+
+def test_every_room_is_known() -> None:
+    rooms = {path.name for path in (ROOT / "stages").iterdir() if (path / "__init__.py").exists()}
+    assert rooms == {*ROOMS, *SHARED}
+
+
+@pytest.mark.parametrize("room", [*ROOMS, *SHARED])
+def test_a_stage_imports_schemas_replay_and_itself(room: str) -> None:
+    wrong = {name_of(path): [*foreign_rooms(path)] for path in sources(f"stages/{room}")}
+    assert not {path: modules for path, modules in wrong.items() if modules}
+
+
+def test_only_the_composers_put_stages_together() -> None:
+    loose = [path for path in (ROOT / "stages").glob("*.py") if name_of(path) not in COMPOSERS]
+    assert [name_of(path) for path in loose] == ["stages/__init__.py"]
+    assert not {room_of(module) for path in loose for module in imported(path)} & {*ROOMS, *SHARED}
+
+
+@pytest.mark.parametrize("path", COMPOSERS)
+def test_composers_load_stages_lazily(path: str) -> None:
+    assert not {room_of(module) for module in imported(ROOT / path, at_start=True)} & {*ROOMS}
+    assert "torch" not in imported(ROOT / path, at_start=True)
+
+
+def test_schemas_import_no_stage_and_no_torch() -> None:
+    tops = {
+        name_of(path): {module.split(".")[0] for module in imported(path)} & {"stages", "torch"}
+        for path in sources("schemas")
+    }
+    assert not {path: found for path, found in tops.items() if found}
+
+
+def test_torch_is_imported_in_its_rooms_alone() -> None:
+    users = {
+        path.relative_to(ROOT).parts[1]
+        for path in sources("stages")
+        if name_of(path) not in COMPOSERS
+        and any(module.split(".")[0] == "torch" for module in imported(path))
+    }
+    assert users == set(TORCH_ROOMS)
+
+
+def test_nothing_imports_tests() -> None:
+    for path in sources("stages", "schemas", "data", "workflow"):
+        assert not {module for module in imported(path) if module.split(".")[0] == "tests"}, path
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_command_line_of_a_stage_loads_no_torch_until_it_runs(stage: str) -> None:
+    path = ROOT.joinpath(*STAGES[stage][0].split(".")).with_suffix(".py")
+    assert "torch" not in loaded(f"import {STAGES[stage][0]}"), path
+
+
+def test_importing_stages_loads_nothing() -> None:
+    assert not {"torch", "pyarrow", "numpy", "numba", "pulp"} & loaded("import stages")
+
+
+def test_solver_rooms_start_without_torch() -> None:
+    """What they import when they run, too: all of their modules, in one process."""
+    names = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for room in ("partition", "solve", "combine", "report", "replay")
+        for path in sources(f"stages/{room}")
+        if path.name != "__init__.py"
+    ]
+    assert set(SOLVER_MODULES) <= set(names)
+    found = loaded(f"import {', '.join(names)}")
+    assert not {"torch", "transformers", "snakemake"} & found
+
+
+def loaded(code: str) -> set[str]:
+    """Top-level names of the modules that a fresh interpreter loads to run the code."""
+    command = [sys.executable, "-X", "importtime", "-c", code]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    lines = [line for line in result.stderr.splitlines() if line.startswith("import time:")]
+    return {line.rpartition("|")[2].strip().split(".")[0] for line in lines}
+
+
+@pytest.mark.parametrize("path", sources("stages", "schemas", "data", "workflow"), ids=name_of)
+def test_files_can_be_read_in_one_sitting(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 450

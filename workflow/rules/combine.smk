@@ -1,0 +1,40 @@
+# One frontier a strategy, whatever the budgets are.
+rule frontier:
+    input:
+        graph=f"{MODEL}/graph.arrow",
+        costs=f"{MODEL}/costs.arrow",
+        blocks=f"{MODEL}/blocks.arrow",
+        options=f"{MODEL}/options.arrow",
+    output:
+        f"{STRATEGY}/frontier.arrow",
+    params:
+        error=f"{STRATEGY}/error.txt",
+        code=stage_fingerprint("combine"),
+    message:
+        "{wildcards.model}: planning with {wildcards.strategy}"
+    shell:
+        "python -m stages combine --graph {input.graph} --costs {input.costs}"
+        " --blocks {input.blocks} --options {input.options} --strategy {wildcards.strategy}"
+        " --out {output} --error-file {params.error}"
+
+
+rule combine:
+    input:
+        frontier=f"{STRATEGY}/frontier.arrow",
+        graph=f"{MODEL}/graph.arrow",
+        costs=f"{MODEL}/costs.arrow",
+    output:
+        f"{POINT}/sequence.arrow",
+        f"{POINT}/schedule.arrow",
+        f"{POINT}/plan.json",
+    params:
+        budget=lambda wildcards: SETTINGS.budget(wildcards.model, wildcards.budget),
+        folder=POINT,
+        error=f"{POINT}/error.txt",
+        code=stage_fingerprint("combine"),
+    message:
+        "{wildcards.model}: choosing {wildcards.strategy} for {params.budget}"
+    shell:
+        "python -m stages combine --frontier {input.frontier} --graph {input.graph}"
+        " --costs {input.costs} --budget {params.budget} --out {params.folder}"
+        " --error-file {params.error}"

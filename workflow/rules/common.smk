@@ -1,0 +1,61 @@
+# Configuration, folders and fingerprints that the rules share.
+
+import os
+import sys
+from pathlib import Path
+
+CHECKOUT = Path(workflow.basedir)
+sys.path.insert(0, str(CHECKOUT))
+
+from schemas.config import parse_config
+from schemas.errors import ConfigError
+from schemas.fingerprint import factory_fingerprint, stage_fingerprint
+
+if "models" not in config:
+
+    configfile: CHECKOUT / "config.yaml"
+
+
+try:
+    SETTINGS = parse_config(config, "the configuration")
+except ConfigError as error:
+    sys.exit(str(error))
+
+# Jobs run the Python that runs Snakemake, and find the stages in this checkout.
+os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")])
+)
+
+MODEL = f"{SETTINGS.results}/{{model}}"
+STRATEGY = f"{MODEL}/{{strategy}}"
+POINT = f"{STRATEGY}/{{budget}}"
+INDEX = f"{SETTINGS.results}/index.html"
+
+
+wildcard_constraints:
+    model="|".join(map(re.escape, SETTINGS.models)),
+    strategy="[a-z_]+",
+    budget="[A-Za-z0-9.]+",
+
+
+def points(model, file):
+    """The path of a file of every plan of a model."""
+    return [
+        f"{SETTINGS.results}/{point.model}/{point.strategy}/{point.directory}/{file}"
+        for point in SETTINGS.points(model)
+    ]
+
+
+def source(wildcards):
+    """Names the factory of a model as options of a stage."""
+    model = SETTINGS.models[wildcards.model]
+    words = ["--factory", model.factory, "--arguments", model.arguments_json]
+    for folder in SETTINGS.search_path:
+        words += ["--search-path", folder]
+    return words
+
+
+def source_code(wildcards):
+    """The fingerprint of the code that builds a model."""
+    return factory_fingerprint(SETTINGS.models[wildcards.model].factory, SETTINGS.search_path)

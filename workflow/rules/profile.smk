@@ -1,0 +1,20 @@
+# Measures, so it takes all cores and runs alone.
+rule profile:
+    input:
+        graph=f"{MODEL}/graph.arrow",
+    output:
+        f"{MODEL}/costs.arrow",
+    params:
+        source=source,
+        device=SETTINGS.device,
+        store=SETTINGS.store,
+        error=f"{MODEL}/error.txt",
+        code=stage_fingerprint("profile"),
+    threads: workflow.cores
+    resources:
+        measuring=1,
+    message:
+        "{wildcards.model}: measuring each distinct op"
+    shell:
+        "python -m stages profile {params.source:q} --graph {input.graph} --device {params.device}"
+        " --library {params.store} --out {output} --error-file {params.error}"
