@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from schemas.errors import ModelError
+from stages.device.fake import without_memory
 
 Sample = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -81,9 +82,8 @@ def build(
     factory = load_factory(spec, search_path)
     require_device(device)
     if fake:
-        mode = FakeTensorMode(allow_non_fake_inputs=True)
         try:
-            with mode:
+            with without_memory() as mode:
                 built = check_result(factory(**arguments), spec)
                 return replace(move(built, device), fake_mode=mode)
         except Exception:  # what went wrong is told by the real call

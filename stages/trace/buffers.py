@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from schemas.errors import ModelError
-from stages.trace.layout import run_fake, storage_of
+from stages.trace.layout import fake_mode_of, run_fake, storage_of
 from stages.trace.program import Call, Program, Variable
 
 aten = torch.ops.aten
@@ -32,23 +32,28 @@ def place_writes(program: Program) -> None:
 
 
 def _keep_old_value(program: Program, buffer: Variable) -> None:
-    """Where the backward reads what the buffer was before, lets all readers read a copy of it."""
+    """Where the backward reads what the buffer was before, or the model returns it, lets all
+    readers read a copy of it."""
     aliases = _aliases(program, buffer)
     backward = program.calls[program.forward :]
-    if not any(variable in aliases for call in backward for variable in _sensitive_inputs(call)):
+    late = [variable for call in backward for variable in _sensitive_inputs(call)]
+    if not any(variable in aliases for variable in [*late, *program.outputs]):
         return
-    if any(variable in aliases for variable in program.outputs):
-        raise ModelError(f"the model returns its buffer {buffer.path!r}, which it also writes")
     old = Variable("intermediate", buffer.fake)
+
+    def substitute(variable: Variable) -> Variable:
+        return old if variable is buffer else variable
+
     for call in program.calls:
         if not ignores_statistics(call):
-            call.replace(lambda variable: old if variable is buffer else variable)
+            call.replace(substitute)
+    program.outputs = [substitute(output) for output in program.outputs]
     copy = Call(aten.clone.default, (buffer,), {}, [old])
-    with buffer.fake.fake_mode:  # type: ignore[attr-defined]
-        run_fake(copy)
-        for call in program.calls:
-            if any(variable in aliases for variable in call.made()):
-                run_fake(call)
+    mode = fake_mode_of(program)
+    run_fake(copy, mode)
+    for call in program.calls:
+        if any(variable in aliases for variable in call.made()):
+            run_fake(call, mode)
     program.calls.insert(0, copy)
     program.forward += 1
 

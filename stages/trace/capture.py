@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -77,6 +78,7 @@ def _export(
     built: Built, chosen: set[int] | None = None
 ) -> tuple[fx.GraphModule, list[Leaf], pytree.TreeSpec]:
     args, kwargs = built.samples[0]
+    _register_outputs()
     with built.fake_mode or contextlib.nullcontext():
         program = torch.export.export(built.model, args, kwargs, strict=False)
         module = program.module(check_guards=False)
@@ -85,11 +87,20 @@ def _export(
     return module, leaves, tree
 
 
+def _register_outputs() -> None:
+    """Lets PyTorch take apart the key and value cache that transformers' models return."""
+    if "transformers" in sys.modules:
+        from transformers.integrations import executorch
+
+        executorch.register_dynamic_cache_export_support()
+
+
 def _separate_outputs(
     module: fx.GraphModule, chosen: set[int] | None
 ) -> tuple[list[Leaf], pytree.TreeSpec]:
     """Makes each distinct output a clone of its own, so that none is an alias of another tensor
     and each has one tangent; those that are not chosen are detached first."""
+    _keep_old_buffers(module)
     output = module.graph.output_node()
     numbers: dict[fx.Node, int] = {}
     leaves = []
@@ -110,6 +121,17 @@ def _separate_outputs(
     codegen.pytree_info = info._replace(out_spec=pytree.tree_structure([0] * len(clones)))
     module.recompile()
     return leaves, info.out_spec
+
+
+def _keep_old_buffers(module: fx.GraphModule) -> None:
+    """Lets the readers of a buffer that the forward assigns anew read a clone of the old one,
+    since the export turns the assignment into a write."""
+    for node in module.graph.find_nodes(op="call_function", target=aten.copy_.default):
+        buffer = node.args[0]
+        if isinstance(buffer, fx.Node) and buffer.op == "get_attr":
+            with module.graph.inserting_after(buffer):
+                old = module.graph.call_function(aten.clone.default, (buffer,))
+            buffer.replace_all_uses_with(old, lambda user: user not in (old, node))  # noqa: B023
 
 
 def _joint(

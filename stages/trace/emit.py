@@ -193,7 +193,12 @@ class Emitter:
     def is_repeatable(self, call: Call) -> bool:
         """False when it reads what the step writes, and its results depend on that."""
         if ignores_statistics(call):
-            return True
+            statistics = call.outputs[3:] if len(call.outputs) == 5 else []
+            return not any(
+                variable in statistics and not (reader.writes or ignores_statistics(reader))
+                for reader in self.program.calls
+                for variable in reader.inputs()
+            )
         return not any(self.storage(read) in self.will_be_written for read in call.inputs())
 
     def in_place(

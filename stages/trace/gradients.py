@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from stages.trace.layout import fills_its_storage, is_dense, run_fake, storage_of
+from stages.trace.layout import fake_mode_of, fills_its_storage, is_dense, run_fake, storage_of
 from stages.trace.program import Call, Program, Variable
 
 aten = torch.ops.aten
@@ -50,11 +50,11 @@ def _copy(program: Program, gradient: Variable, owner: Variable) -> Variable:
     if maker is not None:
         position = max(position, program.calls.index(maker) + 1)
     calls = _copy_calls(gradient, owner.fake)
-    with gradient.fake.fake_mode:  # type: ignore[attr-defined]
-        for call in calls:
-            if maker is not None:
-                call.module, call.source = maker.module, maker.source
-            run_fake(call)
+    mode = fake_mode_of(program)
+    for call in calls:
+        if maker is not None:
+            call.module, call.source = maker.module, maker.source
+        run_fake(call, mode)
     program.calls[position:position] = calls
     return calls[-1].made()[0]
 

@@ -17,6 +17,9 @@ aten = torch.ops.aten
 
 Tangents = Callable[[list[torch.Tensor]], list[torch.Tensor | None]]
 
+PROBE_BYTES = 256 * 2**20
+"""Operators whose operands and results take more than this are not run to learn their strides."""
+
 
 def fake_mode_of(program: Program) -> FakeTensorMode:
     """The mode that the program's tensors belong to."""
@@ -32,60 +35,140 @@ def lay_out(program: Program, tangents: Tangents) -> None:
     `tangents` gives the gradients of the outputs, None for one without. A `view` that the true
     strides do not allow becomes a copy and a view, as `reshape` would do it.
     """
+    layout = Layout(fake_mode_of(program))
     forward, backward = program.calls[: program.forward], program.calls[program.forward :]
-    with fake_mode_of(program), torch.no_grad():
-        laid_out = _run_all(forward)
-        program.forward = len(laid_out)
+    laid_out = layout.run_all(forward)
+    program.forward = len(laid_out)
+    with layout.mode, torch.no_grad():
         gradients = tangents([output.fake for output in program.outputs])
-        for number, variable in program.tangents.items():
-            gradient = gradients[number]
-            assert gradient is not None
-            variable.fake = gradient
-        program.calls = laid_out + _run_all(backward)
+    for number, variable in program.tangents.items():
+        gradient = gradients[number]
+        assert gradient is not None
+        variable.fake = gradient
+    program.calls = laid_out + layout.run_all(backward)
 
 
-def _run_all(calls: list[Call]) -> list[Call]:
-    laid_out = []
-    for call in calls:
-        if call.target is aten.view.default:
-            laid_out.extend(_contiguous_for_view(call))
-        run_fake(call)
-        laid_out.append(call)
-    return laid_out
+class Layout:
+    """Runs calls on fake tensors, and mends strides that fake tensors get wrong.
+
+    Some operators (batch normalisation of a transposed tensor) give other strides than their fake
+    versions. Operators with an operand that is not contiguous are therefore run once, on ones
+    (indices on zeros).
+    """
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self.mode = mode
+        self.probed: dict[str, list[tuple[int, ...] | None] | None] = {}
+
+    def run_all(self, calls: list[Call]) -> list[Call]:
+        """Runs calls in order and returns them with the copies that views turned out to need."""
+        laid_out = []
+        for call in calls:
+            if call.target is aten.view.default:
+                laid_out.extend(self.contiguous_for_view(call))
+            self.run(call)
+            laid_out.append(call)
+        return laid_out
+
+    def run(self, call: Call) -> None:
+        """Runs a call and gives its outputs their true strides."""
+        run_fake(call, self.mode)
+        operands = call.inputs()
+        if all(operand.fake.is_contiguous() for operand in operands):
+            return
+        shared = {storage_of(operand.fake) for operand in operands}
+        made = call.made()
+        if call.writes or any(storage_of(output.fake) in shared for output in made):
+            return
+        size = sum(variable.fake.untyped_storage().nbytes() for variable in {*operands, *made})
+        if size > PROBE_BYTES:
+            return
+        strides = self.true_strides(call)
+        if strides is None:
+            return
+        for output, stride in zip(call.outputs, strides, strict=True):
+            if output is not None and stride is not None and output.fake.stride() != stride:
+                like = output.fake
+                with self.mode:
+                    output.fake = torch.empty_strided(
+                        like.shape, stride, dtype=like.dtype, device=like.device
+                    )
+
+    def true_strides(self, call: Call) -> list[tuple[int, ...] | None] | None:
+        """The strides of each result of really running the call, None where it cannot be run."""
+        key = str((call.target, pytree.tree_map(_signature, (call.args, call.kwargs))))
+        if key not in self.probed:
+            self.probed[key] = _probe(call)
+        return self.probed[key]
+
+    def contiguous_for_view(self, call: Call) -> list[Call]:
+        """The copy that a view needs because its operand's strides do not allow it, if any."""
+        source, shape = call.args[0], call.args[1]
+        with contextlib.suppress(RuntimeError, ValueError), self.mode:
+            aten.view.default(source.fake, shape)
+            return []
+        copy = Call(
+            aten.clone.default,
+            (source,),
+            {"memory_format": torch.contiguous_format},
+            [Variable("intermediate", source.fake)],
+            call.module,
+            call.source,
+        )
+        run_fake(copy, self.mode)
+        call.args = (copy.outputs[0], shape)
+        return [copy]
 
 
-def run_fake(call: Call) -> None:
+def run_fake(call: Call, mode: FakeTensorMode) -> None:
     """Runs one call on its variables' fake tensors and gives its outputs theirs."""
     args, kwargs = pytree.tree_map(
         lambda leaf: leaf.fake if isinstance(leaf, Variable) else leaf, (call.args, call.kwargs)
     )
-    results = pytree.tree_leaves(call.target(*args, **kwargs))
+    with mode, torch.no_grad():
+        results = pytree.tree_leaves(call.target(*args, **kwargs))
     if call.writes:
         return
     if len(results) != len(call.outputs):
         raise ModelError(f"the operator {call.target} returns another number of results when run")
     for output, result in zip(call.outputs, results, strict=True):
-        if output is not None:
-            assert isinstance(result, torch.Tensor)
-            output.fake = result
+        if output is None:
+            continue
+        if result.layout != torch.strided:
+            raise ModelError(f"{call.source}: {call.target} makes a tensor that is not strided")
+        output.fake = result
 
 
-def _contiguous_for_view(call: Call) -> list[Call]:
-    source, shape = call.args[0], call.args[1]
-    with contextlib.suppress(RuntimeError, ValueError):
-        aten.view.default(source.fake, shape)
-        return []
-    copy = Call(
-        aten.clone.default,
-        (source,),
-        {"memory_format": torch.contiguous_format},
-        [Variable("intermediate", source.fake)],
-        call.module,
-        call.source,
-    )
-    run_fake(copy)
-    call.args = (copy.outputs[0], shape)
-    return [copy]
+def _probe(call: Call) -> list[tuple[int, ...] | None] | None:
+    """Runs a call on ones; an operator that refuses them keeps the strides of its fake version."""
+
+    def operand(leaf: Any) -> Any:
+        if not isinstance(leaf, Variable):
+            return leaf
+        like = leaf.fake
+        last = sum(
+            (size - 1) * stride for size, stride in zip(like.shape, like.stride(), strict=True)
+        )
+        one = like.is_floating_point() or like.is_complex()
+        memory = torch.full((last + 1,), int(one), dtype=like.dtype, device=like.device)
+        return memory.as_strided(like.shape, like.stride())
+
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    args, kwargs = pytree.tree_map(operand, (call.args, call.kwargs))
+    try:
+        with torch.random.fork_rng(devices), torch.no_grad():
+            results = pytree.tree_leaves(call.target(*args, **kwargs))
+    except (RuntimeError, IndexError):
+        return None
+    return [
+        result.stride() if isinstance(result, torch.Tensor) else None for result in results
+    ]
+
+
+def _signature(leaf: Any) -> Any:
+    if isinstance(leaf, Variable):
+        return str((tuple(leaf.fake.shape), leaf.fake.stride(), leaf.fake.dtype))
+    return str(leaf)
 
 
 def fills_its_storage(tensor: torch.Tensor) -> bool:

@@ -131,7 +131,7 @@ class _Lowering:
         return self.program
 
     def placeholder(self, node: fx.Node) -> Any:
-        capture, fake = self.capture, node.meta["val"]
+        capture, fake = self.capture, node.meta.get("val")
         if node in capture.inputs:
             if not isinstance(fake, torch.Tensor):
                 return fake
@@ -144,6 +144,8 @@ class _Lowering:
             return variable
         name = capture.parameters.get(node) or capture.buffers[node]
         if name in capture.constants:
+            with fake.fake_mode:
+                fake = torch.empty(fake.shape, dtype=fake.dtype, device=fake.device)
             variable = Variable("constant", fake, data=_bytes(name, capture.constants[name]))
             self.program.fixed.append(variable)
             return variable
@@ -162,7 +164,7 @@ class _Lowering:
         )
         if target is operator.getitem:
             return args[0][args[1]]
-        if target in _PASS_THROUGH:
+        if target in _PASS_THROUGH or self.is_old_buffer(target, args):
             return args[0]
         if not isinstance(target, torch._ops.OpOverload):
             raise ModelError(
@@ -181,14 +183,28 @@ class _Lowering:
             return leaf
 
         made = fx.node.map_aggregate(results, output)
+        for index, wanted in enumerate(_output_mask(target, args)):
+            if not wanted:
+                outputs[index] = None
         self.program.calls.append(
             Call(target, args, kwargs, outputs, module_of(node.meta), source_of(node.meta))
         )
         return made
 
+    def is_old_buffer(self, target: Any, args: Any) -> bool:
+        """True for the clone of a buffer from before its write: reading the buffer says as much."""
+        return (
+            target is aten.clone.default
+            and isinstance(args[0], Variable)
+            and args[0].kind == "buffer"
+            and any(self.names[name][0] == args[0].path for name in self.capture.writes)
+        )
+
     def output(self, node: fx.Node) -> Variable:
         """The output under the clone that the capture was given to keep outputs apart."""
         made = self.environment[node]
+        if made.kind == "buffer":
+            return made
         for index, call in enumerate(self.program.calls):
             if made in call.outputs:
                 assert call.target is aten.clone.default, call.target
@@ -203,6 +219,14 @@ class _Lowering:
             self.program.calls.append(Call(aten.add.Tensor, (earlier, gradient), {}, [total]))
             gradient = total
         self.program.gradients[owner] = gradient
+
+
+def _output_mask(target: torch._ops.OpOverload, args: Any) -> list[bool]:
+    """Which results a backward operator was asked for; the others are absent when really run."""
+    for argument, given in zip(target._schema.arguments, args, strict=False):
+        if argument.name == "output_mask":
+            return list(given)
+    return []
 
 
 def _bytes(name: str, tensor: torch.Tensor) -> bytes:

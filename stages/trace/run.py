@@ -66,6 +66,8 @@ def run_graph(
 def constant_tensor(value: Value) -> torch.Tensor:
     """The tensor of a constant, contiguous, on the CPU."""
     dtype = getattr(torch, value.dtype)
+    if not value.data:
+        return torch.empty(value.shape, dtype=dtype)
     data = torch.from_numpy(np.frombuffer(value.data, np.uint8).copy())
     return data.view(dtype).reshape(value.shape)
 

@@ -1,0 +1,31 @@
+"""Traces real architectures, small, and runs the files beside eager PyTorch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages.device.factory import build
+from stages.trace.trace import trace
+from tests.stages.trace.compare import check_against_eager
+
+TINY = {"layers": 2, "width": 64, "heads": 2, "vocabulary": 100, "batch": 2, "tokens": 16}
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("gpt2", TINY),
+    "gpt2_dropout": ("gpt2", {**TINY, "dropout": 0.1}),
+    "resnet": ("resnet", {"name": "resnet10", "batch": 2, "size": 64}),
+    "bert": ("bert", {}),
+    "llama": ("llama", {}),
+    "llama_cache": ("llama", {"use_cache": True}),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_file_runs_like_the_model(name: str, tmp_path: Path) -> None:
+    function, arguments = MODELS[name]
+    spec = f"data.models:{function}"
+    graph = trace(build(spec, arguments, fake=True), name)
+    check_against_eager(graph, build(spec, arguments), tmp_path / "graph.arrow")

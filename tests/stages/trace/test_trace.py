@@ -1,0 +1,157 @@
+"""Small modules with one difficulty each: the file runs like the module, or one sentence says why
+it cannot."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from schemas.errors import ModelError
+from schemas.graph import LOSS_TARGET, NONE, Graph
+from stages.device.factory import Built, build
+from stages.trace.program import FakeConstantError
+from stages.trace.trace import trace
+from tests.stages.trace.compare import check_against_eager
+
+MODULES = "tests.stages.trace.modules"
+
+
+def made(name: str, fake: bool = False) -> Built:
+    return build(f"{MODULES}:{name}", {}, fake=fake)
+
+
+@pytest.mark.parametrize(
+    "name",
+    "structured transposed normalised watching counting tied shared noisy heads mixed".split(),
+)
+def test_runs_like_the_module(name: str, tmp_path: Path) -> None:
+    built = made(name)
+    check_against_eager(trace(built, name), built, tmp_path / "graph.arrow")
+
+
+@pytest.mark.parametrize("name", "transposed normalised watching counting tied shared noisy mixed".split())
+def test_without_memory_it_is_the_same_graph(name: str) -> None:
+    fake = made(name, fake=True)
+    assert fake.fake_mode is not None
+    assert trace(fake, name) == trace(made(name), name)
+
+
+def test_a_plain_tensor_attribute_needs_the_real_model() -> None:
+    with pytest.raises(FakeConstantError, match="scale"):
+        trace(made("structured", fake=True), "structured")
+
+
+def ops_of(graph: Graph, target: str) -> list[int]:
+    return [op.id for op in graph.ops if op.target == target]
+
+
+def test_batch_norm_writes_its_buffers_once_and_early() -> None:
+    graph = trace(made("normalised"), "normalised")
+    writes = [op for op in graph.ops if op.writes]
+    assert all(op.phase == "forward" and not op.repeatable for op in writes)
+    paths = [graph.values[op.writes[0]].path for op in writes]
+    assert sorted(set(paths)) == [
+        "norm.num_batches_tracked",
+        "norm.running_mean",
+        "norm.running_var",
+    ]
+    norms = ops_of(graph, "aten._native_batch_norm_legit_functional.default")
+    assert [graph.ops[op].repeatable for op in norms] == [True, True]
+
+
+def test_a_batch_norm_whose_statistics_are_used_runs_once() -> None:
+    graph = trace(made("watching"), "watching")
+    norms = ops_of(graph, "aten._native_batch_norm_legit_functional.default")
+    assert [graph.ops[op].repeatable for op in norms] == [False, True]
+    [scale] = [op for op in graph.ops if op.target == "aten.mul.Tensor" and op.phase == "forward"]
+    assert not scale.repeatable
+
+
+def test_gradients_have_storages_of_their_own() -> None:
+    graph = trace(made("shared"), "shared")
+    storages = [graph.values[gradient.gradient].storage for gradient in graph.gradients]
+    assert len(set(storages)) == len(storages) == 6
+    held = {graph.values[output.tangent].storage for output in graph.outputs}
+    assert not held & set(storages)
+
+
+def test_tied_weights_are_one_value() -> None:
+    graph = trace(made("tied"), "tied")
+    [weight] = [value for value in graph.values if value.path == "embedding.weight"]
+    assert weight.aliases == ["head.weight"]
+    assert len(graph.gradients) == 2
+
+
+def test_a_loss_leaves_out_what_it_does_not_use() -> None:
+    graph = trace(made("heads"), "heads")
+    assert graph.has_loss
+    assert [output.tangent != NONE for output in graph.outputs] == [True, False, True]
+    owners = {graph.values[gradient.value].path for gradient in graph.gradients}
+    assert owners == {"body.weight", "body.bias", "used.weight", "used.bias"}
+    assert len(ops_of(graph, LOSS_TARGET)) == 1
+
+
+def test_only_draws_are_random() -> None:
+    graph = trace(made("noisy"), "noisy")
+    random = [op.target for op in graph.ops if op.random]
+    assert random == [
+        "aten.rand.default",
+        "aten.native_dropout.default",
+        "aten.randn_like.default",
+    ]
+
+
+def test_phases_are_one_after_the_other_and_backward_needs_tangents_late() -> None:
+    graph = trace(made("tied"), "tied")
+    phases = [op.phase for op in graph.ops]
+    assert phases == sorted(phases, key=["forward", "loss", "backward"].index)
+    made_in = {value: op for op in graph.ops for value in op.outputs}
+    for output in graph.outputs:
+        assert made_in[output.value].phase == "forward"
+
+
+def test_guards_name_modules_in_evaluation() -> None:
+    graph = trace(made("normalised"), "normalised")
+    guards = json.loads(graph.guards)
+    assert guards["eval_modules"] == ["fixed"]
+    assert guards["autocast"]["enabled"] is False
+
+
+def test_ops_know_where_they_come_from() -> None:
+    graph = trace(made("heads"), "heads")
+    [tanh] = [op for op in graph.ops if op.target == "aten.tanh.default"]
+    assert tanh.source.startswith("tests/stages/trace/modules.py:")
+    linears = {op.module for op in graph.ops if op.target in ("aten.addmm.default", "aten.mm.default")}
+    assert linears == {"body", "used"} | ({"unused"} & linears)
+
+
+def test_in_place_forms_are_offered_where_an_input_is_alone_in_its_storage() -> None:
+    graph = trace(made("heads"), "heads")
+    [tanh] = [op for op in graph.ops if op.target == "aten.tanh.default"]
+    [backward] = [op for op in graph.ops if op.target == "aten.tanh_backward.default"]
+    assert len(tanh.in_place) == 1 and graph.values[tanh.in_place[0]].shape == [3, 4]
+    assert set(backward.in_place) == set(backward.inputs)
+    shared = trace(made("shared"), "shared")
+    for op in shared.ops:
+        for value in op.in_place:
+            assert shared.values[value].kind in ("intermediate", "tangent")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("branching", ["tests/stages/trace/modules.py:", "depends on the data"]),
+        ("overwriting", ["input", "in place"]),
+        ("sparse", ["strided"]),
+        ("detached", ["no output of the model depends"]),
+    ],
+)
+def test_what_cannot_be_traced_is_told_in_a_sentence(name: str, words: list[str]) -> None:
+    with pytest.raises(ModelError) as caught:
+        trace(made(name), name)
+    text = str(caught.value)
+    assert "\n" not in text
+    for word in words:
+        assert word in text, text
