@@ -76,6 +76,9 @@ class _Opening:
     def execute(self, position: int, op: Op) -> None:
         for value in op.inputs:
             self.make_view(value)
+        if op.target == LOSS_TARGET:
+            for output in self.graph.outputs:
+                self.make_view(output.value)
         self.run(op, position)
         overwritten = self.ends.overwrites[position]
         for storage in self.ends.dying[position] + self.ends.unused[position]:

@@ -1,0 +1,1 @@
+"""Writes a planned training step as a Python package that needs only PyTorch."""

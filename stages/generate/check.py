@@ -1,0 +1,140 @@
+"""Refuses graphs that are no training step of a module, before any text is made of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from schemas.errors import ArtifactError
+from schemas.graph import FIXED_KINDS, LOSS_TARGET, NONE, Graph, Value
+
+_SIZES = {
+    "float64": 8,
+    "complex64": 8,
+    "complex128": 16,
+    "int64": 8,
+    "float32": 4,
+    "int32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int16": 2,
+}
+
+
+def check_interface(graph: Graph) -> None:
+    """Checks what the package relies on beyond `schemas.graph.check_graph`.
+
+    Names of parameters and buffers, trees, constants, tangents, and gradients that autograd may
+    take over as they are. Raises ArtifactError naming the fault.
+    """
+    if graph.device not in ("cpu", "cuda"):
+        raise ArtifactError(f"{graph.model}: {graph.device!r} is no device to generate for")
+    _check_paths(graph)
+    for value in graph.values:
+        if value.kind == "constant":
+            _check_constant(graph, value)
+    _check_tangents(graph)
+    _check_gradients(graph)
+    for tree, leaves in ((graph.input_tree, graph.inputs), (graph.output_tree, graph.outputs)):
+        if tree_leaves(tree) != len(leaves):
+            raise ArtifactError(f"{graph.model}: a tree does not have {len(leaves)} leaves")
+
+
+def guards_of(graph: Graph) -> tuple[list[str], dict[str, str | None]]:
+    """The modules in evaluation mode, and autocast's dtype (None: off) for the graph's device."""
+    try:
+        guards = json.loads(graph.guards)
+        modules, autocast = guards["eval_modules"], guards["autocast"]
+        enabled, dtype = autocast["enabled"], autocast["dtype"]
+    except (KeyError, TypeError, ValueError):
+        raise ArtifactError(f"{graph.model}: the guards are not JSON of the known form") from None
+    plain = isinstance(modules, list) and all(isinstance(path, str) for path in modules)
+    if not plain or not isinstance(enabled, bool) or not isinstance(dtype, str):
+        raise ArtifactError(f"{graph.model}: the guards are not JSON of the known form")
+    return modules, {graph.device: dtype if enabled else None}
+
+
+def tree_leaves(text: str) -> int:
+    """The number of leaves of a written tree.
+
+    Raises ArtifactError where reading the tree could do more than build containers: PyTorch
+    imports the modules that enumerations and default factories name.
+    """
+    try:
+        version, tree = json.loads(text)
+    except (TypeError, ValueError):
+        raise ArtifactError("a tree of inputs or outputs is not readable") from None
+    if version != 1 or "__enum__" in text:
+        raise ArtifactError("a tree of inputs or outputs is of an unknown form")
+    return _count_leaves(tree)
+
+
+def _count_leaves(tree: Any) -> int:
+    if not isinstance(tree, dict) or set(tree) != {"type", "context", "children_spec"}:
+        raise ArtifactError("a tree of inputs or outputs is of an unknown form")
+    kind, children = tree["type"], tree["children_spec"]
+    if kind is None:
+        return 1
+    if not isinstance(kind, str) or not isinstance(children, list) or "defaultdict" in kind:
+        raise ArtifactError(f"a tree of inputs or outputs holds a {kind}, which is not supported")
+    return sum(_count_leaves(child) for child in children)
+
+
+def _check_paths(graph: Graph) -> None:
+    seen: set[str] = set()
+    for value in graph.values:
+        if value.kind not in ("parameter", "buffer"):
+            continue
+        for path in (value.path, *value.aliases):
+            parts = path.split(".")
+            if not all(parts) or not path.isprintable() or path in seen:
+                raise ArtifactError(
+                    f"{graph.model}: {path!r} is no name of one {value.kind} of a module"
+                )
+            seen.add(path)
+
+
+def _check_constant(graph: Graph, value: Value) -> None:
+    size = math.prod(value.shape) * _SIZES.get(value.dtype, 1)
+    if len(value.data) != size:
+        raise ArtifactError(
+            f"{graph.model}: the constant {value.id} has {len(value.data)} bytes instead of {size}"
+        )
+
+
+def _check_tangents(graph: Graph) -> None:
+    loss = next(op for op in graph.ops if op.target == LOSS_TARGET)
+    tangents = [output.tangent for output in graph.outputs if output.tangent != NONE]
+    outputs = [output.value for output in graph.outputs if output.tangent != NONE]
+    if (
+        sorted(set(tangents)) != sorted(loss.outputs)
+        or any(graph.values[value].kind != "tangent" for value in tangents)
+        or NONE in outputs
+        or len(set(zip(outputs, tangents, strict=True))) != len(set(tangents))
+    ):
+        raise ArtifactError(f"{graph.model}: the loss does not make one tangent for each output")
+    for output, tangent in zip(outputs, tangents, strict=True):
+        one, other = graph.values[output], graph.values[tangent]
+        if one.shape != other.shape or one.dtype != other.dtype:
+            raise ArtifactError(f"{graph.model}: the tangent {tangent} is unlike its output")
+
+
+def _check_gradients(graph: Graph) -> None:
+    """Autograd keeps a gradient that it is given, so it must share its bytes with nothing."""
+    storage = [value.storage for value in graph.values]
+    held = [value for output in graph.outputs for value in (output.value, output.tangent)]
+    taken = {storage[value] for value in held if value != NONE} | graph.fixed_storages()
+    owners: set[int] = set()
+    for gradient in graph.gradients:
+        owner, made = graph.values[gradient.value], graph.values[gradient.gradient]
+        if owner.kind not in ("parameter", "input") or not owner.requires_grad:
+            raise ArtifactError(f"{graph.model}: value {owner.id} can have no gradient")
+        if owner.id in owners or made.kind in FIXED_KINDS or made.storage in taken:
+            raise ArtifactError(
+                f"{graph.model}: the gradient of value {owner.id} shares its bytes with another value"
+            )
+        if made.shape != owner.shape or made.dtype != owner.dtype:
+            raise ArtifactError(f"{graph.model}: the gradient of value {owner.id} is unlike it")
+        owners.add(owner.id)
+        taken.add(made.storage)

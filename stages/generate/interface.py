@@ -1,0 +1,122 @@
+"""The text of `interface.py`: what a plan was specialised to, as literals."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from schemas.errors import ArtifactError
+from schemas.graph import NONE, Graph, Output
+from stages.device.operators import decode
+from stages.generate.calls import literal
+from stages.generate.check import guards_of
+from stages.generate.program import Program
+
+
+def interface_text(graph: Graph, program: Program) -> str:
+    """The module that defines INTERFACE."""
+    positions = {value: position for position, value in enumerate(program.arguments)}
+    owners = {gradient.gradient: gradient.value for gradient in graph.gradients}
+    yielded = program.differentiable + program.plain
+    eval_modules, autocast = guards_of(graph)
+    lines = [
+        '"""What the plan was specialised to."""',
+        "",
+        "import torch",
+        "",
+        "from .facts import Interface, Leaf, Plain, Tangent, Tensor",
+        "",
+        "INTERFACE = Interface(",
+        f"    model={graph.model!r},",
+        f"    device={graph.device!r},",
+        *_block("tensors", _tensors(graph, program)),
+        *_block("leaves", _leaves(graph, positions)),
+        f"    input_tree={graph.input_tree!r},",
+        *_block("outputs", [_output(graph, program, positions, leaf) for leaf in graph.outputs]),
+        f"    output_tree={graph.output_tree!r},",
+        *_block("tangents", _tangents(graph, program)),
+        *_block(
+            "slices",
+            [repr(tuple(positions[owners[value]] for value in part)) for part in program.slices],
+        ),
+        f"    watched={tuple(positions[v] for v in program.watched if v in positions)!r},",
+        f"    watched_outputs={tuple(yielded.index(v) for v in program.watched if v in yielded)!r},",
+        f"    eval_modules=frozenset({sorted(eval_modules)!r}),",
+        f"    autocast={autocast!r},",
+        ")",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def constants(graph: Graph, program: Program) -> bytes | None:
+    """The bytes of the program's constants, in the order of its arguments, each from a multiple of
+    16 on; None where it has no constants."""
+    values = [graph.values[value] for value in program.arguments]
+    if not any(value.kind == "constant" for value in values):
+        return None
+    return b"".join(_aligned(value.data) for value in values)
+
+
+def _aligned(data: bytes) -> bytes:
+    return data + bytes(-len(data) % 16)
+
+
+def _block(name: str, items: list[str]) -> list[str]:
+    return [f"    {name}=(", *(f"        {item}," for item in items), "    ),"]
+
+
+def _tensors(graph: Graph, program: Program) -> list[str]:
+    texts = []
+    start = 0
+    for position in program.arguments:
+        value = graph.values[position]
+        fields: list[Any] = [
+            value.kind,
+            value.path,
+            tuple(value.shape),
+            tuple(value.strides),
+            value.dtype,
+            value.requires_grad,
+            tuple(value.aliases),
+        ]
+        text = ", ".join(repr(field) for field in fields)
+        texts.append(f"Tensor({text}{f', {start}' if value.kind == 'constant' else ''})")
+        start += len(_aligned(value.data))
+    return texts
+
+
+def _leaves(graph: Graph, positions: dict[int, int]) -> list[str]:
+    return [
+        f"Plain({_plain(constant)})" if value == NONE else str(positions[value])
+        for value, constant in zip(graph.inputs, graph.input_constants, strict=True)
+    ]
+
+
+def _output(graph: Graph, program: Program, positions: dict[int, int], output: Output) -> str:
+    if output.value == NONE:
+        return f'Leaf("constant", value={_plain(output.constant)})'
+    if output.tangent != NONE:
+        return f'Leaf("differentiable", {program.tangents.index(output.tangent)})'
+    if output.value in positions:
+        return f'Leaf("tensor", {positions[output.value]})'
+    return f'Leaf("plain", {program.plain.index(output.value)})'
+
+
+def _tangents(graph: Graph, program: Program) -> list[str]:
+    return [
+        f"Tangent({tuple(value.shape)!r}, {tuple(value.strides)!r}, {value.dtype!r})"
+        for value in (graph.values[tangent] for tangent in program.tangents)
+    ]
+
+
+def _plain(text: str) -> str:
+    """The literal of a constant leaf."""
+    try:
+        constant = json.loads(text)
+    except ValueError:
+        raise ArtifactError(f"{text!r} is no constant that a call may have") from None
+    if isinstance(constant, float) and not math.isfinite(constant):
+        raise ArtifactError(f"{text!r} is no constant that a call may have")
+    return literal(decode(constant, {}))

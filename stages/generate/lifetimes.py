@@ -1,0 +1,87 @@
+"""Where the program's names end, beyond what the schedule frees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from schemas.errors import ScheduleError
+from schemas.graph import FIXED_KINDS, LOSS_TARGET, NONE, Graph
+from schemas.schedule import Step
+
+
+@dataclass(frozen=True)
+class Uses:
+    """What a schedule reads when.
+
+    `ends` are, by step, the values that nothing names after it although their storage is not
+    freed there: those of inputs, outputs, tangents and gradients, which others hold. `fixed` are
+    the values that are there before the step, `unread` those inputs that nothing reads. `watched`
+    are fixed values and outputs that are read after the loss, through whatever view.
+    """
+
+    ends: dict[int, list[int]]
+    fixed: set[int]
+    unread: list[int]
+    watched: list[int]
+
+
+def uses(graph: Graph, steps: Sequence[Step]) -> Uses:
+    """Finds the last reader of each value that others hold.
+
+    Raises ScheduleError when a gradient is read after it was handed over.
+    """
+    fixed = {value.id for value in graph.values if value.kind in FIXED_KINDS}
+    outputs = [output.value for output in graph.outputs if output.value != NONE]
+    gradients = {gradient.gradient for gradient in graph.gradients}
+    tangents = [] if graph.has_loss else [output.tangent for output in graph.outputs]
+    storage = [value.storage for value in graph.values]
+    held = {storage[value] for value in (*fixed, *outputs, *gradients, *tangents) if value != NONE}
+    last: dict[int, int] = {}
+    late: set[int] = set()
+    handed: set[int] = set()
+    after_loss = False
+    for index, step in enumerate(steps):
+        read, made = _touched(graph, step, outputs)
+        for value in read:
+            if storage[value] in handed and step.action != "gradient":
+                raise ScheduleError(
+                    f"step {index} of the schedule: value {value} was handed over as a gradient"
+                )
+        if step.action == "gradient":
+            handed.add(storage[step.value])
+        if after_loss:
+            late.update(storage[value] for value in read)
+        after_loss = after_loss or step.action == "loss"
+        last.update({value: index for value in (*read, *made) if storage[value] in held})
+    ends: dict[int, list[int]] = {}
+    for value, index in last.items():
+        if value not in fixed or graph.values[value].kind == "input":
+            ends.setdefault(index, []).append(value)
+    return Uses(
+        {index: sorted(values) for index, values in ends.items()},
+        fixed,
+        [value for value in graph.inputs if value != NONE and value not in last],
+        _watched(graph, fixed, outputs, late),
+    )
+
+
+def _touched(graph: Graph, step: Step, outputs: list[int]) -> tuple[list[int], list[int]]:
+    """The values that a step reads and those that it makes."""
+    if step.action == "gradient":
+        return [step.value], []
+    if step.action not in ("compute", "write", "loss"):
+        return [], []
+    op = graph.ops[step.op]
+    read = outputs if op.target == LOSS_TARGET else op.inputs
+    return read, [value for value in op.outputs if value != NONE]
+
+
+def _watched(graph: Graph, fixed: set[int], outputs: list[int], late: set[int]) -> list[int]:
+    """Buffers that the step itself writes may change, constants never do."""
+    written = {value for op in graph.ops for value in op.writes}
+    changeable = [
+        value for value in sorted(fixed - written) if graph.values[value].kind != "constant"
+    ]
+    own = [value for value in dict.fromkeys(outputs) if value not in fixed]
+    return [value for value in changeable + own if graph.values[value].storage in late]

@@ -1,0 +1,188 @@
+"""Writes the package of a plan: the step, what it was specialised to, and the runtime."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from schemas.costs import RANDOM_STATE_TARGET, Cost, Costs, Device
+from schemas.errors import ArtifactError
+from schemas.graph import LOSS_TARGET, NONE, Graph, Op
+from schemas.schedule import Step
+from stages.generate.check import check_interface
+from stages.generate.interface import constants, interface_text
+from stages.generate.naming import comment, megabytes
+from stages.generate.program import write_program
+from stages.replay.referee import replay
+
+_RUNTIME = Path(__file__).parent / "runtime"
+_COPIED = ("chain.py", "facts.py", "guards.py", "outputs.py", "wrap.py")
+
+
+def write_package(
+    directory: Path, graph: Graph, steps: Sequence[Step], plan: Mapping[str, Any]
+) -> None:
+    """Writes the package of a plan, whole or not at all; an older one is replaced.
+
+    Raises ScheduleError when the referee refuses the schedule, ArtifactError when graph or plan
+    are not what they should be.
+    """
+    write_directory(directory, package(graph, steps, plan))
+
+
+def package(graph: Graph, steps: Sequence[Step], plan: Mapping[str, Any]) -> dict[str, bytes]:
+    """The files of the package of a plan, by name."""
+    check_interface(graph)
+    replay(graph, timeless(graph), steps)
+    facts = _facts(plan)
+    title = f"The training step of {graph.model} as straight-line code, planned by tightfit."
+    program = write_program(graph, steps, title)
+    texts = {
+        "__init__.py": _init(graph, facts),
+        "interface.py": interface_text(graph, program),
+        "step.py": program.text,
+    }
+    for name in _COPIED:
+        texts[name] = (_RUNTIME / name).read_text()
+    files = {name: text.encode() for name, text in texts.items()}
+    data = constants(graph, program)
+    return files if data is None else files | {"constants.bin": data}
+
+
+def infeasible_package(plan: Mapping[str, Any]) -> dict[str, bytes]:
+    """The files of a plan that does not exist: its `load` says why."""
+    facts = _facts(plan)
+    return {"__init__.py": _INFEASIBLE.format(**_shown(facts)).encode()}
+
+
+def write_directory(directory: Path, files: Mapping[str, bytes]) -> None:
+    """Writes files into a new directory that then takes its place."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    try:
+        made.chmod(0o755)
+        for name, data in sorted(files.items()):
+            (made / name).write_bytes(data)
+        if directory.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+            os.replace(directory, old)
+            os.replace(made, directory)
+            shutil.rmtree(old)
+        else:
+            os.replace(made, directory)
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
+
+
+def timeless(graph: Graph) -> Costs:
+    """Costs for the referee where only the order of steps and the sizes of storages matter."""
+    return _Timeless(graph)
+
+
+class _Timeless(Costs):
+    def __init__(self, graph: Graph) -> None:
+        super().__init__([], Device(graph.device, "", graph.torch, 0, "none"))
+
+    def of(self, graph: Graph, op: Op, in_place: int = NONE) -> Cost:
+        if op.target == LOSS_TARGET:
+            storages = {graph.values[value].storage for value in op.outputs if value != NONE}
+            size = sum(graph.storages[storage] for storage in storages)
+            return Cost("", op.target, NONE, 0.0, 0.0, size, size)
+        return Cost("", op.target, in_place, 0.0, 0.0, 0, 0)
+
+    def random_state(self) -> Cost:
+        return Cost("", RANDOM_STATE_TARGET, NONE, 0.0, 0.0, 0, 0)
+
+
+_FACTS: dict[str, tuple[type, ...]] = {
+    "strategy": (str,),
+    "budget": (str, int),
+    "budget_bytes": (int,),
+    "verdict": (str,),
+    "sentence": (str,),
+    "peak": (int, type(None)),
+    "time": (int, float, type(None)),
+}
+
+
+def _facts(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """What the package says of its plan; raises ArtifactError naming what is wrong with it."""
+    facts = {}
+    for name, kinds in _FACTS.items():
+        fact = plan.get(name)
+        if not isinstance(fact, kinds) or isinstance(fact, bool):
+            raise ArtifactError(f"plan.json: {name!r} is {json.dumps(fact)}, which it cannot be")
+        if isinstance(fact, float) and not math.isfinite(fact):
+            raise ArtifactError(f"plan.json: {name!r} is not finite")
+        facts[name] = fact
+    return facts
+
+
+def _shown(facts: Mapping[str, Any]) -> dict[str, str]:
+    return {name: repr(fact) for name, fact in facts.items()}
+
+
+def _init(graph: Graph, facts: Mapping[str, Any]) -> str:
+    peak = "unknown" if facts["peak"] is None else megabytes(facts["peak"])
+    return _INIT.format(
+        model=comment(graph.model), about=comment(f"{facts['budget']}"), mb=peak, **_shown(facts)
+    )
+
+
+_CONSTANTS = """STRATEGY = {strategy}
+BUDGET = {budget}
+BUDGET_BYTES = {budget_bytes}
+VERDICT = {verdict}
+SENTENCE = {sentence}
+PREDICTED_PEAK = {peak}
+PREDICTED_SECONDS = {time}
+"""
+
+_INIT = (
+    '''"""A training step of {model}, planned by tightfit for the budget {about}.
+
+`load(model)` gives a module that takes the place of the model. The step allocates at most
+{mb} above parameters, buffers and inputs. Sizes are in bytes.
+"""
+
+from .interface import INTERFACE
+from .step import step
+from .wrap import PlanMismatch, wrap
+
+__all__ = ["PlanMismatch", "load"]
+
+'''
+    + _CONSTANTS
+    + '''
+
+def load(model, otherwise="error"):
+    """A module that takes the place of `model` and trains inside the budget.
+
+    It is of the model's class, shares all its state, and is called as the model is. In the other
+    mode (`eval()`), and where no gradient is wanted, it runs the model's own forward. A call that
+    differs from what the plan was made for raises PlanMismatch or, with otherwise="original", runs
+    the model's own forward. Hooks of submodules do not run, since their calls are part of the step.
+    """
+    return wrap(model, INTERFACE, step, otherwise, load)
+'''
+)
+
+_INFEASIBLE = (
+    '''"""A budget that no plan fits: `load` says why."""
+
+'''
+    + _CONSTANTS
+    + '''
+
+def load(model, otherwise="error"):
+    """Raises RuntimeError: there is no plan."""
+    raise RuntimeError(SENTENCE)
+'''
+)

@@ -1,0 +1,275 @@
+"""From a schedule to the text of the step: a generator that computes, frees and hands over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from schemas.errors import ScheduleError
+from schemas.graph import LOSS_TARGET, NONE, Graph, Op
+from schemas.schedule import Step
+from stages.generate.calls import Operators, Statement, statements
+from stages.generate.lifetimes import uses
+from stages.generate.naming import Names, comment, megabytes, value_names
+
+_RUNTIME = ("torch", "step", "random_state", "drawing_from", "outputs", "tangents", "gradients")
+_WIDTH = 84
+_INDENT = "    "
+
+
+@dataclass(frozen=True)
+class Program:
+    """The text of a step and what its caller must know.
+
+    `arguments` are the values it takes, in order; `differentiable` and `plain` the values it yields
+    first, in this order; `tangents` what it is then sent, one for each differentiable; `slices` the gradients it yields at each further stop; `watched` the
+    fixed values and outputs that it reads after the loss.
+    """
+
+    text: str
+    arguments: list[int]
+    differentiable: list[int]
+    plain: list[int]
+    tangents: list[int]
+    slices: list[list[int]]
+    watched: list[int]
+
+
+def write_program(graph: Graph, steps: Sequence[Step], title: str) -> Program:
+    """The program that runs a schedule; `title` heads its text.
+
+    The schedule must have passed the referee. Raises ArtifactError when an op is not a call that
+    PyTorch has, ScheduleError when a gradient is read after it was handed over.
+    """
+    writer = _Writer(graph, steps)
+    writer.write()
+    return writer.program(title)
+
+
+@dataclass
+class _Writer:
+    graph: Graph
+    steps: Sequence[Step]
+    lines: list[str] = field(default_factory=list)
+    slices: list[list[int]] = field(default_factory=list)
+    handing: list[int] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
+    bound: dict[int, list[int]] = field(default_factory=dict)
+    states: dict[int, str] = field(default_factory=dict)
+    done: set[int] = field(default_factory=set)
+    restoring: bool = False
+    place: str = ""
+    live: int = 0
+
+    def __post_init__(self) -> None:
+        graph = self.graph
+        self.reserved = Names()
+        for name in _RUNTIME:
+            self.reserved.reserve(name)
+        targets = {op.target for op in graph.ops} - {LOSS_TARGET}
+        self.operators = Operators(self.reserved, targets)
+        self.names = value_names(graph, self.reserved)
+        self.uses = uses(graph, self.steps)
+        self.views = {op.id for op in graph.ops if graph.is_view(op)}
+        self.loss = next(op for op in graph.ops if op.target == LOSS_TARGET)
+        source = {output.tangent: output.value for output in graph.outputs}
+        self.differentiable = [source[tangent] for tangent in self.loss.outputs]
+        plain = [
+            output.value
+            for output in graph.outputs
+            if output.tangent == NONE and output.value not in self.uses.fixed | {NONE}
+        ]
+        self.plain = list(dict.fromkeys(plain))
+
+    def program(self, title: str) -> Program:
+        """The finished text with its head."""
+        arguments = self.arguments()
+        return Program(
+            text="\n".join([*self.head(title, arguments), *self.lines, ""]),
+            arguments=arguments,
+            differentiable=self.differentiable,
+            plain=self.plain,
+            tangents=self.loss.outputs,
+            slices=self.slices,
+            watched=self.uses.watched,
+        )
+
+    def arguments(self) -> list[int]:
+        """All inputs, and the other fixed values that the program reads or its caller names."""
+        graph = self.graph
+        named = {value for op in graph.ops for value in op.inputs}
+        named |= {output.value for output in graph.outputs}
+        named |= {value for value in graph.inputs if value != NONE}
+        named |= {gradient.value for gradient in graph.gradients}
+        return [
+            value.id
+            for kind in ("parameter", "buffer", "constant", "input")
+            for value in graph.values
+            if value.kind == kind and value.id in named
+        ]
+
+    def head(self, title: str, arguments: list[int]) -> list[str]:
+        """Everything above the body."""
+        lines = [f'"""{comment(title)}"""', "", "import torch", ""]
+        if self.states:
+            lines += ["from .chain import drawing_from, random_state", ""]
+        lines += [*self.operators.bindings(), "", "", "def step("]
+        for value in arguments:
+            described = self.graph.values[value]
+            path = comment(described.path) or described.kind
+            lines.append(f"{_INDENT}{self.names[value]},  # {path} {tuple(described.shape)}")
+        return [*lines, "):"]
+
+    def write(self) -> None:
+        """Writes the body."""
+        self.end(self.uses.unread)
+        self.remark("forward")
+        for index, step in enumerate(self.steps):
+            getattr(self, f"on_{step.action}")(step, self.uses.ends.get(index, []))
+            self.live = step.live
+        self.hand_over()
+        self.flush()
+
+    def on_compute(self, step: Step, ends: list[int]) -> None:
+        op = self.graph.ops[step.op]
+        if op.id not in self.views:
+            self.hand_over()
+        self.flush()
+        self.mark_place(op)
+        calls = statements(self.graph, op, step.in_place, self.names, self.operators)
+        depth = 1
+        if self.restoring:
+            device = self.graph.device
+            self.line(f'with drawing_from({self.states[op.id]}, "{device}"):')
+            self.restoring, depth = False, 2
+        for call in calls:
+            self.statement(call, depth, step.live if call is calls[-1] else None)
+        self.done.add(op.id)
+        for value in op.outputs:
+            if value != NONE:
+                names = self.bound.setdefault(self.graph.values[value].storage, [])
+                names.extend({value} - set(names))
+        if step.in_place != NONE:
+            self.forget(self.graph.values[step.in_place].storage)
+        self.end(ends)
+
+    on_write = on_compute
+
+    def on_loss(self, step: Step, ends: list[int]) -> None:
+        self.flush()
+        self.check_outputs()
+        self.done.add(step.op)
+        leaving = ", ".join(self.names[value] for value in self.differentiable + self.plain)
+        self.line(f"outputs = [{leaving}]")
+        made = [value for value in self.loss.outputs if value != NONE]
+        self.end([value for value in ends if value not in made])
+        self.flush()
+        self.remark("backward")
+        self.line("tangents = yield outputs")
+        self.line(f"[{', '.join(self.names[value] for value in made)}] = tangents")
+        self.line("tangents.clear()", step.live)
+        for value in made:
+            self.bound.setdefault(self.graph.values[value].storage, []).append(value)
+        self.end([value for value in ends if value in made])
+        self.place = ""
+
+    def check_outputs(self) -> None:
+        """The outputs leave before the loss, so they must be there."""
+        for value in self.differentiable + self.plain:
+            storage = self.graph.values[value].storage
+            if value not in self.uses.fixed and value not in self.bound.get(storage, []):
+                raise ScheduleError(f"the schedule has not made the output {value} before the loss")
+
+    def on_free(self, step: Step, ends: list[int]) -> None:
+        if step.value == NONE:
+            self.ended.append(self.states[step.op])
+        else:
+            self.forget(self.graph.values[step.value].storage)
+
+    def on_gradient(self, step: Step, ends: list[int]) -> None:
+        self.handing.append(step.value)
+
+    def on_save_random(self, step: Step, ends: list[int]) -> None:
+        self.hand_over()
+        self.flush()
+        self.states[step.op] = self.reserved.reserve(f"random_state_{step.op}")
+        self.line(f'{self.states[step.op]} = random_state("{self.graph.device}")', step.live)
+
+    def on_restore_random(self, step: Step, ends: list[int]) -> None:
+        self.hand_over()
+        self.restoring = True
+
+    def hand_over(self) -> None:
+        """Yields the gradients that are waiting, without keeping any of them."""
+        if not self.handing:
+            return
+        names = [self.names[value] for value in self.handing]
+        ready, self.ended = self.ended, []
+        self.statement(Statement("gradients", "", names), 1, None)
+        self.end(self.handing)
+        self.ended += ready
+        self.flush()
+        self.line("yield gradients", self.live)
+        self.slices.append(self.handing)
+        self.handing = []
+
+    def forget(self, storage: int) -> None:
+        """All names of a storage end."""
+        self.end(list(self.bound.get(storage, [])))
+
+    def end(self, values: Iterable[int]) -> None:
+        """Names end here; they are deleted before the next line."""
+        for value in values:
+            self.ended.append(self.names[value])
+            names = self.bound.get(self.graph.values[value].storage, [])
+            if value in names:
+                names.remove(value)
+
+    def flush(self) -> None:
+        """Deletes the names that have ended."""
+        ended, self.ended = self.ended, []
+        while ended:
+            count = 1
+            while count < len(ended) and len(", ".join(ended[: count + 1])) < _WIDTH - 10:
+                count += 1
+            names, ended = ended[:count], ended[count:]
+            self.line(f"del {', '.join(names)}", None if ended else self.live)
+
+    def mark_place(self, op: Op) -> None:
+        """Says where the next lines come from when that changes."""
+        again = ", again" if op.id in self.done and op.id not in self.views else ""
+        place = f"{comment(op.module) or self.shown_model()}{again}"
+        if place != self.place and (op.id not in self.views or not self.place):
+            self.lines.append(f"{_INDENT}# {place}")
+            self.place = place
+
+    def shown_model(self) -> str:
+        return comment(self.graph.model) or "the model"
+
+    def remark(self, text: str) -> None:
+        self.lines += ["", f"{_INDENT}# ---- {text} ----"]
+
+    def statement(self, call: Statement, depth: int, live: int | None) -> None:
+        """Writes a statement, over several lines where it is long."""
+        left = f"{call.target} = " if call.target else ""
+        opening, closing = ("(", ")") if call.function else ("[", "]")
+        start = f"{left}{call.function}{opening}"
+        whole = f"{start}{', '.join(call.arguments)}{closing}{call.suffix}"
+        if len(whole) + depth * len(_INDENT) <= _WIDTH:
+            self.line(whole, live, depth)
+            return
+        self.line(start, None, depth)
+        row: list[str] = []
+        for argument in call.arguments:
+            if row and len(", ".join([*row, argument])) > _WIDTH - (depth + 1) * len(_INDENT) - 1:
+                self.line(f"{', '.join(row)},", None, depth + 1)
+                row = []
+            row.append(argument)
+        self.line(f"{', '.join(row)},", None, depth + 1)
+        self.line(f"{closing}{call.suffix}", live, depth)
+
+    def line(self, text: str, live: int | None = None, depth: int = 1) -> None:
+        """Writes a line, with the live memory after it on the right."""
+        indented = _INDENT * depth + text
+        shown = "" if live is None else f"  # {megabytes(live):>12}"
+        self.lines.append(f"{indented:<{_WIDTH}}{shown}" if shown else indented)

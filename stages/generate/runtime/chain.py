@@ -1,0 +1,192 @@
+"""Runs a step under autograd: its backward is a chain of small functions.
+
+The functions pass an empty token. All outputs leave by the last one, so that all their gradients
+have arrived when the backward begins; every other one returns the gradients that its slice of the
+backward has finished, so that autograd accumulates them before the next slice runs. The state of
+a run belongs to the run: it lives in the generator's frame and dies with the outputs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import torch
+
+from .facts import Interface, Tangent
+
+Step = Callable[..., Generator[list[torch.Tensor], list[torch.Tensor], None]]
+
+
+class Run:
+    """One run of the step, suspended after its forward and after each slice of its backward."""
+
+    __slots__ = ("device", "interface", "message", "program", "watched")
+
+    def __init__(self, step: Step, interface: Interface, tensors: Sequence[torch.Tensor]) -> None:
+        self.interface = interface
+        self.device = tensors[0].device
+        self.program: Any = step(*tensors)
+        self.message: list[torch.Tensor] | None = None
+        self.watched: list[tuple[str, torch.Tensor, int]] = []
+
+    def advance(self) -> list[torch.Tensor]:
+        """Runs to the next stop and returns what the step yields there: a list to be emptied."""
+        message, self.message = self.message, None
+        with torch.no_grad(), _plain_precision(self.device), _current(self.device):
+            return self.program.send(message)
+
+    def watch(self, tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+        """Remembers the versions of the tensors that the backward is going to read."""
+        read = [(self._describe(i), tensors[i]) for i in self.interface.watched]
+        read += [("an output", outputs[i]) for i in self.interface.watched_outputs]
+        self.watched = [(name, tensor, tensor._version) for name, tensor in read]
+
+    def check_watched(self) -> None:
+        """Refuses a backward through tensors that have changed since the forward."""
+        for name, tensor, version in self.watched:
+            if tensor._version != version:
+                raise RuntimeError(
+                    f"{name} was changed in place between the forward and the backward, "
+                    f"which needs it as it was"
+                )
+        self.watched = []
+
+    def _describe(self, position: int) -> str:
+        tensor = self.interface.tensors[position]
+        return f"the {tensor.kind} {tensor.path}" if tensor.path else f"an {tensor.kind}"
+
+
+class _Outputs(torch.autograd.Function):
+    """Lets the outputs out, and takes all their gradients in at once."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, run: Run, outputs: list[torch.Tensor], token: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.run = run
+        ctx.set_materialize_grads(False)
+        leaving = tuple(outputs)
+        outputs.clear()
+        return leaving
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
+        run, ctx.run = ctx.run, None
+        if run is None:
+            raise RuntimeError(
+                "the backward of a planned module runs once for each forward, "
+                "retain_graph has no effect on it"
+            )
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "a planned module has no double backward, call it without create_graph=True"
+            )
+        run.check_watched()
+        run.message = [
+            _arrived(tangent, expected, run.device)
+            for tangent, expected in zip(tangents, run.interface.tangents, strict=True)
+        ]
+        return None, None, torch.empty(0, device=run.device)
+
+
+class _Slice(torch.autograd.Function):
+    """One slice of the backward: runs it and returns the gradients that it finishes."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Run, token: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
+        ctx.run = run
+        return torch.empty(0, device=run.device)
+
+    @staticmethod
+    def backward(ctx: Any, token: torch.Tensor) -> tuple[Any, ...]:
+        run, ctx.run = ctx.run, None
+        gradients = run.advance()
+        handed = (None, token, *gradients)
+        gradients.clear()
+        return handed
+
+
+def execute(
+    step: Step, interface: Interface, tensors: Sequence[torch.Tensor]
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Runs the forward of the step.
+
+    Returns its outputs: those that receive gradients, joined to autograd, and the plain ones.
+    """
+    run = Run(step, interface, tensors)
+    yielded = run.advance()
+    split = len(interface.tangents)
+    # The step may need an output again: were what leaves the tensor that it holds, the run would
+    # hold itself.
+    leaving = [output.detach() for output in yielded]
+    if not interface.slices:
+        return leaving[:split], leaving[split:]
+    run.watch(tensors, yielded)
+    yielded.clear()
+    plain = leaving[split:]
+    del leaving[split:]
+    token = torch.empty(0, device=run.device)
+    for positions in reversed(interface.slices):
+        token = _Slice.apply(run, token, *[tensors[position] for position in positions])
+    return list(_Outputs.apply(run, leaving, token)), plain
+
+
+def random_state(device: str) -> torch.Tensor:
+    """The present state of the random numbers of the current device of a type."""
+    return torch.cuda.get_rng_state() if device == "cuda" else torch.get_rng_state()
+
+
+class drawing_from:  # noqa: N801
+    """Within it random numbers are drawn from a saved state; then the present one is put back."""
+
+    def __init__(self, state: torch.Tensor, device: str) -> None:
+        self.state = state
+        self.device = device
+
+    def __enter__(self) -> None:
+        self.present = random_state(self.device)
+        _set_random_state(self.state, self.device)
+
+    def __exit__(self, *_: object) -> None:
+        _set_random_state(self.present, self.device)
+
+
+def _set_random_state(state: torch.Tensor, device: str) -> None:
+    if device == "cuda":
+        torch.cuda.set_rng_state(state)
+    else:
+        torch.set_rng_state(state)
+
+
+def _arrived(tangent: torch.Tensor | None, expected: Tangent, device: torch.device) -> torch.Tensor:
+    """The gradient of an output in the layout the step was made for; zeros where none came."""
+    if tangent is not None and _has_layout(tangent, expected):
+        return tangent
+    made = torch.empty_strided(
+        expected.shape, expected.strides, dtype=getattr(torch, expected.dtype), device=device
+    )
+    return made.zero_() if tangent is None else made.copy_(tangent)
+
+
+def _has_layout(tangent: torch.Tensor, expected: Tangent) -> bool:
+    if tangent.stride() == expected.strides:
+        return True
+    return all(
+        size == 1 or stride == wanted
+        for size, stride, wanted in zip(
+            expected.shape, tangent.stride(), expected.strides, strict=True
+        )
+    )
+
+
+def _plain_precision(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """The program says itself where it casts, so autocast is off while it runs."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return contextlib.nullcontext()
+
+
+def _current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()

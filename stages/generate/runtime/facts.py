@@ -1,0 +1,81 @@
+"""What a plan was specialised to: the types that `interface.py` is written in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor that the step takes: a parameter, a buffer, an input or a constant.
+
+    `path` is the name in the model's `state_dict`, `aliases` the further names of a tied
+    parameter. A constant lies in `constants.bin` from byte `start` on.
+    """
+
+    kind: str
+    path: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    requires_grad: bool = False
+    aliases: tuple[str, ...] = ()
+    start: int = 0
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A leaf of the call that is no tensor: the one value it may have."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One leaf of the model's output.
+
+    `source` says where it is: "differentiable" or "plain" (the position among the outputs of the
+    step that receive a gradient, or that do not), "tensor" (the position among the tensors the
+    step takes) or "constant" (its `value`).
+    """
+
+    source: str
+    position: int = 0
+    value: Any = None
+
+
+@dataclass(frozen=True)
+class Tangent:
+    """The layout in which the step expects the gradient of an output."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Interface:
+    """How the step meets the model.
+
+    `tensors` are the arguments of the step in order. `leaves` are the leaves of the call's
+    (args, kwargs), whose structure is `input_tree`: positions in `tensors`, or plain. `slices` lists, for each part of the backward
+    in order, the positions in `tensors` that its gradients belong to. `watched` are positions of
+    tensors, `watched_outputs` of outputs of the step, that the backward reads and that nothing may
+    change before. `eval_modules` are the submodules that were in evaluation mode. `autocast` is,
+    by device type, the dtype that autocast was on with, or None.
+    """
+
+    model: str
+    device: str
+    tensors: tuple[Tensor, ...]
+    leaves: tuple[int | Plain, ...]
+    input_tree: str
+    outputs: tuple[Leaf, ...]
+    output_tree: str
+    tangents: tuple[Tangent, ...]
+    slices: tuple[tuple[int, ...], ...]
+    watched: tuple[int, ...]
+    watched_outputs: tuple[int, ...]
+    eval_modules: frozenset[str]
+    autocast: dict[str, str | None]

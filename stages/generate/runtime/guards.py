@@ -1,0 +1,292 @@
+"""Gathers the tensors of a call and checks that they are what the plan was made for."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from .facts import Interface, Plain, Tensor
+
+_MISSING = object()
+
+
+class PlanMismatch(RuntimeError):  # noqa: N818
+    """The call differs from what the plan was made for; the message is one sentence."""
+
+
+class Guards:
+    """Everything a plan was specialised to, laid out for one model.
+
+    Raises RuntimeError when the model lacks a parameter, a buffer or a submodule of the plan.
+    """
+
+    def __init__(self, interface: Interface, model: torch.nn.Module, package: Path) -> None:
+        self.interface = interface
+        self.device = interface.device
+        self.training = "" not in interface.eval_modules
+        self.modules = _Modules(interface, model)
+        self.call = _Call(interface, model)
+        self.constants = _Constants(interface, package)
+        tensors = interface.tensors
+        self.shapes = [torch.Size(tensor.shape) for tensor in tensors]
+        self.strides = [tensor.strides for tensor in tensors]
+        self.dtypes = [getattr(torch, tensor.dtype) for tensor in tensors]
+        self.needs = [tensor.requires_grad for tensor in tensors]
+        self.names = [self.call.names.get(i, t.path) for i, t in enumerate(tensors)]
+
+    def gather(
+        self, model: torch.nn.Module, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> list[torch.Tensor]:
+        """The tensors the step takes, in order; raises PlanMismatch where one does not fit."""
+        self.check_autocast()
+        tensors: list[Any] = [None] * len(self.interface.tensors)
+        self.modules.gather(model, tensors)
+        self.call.gather(args, kwargs, tensors)
+        self.constants.gather(tensors)
+        self.check(tensors)
+        return tensors
+
+    def check_autocast(self) -> None:
+        """Compares the state of autocast with that of the trace."""
+        for device, expected in self.interface.autocast.items():
+            if torch.is_autocast_enabled(device):
+                found = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+            else:
+                found = None
+            if found != expected:
+                raise PlanMismatch(
+                    f"autocast on {device} is {found or 'off'}, "
+                    f"the plan was made with it {expected or 'off'}"
+                )
+
+    def check(self, tensors: list[torch.Tensor]) -> None:
+        """Compares shapes, dtypes, devices, gradients and strides of all tensors."""
+        device = tensors[0].device
+        if (
+            device.type == self.device
+            and [tensor.shape for tensor in tensors] == self.shapes
+            and [tensor.dtype for tensor in tensors] == self.dtypes
+            and [tensor.requires_grad for tensor in tensors] == self.needs
+            and [tensor.device for tensor in tensors].count(device) == len(tensors)
+            and [tensor.stride() for tensor in tensors] == self.strides
+        ):
+            return
+        for position, tensor in enumerate(tensors):
+            difference = self.difference(position, tensor, device)
+            if difference:
+                raise PlanMismatch(f"{self.names[position]} {difference}")
+
+    def difference(self, position: int, tensor: torch.Tensor, device: torch.device) -> str | None:
+        """What is wrong with a tensor, in words after its name; None when it fits."""
+        shape, expected = tuple(tensor.shape), self.interface.tensors[position]
+        if shape != expected.shape:
+            return f"has shape {shape}, the plan was made for {expected.shape}"
+        if tensor.dtype != self.dtypes[position]:
+            return f"has dtype {tensor.dtype}, the plan was made for {self.dtypes[position]}"
+        if tensor.device.type != self.device:
+            return f"is on {tensor.device}, the plan was made for {self.device}"
+        if tensor.device != device:
+            return f"is on {tensor.device}, other tensors of the call are on {device}"
+        if tensor.requires_grad != expected.requires_grad:
+            wanted = "with" if expected.requires_grad else "without"
+            found = "requires a gradient" if tensor.requires_grad else "requires no gradient"
+            return f"{found}, the plan was made {wanted} one"
+        if not _same_strides(shape, tensor.stride(), expected.strides):
+            return f"has strides {tensor.stride()}, the plan was made for {expected.strides}"
+        return None
+
+
+class _Modules:
+    """Finds parameters and buffers by name, and compares the training flags of all submodules."""
+
+    def __init__(self, interface: Interface, model: torch.nn.Module) -> None:
+        self.paths = [path for path, _ in model.named_modules(remove_duplicate=False)]
+        absent = sorted(interface.eval_modules - set(self.paths))
+        if absent:
+            raise RuntimeError(f"{_planned(interface)} and this model has no module {absent[0]}")
+        numbers = {path: number for number, path in enumerate(self.paths)}
+        self.walk = [
+            (numbers[path.rpartition(".")[0]], path.rpartition(".")[2]) for path in self.paths[1:]
+        ]
+        self.modes = [
+            (numbers[path], path not in interface.eval_modules) for path, _ in model.named_modules()
+        ]
+        self.parameters: list[tuple[int, int, str]] = []
+        self.buffers: list[tuple[int, int, str]] = []
+        self.aliases: list[tuple[int, int, str]] = []
+        known = {path for path, _ in model.named_parameters(remove_duplicate=False)}
+        known |= {path for path, _ in model.named_buffers(remove_duplicate=False)}
+        for position, tensor in enumerate(interface.tensors):
+            if tensor.kind in ("parameter", "buffer"):
+                for path in (tensor.path, *tensor.aliases):
+                    if path not in known:
+                        raise RuntimeError(
+                            f"{_planned(interface)} and this model has no {tensor.kind} {path}"
+                        )
+                self._enter(position, tensor, numbers)
+
+    def _enter(self, position: int, tensor: Tensor, numbers: dict[str, int]) -> None:
+        found = self.parameters if tensor.kind == "parameter" else self.buffers
+        for target, path in [(found, tensor.path), *((self.aliases, a) for a in tensor.aliases)]:
+            owner, _, name = path.rpartition(".")
+            target.append((position, numbers[owner], name))
+
+    def gather(self, model: torch.nn.Module, tensors: list[Any]) -> None:
+        """Puts parameters and buffers at their positions."""
+        modules = [model]
+        try:
+            for parent, name in self.walk:
+                modules.append(modules[parent]._modules[name])  # type: ignore[arg-type]
+            for position, owner, name in self.parameters:
+                tensors[position] = modules[owner]._parameters[name]
+            for position, owner, name in self.buffers:
+                tensors[position] = modules[owner]._buffers[name]
+        except KeyError as error:
+            raise PlanMismatch(
+                f"the model no longer has the {error.args[0]} the plan was made for"
+            ) from error
+        for position, owner, name in self.aliases:
+            tied = modules[owner]._parameters.get(name, modules[owner]._buffers.get(name))
+            if tied is not tensors[position]:
+                raise PlanMismatch(
+                    f"{self._join(owner, name)} is no longer the same tensor that it was tied to"
+                )
+        for number, wanted in self.modes:
+            if modules[number].training != wanted:
+                found, made = ("evaluation", "training") if wanted else ("training", "evaluation")
+                raise PlanMismatch(
+                    f"{self.paths[number]} is in {found} mode, the plan was made in {made} mode"
+                )
+
+    def _join(self, owner: int, name: str) -> str:
+        return f"{self.paths[owner]}.{name}" if self.paths[owner] else name
+
+
+class _Call:
+    """Binds the arguments of a call as the model's own forward does, and compares them."""
+
+    def __init__(self, interface: Interface, model: torch.nn.Module) -> None:
+        self.signature = inspect.signature(model.forward)
+        self.leaves = interface.leaves
+        tree = pytree.treespec_loads(interface.input_tree)
+        args, kwargs = pytree.tree_unflatten(range(len(interface.leaves)), tree)
+        try:
+            bound = self.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise RuntimeError(
+                f"{_planned(interface)} and this model's forward takes other arguments"
+            ) from error
+        self.expected = {
+            name: (pytree.tree_structure(value), list(_paths(name, value)))
+            for name, value in bound.arguments.items()
+        }
+        self.defaults = {
+            name: parameter.default for name, parameter in self.signature.parameters.items()
+        }
+        self.names = {
+            position: name
+            for _, paths in self.expected.values()
+            for leaf, name in paths
+            if isinstance(position := self.leaves[leaf], int)
+        }
+
+    def gather(self, args: Sequence[Any], kwargs: dict[str, Any], tensors: list[Any]) -> None:
+        """Puts the input tensors at their positions and compares all other leaves."""
+        arguments = self.signature.bind(*args, **kwargs).arguments
+        for name, value in arguments.items():
+            if name not in self.expected and not _same(value, self.defaults[name]):
+                raise PlanMismatch(f"{name} is given, the plan was made without it")
+        for name, (tree, leaves) in self.expected.items():
+            value = arguments.get(name, self.defaults[name])
+            found = [value] if tree.is_leaf() else self._flatten(name, tree, value)
+            for (leaf, path), item in zip(leaves, found, strict=True):
+                self._take(leaf, path, item, tensors)
+
+    def _flatten(self, name: str, tree: pytree.TreeSpec, value: Any) -> list[Any]:
+        try:
+            return tree.flatten_up_to(value)
+        except (TypeError, ValueError) as error:
+            raise PlanMismatch(
+                f"{name} has another structure than the plan was made for"
+            ) from error
+
+    def _take(self, leaf: int, path: str, item: Any, tensors: list[Any]) -> None:
+        expected = self.leaves[leaf]
+        if isinstance(expected, int):
+            if not isinstance(item, torch.Tensor):
+                raise PlanMismatch(f"{path} is {_short(item)}, the plan was made for a tensor")
+            tensors[expected] = item
+        elif not _same(item, expected.value):
+            made = expected.value
+            raise PlanMismatch(f"{path} is {_short(item)}, the plan was made for {made!r}")
+
+
+class _Constants:
+    """The tensors that belong to the program itself, read once for each device."""
+
+    def __init__(self, interface: Interface, package: Path) -> None:
+        self.file = package / "constants.bin"
+        self.tensors = [(i, t) for i, t in enumerate(interface.tensors) if t.kind == "constant"]
+        self.read: dict[torch.device, list[torch.Tensor]] = {}
+
+    def gather(self, tensors: list[Any]) -> None:
+        """Puts the constants at their positions, on the device of the other tensors."""
+        if not self.tensors:
+            return
+        device = next((t.device for t in tensors if t is not None), torch.device("cpu"))
+        if device not in self.read:
+            data = bytearray(self.file.read_bytes())
+            self.read[device] = [_constant(tensor, data, device) for _, tensor in self.tensors]
+        for (position, _), constant in zip(self.tensors, self.read[device], strict=True):
+            tensors[position] = constant
+
+
+def _constant(tensor: Tensor, data: bytearray, device: torch.device) -> torch.Tensor:
+    dtype = getattr(torch, tensor.dtype)
+    made = torch.empty_strided(tensor.shape, tensor.strides, dtype=dtype, device=device)
+    if made.numel():
+        read = torch.frombuffer(data, dtype=dtype, count=made.numel(), offset=tensor.start)
+        made.copy_(read.reshape(tensor.shape))
+    return made
+
+
+def _planned(interface: Interface) -> str:
+    return f"the plan was made for {interface.model}"
+
+
+def _paths(name: str, value: Any) -> Iterator[tuple[int, str]]:
+    """The leaves of an argument with the names that a person would give them."""
+    for keys, leaf in pytree.tree_flatten_with_path(value)[0]:
+        yield leaf, name + pytree.keystr(keys)
+
+
+def _same(value: Any, expected: Any) -> bool:
+    if value is expected:
+        return True
+    plain = (bool, int, float, complex, str, torch.device)
+    return type(value) is type(expected) and isinstance(value, plain) and value == expected
+
+
+def _same_strides(
+    shape: tuple[int, ...], strides: tuple[int, ...], expected: tuple[int, ...]
+) -> bool:
+    """Strides of dimensions with one element, or of a tensor with none, mean nothing."""
+    if 0 in shape:
+        return True
+    together = zip(shape, strides, expected, strict=True)
+    return all(size == 1 or stride == wanted for size, stride, wanted in together)
+
+
+def _short(item: Any) -> str:
+    if isinstance(item, torch.Tensor):
+        return "a tensor"
+    return (
+        repr(item)
+        if isinstance(item, (bool, int, float, str, type(None)))
+        else (f"of type {type(item).__name__}")
+    )

@@ -1,0 +1,88 @@
+"""Makes the module that takes the place of the model a plan was made for."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch
+
+from .chain import Step, execute
+from .facts import Interface
+from .guards import Guards, PlanMismatch
+from .outputs import assembler
+
+Model = TypeVar("Model", bound=torch.nn.Module)
+Otherwise = Literal["error", "original"]
+
+
+def wrap(
+    model: Model,
+    interface: Interface,
+    step: Step,
+    otherwise: Otherwise,
+    load: Callable[..., torch.nn.Module],
+) -> Model:
+    """A module of the model's own class that shares all its state and runs the planned step.
+
+    It shares the model's attributes themselves: what is set, moved or replaced on one is so on
+    the other. `load` rebuilds it when it is copied or unpickled.
+    """
+    if otherwise not in ("error", "original"):
+        raise ValueError(f'otherwise is {otherwise!r}, it can be "error" or "original"')
+    base = getattr(type(model), "_tightfit_original", type(model))
+    if "forward" in vars(model):
+        raise RuntimeError(
+            "the model's forward was replaced on the instance, a planned module cannot replace it"
+        )
+    planned = object.__new__(_planned_class(base, model, interface, step, otherwise, load))
+    object.__setattr__(planned, "__dict__", vars(model))
+    return planned
+
+
+def _planned_class(
+    base: type[Model],
+    model: Model,
+    interface: Interface,
+    step: Step,
+    otherwise: Otherwise,
+    load: Callable[..., torch.nn.Module],
+) -> type[Model]:
+    guards = Guards(interface, _face(base, model), Path(__file__).parent)
+    assemble = assembler(interface)
+
+    @functools.wraps(base.forward)
+    def forward(self: Model, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled() or self.training != guards.training:
+            return base.forward(self, *args, **kwargs)
+        try:
+            tensors = guards.gather(self, args, kwargs)
+        except PlanMismatch:
+            if otherwise == "error":
+                raise
+            tensors = None
+        if tensors is None:
+            return base.forward(self, *args, **kwargs)
+        return assemble(*execute(step, interface, tensors), tensors)
+
+    def reduce(self: Model, protocol: Any) -> tuple[Any, ...]:
+        return load, (_face(base, self), otherwise)
+
+    body = {
+        "__doc__": base.__doc__,
+        "__module__": base.__module__,
+        "__qualname__": base.__qualname__,
+        "__reduce_ex__": reduce,
+        "_tightfit_original": base,
+        "forward": forward,
+    }
+    return type(base)(base.__name__, (base,), body)
+
+
+def _face(base: type[Model], module: torch.nn.Module) -> Model:
+    """The same module as an instance of its original class."""
+    original = object.__new__(base)
+    object.__setattr__(original, "__dict__", vars(module))
+    return original
