@@ -11,7 +11,7 @@ from schemas.frontier import Frontier
 from schemas.plan import Plan
 from stages.report.load import ModelResults, PlanResult
 from stages.report.scales import Scale, Tick, levels, spanning, stairs
-from stages.report.words import ratio, size
+from stages.report.words import ratio, size, tick
 
 _INKS = {"rockmate": 1, "rotor": 2, "checkpoint": 3, "unplanned": 0}
 _SPARE_INKS = (4, 5, 6, 7)
@@ -158,8 +158,8 @@ def trade_off(results: ModelResults, panels: Mapping[str, str]) -> Curve | None:
             for name in names
         ],
         budgets=lines,
-        x_ticks=x.ticks(8, size),
-        y_ticks=y.ticks(5, ratio),
+        x_ticks=x.ticks(8, lambda bytes_: tick(size(bytes_))),
+        y_ticks=y.ticks(8, ratio),
         floor=x.at(floor) if floor else None,
         floor_tip=f"No plan of this step has a peak below {size(floor)}" if floor else "",
         unit=y.at(1.0),

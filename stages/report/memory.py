@@ -9,8 +9,8 @@ from typing import Any
 from schemas.graph import NONE, Graph
 from schemas.measurement import LinePoint
 from stages.report.scales import Scale, Tick
-from stages.report.timeline import OWNERS, Segment, Timeline
-from stages.report.words import duration, operator, size
+from stages.report.timeline import OWNERS, Occupant, Segment, Timeline
+from stages.report.words import count, duration, listing, operator, pattern, size, tick
 
 COLUMNS = 480
 """Widths that the step is cut into; each shows the highest moment within it."""
@@ -89,8 +89,8 @@ def memory_plot(
         boundary=x.at(line.boundary),
         peak_x=x.at(line.peak_at),
         peak_y=y.at(line.peak),
-        x_ticks=x.ticks(6, duration),
-        y_ticks=y.ticks(5, size),
+        x_ticks=x.ticks(8, lambda seconds_: tick(duration(seconds_))),
+        y_ticks=y.ticks(6, lambda bytes_: tick(size(bytes_))),
         occupancy=occupancy(graph, line),
         hover=_hover(graph, cells),
     )
@@ -110,17 +110,22 @@ def columns(segments: Sequence[Segment], seconds: float) -> list[Segment | None]
 
 
 def occupancy(graph: Graph, line: Timeline, most: int = 12) -> list[Occupancy]:
-    """Who holds the memory at the peak, largest first, the rest in one last row."""
+    """Who holds the memory at the peak, like modules together, largest first, the rest in one last
+    row."""
     whole = max(line.peak, 1)
     rows = []
     if line.peak_temporary > 0 and line.peak_op != NONE:
         op = graph.ops[line.peak_op]
         note = f"outputs and temporaries of {operator(op.target)}, which runs at the peak"
         rows.append(("working", op.module, line.peak_temporary, note))
+    groups: dict[tuple[str, str], list[Occupant]] = {}
     for occupant in line.occupants:
-        note = "1 storage" if occupant.storages == 1 else f"{occupant.storages} storages"
-        rows.append((occupant.owner, occupant.module, occupant.bytes, note))
-    rows.sort(key=lambda row: -row[2])
+        groups.setdefault((occupant.owner, pattern(occupant.module)), []).append(occupant)
+    for (owner, module), members in groups.items():
+        storages = count(sum(member.storages for member in members), "storage")
+        note = f"{storages} of {listing([member.module or graph.model for member in members])}"
+        rows.append((owner, module, sum(member.bytes for member in members), note))
+    rows.sort(key=lambda row: (-row[2], row[1]))
     chosen = [
         Occupancy(module or graph.model, owner, OWNER_NAMES[owner], size, 100 * size / whole, note)
         for owner, module, size, note in rows[:most]
@@ -199,4 +204,5 @@ def _hover(graph: Graph, cells: Sequence[Segment | None]) -> dict[str, Any]:
         op = graph.ops[cell.op]
         text = f"{operator(op.target)} · {op.module or graph.model} · {op.phase}"
         rows.append([round(cell.start, 7), *cell.bytes, texts.setdefault(text, len(texts))])
-    return {"columns": rows, "ops": list(texts)}
+    owners = [OWNER_NAMES[owner] for owner in OWNERS]
+    return {"columns": rows, "ops": list(texts), "owners": owners}

@@ -45,8 +45,8 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Page:
-    """A model's page. `subtitle` says where it was planned, `ids` names the panels by the folder of
-    their plan, `first` is the panel that is open at first, and `notes` say what is missing."""
+    """A model's page. `subtitle` says where it was planned, `ids` names the panels and
+    `outcomes` the verdicts by the folder of their plan, `first` is the panel that is open at first, and `notes` say what is missing."""
 
     title: str
     subtitle: str
@@ -55,6 +55,7 @@ class Page:
     curve: Curve | None
     panels: list[Panel]
     ids: dict[str, str]
+    outcomes: dict[str, Outcome]
     first: str
     matrix: Matrix | None
     tree: Module | None
@@ -86,6 +87,7 @@ def model_page(results: ModelResults) -> Page:
         curve=trade_off(results, ids),
         panels=panels,
         ids=ids,
+        outcomes={result.folder: outcome(result) for result in plans},
         first=ids[shown[0].folder] if shown else "",
         matrix=_matrix(results, plans, panels, lines),
         tree=module_tree(graph, costs) if graph and costs else None,

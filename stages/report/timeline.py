@@ -12,6 +12,9 @@ OWNERS = ("held", "gradients", "kept", "working")
 """Who memory belongs to: outputs and their gradients, finished parameter and input gradients, what
 the forward keeps for the backward, and everything else (made and used up on the way)."""
 
+LOSS = "the loss"
+"""What stands for a module where the loss made a storage."""
+
 _COMPUTE = ("compute", "write", "loss")
 
 
@@ -165,7 +168,7 @@ class _Play:
         self.drop(_dropped(self.graph, step, self.live_bytes))
         if step.action in _COMPUTE:
             for storage in _made(self.graph, step):
-                self.make(storage, index, self.graph.ops[step.op].module)
+                self.make(storage, index, LOSS if step.action == "loss" else self.module(step.op))
         self.live_bytes = step.live
 
     def count(self, step: Step) -> None:
@@ -182,6 +185,9 @@ class _Play:
         if segment.total > self.top.total:
             self.top, self.top_live = segment, self.live_bytes
             self.occupants = self.present()
+
+    def module(self, op: int) -> str:
+        return self.graph.ops[op].module
 
     def make(self, storage: int, index: int, module: str) -> None:
         if storage in self.live or storage in self.fixed:

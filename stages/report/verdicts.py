@@ -77,16 +77,16 @@ def outcome(result: PlanResult) -> Outcome:
         return Outcome("bad", "failed", sentence, peak, relative, measured, fits)
     if plan.budget == NO_BUDGET:
         state: State = "good" if measured else "warning"
-        return Outcome(state, plan.verdict, f"{figures}.", peak, relative, measured, True)
+        return Outcome(state, "baseline", f"{figures}.", peak, relative, measured, True)
     asked = f"{plan.budget} ({size(plan.budget_bytes or 0)} for the step)"
     if not fits:
         sentence = f"Misses {asked}: {figures}."
         return Outcome("bad", "over budget", sentence, peak, relative, measured, False)
     if not measured:
         sentence = f"Should fit {asked}: {figures}, not measured yet."
-        return Outcome("warning", plan.verdict, sentence, peak, relative, False, True)
+        return Outcome("warning", "should fit", sentence, peak, relative, False, True)
     sentence = f"Fits {asked}: {figures}."
-    return Outcome("good", plan.verdict, sentence, peak, relative, True, True)
+    return Outcome("good", "fits", sentence, peak, relative, True, True)
 
 
 def _predicted_ratio(result: PlanResult) -> float | None:
@@ -108,7 +108,7 @@ def _without_plan(result: PlanResult) -> str:
         return plan.sentence
     known = plan.smallest_budget
     rest = f"the smallest budget known to work is {size(known)}" if known else "no plan is known"
-    asked = f"{plan.budget} ({size(max(plan.budget_bytes or 0, 0))} for the step)"
+    asked = f"{plan.budget} ({size(plan.budget_total or 0)} in all)"
     return f"Does not fit {asked}: {rest}."
 
 
@@ -132,10 +132,13 @@ def bound_words(result: PlanResult) -> str:
 
 def best_of(results: Sequence[PlanResult]) -> PlanResult:
     """The plan to use among those for one budget: it fits and is fastest; a plan that was made
-    comes before a baseline that happens to fit, a measured one before one that is not."""
+    comes before a baseline that happens to fit, a measured one before one that is not. Where no
+    plan fits, the one that needs the least."""
 
     def rank(result: PlanResult) -> tuple[int, int, float]:
         found = outcome(result)
+        if not result.plan.feasible:
+            return 3, 0, float(result.plan.smallest_budget or 0)
         order = {"good": 0, "warning": 1, "bad": 2}[found.state]
         baseline = result.plan.strategy in BASELINES
         return order, baseline, found.ratio if found.ratio is not None else float("inf")

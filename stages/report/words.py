@@ -17,6 +17,11 @@ def size(count: float) -> str:
     return f"{count:.0f} B"
 
 
+def tick(words: str) -> str:
+    """A size or time without an idle decimal, as an axis says it: "100 MB"."""
+    return re.sub(r"\.0+(?=\D|$)", "", words)
+
+
 def exact(count: int) -> str:
     """Bytes to the last one: "144,737,240 bytes"."""
     return f"{count:,} bytes"

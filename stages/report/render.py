@@ -1,0 +1,55 @@
+"""Turns view models into pages: one file each, with styles and script inside and nothing fetched.
+
+Everything from artifacts is escaped by the templates. A content security policy in the page allows
+the page's own script, by its digest, and no other, and forbids any network use.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from stages.report import words
+from stages.report.page import Page
+
+TEMPLATES = Path(__file__).resolve().parents[2] / "reports"
+"""Templates, styles and script of the pages."""
+
+
+def render_model(page: Page) -> str:
+    """The HTML of a model's page."""
+    return _render("model.html", page=page)
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    names = ("size", "exact", "duration", "ratio", "percent", "count", "listing", "operator")
+    environment.filters.update({name: getattr(words, name) for name in names})
+    environment.filters["short"] = lambda number: f"{number:.3f}".rstrip("0").rstrip(".")
+    return environment
+
+
+def _render(template: str, **values: Any) -> str:
+    script = (TEMPLATES / "report.js").read_text(encoding="utf-8")
+    style = (TEMPLATES / "report.css").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    page = _environment().get_template(template)
+    return page.render(
+        script=Markup(script),
+        style=Markup(style),
+        script_digest=f"sha256-{digest}",
+        **values,
+    )

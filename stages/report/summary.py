@@ -1,0 +1,188 @@
+"""`summary`: the plans of a run as a table in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from schemas.budget import NO_BUDGET
+from schemas.config import Config, read_config
+from schemas.errors import ConfigError
+from stages.report.load import ModelResults, PlanResult, load_model
+from stages.report.verdicts import outcome
+from stages.report.words import ratio, size
+
+WIDTH = 140
+"""Columns of the table where the output is no terminal."""
+
+COLOURS = {"good": "green", "warning": "yellow", "bad": "red"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the table, as text; `state` is "good", "warning" or "bad", `note` a sentence
+    that belongs below the table."""
+
+    model: str
+    strategy: str
+    budget: str
+    verdict: str
+    predicted: str
+    measured: str
+    time: str
+    report: str
+    state: str
+    note: str = ""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the stage."""
+    parser.add_argument("results", type=Path, nargs="?", help="the results of a run")
+    parser.add_argument(
+        "--configuration", type=Path, help="tell of all plans of this configuration, and no others"
+    )
+
+
+def run(options: argparse.Namespace) -> None:
+    """Prints the table and, below it, a sentence for each plan that failed."""
+    config = read_config(options.configuration) if options.configuration else None
+    if options.results is None and config is None:
+        raise ConfigError("summary needs a folder of results or --configuration")
+    folder = options.results or Path(config.results if config else "")
+    lines = [line for name in _models(folder, config) for line in _lines(folder / name, config)]
+    show(lines, folder)
+
+
+def show(lines: list[Line], folder: Path) -> None:
+    """Prints lines as a table, sentences and the path of the index below."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDTH)
+    table = Table(header_style="bold", title="Plans, by peak of the step without parameters")
+    for name, justify in [
+        ("model", "left"),
+        ("strategy", "left"),
+        ("budget", "right"),
+        ("verdict", "left"),
+        ("predicted peak", "right"),
+        ("measured peak", "right"),
+        ("time", "right"),
+        ("report", "left"),
+    ]:
+        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    before = None
+    for line in lines:
+        if before not in (None, line.model):
+            table.add_section()
+        first = line.model != before
+        table.add_row(
+            line.model if first else "",
+            line.strategy,
+            line.budget,
+            f"[{COLOURS[line.state]}]{line.verdict}[/]",
+            line.predicted,
+            line.measured,
+            line.time,
+            line.report if first else "",
+        )
+        before = line.model
+    console.print(table)
+    for sentence, places in _notes(lines).items():
+        console.print(f"{', '.join(places)}: {sentence}", markup=False, highlight=False)
+    if (folder / "index.html").exists():
+        console.print(f"All reports: {folder / 'index.html'}", markup=False, highlight=False)
+
+
+def _notes(lines: list[Line]) -> dict[str, list[str]]:
+    """The plans that each sentence is about; the model alone where it is about all of them."""
+    notes: dict[str, list[Line]] = {}
+    for line in lines:
+        if line.note:
+            notes.setdefault(line.note, []).append(line)
+    places = {}
+    for sentence, about in notes.items():
+        model = about[0].model
+        if len(about) > 1 and about == [line for line in lines if line.model == model]:
+            places[sentence] = [model]
+        else:
+            places[sentence] = [
+                " ".join([line.model, line.strategy, line.budget]) for line in about
+            ]
+    return places
+
+
+def _models(folder: Path, config: Config | None) -> list[str]:
+    if config is not None:
+        return list(config.models)
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: there is no such folder of results")
+    return sorted(path.parent.name for path in folder.glob("*/graph.arrow"))
+
+
+def _lines(folder: Path, config: Config | None) -> Iterator[Line]:
+    """The lines of one model: the points of the configuration, or whatever was planned."""
+    results = _load(folder)
+    made = {plan.folder: plan for plan in results.plans} if results else {}
+    report = str(folder / "report.html") if (folder / "report.html").exists() else ""
+    if config is None:
+        for plan in made.values():
+            yield _line(folder.name, plan, report)
+        return
+    for point in config.points(folder.name):
+        plan_here = made.get(f"{point.strategy}/{point.directory}")
+        if plan_here is not None:
+            yield _line(folder.name, plan_here, report)
+        else:
+            error = _error(folder, point.strategy, point.directory)
+            budget = _budget(point.budget)
+            yield Line(
+                folder.name,
+                point.strategy,
+                budget,
+                "failed" if error else "not planned",
+                "",
+                "",
+                "",
+                report,
+                "bad",
+                error,
+            )
+
+
+def _load(folder: Path) -> ModelResults | None:
+    return load_model(folder, whole=False) if list(folder.glob("*/*/plan.json")) else None
+
+
+def _line(model: str, result: PlanResult, report: str) -> Line:
+    plan, found = result.plan, outcome(result)
+    measured = result.measurement.measured_peak if result.measurement else None
+    return Line(
+        model,
+        plan.strategy,
+        _budget(plan.budget),
+        found.word,
+        "" if plan.peak is None else size(plan.peak),
+        "" if measured is None else size(measured),
+        "" if found.ratio is None or not found.measured else ratio(found.ratio),
+        report,
+        found.state,
+        found.sentence if found.state == "bad" else "",
+    )
+
+
+def _budget(written: str) -> str:
+    return "-" if written == NO_BUDGET else written
+
+
+def _error(folder: Path, strategy: str, budget: str) -> str:
+    """What the stage that could not go on said, of the point, its strategy or its model."""
+    for place in (folder / strategy / budget, folder / strategy, folder):
+        path = place / "error.txt"
+        if path.exists():
+            return path.read_text(errors="replace").strip()
+    return ""
