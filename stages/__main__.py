@@ -65,24 +65,27 @@ def run_stage(stage: str, arguments: Sequence[str]) -> int:
     try:
         module.run(options)
     except TightfitError as error:
+        _keep(options.error_file, f"{stage}: {error}")
         if options.debug:
             raise
-        return _fail(stage, str(error), options.error_file)
+        print(f"tightfit {stage}: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(f"tightfit {stage}: interrupted", file=sys.stderr)
         return 130
+    except Exception as error:
+        _keep(options.error_file, f"{stage}: broke with {type(error).__name__}: {error}")
+        raise
     if options.error_file is not None:
         options.error_file.unlink(missing_ok=True)
     return 0
 
 
-def _fail(stage: str, sentence: str, error_file: Path | None) -> int:
-    print(f"tightfit {stage}: {sentence}", file=sys.stderr)
+def _keep(error_file: Path | None, sentence: str) -> None:
     if error_file is not None:
         from schemas.store import write_bytes
 
-        write_bytes(error_file, f"{stage}: {sentence}\n".encode())
-    return 1
+        write_bytes(error_file, f"{sentence}\n".encode())
 
 
 if __name__ == "__main__":

@@ -18,11 +18,11 @@ if ! "$folder/bin/python" -c '' 2>/dev/null; then
 fi
 
 install() {
-    "$python" -m pip --python "$folder/bin/python" install --quiet --disable-pip-version-check \
-        --constraint constraints.txt "$@"
+    "$python" -m pip --python "$folder/bin/python" install -qq --no-compile \
+        --disable-pip-version-check --constraint constraints.txt "$@"
 }
 
-echo "Installing tightfit and what it needs (PyTorch is large) ..."
+echo "Installing tightfit and what it needs (PyTorch is large, this takes some minutes) ..."
 install --editable ".[$extras]"
 # It asks for torchvision, which it does not use here and which must match PyTorch's build.
 install --no-deps pytorchcv

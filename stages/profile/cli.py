@@ -11,8 +11,6 @@ from schemas.costs import Costs, write_costs
 from schemas.errors import ConfigError
 from schemas.graph import Graph, read_graph
 
-)
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the stage."""

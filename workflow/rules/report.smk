@@ -26,3 +26,18 @@ rule index:
         "writing the index"
     shell:
         "python -m stages report --index {params.folder} --out {output}"
+
+
+# A model that failed has a page too. The index looks old, so that the next run makes it again.
+onerror:
+    for model in SETTINGS.models:
+        if any(Path(SETTINGS.results, model).rglob("error.txt")):
+            shell(
+                f"python -m stages report --model-dir {SETTINGS.results}/{model}"
+                f" --out {SETTINGS.results}/{model}/report.html"
+                f" && touch -d @0 {SETTINGS.results}/{model}/report.html || true"
+            )
+    shell(
+        f"python -m stages report --index {SETTINGS.results} --out {INDEX}"
+        f" && touch -d @0 {INDEX} || true"
+    )

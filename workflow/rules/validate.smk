@@ -5,9 +5,11 @@ rule validate:
         plan=f"{POINT}/plan.json",
         module=f"{POINT}/module",
     output:
-        f"{POINT}/measurement.arrow",
+        measurement=f"{POINT}/measurement.arrow",
+        line=f"{POINT}/line.arrow",
     params:
         source=source,
+        device=SETTINGS.device,
         pairs=SETTINGS.pairs,
         error=f"{POINT}/error.txt",
         code=stage_fingerprint("validate"),
@@ -18,5 +20,5 @@ rule validate:
         "{wildcards.model}: running {wildcards.strategy} {wildcards.budget} against the model"
     shell:
         "python -m stages validate {params.source:q} --graph {input.graph} --plan {input.plan}"
-        " --module {input.module} --pairs {params.pairs}"
-        " --out {output} --error-file {params.error}"
+        " --module {input.module} --device {params.device} --pairs {params.pairs}"
+        " --line {output.line} --out {output.measurement} --error-file {params.error}"
