@@ -45,14 +45,16 @@ class Emitter:
         self.written: set[int] = set()
         self.will_be_written: set[int] = set()
 
-    def graph(self, leaves: list[Leaf], sample: Any, **metadata: Any) -> Graph:
-        """The whole graph; `sample` is (args, kwargs), `leaves` are those of the output."""
+    def graph(
+        self, leaves: list[Leaf], sample: Any, trainable: set[str], **metadata: Any
+    ) -> Graph:
+        """The whole graph; `sample` is (args, kwargs), `leaves` are those of the output and
+        `trainable` names the parameters that require a gradient, whether they get one or not."""
         flat, tree = pytree.tree_flatten(sample)
-        trainable = set(self.program.gradients)
         for variable in self.program.fixed:
-            self.value(variable, variable in trainable)
-        for variable in self.program.inputs.values():
-            self.value(variable, variable in trainable)
+            self.value(variable, variable.path in trainable)
+        for index, variable in self.program.inputs.items():
+            self.value(variable, flat[index].requires_grad)
         self.fixed = {value.storage for value in self.values if value.kind in FIXED_KINDS}
         self.will_be_written = {self.storage(buffer) for buffer, _ in self.program.writes}
         for call in self.program.calls[: self.program.forward]:

@@ -53,6 +53,7 @@ def trace(built: Built, name: str, device: str = "cpu") -> Graph:
     return Emitter(program, torch.device(device).type).graph(
         captured.leaves,
         built.samples[0],
+        {name for name, weight in built.model.named_parameters() if weight.requires_grad},
         model=name,
         has_loss=loss is not None,
         output_tree=pytree.treespec_dumps(captured.output_tree),
