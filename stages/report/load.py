@@ -42,10 +42,13 @@ class PlanResult:
 
 @dataclass(frozen=True)
 class ModelResults:
-    """All that a run found out about one model. `digests` are those of the artifacts by file."""
+    """All that a run found out about one model. `error` is the sentence of a stage that failed for
+    the whole model, `failures` those for a strategy or a point that has no plan, by folder;
+    `digests` are those of the artifacts by file."""
 
     name: str
     error: str
+    failures: dict[str, str]
     graph: Graph | None
     costs: Costs | None
     blocks: Blocks | None
@@ -65,11 +68,12 @@ def load_model(folder: Path | str, whole: bool = True) -> ModelResults:
     plans = sorted(folder.glob("*/*/plan.json"))
     frontiers = sorted(folder.glob("*/frontier.arrow"))
     error = _text(folder / ERROR_FILE)
-    if not (plans or frontiers or error or (folder / "graph.arrow").exists()):
+    if not _is_model(folder):
         raise ArtifactError(f"{folder}: holds no results of a model")
     return ModelResults(
         name=folder.name,
         error=error,
+        failures=_failures(folder),
         graph=_maybe(folder / "graph.arrow", read_graph) if whole else None,
         costs=_maybe(folder / "costs.arrow", read_costs) if whole else None,
         blocks=_maybe(folder / "blocks.arrow", read_blocks) if whole else None,
@@ -89,7 +93,7 @@ def load_run(folder: Path | str) -> list[ModelResults]:
 
 
 def _is_model(path: Path) -> bool:
-    names = ("graph.arrow", ERROR_FILE, "*/frontier.arrow", "*/*/plan.json")
+    names = ("graph.arrow", ERROR_FILE, "*/frontier.arrow", "*/*/plan.json", f"*/{ERROR_FILE}")
     return path.is_dir() and any(True for name in names for _ in path.glob(name))
 
 
@@ -111,6 +115,13 @@ def _maybe(path: Path, reader: Callable[[Path], T]) -> T | None:
 
 def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace").strip() if path.exists() else ""
+
+
+def _failures(folder: Path) -> dict[str, str]:
+    """Sentences of strategies and points that have come to no plan, by their folder."""
+    paths = [*folder.glob(f"*/{ERROR_FILE}"), *folder.glob(f"*/*/{ERROR_FILE}")]
+    alone = [path for path in paths if not (path.parent / "plan.json").exists()]
+    return {str(path.parent.relative_to(folder)): _text(path) for path in alone}
 
 
 def _digests(folder: Path) -> dict[str, str]:

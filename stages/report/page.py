@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from stages.report.load import ModelResults, PlanResult
 from stages.report.memory import MemoryPlot, memory_plot
 from stages.report.modules import Module, module_tree
 from stages.report.timeline import Timeline, timeline
-from stages.report.verdicts import Card, Outcome, bound_words, cards, outcome
+from stages.report.verdicts import Card, Outcome, bound_words, cards, outcome, proof
 from stages.report.words import count, duration, exact, ratio, size
 
 Fact = tuple[str, str]
@@ -29,6 +30,7 @@ class Panel:
     ink: int
     plan: Plan
     outcome: Outcome
+    proof: str
     bound: str
     memory: MemoryPlot | None
     repeated: list[Repeated]
@@ -45,12 +47,17 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Page:
-    """A model's page. `subtitle` says where it was planned, `ids` names the panels and
-    `outcomes` the verdicts by the folder of their plan, `first` is the panel that is open at first, and `notes` say what is missing."""
+    """A model's page.
+
+    `subtitle` says where it was planned; `ids` names the panels and `outcomes` has the verdicts
+    by the folder of their plan; `first` is the panel that is open at first; `failures` are points
+    that have no plan, with the sentence of what went wrong; `notes` say what is missing.
+    """
 
     title: str
     subtitle: str
     error: str
+    failures: list[Fact]
     cards: list[Card]
     curve: Curve | None
     panels: list[Panel]
@@ -69,7 +76,7 @@ def model_page(results: ModelResults) -> Page:
     strategies = strategy_order(results)
     plans = sorted(results.plans, key=lambda result: _order(result, strategies))
     lines = _lines(results, plans)
-    ids = {result.folder: f"plan-{index}" for index, result in enumerate(plans, start=1)}
+    ids = {result.folder: panel_id(result.folder) for result in plans}
     colours = inks(strategies)
     keep_all = _keep_all_line(plans, lines)
     panels = [
@@ -83,6 +90,7 @@ def model_page(results: ModelResults) -> Page:
         title=results.graph.model if results.graph else results.name,
         subtitle=_subtitle(results),
         error=results.error,
+        failures=sorted(results.failures.items()),
         cards=made,
         curve=trade_off(results, ids),
         panels=panels,
@@ -95,6 +103,11 @@ def model_page(results: ModelResults) -> Page:
         digests=sorted(results.digests.items()),
         notes=_notes(results),
     )
+
+
+def panel_id(folder: str) -> str:
+    """The name of a plan's panel on the page: "plan-rockmate-50pct"."""
+    return "plan-" + re.sub(r"[^A-Za-z0-9._]+", "-", folder)
 
 
 def _order(result: PlanResult, strategies: Sequence[str]) -> tuple[int, int, str]:
@@ -133,6 +146,7 @@ def _panel(
         ink=colours[plan.strategy],
         plan=plan,
         outcome=outcome(result),
+        proof=proof(plan),
         bound=bound_words(result),
         memory=memory,
         repeated=repeated_ops(graph, line) if graph is not None and line is not None else [],
@@ -265,6 +279,8 @@ def _provenance(results: ModelResults) -> list[Fact]:
 
 def _notes(results: ModelResults) -> list[str]:
     notes = []
+    if results.error and results.plans:
+        notes.append("The plans on this page are from before the failure.")
     missing = [
         (results.graph is None, "There is no traced graph, so nothing is shown by op or module."),
         (results.costs is None, "There is no profile, so no times are shown by module."),

@@ -16,6 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from stages.report import words
+from stages.report.index import Index
 from stages.report.page import Page
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "reports"
@@ -25,6 +26,11 @@ TEMPLATES = Path(__file__).resolve().parents[2] / "reports"
 def render_model(page: Page) -> str:
     """The HTML of a model's page."""
     return _render("model.html", page=page)
+
+
+def render_index(index: Index) -> str:
+    """The HTML of a run's index."""
+    return _render("index.html", index=index)
 
 
 @cache

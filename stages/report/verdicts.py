@@ -9,6 +9,7 @@ from typing import Literal
 from schemas.budget import NO_BUDGET
 from schemas.config import BASELINES
 from schemas.measurement import FAILED
+from schemas.plan import Plan
 from stages.report.load import PlanResult
 from stages.report.timeline import OWNERS, Timeline
 from stages.report.words import duration, percent, ratio, size
@@ -110,6 +111,15 @@ def _without_plan(result: PlanResult) -> str:
     rest = f"the smallest budget known to work is {size(known)}" if known else "no plan is known"
     asked = f"{plan.budget} ({size(plan.budget_total or 0)} in all)"
     return f"Does not fit {asked}: {rest}."
+
+
+def proof(plan: Plan) -> str:
+    """How good a plan is proven to be, in two words; "" where there is no plan."""
+    if not plan.feasible:
+        return ""
+    if plan.verdict == "optimal":
+        return "optimal"
+    return f"within {percent(plan.gap)} of the bound" if plan.gap is not None else plan.verdict
 
 
 def bound_words(result: PlanResult) -> str:

@@ -1,0 +1,63 @@
+"""`python -m stages report`: the page of a model, the index of a run, or a trace for Perfetto."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from schemas.errors import ConfigError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the stage."""
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--model-dir", type=Path, help="a model's results, to write its page")
+    what.add_argument("--index", type=Path, help="all results of a run, to write their index")
+    what.add_argument("--perfetto", type=Path, help="a schedule.arrow, to write a trace of it")
+    parser.add_argument("--graph", type=Path, help="graph.arrow of the schedule, with --perfetto")
+    parser.add_argument("--out", type=Path, required=True, help="the file to write")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Writes the file; raises ArtifactError when an artifact is damaged."""
+    if options.perfetto is not None:
+        _trace(options)
+    elif options.graph is not None:
+        raise ConfigError("report needs --graph with --perfetto only")
+    elif options.index is not None:
+        _index(options)
+    else:
+        _model(options)
+
+
+def _model(options: argparse.Namespace) -> None:
+    from schemas.store import write_bytes
+    from stages.report.load import load_model
+    from stages.report.page import model_page
+    from stages.report.render import render_model
+
+    page = render_model(model_page(load_model(options.model_dir)))
+    write_bytes(options.out, page.encode())
+
+
+def _index(options: argparse.Namespace) -> None:
+    from schemas.store import write_bytes
+    from stages.report.index import run_index
+    from stages.report.load import load_run
+    from stages.report.render import render_index
+
+    write_bytes(options.out, render_index(run_index(load_run(options.index))).encode())
+
+
+def _trace(options: argparse.Namespace) -> None:
+    import json
+
+    from schemas.graph import read_graph
+    from schemas.schedule import read_schedule
+    from schemas.store import write_bytes
+    from stages.report.perfetto import trace_events
+
+    if options.graph is None:
+        raise ConfigError("report needs --graph with --perfetto")
+    document = trace_events(read_graph(options.graph), read_schedule(options.perfetto))
+    write_bytes(options.out, json.dumps(document, separators=(",", ":")).encode())

@@ -1,0 +1,191 @@
+"""The index of a run: a row for each plan and for each failure, of all models together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from schemas.budget import NO_BUDGET
+from stages.report.curve import inks, relative_points, strategy_order
+from stages.report.load import ModelResults, PlanResult
+from stages.report.page import panel_id
+from stages.report.scales import Scale, spanning, stairs
+from stages.report.verdicts import State, outcome, proof
+
+REPORT = "report.html"
+"""The page of a model, in the model's folder."""
+
+_MARGIN = 0.08
+
+
+@dataclass(frozen=True)
+class Spark:
+    """A model's small curve: the best times that any strategy predicts, as path data in
+    thousandths of the picture. `id` names it on the page."""
+
+    id: str
+    path: str
+
+
+@dataclass(frozen=True)
+class IndexRow:
+    """One plan, or one failure where there is no plan. `spark` names the model's small curve and
+    `dot` is where the plan lies on it, in thousandths; "" and None where there is none."""
+
+    model: str
+    strategy: str
+    budget: str
+    budget_bytes: int | None
+    link: str
+    ink: int
+    state: State
+    word: str
+    predicted: int | None
+    measured: int | None
+    ratio: float | None
+    gap: float | None
+    words: str
+    spark: str
+    dot: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class Index:
+    """The index: `tally` counts models and plans by what became of them."""
+
+    rows: list[IndexRow]
+    sparks: list[Spark]
+    tally: list[tuple[str, int]]
+    models: list[str]
+    strategies: list[str]
+    words: list[str]
+
+
+def run_index(models: Sequence[ModelResults]) -> Index:
+    """The index of a run, models in the order given."""
+    rows: list[IndexRow] = []
+    sparks = []
+    colours = inks(sorted({name for model in models for name in strategy_order(model)}))
+    for number, model in enumerate(models):
+        spark, scales = _spark(model, f"curve-{number}")
+        if spark is not None:
+            sparks.append(spark)
+        rows += _rows(model, colours, spark.id if spark else "", scales)
+    return Index(
+        rows=rows,
+        sparks=sparks,
+        tally=_tally(models, rows),
+        models=[model.name for model in models],
+        strategies=sorted({row.strategy for row in rows if row.strategy}),
+        words=sorted({row.word for row in rows}),
+    )
+
+
+def _spark(model: ModelResults, name: str) -> tuple[Spark | None, tuple[Scale, Scale] | None]:
+    points = sorted(point for f in model.frontiers.values() for point in relative_points(f))
+    best: list[tuple[int, float]] = []
+    for peak, height in points:
+        if not best or height < best[-1][1]:
+            best.append((peak, height))
+    if not best:
+        return None, None
+    x = spanning([peak for peak, _ in points], _MARGIN)
+    y = spanning([1.0, *(height for _, height in points)], _MARGIN, flipped=True)
+    best.append((points[-1][0], best[-1][1]))
+    return Spark(name, stairs([(x.at(p), y.at(h)) for p, h in best])), (x, y)
+
+
+def _rows(
+    model: ModelResults, colours: dict[str, int], spark: str, scales: tuple[Scale, Scale] | None
+) -> list[IndexRow]:
+    order = strategy_order(model)
+    link = f"{quote(model.name)}/{REPORT}"
+    rows = []
+    if model.error:
+        rows.append(_failure(model.name, "", "", link, 0, model.error))
+    for folder, sentence in sorted(model.failures.items()):
+        strategy, _, budget = folder.partition("/")
+        rows.append(
+            _failure(model.name, strategy, budget, link, colours.get(strategy, 0), sentence)
+        )
+    plans = sorted(
+        model.plans,
+        key=lambda result: (
+            order.index(result.plan.strategy),
+            -(result.plan.budget_bytes or 0),
+            result.folder,
+        ),
+    )
+    rows += [_row(model.name, plan, link, colours, spark, scales) for plan in plans]
+    return rows
+
+
+def _failure(
+    model: str, strategy: str, budget: str, link: str, ink: int, sentence: str
+) -> IndexRow:
+    return IndexRow(
+        model=model,
+        strategy=strategy,
+        budget=budget,
+        budget_bytes=None,
+        link=link,
+        ink=ink,
+        state="bad",
+        word="failed",
+        predicted=None,
+        measured=None,
+        ratio=None,
+        gap=None,
+        words=sentence,
+        spark="",
+        dot=None,
+    )
+
+
+def _row(
+    model: str,
+    result: PlanResult,
+    link: str,
+    colours: dict[str, int],
+    spark: str,
+    scales: tuple[Scale, Scale] | None,
+) -> IndexRow:
+    plan, found = result.plan, outcome(result)
+    dot = None
+    if scales is not None and found.peak is not None and found.ratio is not None:
+        x, y = scales
+        inside = (min(max(10 * a, 0), 1000) for a in (x.at(found.peak), y.at(found.ratio)))
+        dot = (next(inside), next(inside))
+    return IndexRow(
+        model=model,
+        strategy=plan.strategy,
+        budget="" if plan.budget == NO_BUDGET else plan.budget,
+        budget_bytes=plan.budget_bytes,
+        link=f"{link}#{quote(panel_id(result.folder))}",
+        ink=colours[plan.strategy],
+        state=found.state,
+        word=found.word,
+        predicted=plan.peak,
+        measured=found.peak if found.measured else None,
+        ratio=found.ratio,
+        gap=plan.gap if plan.feasible else None,
+        words=found.sentence if found.state == "bad" else proof(plan),
+        spark=spark,
+        dot=dot,
+    )
+
+
+def _tally(models: Sequence[ModelResults], rows: Sequence[IndexRow]) -> list[tuple[str, int]]:
+    """Counts to show above the table; zeros are left out but for the first two."""
+    counts: dict[str, int] = {}
+    for row in rows:
+        counts[row.word] = counts.get(row.word, 0) + 1
+    plans = sum(len(model.plans) for model in models)
+    known = ("fits", "should fit", "over budget", "infeasible", "timeout", "failed")
+    kinds = [(word, counts[word]) for word in known if word in counts]
+    return [
+        ("model" if len(models) == 1 else "models", len(models)),
+        ("plan" if plans == 1 else "plans", plans),
+        *kinds,
+    ]

@@ -1,0 +1,148 @@
+"""A schedule as a trace file for Perfetto and chrome://tracing, in the Trace Event Format.
+
+Complete events ("X") for what runs, counters ("C") for memory, instants ("i") for what takes no
+time, metadata ("M") for names. Times are microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from schemas.graph import NONE, Graph
+from schemas.schedule import Step
+from stages.report.words import operator
+
+Event = dict[str, Any]
+
+_PROCESS = 1
+_PHASES = 1
+_FIRST_LANE = 2
+_COMPUTE = ("compute", "write", "loss")
+_INSTANTS = {
+    "free": "free",
+    "gradient": "gradient handed over",
+    "save_random": "random state saved",
+    "restore_random": "random state restored",
+}
+
+
+def trace_events(graph: Graph, steps: Sequence[Step]) -> dict[str, Any]:
+    """The trace document of a replayed schedule: JSON-ready, events by rising time.
+
+    Lanes are threads, in the order they are first used; above them lies one with the phases. Each
+    memory is a counter of its live bytes, at its most while an op runs. An op that ran before is of
+    the category "recomputation".
+    """
+    lanes = list(dict.fromkeys(step.lane for step in steps))
+    threads = {lane: _FIRST_LANE + index for index, lane in enumerate(lanes)}
+    events = [*_phases(graph, steps), *_steps(graph, steps, threads), *_memory(steps)]
+    events.sort(key=lambda event: event["ts"])
+    return {
+        "traceEvents": [*_names(graph, threads), *events],
+        "displayTimeUnit": "ms",
+        "otherData": {"model": graph.model, "device": graph.device, "torch": graph.torch},
+    }
+
+
+def _names(graph: Graph, threads: dict[str, int]) -> Iterator[Event]:
+    yield _metadata("process_name", {"name": f"{graph.model}: one training step"}, _PHASES)
+    for name, thread in {"phases": _PHASES, **threads}.items():
+        yield _metadata("thread_name", {"name": name}, thread)
+        yield _metadata("thread_sort_index", {"sort_index": thread}, thread)
+
+
+def _metadata(name: str, args: dict[str, Any], thread: int) -> Event:
+    return {"name": name, "ph": "M", "ts": 0, "pid": _PROCESS, "tid": thread, "args": args}
+
+
+def _phases(graph: Graph, steps: Sequence[Step]) -> Iterator[Event]:
+    loss = next((step for step in steps if step.action == "loss"), None)
+    end = max((step.end for step in steps), default=0.0)
+    if loss is None:
+        return
+    spans = [
+        ("forward", 0.0, loss.start),
+        ("loss", loss.start, loss.end),
+        ("backward", loss.end, end),
+    ]
+    for name, start, stop in spans:
+        yield _complete(name, "phase", start, stop, _PHASES, {})
+
+
+def _steps(graph: Graph, steps: Sequence[Step], threads: dict[str, int]) -> Iterator[Event]:
+    done: set[int] = set()
+    for index, step in enumerate(steps):
+        thread = threads[step.lane]
+        if step.action in _COMPUTE:
+            op = graph.ops[step.op]
+            again = step.op in done and not graph.is_view(op)
+            done.add(step.op)
+            category = "recomputation" if again else op.phase
+            args = {**_about(graph, step), "step": index}
+            yield _complete(operator(op.target), category, step.start, step.end, thread, args)
+        else:
+            name = _INSTANTS.get(step.action, step.action)
+            yield {
+                "name": name,
+                "cat": "memory" if step.action == "free" else step.action,
+                "ph": "i",
+                "s": "t",
+                "ts": _micro(step.start),
+                "pid": _PROCESS,
+                "tid": thread,
+                "args": {**_about(graph, step), "step": index},
+            }
+
+
+def _about(graph: Graph, step: Step) -> dict[str, Any]:
+    """What a step works on; what does not apply is left out."""
+    about: dict[str, Any] = {"live bytes": step.live, "peak bytes": step.peak}
+    if step.op != NONE:
+        op = graph.ops[step.op]
+        about |= {"op": op.id, "target": op.target, "module": op.module, "source": op.source}
+    if step.value != NONE:
+        value = graph.values[step.value]
+        about |= {"value": value.id, "shape": str(value.shape), "dtype": value.dtype}
+        about["bytes"] = graph.storages[value.storage]
+    if step.in_place != NONE:
+        about["overwrites value"] = step.in_place
+    return about
+
+
+def _memory(steps: Sequence[Step]) -> Iterator[Event]:
+    """The counters: a step's most while it runs, what is live when it has ended."""
+    for step in steps:
+        if step.peak != step.live:
+            yield _counter(step, step.start, step.peak)
+        yield _counter(step, step.end, step.live)
+
+
+def _counter(step: Step, seconds: float, count: int) -> Event:
+    return {
+        "name": step.memory or "memory",
+        "ph": "C",
+        "ts": _micro(seconds),
+        "pid": _PROCESS,
+        "tid": _PHASES,
+        "args": {"bytes": count},
+    }
+
+
+def _complete(
+    name: str, category: str, start: float, stop: float, thread: int, args: dict[str, Any]
+) -> Event:
+    return {
+        "name": name,
+        "cat": category,
+        "ph": "X",
+        "ts": _micro(start),
+        "dur": round(_micro(stop) - _micro(start), 3),
+        "pid": _PROCESS,
+        "tid": thread,
+        "args": args,
+    }
+
+
+def _micro(seconds: float) -> float:
+    return round(seconds * 1e6, 3)
