@@ -1,0 +1,94 @@
+"""`python -m tests.bench`: plans the shipped models from nothing and measures them beside peers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from tests.bench.cases import CASES, Case
+from tests.bench.tables import planning_table, result_table, table_of_chains
+
+STRATEGY = "rockmate"
+
+
+def plan_from_nothing(case: Case, folder: Path) -> list[tuple[str, float]]:
+    """Runs the stages by hand into an empty folder; wall-clock seconds of each."""
+    graph, costs = folder / "graph.arrow", folder / "costs.arrow"
+    blocks, options = folder / "blocks.arrow", folder / "options.arrow"
+    frontier, store = folder / "frontier.arrow", folder / "store"
+    factory = ["--factory", case.factory, "--arguments", json.dumps(case.arguments)]
+    made = ["--graph", graph, "--costs", costs]
+    calls: list[tuple[str, list[str | Path]]] = [
+        ("trace", [*factory, "--name", case.name, "--device", "cpu", "--out", graph]),
+        ("profile", ["--graph", graph, "--library", store, "--device", "cpu", "--out", costs]),
+        ("partition", [*made, "--out", blocks]),
+        (
+            "solve",
+            ["--blocks", blocks, "--store", store, "--engine", "highs", "--peaks", "2",
+             "--saves", "3", "--jobs", "2", "--out", options],
+        ),
+        (
+            "combine",
+            [*made, "--blocks", blocks, "--options", options, "--strategy", STRATEGY,
+             "--workers", "2", "--out", frontier],
+        ),
+    ]  # fmt: skip
+    for number, budget in enumerate(("50%", "40%"), 1):
+        out = folder / f"plan{number}"
+        calls.append(
+            (
+                f"choose {budget}",
+                ["--frontier", frontier, *made, "--budget", budget, "--out", out],
+            )
+        )
+        calls.append(
+            (
+                f"generate {budget}",
+                ["--graph", graph, "--schedule", out / "schedule.arrow",
+                 "--plan", out / "plan.json", "--out", out / "module"],
+            )
+        )  # fmt: skip
+    taken = []
+    for stage, arguments in calls:
+        name = {"choose": "combine"}.get(stage.split()[0], stage.split()[0])
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "stages", name, *map(str, arguments)], check=True)
+        taken.append((stage, time.perf_counter() - start))
+        print(f"  {stage}: {taken[-1][1]:.1f} s", flush=True)
+    return taken
+
+
+def main() -> None:
+    """Prints the tables in Markdown as they come, and keeps the raw results if asked."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench")
+    parser.add_argument("--rounds", type=int, default=15, help="paired timings of each step")
+    parser.add_argument("--models", nargs="*", default=[case.name for case in CASES])
+    parser.add_argument("--chains", action="store_true", help="time the dynamic program too")
+    parser.add_argument("--folder", type=Path, help="keep what is made here")
+    options = parser.parse_args()
+    root = options.folder or Path(tempfile.mkdtemp(prefix="bench-"))
+    if options.chains:
+        print(table_of_chains(), flush=True)
+    for case in CASES:
+        if case.name not in options.models:
+            continue
+        folder = root / case.name
+        folder.mkdir(parents=True, exist_ok=True)
+        print(f"## {case.title}", flush=True)
+        if not (folder / "frontier.arrow").exists():
+            print(planning_table(plan_from_nothing(case, folder)), flush=True)
+        from tests.bench.planned import measure_case
+
+        results = measure_case(case, folder, options.rounds)
+        (folder / "results.json").write_text(json.dumps([asdict(r) for r in results], indent=1))
+        print(result_table(results), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""The peers of the benchmark: eager, checkpointing of every block, the compiler's memory budget."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A module to measure. `budget` is the compiler's activation budget it must be called under,
+    None outside the compiler; `predicted_peak` and `predicted_seconds` are a plan's own."""
+
+    name: str
+    module: nn.Module
+    budget: float | None = None
+    predicted_peak: int | None = None
+    predicted_seconds: float | None = None
+
+    @contextmanager
+    def setting(self) -> Iterator[None]:
+        """The compiler's setting for the time of a call."""
+        if self.budget is None:
+            yield
+            return
+        import torch._functorch.config as functorch
+
+        with functorch.patch(activation_memory_budget=self.budget):
+            yield
+
+
+class _Checkpointed(nn.Module):
+    """Runs a block under torch.utils.checkpoint."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, *args: Any) -> Any:
+        return checkpoint(self.block, *args, use_reentrant=False)
+
+
+def checkpointed(model: nn.Module) -> nn.Module:
+    """A copy of a model with every block checkpointed: transformers' own switch, or every
+    residual unit of a pytorchcv network."""
+    copied = copy.deepcopy(model)
+    if hasattr(copied, "gradient_checkpointing_enable"):
+        copied.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return copied
+    for stage in copied.features.children():
+        for name, unit in list(stage.named_children()):
+            if name.startswith("unit"):
+                setattr(stage, name, _Checkpointed(unit))
+    return copied
+
+
+def peers(model: nn.Module, compiler_budgets: list[float]) -> list[Contestant]:
+    """Eager first, then checkpointing, then the compiler at each budget."""
+    found = [Contestant("eager", model), Contestant("checkpoint every block", checkpointed(model))]
+    for budget in compiler_budgets:
+        torch._dynamo.reset()
+        compiled = torch.compile(copy.deepcopy(model), backend="aot_eager_decomp_partition")
+        found.append(Contestant(f"activation_memory_budget {budget}", compiled, budget))
+    return found

@@ -1,0 +1,102 @@
+"""Makes modules for the budgets of a case from its frontier, and measures them beside the peers."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import nn
+
+from schemas.costs import Costs, read_costs
+from schemas.frontier import Frontier, read_frontier
+from schemas.graph import Graph, read_graph
+from stages.combine.opening import Opener
+from stages.device.factory import build
+from stages.generate.package import write_package
+from stages.replay.condense import condense
+from stages.replay.referee import replay
+from stages.validate.step import Stepper
+from tests.bench.cases import Case
+from tests.bench.contest import Result, contest
+from tests.bench.peers import Contestant, peers
+
+
+def measure_case(case: Case, folder: Path, rounds: int) -> list[Result]:
+    """Eager, the peers, keep-all as generated, and a plan for every limit and every peer's peak,
+    all in one alternating run."""
+    torch.manual_seed(0)
+    built = build(case.factory, case.arguments)
+    graph = read_graph(folder / "graph.arrow")
+    stepper = Stepper.of(graph, built)
+    rivals = peers(built.model, case.compiler_budgets)
+    rival_results = contest(rivals, stepper, built.samples[0], rounds=2)
+    maker = _Maker(graph, folder, built.model)
+    planned = [maker.at(limit * 1e6, f"plan in {limit} MB") for limit in case.limits]
+    planned += [
+        maker.at(result.peak, f"plan at the peak of {result.name}") for result in rival_results[1:]
+    ]
+    planned += [
+        maker.accumulating(rival_results[1].accumulating_peak, "plan at checkpoint's accumulating")
+    ]
+    everything = maker.keep_all()
+    return contest([*rivals, everything, *planned], stepper, built.samples[0], rounds)
+
+
+class _Maker:
+    def __init__(self, graph: Graph, folder: Path, model: nn.Module) -> None:
+        self.graph = graph
+        self.costs: Costs = read_costs(folder / "costs.arrow")
+        self.frontier: Frontier = read_frontier(folder / "frontier.arrow")
+        self.problem = condense(graph, self.costs)
+        self.opener = Opener(graph, self.problem)
+        self.folder = folder
+        self.model = model
+
+    def at(self, limit: float, name: str) -> Contestant:
+        """The plan of the frontier within a peak in bytes."""
+        point = self.frontier.within(int(limit))
+        if point is None:
+            raise SystemExit(f"{name}: nothing fits {limit:,.0f} bytes")
+        return self._made(point.executions, point.in_place, name)
+
+    def accumulating(self, limit: int, name: str) -> Contestant:
+        """The fastest plan whose peak with gradients already there is within the limit."""
+        for point in self.frontier.points:
+            steps = self.opener.schedule(point.executions, point.in_place)
+            if replay(self.graph, self.costs, steps, accumulate=True).peak <= limit:
+                return self._made(point.executions, point.in_place, name)
+        raise SystemExit(f"{name}: nothing fits {limit:,} bytes")
+
+    def keep_all(self) -> Contestant:
+        """The captured step as generated, recomputing nothing, no op in place."""
+        executions = [node.op for node in self.problem.nodes]
+        return self._made(executions, False, "generated, everything kept")
+
+    def _made(self, executions: Sequence[int], in_place: bool, name: str) -> Contestant:
+        steps = self.opener.schedule(executions, in_place)
+        played = replay(self.graph, self.costs, steps)
+        directory = self.folder / "modules" / "".join(c if c.isalnum() else "_" for c in name)
+        facts = {
+            "strategy": self.frontier.strategy, "budget": name, "budget_bytes": played.peak,
+            "verdict": "feasible", "sentence": name, "peak": played.peak, "time": played.seconds,
+        }  # fmt: skip
+        write_package(directory, self.graph, played.steps, facts)
+        module = _package(directory).load(copy.deepcopy(self.model))
+        return Contestant(name, module, None, played.peak, played.seconds)
+
+
+def _package(directory: Path) -> ModuleType:
+    name = f"bench_{directory.parent.parent.name.replace('-', '_')}_{directory.name}"
+    spec = importlib.util.spec_from_file_location(
+        name, directory / "__init__.py", submodule_search_locations=[str(directory)]
+    )
+    assert spec is not None and spec.loader is not None
+    package = importlib.util.module_from_spec(spec)
+    sys.modules[name] = package
+    spec.loader.exec_module(package)
+    return package
