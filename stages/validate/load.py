@@ -13,8 +13,9 @@ from torch import nn
 from schemas.errors import ArtifactError, TightfitError
 
 
-def load_planned(directory: Path | str, model: nn.Module) -> nn.Module:
-    """The planned module that a generated package makes of a model, by its `load(model)`.
+def load_planned(directory: Path | str, model: nn.Module, **options: str) -> nn.Module:
+    """The planned module that a generated package makes of a model, by its `load(model)`;
+    `options` are passed on to it.
 
     Each directory becomes a Python package of its own name, so that several can be loaded in one
     process. Raises ArtifactError when the directory is no such package or refuses the model.
@@ -24,7 +25,7 @@ def load_planned(directory: Path | str, model: nn.Module) -> nn.Module:
     if not callable(load):
         raise ArtifactError(f"{directory}: the package has no function 'load'")
     try:
-        planned = load(model)
+        planned = load(model, **options)
     except TightfitError:
         raise
     except Exception as error:

@@ -1,0 +1,181 @@
+"""The whole path in one call, for a notebook: a model in, a module that fits the budget out.
+
+`from stages import plan` loads this module when it is first used. The stages are those of the
+workflow and so is the store: ops measured and blocks solved there are not done again here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from schemas.budget import NO_BUDGET, parse_budget
+from schemas.config import BASELINES
+from schemas.errors import ConfigError
+from schemas.fingerprint import stage_fingerprint
+from schemas.plan import Plan, read_plan
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from stages.device.factory import Built
+
+PLANNING = ("partition", "solve", "combine")
+"""The stages whose code decides a frontier."""
+
+
+def plan(
+    model: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    budget: str | int = "50%",
+    strategy: str = "rockmate",
+    loss: Callable[[Any], Tensor] | None = None,
+    store: Path | str = "store",
+    device: str | None = None,
+    engine: Literal["highs", "cbc"] = "highs",
+    peaks: int = 4,
+    saves: int = 6,
+    jobs: int | None = None,
+    otherwise: Literal["error", "original"] = "error",
+) -> tuple[nn.Module, Plan]:
+    """Plans the training step `model(*args, **kwargs)` under a budget.
+
+    Returns the module that takes the place of `model`, with its parameters, and the plan. `budget`
+    is a size ("8GiB"), a share ("50%") or bytes, as in the configuration; a baseline takes none.
+    `loss` is a function from the model's output to a scalar, where it shall be planned too.
+    `device` is that of the model's parameters unless given. What was found out is kept in `store`.
+    `engine`, `peaks` and `saves` are the solver's settings, `jobs` the number of blocks solved at
+    a time. `otherwise` says what a call of other shapes does: raise, or run the original model.
+    Raises ConfigError when the budget is no size or too small, ModelError when the model cannot
+    be captured.
+    """
+    written = NO_BUDGET if strategy in BASELINES else parse_budget(budget).text
+    built, device = _built(model, args, kwargs or {}, loss, device)
+    graph = _trace(built, Path(store), device)
+    costs = _profile(built, graph, Path(store), device)
+    solver = (engine, str(peaks), str(saves))
+    frontier = _frontier(graph, costs, strategy, Path(store), solver, jobs)
+    point = frontier.parent / (written if written == NO_BUDGET else parse_budget(written).directory)
+    files = ("--graph", graph, "--costs", costs)
+    _run("combine", "--frontier", frontier, *files, "--budget", written, "--out", point)
+    made = read_plan(point / "plan.json")
+    if not made.feasible:
+        raise ConfigError(made.sentence)
+    _run(
+        "generate",
+        "--graph",
+        graph,
+        "--schedule",
+        point / "schedule.arrow",
+        "--plan",
+        point / "plan.json",
+        "--out",
+        point / "module",
+    )
+    from stages.validate.load import load_planned
+
+    return load_planned(point / "module", model, otherwise=otherwise), made
+
+
+def _built(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    loss: Callable[[Any], Tensor] | None,
+    device: str | None,
+) -> tuple[Built, str]:
+    from stages.device.factory import check_result, move, require_device
+
+    if device is None:
+        device = str(next((weight.device for weight in model.parameters()), "cpu"))
+    require_device(device)
+    sample = (tuple(args), dict(kwargs))
+    result = (model, sample) if loss is None else (model, sample, loss)
+    return move(check_result(result, "stages.plan"), device), device
+
+
+def _name(built: Built) -> str:
+    """A label for the model; with a loss, one that names its code, since a loss is measured by
+    the model's label."""
+    name = type(built.model).__name__
+    if built.loss is None:
+        return name
+    code = getattr(built.loss, "__code__", None)
+    text = repr((code.co_code, code.co_consts, code.co_names) if code else built.loss)
+    return f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def _trace(built: Built, store: Path, device: str) -> Path:
+    """The path of the traced graph in the store."""
+    from schemas.graph import write_graph
+    from stages.trace.trace import trace
+
+    graph = trace(built, _name(built), device)
+    return _filed(store / "calls", "graph.arrow", lambda path: write_graph(path, graph))
+
+
+def _profile(built: Built, graph: Path, store: Path, device: str) -> Path:
+    """The path of the costs in the store, below the graph's folder."""
+    from schemas.costs import write_costs
+    from schemas.graph import read_graph
+    from stages.profile.device import describe_device
+    from stages.profile.library import open_library
+    from stages.profile.profile import profile
+
+    with open_library(store, describe_device(device)) as library:
+        costs = profile(read_graph(graph), built.loss, library)
+    return _filed(graph.parent, "costs.arrow", lambda path: write_costs(path, costs))
+
+
+def _filed(folder: Path, name: str, write: Callable[[Path], str]) -> Path:
+    """Writes an artifact into a folder below `folder` that its digest names; returns its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".", dir=folder) as temporary:
+        made = Path(temporary) / name
+        path = folder / write(made)[:32] / name
+        path.parent.mkdir(exist_ok=True)
+        made.replace(path)
+    return path
+
+
+def _frontier(
+    graph: Path,
+    costs: Path,
+    strategy: str,
+    store: Path,
+    solver: tuple[str, str, str],
+    jobs: int | None,
+) -> Path:
+    """The path of the frontier below the folder of the costs, made unless it is there."""
+    engine, peaks, saves = solver
+    code = [stage_fingerprint(stage) for stage in PLANNING]
+    key = hashlib.sha256(" ".join([*solver, *code]).encode()).hexdigest()[:16]
+    place = costs.parent / key
+    blocks, options = place / "blocks.arrow", place / "options.arrow"
+    path = place / strategy / "frontier.arrow"
+    if path.exists():
+        return path
+    files = ("--graph", graph, "--costs", costs)
+    _run("partition", *files, "--out", blocks)
+    grid = ("--engine", engine, "--peaks", peaks, "--saves", saves)
+    workers = jobs or os.cpu_count() or 1
+    _run("solve", "--blocks", blocks, "--store", store, *grid, "--jobs", workers, "--out", options)
+    made = ("--blocks", blocks, "--options", options, "--strategy", strategy)
+    _run("combine", *files, *made, "--workers", workers, "--out", path)
+    return path
+
+
+def _run(stage: str, *words: object) -> None:
+    """Runs a stage in this process as its command line would; its errors are raised."""
+    module = import_module(f"stages.{stage}.cli")
+    parser = argparse.ArgumentParser(prog=stage)
+    module.add_arguments(parser)
+    module.run(parser.parse_args([str(word) for word in words]))
