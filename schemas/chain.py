@@ -1,0 +1,122 @@
+"""`tightfit.chain/1`: a model as a chain of positions 1..L+1, the last of which is the loss.
+
+Times are seconds and sizes bytes. A position's forward reads the output of the position before
+it; its backward reads that output, all that its own forward kept, and the gradient of its own
+output (S ch. 2: Shilova's thesis, Table 2.1).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import pyarrow as pa
+
+from schemas import store
+from schemas.arrow import integer, number, text
+from schemas.errors import ArtifactError
+
+
+@dataclass(frozen=True)
+class Position:
+    """One position of a chain.
+
+    `u_f` and `u_b` are the seconds of forward and backward. `a` is the size of the output and
+    `abar` that of all that the backward reads and the forward made, the output included and the
+    input excluded. `delta` is the size of the output's gradient. `o_f` and `o_b` are temporary
+    bytes above inputs and outputs. `weight` is the size of the parameters, `grad` that of the
+    parameter gradients that the backward finishes, which stay to the end of the step; it is 0
+    where gradients are not counted. `label` names the position, or the digest of its block.
+    """
+
+    position: int
+    u_f: float
+    u_b: float
+    a: int
+    abar: int
+    delta: int
+    o_f: int
+    o_b: int
+    weight: int
+    grad: int
+    label: str
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Positions in order, the loss last; `a_0` is the size of the chain's input, which is there
+    from the beginning, and `delta_0` that of the gradient of this input."""
+
+    positions: list[Position]
+    a_0: int
+    delta_0: int
+
+
+CHAIN = store.ArtifactType(
+    "tightfit.chain",
+    1,
+    pa.schema(
+        [
+            integer("position"),
+            number("u_f"),
+            number("u_b"),
+            integer("a"),
+            integer("abar"),
+            integer("delta"),
+            integer("o_f"),
+            integer("o_b"),
+            integer("weight"),
+            integer("grad"),
+            text("label"),
+        ]
+    ),
+)
+
+
+def write_chain(path: Path | str, chain: Chain) -> str:
+    """Checks the chain, writes it and returns the digest."""
+    check_chain(chain, str(path))
+    rows = [asdict(position) for position in chain.positions]
+    sizes = {"a_0": str(chain.a_0), "delta_0": str(chain.delta_0)}
+    return store.write(path, CHAIN, rows, sizes)
+
+
+def read_chain(path: Path | str) -> Chain:
+    """Reads a chain; raises ArtifactError naming the file, the position and what is wrong."""
+    artifact = store.read(path, CHAIN)
+    sizes = {}
+    for key in ("a_0", "delta_0"):
+        written = artifact.metadata.get(key)
+        if written is None or not written.isdecimal() or not written.isascii():
+            raise ArtifactError(f"{path}: the metadata {key!r} is no size in bytes: {written}")
+        sizes[key] = int(written)
+    chain = Chain([Position(**row) for row in artifact.rows], **sizes)
+    check_chain(chain, str(path))
+    return chain
+
+
+def check_chain(chain: Chain, where: str) -> None:
+    """Raises ArtifactError unless positions run from 1 in order, times are finite, nothing is
+    negative, and what a position keeps includes its output."""
+    if not chain.positions:
+        raise ArtifactError(f"{where}: the chain has no positions, the loss is missing")
+    if chain.a_0 < 0 or chain.delta_0 < 0:
+        raise ArtifactError(f"{where}: the chain's input or its gradient has a negative size")
+    numeric = [field.name for field in fields(Position) if field.name != "label"]
+    for expected, row in enumerate(chain.positions, start=1):
+        if row.position != expected:
+            raise ArtifactError(
+                f"{where}: position {row.position} stands where position {expected} should"
+            )
+        for name in numeric:
+            if not (math.isfinite(getattr(row, name)) and getattr(row, name) >= 0):
+                raise ArtifactError(
+                    f"{where}: position {expected} has {name} = {getattr(row, name)}, "
+                    "which is negative or not finite"
+                )
+        if row.abar < row.a:
+            raise ArtifactError(
+                f"{where}: position {expected} has abar = {row.abar}, less than its output a = "
+                f"{row.a}, which abar includes"
+            )
