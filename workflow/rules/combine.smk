@@ -7,15 +7,16 @@ rule frontier:
         options=f"{MODEL}/options.arrow",
     output:
         f"{STRATEGY}/frontier.arrow",
+    log:
+        f"{STRATEGY}/error.txt",
     params:
-        error=f"{STRATEGY}/error.txt",
         code=stage_fingerprint("combine"),
     message:
         "{wildcards.model}: planning with {wildcards.strategy}"
     shell:
         "python -m stages combine --graph {input.graph} --costs {input.costs}"
         " --blocks {input.blocks} --options {input.options} --strategy {wildcards.strategy}"
-        " --out {output} --error-file {params.error}"
+        " --out {output} --error-file {log}"
 
 
 rule combine:
@@ -24,17 +25,18 @@ rule combine:
         graph=f"{MODEL}/graph.arrow",
         costs=f"{MODEL}/costs.arrow",
     output:
-        f"{POINT}/sequence.arrow",
-        f"{POINT}/schedule.arrow",
-        f"{POINT}/plan.json",
+        sequence=f"{POINT}/sequence.arrow",
+        schedule=f"{POINT}/schedule.arrow",
+        plan=f"{POINT}/plan.json",
+    log:
+        f"{POINT}/error.txt",
     params:
         budget=lambda wildcards: SETTINGS.budget(wildcards.model, wildcards.budget),
-        folder=POINT,
-        error=f"{POINT}/error.txt",
+        folder=subpath(output.plan, parent=True),
         code=stage_fingerprint("combine"),
     message:
         "{wildcards.model}: choosing {wildcards.strategy} for {params.budget}"
     shell:
         "python -m stages combine --frontier {input.frontier} --graph {input.graph}"
         " --costs {input.costs} --budget {params.budget} --out {params.folder}"
-        " --error-file {params.error}"
+        " --error-file {log}"

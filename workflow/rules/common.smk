@@ -22,9 +22,9 @@ except ConfigError as error:
     sys.exit(str(error))
 
 # Jobs run the Python that runs Snakemake, and find the stages in this checkout.
-os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")])
+os.environ.update(
+    PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.getenv('PATH')}",
+    PYTHONPATH=f"{CHECKOUT}{os.pathsep}{os.getenv('PYTHONPATH', '')}".rstrip(os.pathsep),
 )
 
 MODEL = f"{SETTINGS.results}/{{model}}"

@@ -5,11 +5,12 @@ rule generate:
         plan=f"{POINT}/plan.json",
     output:
         directory(f"{POINT}/module"),
+    log:
+        f"{POINT}/error.txt",
     params:
-        error=f"{POINT}/error.txt",
         code=stage_fingerprint("generate"),
     message:
         "{wildcards.model}: writing the module of {wildcards.strategy} {wildcards.budget}"
     shell:
         "python -m stages generate --graph {input.graph} --schedule {input.schedule}"
-        " --plan {input.plan} --out {output} --error-file {params.error}"
+        " --plan {input.plan} --out {output} --error-file {log}"

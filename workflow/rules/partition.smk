@@ -4,11 +4,12 @@ rule partition:
         costs=f"{MODEL}/costs.arrow",
     output:
         f"{MODEL}/blocks.arrow",
+    log:
+        f"{MODEL}/error.txt",
     params:
-        error=f"{MODEL}/error.txt",
         code=stage_fingerprint("partition"),
     message:
         "{wildcards.model}: cutting the graph into blocks"
     shell:
         "python -m stages partition --graph {input.graph} --costs {input.costs}"
-        " --out {output} --error-file {params.error}"
+        " --out {output} --error-file {log}"

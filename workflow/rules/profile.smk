@@ -4,11 +4,12 @@ rule profile:
         graph=f"{MODEL}/graph.arrow",
     output:
         f"{MODEL}/costs.arrow",
+    log:
+        f"{MODEL}/error.txt",
     params:
         source=source,
         device=SETTINGS.device,
         store=SETTINGS.store,
-        error=f"{MODEL}/error.txt",
         code=stage_fingerprint("profile"),
     threads: workflow.cores
     resources:
@@ -17,4 +18,4 @@ rule profile:
         "{wildcards.model}: measuring each distinct op"
     shell:
         "python -m stages profile {params.source:q} --graph {input.graph} --device {params.device}"
-        " --library {params.store} --out {output} --error-file {params.error}"
+        " --library {params.store} --out {output} --error-file {log}"

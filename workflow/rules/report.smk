@@ -1,17 +1,37 @@
+# The schedule as a trace that ui.perfetto.dev opens.
+rule perfetto:
+    input:
+        graph=f"{MODEL}/graph.arrow",
+        schedule=f"{POINT}/schedule.arrow",
+    output:
+        f"{POINT}/trace.json",
+    log:
+        f"{POINT}/error.txt",
+    params:
+        code=stage_fingerprint("report"),
+    message:
+        "{wildcards.model}: writing the trace of {wildcards.strategy} {wildcards.budget}"
+    shell:
+        "python -m stages report --perfetto {input.schedule} --graph {input.graph}"
+        " --out {output} --error-file {log}"
+
+
 rule report:
     input:
         lambda wildcards: points(wildcards.model, "measurement.arrow"),
+        lambda wildcards: points(wildcards.model, "trace.json"),
     output:
         f"{MODEL}/report.html",
+    log:
+        f"{MODEL}/error.txt",
     params:
-        folder=MODEL,
-        error=f"{MODEL}/error.txt",
+        folder=subpath(output[0], parent=True),
         code=stage_fingerprint("report"),
     message:
         "{wildcards.model}: writing the report"
     shell:
         "python -m stages report --model-dir {params.folder} --out {output}"
-        " --error-file {params.error}"
+        " --error-file {log}"
 
 
 rule index:
@@ -19,13 +39,15 @@ rule index:
         expand(f"{MODEL}/report.html", model=SETTINGS.models),
     output:
         INDEX,
+    log:
+        f"{SETTINGS.results}/error.txt",
     params:
-        folder=SETTINGS.results,
+        folder=subpath(output[0], parent=True),
         code=stage_fingerprint("report"),
     message:
         "writing the index"
     shell:
-        "python -m stages report --index {params.folder} --out {output}"
+        "python -m stages report --index {params.folder} --out {output} --error-file {log}"
 
 
 # A model that failed has a page too. The index looks old, so that the next run makes it again.

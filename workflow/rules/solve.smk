@@ -4,12 +4,13 @@ rule solve:
         f"{MODEL}/blocks.arrow",
     output:
         f"{MODEL}/options.arrow",
+    log:
+        f"{MODEL}/error.txt",
     params:
         engine=SETTINGS.engine,
         peaks=SETTINGS.peaks,
         saves=SETTINGS.saves,
         store=SETTINGS.store,
-        error=f"{MODEL}/error.txt",
         code=stage_fingerprint("solve"),
     threads: workflow.cores
     message:
@@ -17,4 +18,4 @@ rule solve:
     shell:
         "python -m stages solve --blocks {input} --store {params.store} --engine {params.engine}"
         " --peaks {params.peaks} --saves {params.saves} --jobs {threads}"
-        " --out {output} --error-file {params.error}"
+        " --out {output} --error-file {log}"

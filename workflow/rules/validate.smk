@@ -7,11 +7,12 @@ rule validate:
     output:
         measurement=f"{POINT}/measurement.arrow",
         line=f"{POINT}/line.arrow",
+    log:
+        f"{POINT}/error.txt",
     params:
         source=source,
         device=SETTINGS.device,
         pairs=SETTINGS.pairs,
-        error=f"{POINT}/error.txt",
         code=stage_fingerprint("validate"),
     threads: workflow.cores
     resources:
@@ -21,4 +22,4 @@ rule validate:
     shell:
         "python -m stages validate {params.source:q} --graph {input.graph} --plan {input.plan}"
         " --module {input.module} --device {params.device} --pairs {params.pairs}"
-        " --line {output.line} --out {output.measurement} --error-file {params.error}"
+        " --line {output.line} --out {output.measurement} --error-file {log}"

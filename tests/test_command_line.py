@@ -1,0 +1,60 @@
+"""`python -m stages`: help for every stage, one sentence for an error."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stages.__main__ import STAGES, main
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "stages", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_help_names_every_stage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"  {stage} " in text for stage in STAGES)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_stage_has_help(stage: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([stage, "--help"])
+    assert stopped.value.code == 0
+    assert f"usage: tightfit {stage}" in capsys.readouterr().out
+
+
+def test_no_stage_and_an_unknown_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert main(["paint"]) == 2
+    assert "'paint' is no stage, use one of trace, profile" in capsys.readouterr().err
+
+
+def test_an_error_is_one_sentence_and_is_kept(tmp_path: Path) -> None:
+    words = ["partition", "--graph", str(tmp_path / "absent"), "--costs", "x", "--out", "y"]
+    kept = tmp_path / "error.txt"
+    result = run(*words, "--error-file", str(kept))
+    assert result.returncode == 1
+    sentence = f"{tmp_path}/absent: cannot be read (No such file or directory)"
+    assert result.stderr == f"tightfit partition: {sentence}\n"
+    assert kept.read_text() == f"partition: {sentence}\n"
+    assert not Path("y").exists()
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    result = run("partition", "--debug", "--graph", "absent", "--costs", "x", "--out", "y")
+    assert result.returncode == 1
+    assert "Traceback" in result.stderr

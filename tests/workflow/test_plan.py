@@ -1,0 +1,120 @@
+"""The workflow from configuration to reports, run for real on a tiny model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.measurement import read_measurement
+from schemas.plan import read_plan
+from tests.workflow.conftest import configure, snakemake, stage
+
+FACTORIES = """
+def broken(width=1):
+    raise ValueError("no such luck")
+"""
+
+Finished = tuple[Path, subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, tiny: dict[str, Any]) -> Finished:
+    """A run of a model that can be planned, with a budget that is too small, and of one whose
+    factory raises."""
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "mine.py").write_text(FACTORIES)
+    models = {
+        "tiny": {**tiny, "budgets": ["50%", "1kB"], "strategies": ["unplanned", "rockmate"]},
+        "broken": {"factory": "mine:broken", "strategies": ["unplanned"]},
+    }
+    configure(folder, {"models": models, "solver": {"peaks": 2, "saves": 2}, "pairs": 2})
+    return folder, snakemake(folder)
+
+
+def test_a_broken_factory_is_one_sentence_and_stops_no_other_model(finished: Finished) -> None:
+    folder, result = finished
+    assert result.returncode == 1
+    sentence = "the factory 'mine:broken' raises ValueError: no such luck"
+    assert f"tightfit trace: {sentence}" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert (folder / "results/broken/error.txt").read_text() == f"trace: {sentence}\n"
+    assert (folder / "results/tiny/report.html").exists()
+    assert sentence in (folder / "results/index.html").read_text().replace("&#39;", "'")
+
+
+def test_progress_is_told_in_the_words_of_the_rules(finished: Finished) -> None:
+    lines = finished[1].stderr.splitlines()
+    assert any(line.endswith("] tiny: tracing the training step") for line in lines)
+    assert any(line.endswith("] tiny: choosing rockmate for 50%") for line in lines)
+
+
+def test_a_plan_within_its_budget_is_as_predicted(finished: Finished) -> None:
+    point = finished[0] / "results/tiny/rockmate/50pct"
+    plan, found = read_plan(point / "plan.json"), read_measurement(point / "measurement.arrow")
+    assert plan.feasible
+    assert found.bits_equal
+    assert found.within_budget
+    assert found.measured_peak == plan.peak
+    assert {"__init__.py", "step.py"} <= {path.name for path in (point / "module").iterdir()}
+
+
+def test_a_budget_that_is_too_small_is_a_verdict_and_stops_no_other_point(
+    finished: Finished,
+) -> None:
+    point = finished[0] / "results/tiny/rockmate/1kB"
+    plan = read_plan(point / "plan.json")
+    assert plan.verdict == "infeasible"
+    assert plan.smallest_budget is not None
+    assert plan.smallest_budget > 1000
+    assert read_measurement(point / "measurement.arrow").verdict == "infeasible"
+
+
+def test_every_point_has_a_trace_for_perfetto(finished: Finished) -> None:
+    for point in ("unplanned/none", "rockmate/50pct"):
+        document = json.loads((finished[0] / f"results/tiny/{point}/trace.json").read_text())
+        assert document["traceEvents"]
+
+
+def test_the_table_tells_every_plan_and_every_failure(finished: Finished) -> None:
+    result = stage(finished[0], "summary", "--configuration", "config.yaml")
+    assert result.returncode == 0, result.stderr
+    rows = [line for line in result.stdout.splitlines() if "rockmate" in line]
+    assert any("50%" in row and "MB" in row for row in rows)
+    assert any("1kB" in row and "infeasible" in row for row in rows)
+    assert "results/tiny/report.html" in result.stdout
+    assert "no such luck" in result.stdout
+
+
+def test_the_second_run_does_nothing_and_the_next_budget_little(
+    finished: Finished, tiny: dict[str, Any]
+) -> None:
+    folder = finished[0]
+    models = {"tiny": {**tiny, "budgets": ["50%"], "strategies": ["unplanned", "rockmate"]}}
+    document = {"models": models, "solver": {"peaks": 2, "saves": 2}, "pairs": 2}
+    configure(folder, document)
+    assert snakemake(folder).returncode == 0  # the index forgets the broken model
+    again = snakemake(folder)
+    assert again.returncode == 0
+    assert "Nothing to be done" in again.stderr
+    assert "] tiny" not in again.stderr
+    models["tiny"]["budgets"] = ["50%", "80%"]
+    configure(folder, document)
+    more = snakemake(folder, "--dry-run", "--quiet", "--logger", "tightfit")
+    planned = {line.partition("] ")[2] for line in more.stderr.splitlines() if "] " in line}
+    assert planned == {
+        "tiny: choosing rockmate for 80%",
+        "tiny: writing the module of rockmate 80pct",
+        "tiny: running rockmate 80pct against the model",
+        "tiny: writing the trace of rockmate 80pct",
+        "tiny: writing the report",
+        "writing the index",
+    }
+
+
+def test_every_file_is_whole_under_its_own_name(finished: Finished) -> None:
+    names = [path.name for path in (finished[0] / "results").rglob("*") if path.is_file()]
+    assert not [name for name in names if name.startswith(".")]
