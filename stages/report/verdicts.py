@@ -133,10 +133,10 @@ def bound_words(result: PlanResult) -> str:
         return "No bound is known for this plan."
     if plan.time is None or plan.time <= plan.lower_bound:
         return "No plan of this step can be predicted faster."
-    saving = percent(1 - plan.lower_bound / plan.time)
+    more = percent(plan.time / plan.lower_bound - 1) if plan.lower_bound > 0 else "much"
     return (
         f"No plan can be predicted below {duration(plan.lower_bound)}; this one takes "
-        f"{duration(plan.time)}, so that at most {saving} is left to gain."
+        f"{duration(plan.time)}, {more} more."
     )
 
 

@@ -1,0 +1,301 @@
+"""Pages from results on disk: structure, escaping, and what is shown when parts are missing."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from schemas.errors import ArtifactError, ConfigError
+from schemas.graph import write_graph
+from stages.report import cli
+from stages.report.index import run_index
+from stages.report.load import load_model, load_run
+from stages.report.page import model_page
+from stages.report.render import render_index, render_model
+from tests.stages.report.cases import small_graph, write_results
+
+EVIL = '<script>alert("x")</script>&\'"><img src=x onerror=alert(1)>'
+
+
+class Page(HTMLParser):
+    """Tags with their attributes, ids, and the text outside of scripts and styles."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.inside: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag in ("script", "style"):
+            self.inside.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if self.inside and tag == self.inside[-1]:
+            self.inside.pop()
+
+    def handle_data(self, data: str) -> None:
+        if not self.inside:
+            self.text += data
+
+    def all(self, tag: str, css_class: str = "") -> list[dict[str, str | None]]:
+        return [
+            attributes
+            for name, attributes in self.tags
+            if name == tag
+            and (not css_class or css_class in (attributes.get("class") or "").split())
+        ]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "results"
+    write_results(folder / "small", small_graph())
+    return folder
+
+
+def page_of(folder: Path) -> tuple[str, Page]:
+    html = render_model(model_page(load_model(folder)))
+    return html, Page(html)
+
+
+def index_of(folder: Path) -> tuple[str, Page]:
+    html = render_index(run_index(load_run(folder)))
+    return html, Page(html)
+
+
+def test_structure_of_a_models_page(results: Path) -> None:
+    _, page = page_of(results / "small")
+    assert len(page.all("section", "card")) == 3
+    assert len(page.all("section", "panel")) == 4
+    assert len(page.all("button", "mark")) == 2
+    assert len(page.all("table", "plans")) == 1
+    assert len(page.all("table", "matrix")) == 1
+    assert len(page.all("path", "band")) == 3 * 4
+    assert len(page.all("path", "measured")) == 2
+    assert "Fits 50% (6.3 MB for the step): 6.3 MB measured, 1.20x the unplanned step." in page.text
+    assert "Does not fit 10%" in page.text
+    assert "Not measured yet: rockmate at 90%." in page.text
+
+
+def test_ids_are_unique_and_links_lead_somewhere(results: Path) -> None:
+    _, page = page_of(results / "small")
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    targets = [a["data-plan"] for _, a in page.tags if a.get("data-plan")]
+    assert targets and set(targets) <= set(ids)
+    assert {link["href"] for link in page.all("a")} <= {f"#{name}" for name in ids}
+
+
+def test_the_tightest_plan_that_fits_is_open_at_first(results: Path) -> None:
+    assert model_page(load_model(results / "small")).first == "plan-rockmate-50pct"
+
+
+def test_nothing_is_fetched(results: Path) -> None:
+    for html, page in (page_of(results / "small"), index_of(results)):
+        for tag, attributes in page.tags:
+            assert tag not in ("link", "img", "iframe", "object", "embed", "base")
+            assert "src" not in attributes
+        assert not re.search(r"url\(|@import|fetch\(|XMLHttpRequest|https?://", html)
+
+
+def test_the_policy_allows_only_the_pages_own_script(results: Path) -> None:
+    html, page = page_of(results / "small")
+    policy = next(a["content"] for a in page.all("meta") if "http-equiv" in a) or ""
+    script = html.split("<script>")[1].split("</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert "default-src 'none'" in policy and f"script-src 'sha256-{digest}'" in policy
+
+
+def test_hover_data_is_json(results: Path) -> None:
+    html, _ = page_of(results / "small")
+    data = re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', html, re.DOTALL)
+    assert len(data) == 3
+    for text in data:
+        document = json.loads(text)
+        assert len(document["columns"]) == 480
+        assert len(document["owners"]) == 4
+
+
+def test_a_page_is_the_same_every_time(results: Path) -> None:
+    assert page_of(results / "small")[0] == page_of(results / "small")[0]
+
+
+def test_names_from_artifacts_are_harmless(tmp_path: Path) -> None:
+    graph = small_graph(model=EVIL, module="a<script>alert(2)</script>{}")
+    write_results(tmp_path / "evil", graph)
+    (tmp_path / "evil" / "error.txt").write_text(EVIL)
+    (tmp_path / "evil" / "rotor").mkdir()
+    (tmp_path / "evil" / "rotor" / "error.txt").write_text(EVIL)
+    for html, page in (page_of(tmp_path / "evil"), index_of(tmp_path)):
+        scripts = page.all("script")
+        assert all(a.get("type", "application/json") == "application/json" for a in scripts)
+        assert sum("type" not in a for a in scripts) == 1
+        assert not page.all("img")
+        assert not any(key.startswith("on") for _, a in page.tags for key in a)
+        assert "<script>alert" not in html and "onerror=alert(1)>" not in html
+        assert EVIL in page.text
+
+
+def test_a_model_that_failed_has_a_page(tmp_path: Path) -> None:
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    (folder / "error.txt").write_text("trace: the factory data.models:none does not exist\n")
+    _, page = page_of(folder)
+    assert "the factory data.models:none does not exist" in page.text
+    assert "There is no traced graph" in page.text
+
+
+@pytest.mark.parametrize(
+    ("missing", "gone"),
+    [
+        ("graph.arrow", ("path", "band")),
+        ("costs.arrow", ("div", "tree")),
+        ("blocks.arrow", ("table", "matrix")),
+        ("rockmate/50pct/line.arrow", ("nothing", "")),
+        ("rockmate/50pct/schedule.arrow", ("nothing", "")),
+        ("rockmate/50pct/sequence.arrow", ("nothing", "")),
+        ("rockmate/50pct/measurement.arrow", ("nothing", "")),
+        ("rockmate/frontier.arrow", ("nothing", "")),
+        ("options.arrow", ("nothing", "")),
+    ],
+)
+def test_parts_that_are_missing(
+    results: Path, tmp_path: Path, missing: str, gone: tuple[str, str]
+) -> None:
+    folder = tmp_path / "small"
+    shutil.copytree(results / "small", folder)
+    (folder / missing).unlink()
+    _, page = page_of(folder)
+    assert not page.all(*gone)
+    assert len(page.all("section", "card")) == 3
+
+
+def test_a_folder_without_plans_has_a_page(tmp_path: Path) -> None:
+    write_graph(tmp_path / "new" / "graph.arrow", small_graph())
+    _, page = page_of(tmp_path / "new")
+    assert "No plan was chosen yet." in page.text
+
+
+def test_a_damaged_artifact_is_one_sentence(results: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "small"
+    shutil.copytree(results / "small", folder)
+    path = folder / "rockmate" / "50pct" / "schedule.arrow"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+    with pytest.raises(ArtifactError, match=r"schedule\.arrow"):
+        load_model(folder)
+
+
+def test_index_has_a_row_for_every_plan_and_failure(results: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    shutil.copytree(results, folder)
+    (folder / "broken").mkdir()
+    (folder / "broken" / "error.txt").write_text("the model cannot be traced")
+    (folder / "small" / "rotor").mkdir()
+    (folder / "small" / "rotor" / "error.txt").write_text("rotor: no options")
+    (folder / "not a model").mkdir()
+    index = run_index(load_run(folder))
+    assert [(row.model, row.strategy, row.word) for row in index.rows] == [
+        ("broken", "", "failed"),
+        ("small", "rotor", "failed"),
+        ("small", "rockmate", "should fit"),
+        ("small", "rockmate", "fits"),
+        ("small", "rockmate", "infeasible"),
+        ("small", "unplanned", "baseline"),
+    ]
+    assert dict(index.tally) == {
+        "models": 2,
+        "plans": 4,
+        "fits": 1,
+        "should fit": 1,
+        "infeasible": 1,
+        "failed": 2,
+    }
+    fitting = index.rows[3]
+    assert fitting.link == "small/report.html#plan-rockmate-50pct"
+    assert fitting.dot and all(0 <= place <= 1000 for place in fitting.dot)
+    assert index.rows[4].dot is None
+    _, page = index_of(folder)
+    assert len(page.all("svg", "spark")) == 3
+    assert len([a for a in page.all("tr") if "data-text" in a]) == 6
+
+
+def test_index_of_a_thousand_plans_stays_small(results: Path) -> None:
+    model = load_model(results / "small", whole=False)
+    html = render_index(run_index([model] * 250))
+    assert html.count("<tr data-model") == 1000
+    assert len(html) < 2_000_000
+
+
+def test_index_of_nothing(tmp_path: Path) -> None:
+    _, page = index_of(tmp_path)
+    assert "Nothing was planned yet." in page.text
+
+
+def run(*words: str) -> None:
+    parser = argparse.ArgumentParser()
+    cli.add_arguments(parser)
+    cli.run(parser.parse_args(words))
+
+
+def test_command_line(results: Path, tmp_path: Path) -> None:
+    small = results / "small"
+    run("--model-dir", str(small), "--out", str(tmp_path / "report.html"))
+    run("--index", str(results), "--out", str(tmp_path / "index.html"))
+    schedule = str(small / "rockmate" / "50pct" / "schedule.arrow")
+    graph = str(small / "graph.arrow")
+    run("--perfetto", schedule, "--graph", graph, "--out", str(tmp_path / "trace.json"))
+    assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
+    assert "All plans" in (tmp_path / "index.html").read_text()
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "sentence"),
+    [
+        (["--perfetto", "s"], ConfigError, "--graph"),
+        (["--index", "i", "--graph", "g"], ConfigError, "--perfetto"),
+        (["--model-dir", "nowhere"], ArtifactError, "nowhere"),
+        (["--index", "nowhere"], ArtifactError, "nowhere"),
+    ],
+)
+def test_wrong_arguments(
+    tmp_path: Path, words: list[str], error: type[Exception], sentence: str
+) -> None:
+    with pytest.raises(error, match=sentence):
+        run(*words, "--out", str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_empty_folder_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="no results of a model"):
+        load_model(tmp_path)
+
+
+def test_no_torch_is_loaded(results: Path, tmp_path: Path) -> None:
+    words = [
+        "report",
+        "--model-dir",
+        str(results / "small"),
+        "--out",
+        str(tmp_path / "report.html"),
+    ]
+    code = (
+        f"import sys; from stages.__main__ import main; done = main({words!r});"
+        "sys.exit(done or bool({'torch', 'numba', 'scipy'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,136 @@
+"""The verdicts in words, and which plan a budget's card is about."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from schemas.plan import Plan
+from stages.report.load import PlanResult
+from stages.report.timeline import timeline
+from stages.report.verdicts import best_of, bound_words, breakdown, cards, outcome, proof
+from tests.stages.report.cases import (
+    keep_all,
+    measurement_of,
+    plan_of,
+    played,
+    run_again,
+    small_costs,
+    small_graph,
+)
+
+GRAPH = small_graph()
+COSTS = small_costs(GRAPH)
+AGAIN = played(GRAPH, COSTS, run_again(GRAPH))
+EVERYTHING = played(GRAPH, COSTS, keep_all(GRAPH))
+PLAN = plan_of(GRAPH, COSTS, "rockmate", "50%", AGAIN.peak, AGAIN)
+
+
+def result(plan: Plan, measured: bool = True, error: str = "", **changes: object) -> PlanResult:
+    found = measurement_of(plan, **changes) if measured else None
+    return PlanResult(plan, f"{plan.strategy}/{plan.budget}", None, [], found, None, error)
+
+
+def test_a_plan_that_fits() -> None:
+    found = outcome(result(PLAN))
+    assert (found.state, found.word, found.fits, found.measured) == ("good", "fits", True, True)
+    assert found.sentence == (
+        "Fits 50% (6.3 MB for the step): 6.3 MB measured, 1.20x the unplanned step."
+    )
+
+
+def test_a_plan_that_was_not_measured() -> None:
+    found = outcome(result(PLAN, measured=False))
+    assert (found.state, found.word, found.measured) == ("warning", "should fit", False)
+    assert "6.3 MB predicted" in found.sentence and "not measured yet" in found.sentence
+
+
+def test_a_plan_that_uses_more_than_its_budget() -> None:
+    found = outcome(result(PLAN, measured_peak=AGAIN.peak + 1))
+    assert (found.state, found.word, found.fits) == ("bad", "over budget", False)
+
+
+def test_a_measurement_that_contradicts_the_plan() -> None:
+    found = outcome(result(PLAN, verdict="failed", sentence="the gradient of w differs by 1"))
+    assert (found.state, found.word) == ("bad", "failed")
+    assert found.sentence == "Failed: the gradient of w differs by 1"
+
+
+def test_a_stage_that_broke() -> None:
+    found = outcome(result(PLAN, measured=False, error="validate: the module does not load"))
+    assert (found.state, found.word) == ("bad", "failed")
+    assert "the module does not load" in found.sentence
+
+
+def test_a_budget_that_is_too_small() -> None:
+    plan = plan_of(GRAPH, COSTS, "rockmate", "10%", 1_000_000, None)
+    found = outcome(result(plan, measured=False))
+    assert (found.state, found.word, found.peak, found.ratio) == ("bad", "infeasible", None, None)
+    assert "the smallest budget known to work is 9.0 MB" in found.sentence
+    assert bound_words(result(plan, measured=False)) == "" and proof(plan) == ""
+
+
+def test_a_baseline_has_no_budget_to_meet() -> None:
+    plan = plan_of(GRAPH, COSTS, "unplanned", "none", None, EVERYTHING)
+    assert outcome(result(plan)).word == "baseline"
+    assert outcome(result(plan)).state == "good"
+    assert cards([result(plan)], {}) == []
+
+
+def test_bounds_in_words() -> None:
+    assert "below 46.6 ms; this one takes 49.0 ms, 5.3% more" in bound_words(result(PLAN))
+    assert proof(PLAN) == "within 5.3% of the bound"
+    best = replace(PLAN, verdict="optimal", optimal_in="all plans of this graph", gap=0.0)
+    assert bound_words(result(best)).endswith("among all plans of this graph.")
+    assert proof(best) == "optimal"
+    assert "No bound" in bound_words(result(replace(PLAN, lower_bound=None)))
+
+
+def test_the_best_plan_fits_and_is_fastest() -> None:
+    quick = result(replace(PLAN, strategy="quick"), time_ratio=1.1)
+    slow = result(replace(PLAN, strategy="slow"), time_ratio=1.3)
+    broken = result(replace(PLAN, strategy="broken"), time_ratio=0.5, verdict="failed")
+    unmeasured = result(replace(PLAN, strategy="unmeasured", time=0.001), measured=False)
+    assert best_of([slow, broken, unmeasured, quick]) is quick
+    assert best_of([broken, unmeasured]) is unmeasured
+
+
+def test_where_nothing_fits_the_least_demanding_plan_speaks() -> None:
+    small = plan_of(GRAPH, COSTS, "rockmate", "10%", 1_000_000, None)
+    high, low = (
+        result(replace(small, smallest_budget=bytes_), measured=False) for bytes_ in (9, 8)
+    )
+    assert best_of([high, low]) is low
+
+
+def test_cards_from_the_largest_budget_with_all_that_competes() -> None:
+    loose = replace(PLAN, budget="90%", budget_bytes=PLAN.peak + 10_000)
+    rotor = replace(PLAN, strategy="rotor")
+    unplanned = plan_of(GRAPH, COSTS, "unplanned", "none", None, EVERYTHING)
+    made = cards(
+        [result(PLAN), result(loose), result(rotor, time_ratio=1.5), result(unplanned)], {}
+    )
+    assert [card.budget for card in made] == ["90%", "50%"]
+    assert made[1].best.plan.strategy == "rockmate"
+    assert [other.plan.strategy for other in made[1].others] == ["rotor", "unplanned"]
+
+
+@pytest.mark.parametrize("with_line", [True, False])
+def test_breakdown_fills_the_budget(with_line: bool) -> None:
+    room = 123_456
+    plan = replace(
+        PLAN, budget_bytes=PLAN.peak + room, budget_total=(PLAN.budget_total or 0) + room
+    )
+    line = timeline(GRAPH, AGAIN.steps) if with_line else None
+    parts, whole = breakdown(result(plan), line)
+    assert whole == plan.budget_total
+    assert sum(part.bytes for part in parts) == plan.budget_total
+    assert sum(part.share for part in parts) == pytest.approx(100)
+    assert {part.key: part.bytes for part in parts}["free"] == room
+    assert {part.key: part.bytes for part in parts}["parameters"] == plan.fixed.parameters
+
+
+def test_breakdown_of_nothing() -> None:
+    plan = plan_of(GRAPH, COSTS, "rockmate", "10%", 1_000_000, None)
+    assert breakdown(result(plan, measured=False), None) == ([], 0)
