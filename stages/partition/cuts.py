@@ -226,16 +226,23 @@ def _homes(facts: Facts, places: list[int]) -> dict[int, tuple[int, int]]:
 def _flows(facts: Facts) -> list[tuple[int, int, int]]:
     """Gradients on their way: (storage, producer, last reader), made and read by the backward.
 
-    Contributions to a parameter's gradient are left out: they wait until others finish it.
+    Left out are contributions to a parameter's gradient, which wait until others finish it, and
+    what depends on nothing that the loss makes.
     """
     problem = facts.problem
+    dependent = set(problem.nodes[problem.loss].outputs)
+    for node in problem.nodes[problem.loss + 1 :]:
+        if not dependent.isdisjoint(node.inputs):
+            dependent.update(node.outputs)
     last_use: dict[int, int] = {}
     for position in range(problem.loss + 1, len(problem.nodes)):
         last_use.update((storage, position) for storage in problem.nodes[position].inputs)
     return [
         (storage, problem.storages[storage].producer, use)
         for storage, use in last_use.items()
-        if problem.storages[storage].producer > problem.loss and storage not in facts.partial
+        if problem.storages[storage].producer > problem.loss
+        and storage in dependent
+        and storage not in facts.partial
     ]
 
 

@@ -10,7 +10,7 @@ from schemas.graph import NONE, Graph
 from schemas.problem import Problem
 
 _DIFFERENTIABLE = ("float", "bfloat", "complex")
-_ADDITIONS = ("aten.add.Tensor", "aten.add_.Tensor")
+_ADDITIONS = ("aten.add.Tensor", "aten.clone.default", "aten._to_copy.default")
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def gather_facts(graph: Graph, problem: Problem) -> Facts:
         glue=frozenset(glue),
         pure=pure,
         parameter_uses=_parameter_uses(graph, problem),
-        partial=_partial_gradients(graph, problem),
+        partial=partial_gradients(problem, _additions(graph, problem)),
         modules=modules,
     )
 
@@ -102,8 +102,9 @@ def _parameter_uses(graph: Graph, problem: Problem) -> dict[int, list[int]]:
     }
 
 
-def _partial_gradients(graph: Graph, problem: Problem) -> frozenset[int]:
-    """What only additions read whose results are final gradients or read in the same way."""
+def partial_gradients(problem: Problem, additions: frozenset[int]) -> frozenset[int]:
+    """What only additions and copies (positions `additions`) read whose results are final
+    gradients or read in the same way."""
     readers: dict[int, list[int]] = {}
     for position in range(problem.loss + 1, len(problem.nodes)):
         for storage in problem.nodes[position].inputs:
@@ -112,7 +113,7 @@ def _partial_gradients(graph: Graph, problem: Problem) -> frozenset[int]:
     for position in range(len(problem.nodes) - 1, problem.loss, -1):
         for storage in problem.nodes[position].outputs:
             if storage in readers and all(
-                graph.ops[problem.nodes[reader].op].target in _ADDITIONS
+                reader in additions
                 and all(
                     made in partial or (problem.storages[made].gradient and made not in readers)
                     for made in problem.nodes[reader].outputs
@@ -121,3 +122,11 @@ def _partial_gradients(graph: Graph, problem: Problem) -> frozenset[int]:
             ):
                 partial.add(storage)
     return frozenset(partial)
+
+
+def _additions(graph: Graph, problem: Problem) -> frozenset[int]:
+    return frozenset(
+        position
+        for position, node in enumerate(problem.nodes)
+        if graph.ops[node.op].target in _ADDITIONS
+    )

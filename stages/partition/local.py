@@ -73,6 +73,7 @@ def lay_out(facts: Facts, segments: Segments) -> Layout:
     for group in (segments.prelude, once):
         made = (s for position in group for s in problem.nodes[position].outputs)
         held |= {s for s in made if not group.issuperset(readers.get(s, []))}
+    held |= _waiting(facts, blocks, readers)
     blocks[-1].incoming.extend(s for s in tangents if s not in held)
     blocks[-1].outputs.extend(
         s for s in problem.nodes[problem.loss].inputs if _made_by(problem, s, blocks[-1].forward)
@@ -208,6 +209,21 @@ class _Local:
             and storage not in self.members.outgoing
             and not self.own.issuperset(self.layout.readers.get(storage, []))
         )
+
+
+def _waiting(facts: Facts, blocks: list[Members], readers: dict[int, list[int]]) -> set[int]:
+    """What the backward of one block makes for others beside gradients."""
+    waiting: set[int] = set()
+    for block in blocks:
+        own = set(block.backward)
+        made = {s for position in block.backward for s in facts.problem.nodes[position].outputs}
+        waiting |= {
+            storage
+            for storage in made - facts.partial - set(block.outgoing)
+            if not facts.problem.storages[storage].gradient
+            and not own.issuperset(readers.get(storage, []))
+        }
+    return waiting
 
 
 def _known(storage: int) -> list[int]:

@@ -173,7 +173,7 @@ class Checkmate:
         return pulp.LpVariable(name, cat=pulp.LpBinary)
 
     def _kept(self, t: int, storage: int) -> Term:
-        """S[t,i], fixed where it cannot be chosen. With R integral the least S is integral."""
+        """S[t,i], fixed where it cannot be chosen."""
         stored = self.problem.storages[storage]
         if stored.producer < 0:
             return 1
@@ -194,7 +194,7 @@ class Checkmate:
                 break
             if not self.readers[storage].isdisjoint(self.stages[later].tail):
                 return 1
-        return pulp.LpVariable(f"s_{t}_{storage}", 0, 1)
+        return self._binary(f"s_{t}_{storage}")
 
     def _objective(self) -> None:
         self.program.setObjective(
