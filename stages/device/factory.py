@@ -1,7 +1,8 @@
-"""Loads a user's model factory and builds the model with its sample inputs, with or without memory.
+"""Loads a user's model factory and builds the model with its samples, with or without memory.
 
-A factory is a function that returns `(model, samples)` or `(model, samples, loss)`: `samples` is one
-`(args tuple, kwargs dict)` or a list of them, `loss` a function from the model's output to a scalar.
+A factory is a function that returns `(model, samples)` or `(model, samples, loss)`: `samples` is
+one `(args tuple, kwargs dict)` or a list of them, `loss` a function from the model's output to a
+scalar.
 """
 
 from __future__ import annotations

@@ -125,8 +125,8 @@ class Step:
     """One call of an in-place form.
 
     `arguments` are positions in the original call's arguments (None: all, with its keywords).
-    The overwritten tensor is passed as the keyword `out`; where that is "", it is the first argument,
-    which `target` mutates.
+    The overwritten tensor is passed as the keyword `out`; where that is "", it is the first
+    argument, which `target` mutates.
     """
 
     target: str
@@ -186,7 +186,8 @@ def in_place_calls(
 
 
 def position_of(args: Sequence[Any], value: int, target: str, device: str = "cpu") -> int | None:
-    """Where in the encoded positional arguments of an op the in-place form may overwrite `value`."""
+    """Where the in-place form may overwrite `value` among an op's encoded positional arguments,
+    None where it may not."""
     for position, argument in enumerate(args):
         if argument == {"value": value} and in_place_form(target, position, device):
             return position
@@ -211,18 +212,19 @@ _ELEMENTWISE: dict[str, tuple[tuple[int, ...], str, str]] = {
         f"{name}.default": _out(0)
         for name in (
             "gelu tanh sigmoid silu neg exp log sqrt rsqrt reciprocal hardtanh leaky_relu elu "
-            "hardswish hardsigmoid softplus mish abs sin cos sgn sign clamp clamp_min clamp_max erf "
-            "log1p expm1 bitwise_not logical_not _softmax _log_softmax"
+            "hardswish hardsigmoid softplus mish abs sin cos sgn sign clamp clamp_min clamp_max "
+            "erf log1p expm1 bitwise_not logical_not _softmax _log_softmax"
         ).split()
     },
     **{
         f"{name}.default": _out(0, 1, out="grad_input")
         for name in (
             "gelu_backward threshold_backward tanh_backward sigmoid_backward silu_backward "
-            "hardtanh_backward leaky_relu_backward elu_backward hardsigmoid_backward "
+            "hardtanh_backward leaky_relu_backward hardsigmoid_backward "
             "softplus_backward"
         ).split()
     },
+    "elu_backward.default": _out(0, 5, out="grad_input"),
     "_softmax_backward_data.default": _out(0, 1, out="grad_input", overload="out"),
     "_log_softmax_backward_data.default": _out(0, 1, out="out"),
 }

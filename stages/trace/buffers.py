@@ -40,14 +40,10 @@ def _keep_old_value(program: Program, buffer: Variable) -> None:
     if not any(variable in aliases for variable in [*late, *program.outputs]):
         return
     old = Variable("intermediate", buffer.fake)
-
-    def substitute(variable: Variable) -> Variable:
-        return old if variable is buffer else variable
-
     for call in program.calls:
         if not ignores_statistics(call):
-            call.replace(substitute)
-    program.outputs = [substitute(output) for output in program.outputs]
+            call.replace(buffer, old)
+    program.outputs = [old if output is buffer else output for output in program.outputs]
     copy = Call(aten.clone.default, (buffer,), {}, [old])
     mode = fake_mode_of(program)
     run_fake(copy, mode)
@@ -78,7 +74,7 @@ def _place_write(program: Program, buffer: Variable, new: Variable) -> None:
     )
     if new.kind == "intermediate":
         for call in program.calls[position:]:
-            call.replace(lambda variable: buffer if variable is new else variable)
+            call.replace(new, buffer)
     program.calls.insert(position, copy)
     program.forward += 1
 

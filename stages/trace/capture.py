@@ -203,7 +203,7 @@ def _constants_to_buffers(model: nn.Module, module: fx.GraphModule) -> dict[str,
     own = {name for name, _ in model.named_buffers(remove_duplicate=False)}
     own |= {name for name, _ in model.named_parameters(remove_duplicate=False)}
     constants: dict[str, torch.Tensor] = {}
-    for prefix, submodule in module.named_modules():
+    for submodule in module.modules():
         for name, tensor in list(vars(submodule).items()):
             if isinstance(tensor, torch.Tensor):
                 delattr(submodule, name)

@@ -36,18 +36,16 @@ class Emitter:
     def __init__(self, program: Program, device: str) -> None:
         self.program = program
         self.device = device
+        self.readers = program.readers()
         self.ids: dict[Variable, int] = {}
         self.values: list[Value] = []
         self.storages: list[int] = []
         self.storage_ids: dict[Any, int] = {}
         self.ops: list[Op] = []
         self.fixed: set[int] = set()
-        self.written: set[int] = set()
         self.will_be_written: set[int] = set()
 
-    def graph(
-        self, leaves: list[Leaf], sample: Any, trainable: set[str], **metadata: Any
-    ) -> Graph:
+    def graph(self, leaves: list[Leaf], sample: Any, trainable: set[str], **metadata: Any) -> Graph:
         """The whole graph; `sample` is (args, kwargs), `leaves` are those of the output and
         `trainable` names the parameters that require a gradient, whether they get one or not."""
         flat, tree = pytree.tree_flatten(sample)
@@ -126,8 +124,6 @@ class Emitter:
         inputs = list(dict.fromkeys(argument_values([args, list(kwargs.values())])))
         repeatable = not call.writes and self.is_repeatable(call)
         outputs = [NONE if output is None else self.value(output) for output in call.outputs]
-        if call.writes:
-            self.written.update(self.storage(buffer) for buffer in call.writes)
         self.ops.append(
             Op(
                 id=len(self.ops),
@@ -195,11 +191,11 @@ class Emitter:
     def is_repeatable(self, call: Call) -> bool:
         """False when it reads what the step writes, and its results depend on that."""
         if ignores_statistics(call):
-            statistics = call.outputs[3:] if len(call.outputs) == 5 else []
-            return not any(
-                variable in statistics and not (reader.writes or ignores_statistics(reader))
-                for reader in self.program.calls
-                for variable in reader.inputs()
+            statistics = call.made()[3:] if len(call.outputs) == 5 else []
+            return all(
+                reader.writes or ignores_statistics(reader)
+                for variable in statistics
+                for reader in self.readers.get(variable, [])
             )
         return not any(self.storage(read) in self.will_be_written for read in call.inputs())
 
@@ -223,7 +219,7 @@ class Emitter:
         ]
 
     def may_be_overwritten(self, variable: Variable, call: Call) -> bool:
-        """True when the variable is alone in a storage of the step's own, as far as the call sees."""
+        """True when the call sees the variable alone in a storage of the step's own."""
         storage = self.storage(variable)
         return (
             storage not in self.fixed

@@ -1,10 +1,12 @@
 """Makes each gradient a tensor that autograd takes over as it is.
 
-`AccumulateGrad` keeps the gradient that it is given as the parameter's `.grad` when nobody else holds
-it and its strides are the parameter's; otherwise it copies. Here the copy is an explicit call.
+`AccumulateGrad` keeps the gradient that it is given as the parameter's `.grad` when nobody else
+holds it and its strides are the parameter's; otherwise it copies. Here copies are explicit calls.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
@@ -66,7 +68,7 @@ def _copy_calls(gradient: Variable, like: torch.Tensor) -> list[Call]:
     if like.dim() == 4 and like.is_contiguous(memory_format=torch.channels_last):
         last = {"memory_format": torch.channels_last}
         return [_call(aten.clone.default, gradient, kwargs=last)]
-    order = sorted(range(like.dim()), key=lambda dim: -like.stride(dim))
+    order = sorted(range(like.dim()), key=like.stride, reverse=True)
     back = [order.index(dim) for dim in range(like.dim())]
     permuted = _call(aten.permute.default, gradient, order)
     copy = _call(aten.clone.default, permuted.made()[0], kwargs=contiguous)
@@ -77,7 +79,7 @@ def _call(
     target: torch._ops.OpOverload,
     source: Variable,
     *args: list[int],
-    kwargs: dict[str, object] | None = None,
+    kwargs: dict[str, Any] | None = None,
 ) -> Call:
     result = Variable("intermediate", source.fake)
     return Call(target, (source, *args), kwargs or {}, [result])

@@ -116,7 +116,7 @@ class Layout:
             call.source,
         )
         run_fake(copy, self.mode)
-        call.args = (copy.outputs[0], shape)
+        call.replace(source, copy.made()[0])
         return [copy]
 
 
@@ -160,9 +160,7 @@ def _probe(call: Call) -> list[tuple[int, ...] | None] | None:
             results = pytree.tree_leaves(call.target(*args, **kwargs))
     except (RuntimeError, IndexError):
         return None
-    return [
-        result.stride() if isinstance(result, torch.Tensor) else None for result in results
-    ]
+    return [result.stride() if isinstance(result, torch.Tensor) else None for result in results]
 
 
 def _signature(leaf: Any) -> Any:

@@ -1,9 +1,8 @@
-"""The trace while it is being worked on: calls and variables that can be changed, moved, dropped."""
+"""The trace while it is being worked on: calls and variables that can be changed and moved."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,23 +48,26 @@ class Call:
     module: str = ""
     source: str = ""
     writes: list[Variable] = field(default_factory=list)
+    _inputs: list[Variable] | None = field(default=None, repr=False)
 
     def inputs(self) -> list[Variable]:
         """The distinct variables it reads, in the order of its arguments."""
-        leaves = pytree.tree_leaves((self.args, self.kwargs))
-        return list(dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, Variable)))
+        if self._inputs is None:
+            leaves = pytree.tree_leaves((self.args, self.kwargs))
+            self._inputs = list(dict.fromkeys(x for x in leaves if isinstance(x, Variable)))
+        return self._inputs
 
     def made(self) -> list[Variable]:
         """Its outputs without the absent ones."""
         return [output for output in self.outputs if output is not None]
 
-    def replace(self, substitute: Callable[[Variable], Variable]) -> None:
-        """Replaces the variables it reads."""
-
-        def leaf(item: Any) -> Any:
-            return substitute(item) if isinstance(item, Variable) else item
-
-        self.args, self.kwargs = pytree.tree_map(leaf, (self.args, self.kwargs))
+    def replace(self, old: Variable, new: Variable) -> None:
+        """Lets it read another variable instead of one."""
+        if old in self.inputs():
+            self.args, self.kwargs = pytree.tree_map(
+                lambda leaf: new if leaf is old else leaf, (self.args, self.kwargs)
+            )
+            self._inputs = None
 
 
 @dataclass
@@ -131,7 +133,8 @@ class _Lowering:
         return self.program
 
     def placeholder(self, node: fx.Node) -> Any:
-        capture, fake = self.capture, node.meta.get("val")
+        capture = self.capture
+        fake: Any = node.meta.get("val")
         if node in capture.inputs:
             if not isinstance(fake, torch.Tensor):
                 return fake
@@ -158,6 +161,8 @@ class _Lowering:
 
     def call(self, node: fx.Node) -> Any:
         target = node.target
+        args: Any
+        kwargs: Any
         args, kwargs = fx.node.map_aggregate(
             (node.args, node.kwargs),
             lambda leaf: self.environment[leaf] if isinstance(leaf, fx.Node) else leaf,

@@ -1,4 +1,4 @@
-"""Runs a graph as it stands: the meaning of the file, and the reference for what is made from it."""
+"""Runs a graph as it stands: what the file means, and what its plans are compared with."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def constant_tensor(value: Value) -> torch.Tensor:
 def _fixed_values(
     graph: Graph, model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> dict[int, torch.Tensor]:
-    tensors = dict(model.named_parameters(remove_duplicate=False))
+    tensors: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
     tensors.update(model.named_buffers(remove_duplicate=False))
     leaves = pytree.tree_leaves((tuple(args), kwargs))
     values = {

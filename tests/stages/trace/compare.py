@@ -117,5 +117,3 @@ def check_layout(graph: Graph, outcome: Outcome) -> None:
         if storage.nbytes() and graph.storages[value.storage]:
             assert pointers.setdefault(value.storage, storage.data_ptr()) == storage.data_ptr()
     assert len(set(pointers.values())) == len(pointers)
-
-

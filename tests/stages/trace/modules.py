@@ -69,7 +69,8 @@ class Normalised(nn.Module):
 
 
 def normalised() -> Made:
-    model = Normalised().to(memory_format=torch.channels_last)
+    model = Normalised()
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     model.fixed.eval()
     return model, ((torch.randn(2, 3, 8, 8),), {})
 
@@ -97,6 +98,7 @@ class Counting(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 4)
+        self.average: torch.Tensor
         self.register_buffer("average", torch.ones(4))
         self.register_buffer("unused", torch.ones(2))
 

@@ -31,7 +31,9 @@ def test_runs_like_the_module(name: str, tmp_path: Path) -> None:
     check_against_eager(trace(built, name), built, tmp_path / "graph.arrow")
 
 
-@pytest.mark.parametrize("name", "transposed normalised watching counting tied shared noisy mixed".split())
+@pytest.mark.parametrize(
+    "name", "transposed normalised watching counting tied shared noisy mixed".split()
+)
 def test_without_memory_it_is_the_same_graph(name: str) -> None:
     fake = made(name, fake=True)
     assert fake.fake_mode is not None
@@ -123,7 +125,9 @@ def test_ops_know_where_they_come_from() -> None:
     graph = trace(made("heads"), "heads")
     [tanh] = [op for op in graph.ops if op.target == "aten.tanh.default"]
     assert tanh.source.startswith("tests/stages/trace/modules.py:")
-    linears = {op.module for op in graph.ops if op.target in ("aten.addmm.default", "aten.mm.default")}
+    linears = {
+        op.module for op in graph.ops if op.target in ("aten.addmm.default", "aten.mm.default")
+    }
     assert linears == {"body", "used"} | ({"unused"} & linears)
 
 

@@ -1,0 +1,109 @@
+"""Checks that a graph is the program it says it is, without running anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from schemas.errors import ArtifactError
+from schemas.graph import FIXED_KINDS, LOSS_TARGET, NONE, Graph, Op, Value, decode_arguments
+from stages.device.operators import WRITE_TARGET, decode, resolve
+
+
+def check_program(graph: Graph, where: str) -> None:
+    """Calls every op on tensors without memory and compares what comes back with the graph.
+
+    Raises ArtifactError, naming `where` and the op, when an operator is unknown or refuses its
+    arguments, when a result has another shape, dtype or storage than the graph says, or when a
+    value does not fit into its storage. Sizes can be trusted afterwards.
+    """
+    _Check(graph, where).run()
+
+
+class _Check:
+    def __init__(self, graph: Graph, where: str) -> None:
+        self.graph = graph
+        self.where = where
+        self.mode = FakeTensorMode()
+        self.tensors: dict[int, torch.Tensor] = {}
+
+    def run(self) -> None:
+        for value in self.graph.values:
+            self.extent(value)
+        with self.mode, torch.no_grad():
+            for value in self.graph.values:
+                if value.kind in (*FIXED_KINDS, "tangent"):
+                    self.tensors[value.id] = self.tensor(value)
+            for op in self.graph.ops:
+                if op.target != LOSS_TARGET:
+                    self.op(op)
+
+    def fail(self, what: str) -> ArtifactError:
+        return ArtifactError(f"{self.where}: {what}")
+
+    def extent(self, value: Value) -> None:
+        """A value lies within its storage."""
+        if 0 in value.shape:
+            return
+        last = value.offset + sum(
+            (size - 1) * stride for size, stride in zip(value.shape, value.strides, strict=True)
+        )
+        size = (last + 1) * getattr(torch, value.dtype).itemsize
+        if size > self.graph.storages[value.storage] and value.kind == "intermediate":
+            raise self.fail(f"value {value.id} does not fit into its storage")
+
+    def tensor(self, value: Value) -> torch.Tensor:
+        return torch.empty_strided(
+            value.shape,
+            value.strides,
+            dtype=getattr(torch, value.dtype),
+            device=self.graph.device,
+        )
+
+    def op(self, op: Op) -> None:
+        what = f"op {op.id} ({op.target})"
+        if bool(op.writes) != (op.target == WRITE_TARGET):
+            raise self.fail(f"{what} writes what it does not say")
+        args, kwargs = decode_arguments(op)
+        if op.writes and args[0] != {"value": op.writes[0]}:
+            raise self.fail(f"{what} writes what it does not say")
+        try:
+            results = resolve(op.target)(
+                *decode(args, self.tensors),
+                **{name: decode(item, self.tensors) for name, item in kwargs.items()},
+            )
+        except ArtifactError as error:
+            raise self.fail(f"{what}: {error}") from error
+        except Exception as error:  # whatever an operator makes of doctored arguments
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise self.fail(f"{what} refuses its arguments: {first}") from error
+        if not op.writes:
+            self.results(op, what, pytree.tree_leaves(results))
+
+    def results(self, op: Op, what: str, results: list[Any]) -> None:
+        if len(results) != len(op.outputs):
+            raise self.fail(f"{what} makes {len(results)} results instead of {len(op.outputs)}")
+        read = {_storage(self.tensors[value]): value for value in op.inputs}
+        for output, result in zip(op.outputs, results, strict=True):
+            if output == NONE:
+                continue
+            value = self.graph.values[output]
+            if not isinstance(result, torch.Tensor) or (
+                list(result.shape) != value.shape or str(result.dtype) != f"torch.{value.dtype}"
+            ):
+                raise self.fail(f"{what} does not make a {value.dtype} tensor {value.shape}")
+            viewed = read.get(_storage(result))
+            storages = {self.graph.values[value].storage for value in op.inputs}
+            if viewed is None and value.storage in storages:
+                raise self.fail(f"{what} makes a new tensor, which the graph calls a view")
+            if viewed is not None and self.graph.values[viewed].storage != value.storage:
+                raise self.fail(f"{what} makes a view, which the graph calls a new tensor")
+            fresh = viewed is None and list(result.stride()) != value.strides
+            self.tensors[output] = self.tensor(value) if fresh else result
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
