@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from schemas import store
+from schemas.costs import (
+    COSTS,
+    RANDOM_STATE_TARGET,
+    Cost,
+    Costs,
+    Device,
+    op_key,
+    read_costs,
+    write_costs,
+)
+from schemas.errors import ArtifactError
+from schemas.graph import LOSS_TARGET, NONE, Graph, Op, Output, Value, encode_arguments
+
+DEVICE = Device("cpu", "a processor", "2.0", 2, "measured")
+
+
+def value(index: int, shape: list[int], dtype: str = "float32", transposed: bool = False) -> Value:
+    strides = [1, shape[0]] if transposed else [shape[1], 1]
+    return Value(index, "intermediate", shape, strides, 0, dtype, index)
+
+
+def op(index: int, args: list, outputs: list[int], target: str = "aten.add.Tensor", **kwargs) -> Op:  # type: ignore[type-arg, no-untyped-def]
+    inputs = [argument["value"] for argument in args if isinstance(argument, dict)]
+    phase = "loss" if target == LOSS_TARGET else "forward"
+    return Op(
+        index,
+        target,
+        phase,
+        encode_arguments(args, kwargs),
+        list(dict.fromkeys(inputs)),
+        outputs,
+        [],
+        [],
+        False,
+        True,
+        "layer",
+        "file.py:1",
+    )
+
+
+def graph(values: list[Value], ops: list[Op], model: str = "m", has_loss: bool = False) -> Graph:
+    sizes = [4 * one.shape[0] * one.shape[1] for one in values]
+    outputs = [Output(0, 1, "")]
+    return Graph(
+        model, "cpu", "2.0", has_loss, ops, values, sizes, [], [], outputs, [], "", "", "{}"
+    )
+
+
+def tensor(index: int) -> dict[str, int]:
+    return {"value": index}
+
+
+VALUES = [
+    value(0, [2, 3]),
+    value(1, [2, 3]),
+    value(2, [2, 3], transposed=True),
+    value(3, [2, 3], "float64"),
+    value(4, [3, 2]),
+]
+
+
+def key(args: list, in_place: int = NONE, **kwargs) -> str:  # type: ignore[type-arg, no-untyped-def]
+    made = graph(VALUES, [op(0, args, [], **kwargs)])
+    return op_key(made, made.ops[0], in_place)
+
+
+def test_equal_calls_have_equal_keys_wherever_they_stand() -> None:
+    assert key([tensor(0), tensor(1)]) == key([tensor(1), tensor(0)])
+    assert key([tensor(0), tensor(1)], alpha=2) == key([tensor(1), tensor(0)], alpha=2)
+    assert len(key([tensor(0)])) == 64
+    one = graph(VALUES, [op(0, [tensor(0), tensor(1)], [])])
+    other = replace(one, ops=[replace(one.ops[0], module="elsewhere", source="other.py:7")])
+    assert op_key(one, one.ops[0]) == op_key(other, other.ops[0])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        [tensor(0), tensor(2)],
+        [tensor(0), tensor(3)],
+        [tensor(0), tensor(4)],
+        [tensor(0), tensor(0)],
+        [tensor(0), tensor(1), 1],
+        [tensor(0)],
+    ],
+    ids=["strides", "dtype", "shape", "repeated", "scalar", "fewer"],
+)
+def test_unequal_calls_have_unequal_keys(other: list) -> None:  # type: ignore[type-arg]
+    assert key(other) != key([tensor(0), tensor(1)])
+
+
+def test_target_keywords_and_in_place_form_belong_to_the_key() -> None:
+    args = [tensor(0), tensor(1)]
+    keys = [key(args), key(args, 0), key(args, 1), key(args, alpha=2), key(args, target="aten.x.y")]
+    assert len(set(keys)) == len(keys)
+
+
+def test_the_loss_belongs_to_its_model() -> None:
+    loss = op(0, [tensor(0)], [1], LOSS_TARGET)
+    one, other = graph(VALUES, [loss], "one"), graph(VALUES, [loss], "other")
+    assert op_key(one, loss) != op_key(other, loss)
+
+
+def test_a_loss_that_was_not_traced_is_free_and_makes_its_tangents() -> None:
+    loss = op(0, [tensor(0)], [1], LOSS_TARGET)
+    cost = Costs([], DEVICE).of(graph(VALUES, [loss]), loss)
+    assert (cost.seconds, cost.peak, cost.net) == (0.0, 24, 24)
+    with pytest.raises(ArtifactError, match="lack op 0"):
+        Costs([], DEVICE).of(graph(VALUES, [loss], has_loss=True), loss)
+
+
+def test_an_op_that_was_not_profiled_is_named() -> None:
+    made = graph(VALUES, [op(0, [tensor(0)], [1])], "some model")
+    with pytest.raises(ArtifactError, match=r"op 0 \(aten.add.Tensor\) of some model"):
+        Costs([], DEVICE).of(made, made.ops[0])
+
+
+def test_costs_come_back_in_the_order_of_keys(tmp_path: Path) -> None:
+    rows = [
+        Cost("b", "aten.mm.default", NONE, 0.25, 0.1, 30, 20),
+        Cost("a", RANDOM_STATE_TARGET, NONE, 1e-6, 0.0, 5056, 5056),
+    ]
+    first = write_costs(tmp_path / "one.arrow", Costs(rows, DEVICE))
+    assert first == write_costs(tmp_path / "two.arrow", Costs(rows[::-1], DEVICE))
+    costs = read_costs(tmp_path / "one.arrow")
+    assert list(costs.rows) == ["a", "b"]
+    assert costs.rows["b"] == rows[0] and costs.device == DEVICE
+    assert costs.random_state().net == 5056
+    assert Costs([], DEVICE).random_state().net == 0
+
+
+@pytest.mark.parametrize(
+    "change", [{"seconds": -1.0}, {"peak": 10}, {"net": -1}, {"seconds": float("nan")}]
+)
+def test_impossible_costs_are_refused(tmp_path: Path, change: dict[str, float]) -> None:
+    row = Cost("b", "aten.mm.default", NONE, 0.25, 0.1, 30, 20)
+    write_costs(tmp_path / "c.arrow", Costs([replace(row, **change)], DEVICE))  # type: ignore[arg-type]
+    with pytest.raises(ArtifactError, match=r"c\.arrow: the cost of aten.mm.default"):
+        read_costs(tmp_path / "c.arrow")
+
+
+def test_costs_without_a_device_are_refused(tmp_path: Path) -> None:
+    store.write(tmp_path / "c.arrow", COSTS, [], {"device_type": "cpu"})
+    with pytest.raises(ArtifactError, match="does not name a device"):
+        read_costs(tmp_path / "c.arrow")

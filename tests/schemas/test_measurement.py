@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas import store
+from schemas.errors import ArtifactError
+from schemas.measurement import (
+    LINE_POINTS,
+    MEASUREMENT,
+    LinePoint,
+    Measurement,
+    read_line,
+    read_measurement,
+    thin,
+    write_line,
+    write_measurement,
+)
+
+MEASURED = Measurement(
+    model="gpt2",
+    device="cpu",
+    strategy="rockmate",
+    budget="50%",
+    budget_bytes=1000,
+    verdict="feasible",
+    sentence="",
+    gap=0.02,
+    predicted_peak=990,
+    measured_peak=990,
+    unplanned_peak=2000,
+    accumulate_peak=900,
+    unplanned_accumulate_peak=1800,
+    reserved_peak=None,
+    predicted_time=0.5,
+    measured_time=0.51,
+    unplanned_time=0.45,
+    time_ratio=1.13,
+    time_ratio_first_quartile=1.1,
+    time_ratio_third_quartile=1.2,
+    pairs=15,
+    output_difference=0.0,
+    gradient_difference=0.0,
+    buffer_difference=0.0,
+    bits_equal=True,
+    within_budget=True,
+    peak_as_predicted=True,
+    plan_seconds=12.0,
+)
+
+
+def test_a_measurement_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    infinite = replace(MEASURED, gradient_difference=float("inf"), verdict="failed")
+    nothing = replace(MEASURED, measured_peak=None, bits_equal=None, time_ratio=None, pairs=0)
+    for measurement in (MEASURED, infinite, nothing):
+        write_measurement(tmp_path / "m.arrow", measurement)
+        assert read_measurement(tmp_path / "m.arrow") == measurement
+
+
+def test_several_measurements_in_one_file_are_refused(tmp_path: Path) -> None:
+    row = MEASURED.__dict__
+    store.write(tmp_path / "m.arrow", MEASUREMENT, [row, row])
+    with pytest.raises(ArtifactError, match=r"m\.arrow: holds 2 measurements"):
+        read_measurement(tmp_path / "m.arrow")
+
+
+def test_what_must_be_there_may_not_be_none(tmp_path: Path) -> None:
+    broken = replace(MEASURED, budget_bytes=None)  # type: ignore[arg-type]
+    with pytest.raises(ArtifactError, match="budget_bytes"):
+        write_measurement(tmp_path / "m.arrow", broken)
+    assert not (tmp_path / "m.arrow").exists()
+
+
+def test_lines_come_back_and_time_never_runs_backward(tmp_path: Path) -> None:
+    points = [
+        LinePoint("planned", 0.0, 0),
+        LinePoint("planned", 0.1, 5),
+        LinePoint("unplanned", 0.0, 0),
+    ]
+    write_line(tmp_path / "line.arrow", points)
+    assert read_line(tmp_path / "line.arrow") == points
+    write_line(tmp_path / "line.arrow", [points[1], points[0]])
+    with pytest.raises(ArtifactError, match="planned step goes back"):
+        read_line(tmp_path / "line.arrow")
+
+
+@given(st.lists(st.integers(0, 10**9), max_size=300), st.integers(2, 50))
+def test_a_thinned_line_keeps_its_peak_its_end_and_its_order(live: list[int], points: int) -> None:
+    line = [(float(index), size) for index, size in enumerate(live)]
+    kept = thin(line, points)
+    assert len(kept) <= max(points, 2)
+    assert set(kept) <= set(line) and kept == sorted(kept)
+    if line:
+        assert max(size for _, size in kept) == max(live)
+        assert kept[-1] == line[-1]
+
+
+def test_a_short_line_is_kept_whole() -> None:
+    line = [(float(index), index) for index in range(LINE_POINTS)]
+    assert thin(line) == line

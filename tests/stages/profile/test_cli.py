@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from data import models
+from schemas.costs import op_key, read_costs
+from schemas.errors import ArtifactError, ConfigError
+from schemas.graph import LOSS_TARGET, NONE, Graph, read_graph, write_graph
+from stages.device.factory import check_result
+from stages.profile import cli, measure
+from stages.profile.forms import distinct_forms
+from stages.profile.roofline import operations
+from stages.trace.trace import trace
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def gpt2() -> Graph:
+    return trace(check_result(models.gpt2(1, 32, 2, 50, 2, 8), "gpt2"), "gpt2")
+
+
+@pytest.fixture
+def graph_path(gpt2: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(measure, "SECONDS", 0.0)
+    write_graph(tmp_path / "graph.arrow", gpt2)
+    return tmp_path / "graph.arrow"
+
+
+def run(*words: object) -> None:
+    parser = argparse.ArgumentParser()
+    cli.add_arguments(parser)
+    cli.run(parser.parse_args([str(word) for word in words]))
+
+
+def described(path: Path, **changes: object) -> Path:
+    numbers = {"name": "a GPU", "type": "cuda", "flops": 1e12, "bandwidth": 1e11, "latency": 1e-6}
+    path.write_text(json.dumps({**numbers, **changes}))
+    return path
+
+
+def test_measured_costs_are_written_and_can_be_taken_from_the_file(graph_path: Path) -> None:
+    folder = graph_path.parent
+    run("--graph", graph_path, "--library", folder / "store", "--out", folder / "costs.arrow")
+    costs = read_costs(folder / "costs.arrow")
+    graph = read_graph(graph_path)
+    assert costs.device.source == "measured"
+    assert set(distinct_forms(graph)) < set(costs.rows)
+    words = ("--graph", graph_path, "--source", "file", "--costs")
+    run(*words, folder / "costs.arrow", "--out", folder / "same.arrow")
+    assert read_costs(folder / "same.arrow").rows == costs.rows
+    built = check_result(models.gpt2(1, 16, 2, 50, 2, 8), "narrow")
+    write_graph(folder / "narrow.arrow", trace(built, "narrow"))
+    words = ("--graph", folder / "narrow.arrow", "--source", "file", "--costs")
+    with pytest.raises(ArtifactError, match="lacks the cost of op"):
+        run(*words, folder / "costs.arrow", "--out", folder / "none.arrow")
+    assert not (folder / "none.arrow").exists()
+
+
+def test_a_described_device_gives_costs_for_every_op(graph_path: Path) -> None:
+    folder = graph_path.parent
+    words = ("--graph", graph_path, "--source", "roofline", "--out", folder / "costs.arrow")
+    run(*words, "--description", described(folder / "gpu.json"))
+    graph, costs = read_graph(graph_path), read_costs(folder / "costs.arrow")
+    assert costs.device.name == "a GPU" and costs.device.source == "roofline"
+    for op in graph.ops:
+        if op.target == LOSS_TARGET:
+            continue
+        cost = costs.of(graph, op)
+        assert cost.seconds >= 1e-6 and cost.peak == cost.net
+        for value in op.in_place:
+            assert costs.of(graph, op, value).net < cost.net
+    product = next(op for op in graph.ops if op.target == "aten.addmm.default")
+    rows, inner = graph.values[product.inputs[1]].shape
+    columns = graph.values[product.outputs[0]].shape[1]
+    assert operations(graph, product) == 2 * rows * inner * columns
+    slow = described(folder / "gpu.json", flops=1.0, latency=0)
+    run(*words, "--description", slow)
+    slowest = read_costs(folder / "costs.arrow").rows[op_key(graph, product, NONE)]
+    assert slowest.seconds == pytest.approx(operations(graph, product))
+
+
+@pytest.mark.parametrize("change", [{"flops": 0}, {"bandwidth": "fast"}, {"latency": -1}])
+def test_a_wrong_description_is_named(graph_path: Path, change: dict[str, object]) -> None:
+    folder = graph_path.parent
+    description = described(folder / "gpu.json", **change)
+    words = ("--graph", graph_path, "--source", "roofline", "--description", description)
+    with pytest.raises(ConfigError, match=next(iter(change))):
+        run(*words, "--out", folder / "costs.arrow")
+
+
+def test_missing_options_are_named(graph_path: Path) -> None:
+    words = ("--graph", graph_path, "--out", graph_path.parent / "costs.arrow")
+    with pytest.raises(ConfigError, match="--library"):
+        run(*words)
+    with pytest.raises(ConfigError, match="--description"):
+        run(*words, "--source", "roofline")
+
+
+def test_convolutions_and_attention_are_work() -> None:
+    graph: Graph = trace(check_result(models.resnet("resnet10", 2, 32), "r"), "r")
+    done = {op.target for op in graph.ops if operations(graph, op)}
+    assert {"aten.convolution.default", "aten.convolution_backward.default"} <= done

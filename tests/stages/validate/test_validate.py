@@ -1,0 +1,286 @@
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from data import models
+from schemas.errors import ArtifactError, ConfigError, ModelError
+from schemas.graph import Graph, write_graph
+from schemas.measurement import read_line, read_measurement
+from stages.combine.opening import open_schedule
+from stages.device.factory import Built, check_result
+from stages.generate.package import package, write_directory
+from stages.profile import measure
+from stages.profile.device import describe_device
+from stages.profile.library import open_library
+from stages.profile.profile import profile
+from stages.replay.referee import replay
+from stages.trace.trace import trace
+from stages.validate import cli
+from stages.validate.compare import compare, difference, leave_trail, same_bits
+from stages.validate.step import Stepper
+from stages.validate.validate import validate
+from tests.stages.generate.plans import keep_all, recompute
+
+torch.set_num_threads(1)
+
+PLAN = {
+    "strategy": "unplanned",
+    "budget": "1KB",
+    "budget_bytes": 10**9,
+    "verdict": "feasible",
+    "sentence": "fits",
+    "time": 0.1,
+    "peak": 0,
+    "gap": None,
+}
+
+
+class Net(nn.Module):
+    """A layer, batch normalisation, dropout and a second layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 4)
+        self.norm, self.drop = nn.BatchNorm1d(16), nn.Dropout(0.3)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        hidden = self.drop(self.norm(self.first(x)).relu())
+        return {"hidden": hidden, "result": self.second(hidden)}
+
+
+def net() -> tuple[Any, ...]:
+    """The factory of the command-line test."""
+    samples = [((torch.randn(6, 8, requires_grad=True),), {}) for _ in range(2)]
+    return Net(), samples
+
+
+def total(output: dict[str, torch.Tensor]) -> torch.Tensor:
+    return output["result"].square().mean()
+
+
+@pytest.fixture
+def built() -> Built:
+    torch.manual_seed(1)
+    return check_result(net(), "net")
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    return trace(check_result(net(), "net"), "net")
+
+
+def written(folder: Path, body: str) -> Path:
+    """A package with a `load` of the given body."""
+    folder.mkdir(exist_ok=True)
+    text = "import torch\n\n\ndef load(model, otherwise='error'):\n"
+    (folder / "__init__.py").write_text(
+        text + "".join(f"    {line}\n" for line in body.splitlines())
+    )
+    return folder
+
+
+def peak_of(graph: Graph, built: Built, folder: Path) -> int:
+    """The peak of the model itself, found by a plan that promises nothing."""
+    unplanned = validate(graph, built, PLAN, written(folder / "same", "return model"), pairs=0)
+    assert unplanned.measurement.unplanned_peak is not None
+    return unplanned.measurement.unplanned_peak
+
+
+def test_a_module_that_does_the_same_passes(graph: Graph, built: Built, tmp_path: Path) -> None:
+    plan = {**PLAN, "peak": peak_of(graph, built, tmp_path)}
+    result = validate(graph, built, plan, written(tmp_path / "same", "return model"), 3, 1.5)
+    measured = result.measurement
+    assert (measured.verdict, measured.sentence) == ("feasible", "fits")
+    assert measured.output_difference == measured.gradient_difference == 0.0
+    assert measured.buffer_difference == 0.0 and measured.bits_equal is True
+    assert measured.measured_peak == measured.unplanned_peak == plan["peak"]
+    assert measured.accumulate_peak == measured.unplanned_accumulate_peak
+    assert measured.within_budget and measured.peak_as_predicted
+    assert measured.pairs == 3 and measured.plan_seconds == 1.5
+    ratios = (measured.time_ratio_first_quartile, measured.time_ratio)
+    assert 0 < ratios[0] <= ratios[1] <= measured.time_ratio_third_quartile  # type: ignore[operator]
+    assert {point.run for point in result.line} == {"planned", "unplanned"}
+    assert max(point.live for point in result.line) == measured.measured_peak
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence", "field"),
+    [
+        (
+            "model.first.weight.register_hook(lambda grad: grad + 0.5)\nreturn model",
+            "The gradient of first.weight",
+            "gradient_difference",
+        ),
+        (
+            "model.norm.register_forward_hook("
+            "lambda *_: [model.norm.running_mean.add_(0.5), None][1])\nreturn model",
+            "Buffer norm.running_mean",
+            "buffer_difference",
+        ),
+        (
+            "model.second.register_forward_hook(lambda m, i, output: output + 0.5)\nreturn model",
+            "Output 1",
+            "output_difference",
+        ),
+    ],
+    ids=["gradient", "buffer", "output"],
+)
+def test_other_numbers_fail(
+    graph: Graph, built: Built, tmp_path: Path, body: str, sentence: str, field: str
+) -> None:
+    measured = validate(graph, built, PLAN, written(tmp_path / "m", body), 0).measurement
+    assert measured.verdict == "failed" and measured.sentence.startswith(sentence)
+    assert getattr(measured, field) >= 0.4 and measured.bits_equal is False
+    assert measured.time_ratio is None and measured.pairs == 0
+
+
+def test_one_bit_is_enough(graph: Graph, built: Built, tmp_path: Path) -> None:
+    body = (
+        "model.second.register_forward_hook("
+        "lambda m, i, o: torch.where(o == 0, o, o * (1 + 2**-23)))\nreturn model"
+    )
+    measured = validate(graph, built, PLAN, written(tmp_path / "m", body), 0).measurement
+    assert measured.verdict == "failed" and measured.output_difference is not None
+    assert 0 < measured.output_difference < 1e-6
+
+
+def test_another_draw_of_random_numbers_is_noticed(
+    graph: Graph, built: Built, tmp_path: Path
+) -> None:
+    body = "model.register_forward_hook(lambda m, i, o: torch.rand(1) and None)\nreturn model"
+    measured = validate(graph, built, PLAN, written(tmp_path / "m", body), 0).measurement
+    assert measured.verdict == "failed" and "step 1" in measured.sentence
+
+
+def test_a_missed_prediction_and_a_missed_budget_fail(
+    graph: Graph, built: Built, tmp_path: Path
+) -> None:
+    folder = written(tmp_path / "m", "return model")
+    peak = peak_of(graph, built, tmp_path)
+    over = validate(graph, built, {**PLAN, "peak": peak, "budget_bytes": peak - 1}, folder, 0)
+    assert over.measurement.verdict == "failed" and over.measurement.within_budget is False
+    assert f"{peak} bytes, over its budget of {peak - 1}" in over.measurement.sentence
+    missed = validate(graph, built, {**PLAN, "peak": peak + 1}, folder, 0).measurement
+    assert missed.verdict == "failed" and missed.peak_as_predicted is False
+    assert f"{peak} bytes where {peak + 1} were predicted" in missed.sentence
+
+
+def test_a_step_that_raises_fails_with_its_reason(
+    graph: Graph, built: Built, tmp_path: Path
+) -> None:
+    body = "model.second.register_forward_hook(lambda m, i, o: o.view(17))\nreturn model"
+    measured = validate(graph, built, PLAN, written(tmp_path / "m", body), 0).measurement
+    assert measured.verdict == "failed" and measured.measured_peak is None
+    assert "The planned step fails with RuntimeError" in measured.sentence
+
+
+def test_an_infeasible_plan_is_not_run(graph: Graph, built: Built, tmp_path: Path) -> None:
+    plan = {**PLAN, "verdict": "infeasible", "sentence": "Too small.", "time": None, "peak": None}
+    result = validate(graph, built, plan, tmp_path / "absent", 3)
+    assert result.line == [] and result.measurement.measured_peak is None
+    assert (result.measurement.verdict, result.measurement.sentence) == ("infeasible", "Too small.")
+
+
+def test_wrong_packages_and_plans_are_named(graph: Graph, built: Built, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="absent: there is no generated package"):
+        validate(graph, built, PLAN, tmp_path / "absent", 0)
+    with pytest.raises(ArtifactError, match="returns a int"):
+        validate(graph, built, PLAN, written(tmp_path / "int", "return 3"), 0)
+    with pytest.raises(ArtifactError, match="refuses the model, ValueError: no"):
+        validate(graph, built, PLAN, written(tmp_path / "no", "raise ValueError('no')"), 0)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "__init__.py").write_text("")
+    with pytest.raises(ArtifactError, match="no function 'load'"):
+        validate(graph, built, PLAN, tmp_path / "empty", 0)
+    with pytest.raises(ArtifactError, match="lacks the key 'peak'"):
+        validate(graph, built, {k: v for k, v in PLAN.items() if k != "peak"}, tmp_path, 0)
+
+
+def test_a_loss_must_be_there_as_it_was_traced(graph: Graph, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="returns a loss"):
+        validate(graph, check_result((*net(), total), "net"), PLAN, tmp_path, 0)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "resnet", "loss"])
+def test_replay_predicts_the_peak_to_the_byte(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "SECONDS", 0.0)
+    made = {
+        "gpt2": lambda: models.gpt2(1, 32, 2, 50, 2, 8, dropout=0.1),
+        "resnet": lambda: models.resnet("resnet10", 2, 32),
+        "loss": lambda: (*net(), total),
+    }[name]()
+    built = check_result(made, name)
+    graph = trace(built, name)
+    with open_library(tmp_path, describe_device("cpu")) as library:
+        costs = profile(graph, built.loss, library)
+    for executions, in_place in (
+        (keep_all(graph), False),
+        (recompute(graph, 3, 0.7), False),
+        (recompute(graph, 4, 0.7), True),
+    ):
+        opened = open_schedule(graph, costs, executions, in_place)
+        played = replay(graph, costs, opened)
+        plan = {**PLAN, "peak": played.peak, "budget_bytes": played.peak, "time": played.seconds}
+        folder = tmp_path / f"module_{len(executions)}_{in_place}"
+        write_directory(folder, package(graph, played.steps, plan))
+        measured = validate(graph, built, plan, folder, 0).measurement
+        assert (measured.verdict, measured.sentence) == ("feasible", "fits")
+        assert measured.accumulate_peak == replay(graph, costs, opened, accumulate=True).peak
+
+
+def test_differences_of_numbers_that_are_none() -> None:
+    nan = torch.tensor([1.0, math.nan])
+    assert difference(nan, nan.clone()) == 0.0
+    assert difference(nan, torch.tensor([1.0, 2.0])) == math.inf
+    assert difference(torch.tensor([math.inf]), torch.tensor([math.inf])) == 0.0
+    assert difference(torch.tensor([1.0]), torch.tensor([[1.0]])) == math.inf
+    assert difference(torch.tensor([True]), torch.tensor([False])) == 1.0
+    assert difference(None, nan) == math.inf and difference(None, None) == 0.0
+    assert difference(torch.empty(0), torch.empty(0)) == 0.0
+    assert same_bits(nan, nan.clone()) and not same_bits(torch.tensor(0.0), torch.tensor(-0.0))
+    assert same_bits(torch.ones(2, dtype=torch.bool), torch.ones(2, dtype=torch.bool))
+
+
+def test_trails_cover_all_samples_and_steps(graph: Graph, built: Built) -> None:
+    stepper = Stepper.of(graph, built)
+    trail = leave_trail(copy.deepcopy(built.model), stepper, built.samples, 1)
+    assert len(trail.outputs) == 4 * 3
+    assert len(trail.gradients) == 4 * (len(list(built.model.parameters())) + 1)
+    assert all(gradient is not None for gradient in trail.gradients.values())
+    assert len(trail.buffers) == 4 * 3
+    other = leave_trail(copy.deepcopy(built.model), stepper, built.samples, 2)
+    found = compare(trail, other)
+    assert found.output > 0 and found.gradient > 0 and not found.bits_equal
+
+
+def test_the_command_writes_measurement_and_line(
+    graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(__file__).parents[3])
+    write_graph(tmp_path / "graph.arrow", graph)
+    (tmp_path / "plan.json").write_text(json.dumps(PLAN))
+    parser = argparse.ArgumentParser()
+    cli.add_arguments(parser)
+    words = ["--factory", "tests.stages.validate.test_validate:net", "--pairs", "1"]
+    words += ["--graph", str(tmp_path / "graph.arrow"), "--plan", str(tmp_path / "plan.json")]
+    words += ["--module", str(written(tmp_path / "module", "return model"))]
+    words += ["--out", str(tmp_path / "measurement.arrow")]
+    cli.run(parser.parse_args(words))
+    measured = read_measurement(tmp_path / "measurement.arrow")
+    assert measured.bits_equal and measured.verdict == "failed"
+    assert {point.run for point in read_line(tmp_path / "line.arrow")} == {"planned", "unplanned"}
+    with pytest.raises(ConfigError, match="--pairs"):
+        cli.run(parser.parse_args([*words, "--pairs", "-1"]))
+    with pytest.raises(ConfigError, match="--arguments"):
+        cli.run(parser.parse_args([*words, "--arguments", "{"]))
