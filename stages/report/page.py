@@ -178,8 +178,9 @@ def _plan_facts(plan: Plan) -> list[Fact]:
         facts.append(("Optimal among", plan.optimal_in))
     if plan.smallest_budget is not None:
         facts.append(("Smallest budget known to work", f"{size(plan.smallest_budget)} in all"))
-    facts.append(("Made by", plan.solver))
-    return [fact for fact in facts if fact[1]]
+    if plan.solver != "none":
+        facts.append(("Made by", plan.solver))
+    return facts
 
 
 def _measured_facts(found: Measurement | None) -> list[Fact]:
@@ -271,7 +272,7 @@ def _provenance(results: ModelResults) -> list[Fact]:
         facts.append(("Build", device.build))
         facts.append(("Threads", str(device.threads)))
         facts.append(("Costs are", device.source))
-    solvers = sorted({plan.plan.solver for plan in results.plans if plan.plan.solver})
+    solvers = sorted({plan.plan.solver for plan in results.plans if plan.plan.solver != "none"})
     if solvers:
         facts.append(("Solvers", ", ".join(solvers)))
     return facts
