@@ -1,0 +1,108 @@
+"""Steps to cut: random chains with branches, and traced models with made-up costs."""
+
+from __future__ import annotations
+
+from functools import cache
+from math import prod
+
+from hypothesis import strategies as st
+
+from schemas.costs import Cost, Costs, Device
+from schemas.graph import NONE, Graph
+from schemas.problem import Node, Problem, Storage
+from stages.partition.facts import Facts, partial_gradients
+from stages.profile.forms import distinct_forms
+
+
+@st.composite
+def random_steps(draw: st.DrawFn, most: int = 12) -> Facts:
+    """A forward whose nodes read recent storages, and the backward that autograd would run:
+    contributions to the gradients of what was read, summed up where there are several."""
+    count = draw(st.integers(2, most))
+    nodes: list[Node] = []
+    storages: list[Storage] = []
+
+    def run(phase: str, inputs: list[int], sizes: list[int], gradient: bool = False) -> list[int]:
+        held = phase == "loss"
+        first = len(storages)
+        storages.extend(Storage(size, len(nodes), held, gradient) for size in sizes)
+        made = list(range(first, len(storages)))
+        spare = draw(st.integers(0, 3)) if phase != "loss" else 0
+        seconds = float(draw(st.integers(1, 9)))
+        peak = sum(sizes) + spare
+        nodes.append(
+            Node(
+                op=len(nodes),
+                phase=phase,  # type: ignore[arg-type]
+                seconds=seconds,
+                peak=peak,
+                inputs=sorted(set(inputs)),
+                outputs=made,
+                reuses=[],
+                random=False,
+                repeatable=phase != "loss",
+            )
+        )
+        return made
+
+    size = st.integers(1, 9)
+    forward: list[tuple[list[int], list[int]]] = []
+    for index in range(count):
+        recent = [made[0] for _, made in forward[-3:]]
+        extra = draw(st.lists(st.sampled_from(recent), max_size=1)) if recent else []
+        inputs = sorted({*recent[-1:], *extra})
+        last = index == count - 1
+        sizes = [draw(size), *([] if last else draw(st.lists(size, max_size=1)))]
+        forward.append((inputs, run("forward", inputs, sizes)))
+    output = forward[-1][1][0]
+    storages[output] = Storage(storages[output].bytes, storages[output].producer, True, False)
+    gradient = {output: run("loss", [output], [storages[output].bytes])[0]}
+    uses: dict[int, list[int]] = {}
+    additions: set[int] = set()
+    for position in reversed(range(count)):
+        inputs, made = forward[position]
+        incoming = gradient[made[0]]
+        saved = draw(st.lists(st.sampled_from([*inputs, *made]), max_size=2))
+        if not inputs or draw(st.booleans()):
+            [weight] = run("backward", [incoming, *saved], [draw(size)], gradient=True)
+            uses[weight] = [position]
+        for source in inputs:
+            [part] = run("backward", [incoming, *saved], [storages[source].bytes])
+            if source in gradient:
+                additions.add(len(nodes))
+                [part] = run("backward", [gradient[source], part], [storages[source].bytes])
+            gradient[source] = part
+    problem = Problem(nodes, storages, 0)
+    return Facts(
+        problem=problem,
+        glue=frozenset(s for _, made in forward for s in made),
+        pure=frozenset(),
+        parameter_uses=uses,
+        partial=partial_gradients(problem, frozenset(additions)),
+        modules=[()] * len(nodes),
+    )
+
+
+@cache
+def traced(factory: str, **arguments: object) -> tuple[Graph, Costs]:
+    """The graph of a factory "package.module:function" and made-up costs for it."""
+    from stages.device.factory import build
+    from stages.trace.trace import trace
+
+    graph = trace(build(factory, arguments, fake=True), factory.split(":")[1])
+    return graph, made_up_costs(graph)
+
+
+def made_up_costs(graph: Graph) -> Costs:
+    """Costs as of a device that moves 1e9 bytes a second and takes 1e-6 seconds a call."""
+    rows = []
+    for key, (op, in_place) in distinct_forms(graph).items():
+        read = {graph.values[value].storage for value in op.inputs}
+        made = {graph.values[value].storage for value in op.outputs if value != NONE} - read
+        size = sum(graph.storages[storage] for storage in made)
+        if in_place != NONE:
+            size -= graph.storages[graph.values[op.outputs[0]].storage]
+        traffic = sum(4 * prod(graph.values[value].shape) for value in op.inputs)
+        position = NONE if in_place == NONE else op.inputs.index(in_place)
+        rows.append(Cost(key, op.target, position, 1e-6 + traffic / 1e9, 0.0, size, size))
+    return Costs(rows, Device("cpu", "made up", "", 1, "file"))

@@ -1,0 +1,265 @@
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import chain as joined
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.blocks import Block, Blocks, read_blocks, write_blocks
+from schemas.costs import write_costs
+from schemas.graph import write_graph
+from schemas.problem import Problem
+from stages.partition.chain import partition
+from stages.partition.cuts import find_segments, forward_cuts
+from stages.partition.facts import Facts, gather_facts
+from stages.partition.local import describe_block, lay_out
+from stages.replay.condense import condense
+from stages.solve.hand import drop, droppable, keep_all
+from stages.solve.simulate import Run, check_order, simulate
+from tests.stages.partition.steps import random_steps, traced
+
+MODULES = "tests.stages.partition.modules"
+SMALL = {"width": 64, "heads": 2, "vocabulary": 100, "batch": 2, "tokens": 16}
+RESNET = {"name": "resnet50", "batch": 2, "size": 64}
+
+
+def chain_of(factory: str, **arguments: object) -> Blocks:
+    return partition(*traced(factory, **arguments))
+
+
+def whole_order(chain: Blocks) -> list[int]:
+    """The op ids of the step in the order that the chain says: nothing recomputed."""
+    forward = [*chain.prelude, *joined.from_iterable(block.forward for block in chain.blocks)]
+    backward = joined.from_iterable(block.backward for block in reversed(chain.blocks))
+    return [*forward, chain.loss, *backward]
+
+
+def test_gpt2_of_six_layers_has_fourteen_blocks_of_four_kinds() -> None:
+    chain = chain_of("data.models:gpt2", **SMALL)
+    assert len(chain.blocks) == 14
+    assert len(chain.distinct) == 4
+    attention = {block.digest for block in chain.blocks[1:13:2]}
+    perceptron = {block.digest for block in chain.blocks[2:13:2]}
+    assert len(attention) == len(perceptron) == 1
+    assert attention != perceptron
+    assert chain.prelude, "the mask that all layers share"
+    assert [block.label for block in chain.blocks][1] == "transformer.h.0.attn"
+
+
+def test_dropout_does_not_glue_blocks_together() -> None:
+    chain = chain_of("data.models:gpt2", **{**SMALL, "layers": 2, "dropout": 0.1})
+    assert len(chain.blocks) == 6
+    assert len(chain.distinct) == 4
+
+
+def test_tied_weights_are_carried_from_the_last_block_to_the_first() -> None:
+    chain = chain_of("data.models:gpt2", **SMALL)
+    size = 4 * SMALL["vocabulary"] * SMALL["width"]
+    assert chain.blocks[-1].carried_bytes == size
+    assert chain.blocks[0].carried_bytes == -size
+    assert sum(block.carried_bytes for block in chain.blocks) == 0
+
+
+def test_resnet_gives_its_bottlenecks() -> None:
+    chain = chain_of("data.models:resnet", **RESNET)
+    assert len(chain.blocks) == 18
+    units = [block.label for block in chain.blocks][1:-1]
+    assert all(".unit" in label for label in units)
+    repeated = Counter(block.digest for block in chain.blocks[1:-1])
+    assert sorted(repeated.values()) == [1, 1, 1, 1, 2, 2, 3, 5]
+
+
+@pytest.mark.parametrize("factory", ["data.models:bert", "data.models:llama"])
+def test_layers_alike_share_their_digests(factory: str) -> None:
+    chain = chain_of(factory, layers=3)
+    repeated = Counter(block.digest for block in chain.blocks)
+    assert list(repeated.values()).count(3) == 2
+
+
+@pytest.mark.parametrize(("table", "blocks"), [("none", 4), ("mask", 4), ("parameter", 2)])
+def test_only_what_carries_a_gradient_glues(table: str, blocks: int) -> None:
+    chain = chain_of(f"{MODULES}:layers", table=table)
+    assert len(chain.blocks) == blocks
+    assert bool(chain.prelude) == (table == "mask")
+
+
+@pytest.mark.parametrize(
+    ("factory", "arguments"),
+    [
+        ("data.models:gpt2", {**SMALL, "layers": 2, "dropout": 0.1}),
+        ("data.models:gpt2", SMALL),
+        ("data.models:bert", {"layers": 3}),
+        ("data.models:llama", {"layers": 3}),
+        ("data.models:resnet", RESNET),
+        (f"{MODULES}:layers", {"table": "mask"}),
+        (f"{MODULES}:layers", {"table": "parameter"}),
+        (f"{MODULES}:ending", {}),
+        (f"{MODULES}:ending_with_loss", {}),
+    ],
+)
+def test_every_node_is_in_one_place_and_the_order_runs(
+    factory: str, arguments: dict[str, object]
+) -> None:
+    graph, costs = traced(factory, **arguments)
+    chain = partition(graph, costs)
+    problem = condense(graph, costs)
+    order = whole_order(chain)
+    assert sorted(order) == sorted(node.op for node in problem.nodes)
+    position = {node.op: index for index, node in enumerate(problem.nodes)}
+    check_order(problem, [position[op] for op in order])
+    check_sizes(problem, chain, random.Random(0))
+
+
+@pytest.mark.parametrize("factory", ["ending", "ending_with_loss"])
+def test_an_output_in_the_middle_is_held_and_no_blocks_own(factory: str) -> None:
+    chain = chain_of(f"{MODULES}:{factory}")
+    assert len(chain.blocks) == 2
+    assert chain.blocks[0].output_bytes == 0
+    assert chain.blocks[0].outputs == chain.blocks[1].inputs != []
+    assert len(chain.blocks[0].once) == 1
+    assert chain.held_bytes >= 2 * 4 * 64
+
+
+def test_partition_is_deterministic(tmp_path: Path) -> None:
+    graph, costs = traced("data.models:bert", layers=3)
+    first = write_blocks(tmp_path / "a", partition(graph, costs))
+    second = write_blocks(tmp_path / "b", partition(graph, costs))
+    assert first == second
+
+
+def test_command_writes_what_partition_gives(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import argparse
+
+    from stages.partition.cli import add_arguments, run
+
+    graph, costs = traced("data.models:bert", layers=3)
+    write_graph(tmp_path / "graph", graph)
+    write_costs(tmp_path / "costs", costs)
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    files = ["--graph", "graph", "--costs", "costs", "--out", "blocks"]
+    run(parser.parse_args([str(tmp_path / f) if f[0] != "-" else f for f in files]))
+    assert read_blocks(tmp_path / "blocks") == partition(graph, costs)
+    assert "9 blocks, 5 distinct" in capsys.readouterr().out
+
+
+@settings(deadline=None, max_examples=150)
+@given(random_steps(), st.randoms(use_true_random=False))
+def test_random_chains(facts: Facts, chance: random.Random) -> None:
+    segments = find_segments(facts)
+    layout = lay_out(facts, segments)
+    described = [describe_block(layout, index) for index in range(len(layout.blocks))]
+    loss = facts.problem.nodes[facts.problem.loss]
+    chain = Blocks(
+        model="random",
+        prelude=[],
+        prelude_seconds=0.0,
+        held_bytes=sum(facts.problem.storages[s].bytes for s in layout.held),
+        loss=loss.op,
+        loss_seconds=loss.seconds,
+        loss_peak=loss.peak
+        - sum(facts.problem.storages[s].bytes for s in loss.outputs if s in layout.held),
+        blocks=[block for block, _ in described],
+        distinct={block.digest: problem for block, problem in described},
+    )
+    order = whole_order(chain)
+    assert sorted(order) == list(range(len(facts.problem.nodes)))
+    check_order(facts.problem, order)
+    check_sizes(facts.problem, chain, chance)
+
+
+@settings(deadline=None, max_examples=150)
+@given(random_steps())
+def test_forward_cuts_are_where_one_storage_passes(facts: Facts) -> None:
+    problem = facts.problem
+    cuts = forward_cuts(facts)
+    seen: set[int] = set()
+    for place in range(1, problem.loss):
+        crossing = {
+            storage
+            for node in problem.nodes[place : problem.loss]
+            for storage in node.inputs
+            if problem.storages[storage].producer < place
+        }
+        if len(crossing) == 1 and not crossing <= seen:
+            assert {cuts[place]} == crossing
+            seen |= crossing
+        else:
+            assert place not in cuts
+
+
+def test_gradient_flow_of_a_trace() -> None:
+    graph, costs = traced("data.models:gpt2", **{**SMALL, "layers": 2, "dropout": 0.1})
+    problem = condense(graph, costs)
+    facts = gather_facts(graph, problem)
+    drawn = [p for p, node in enumerate(problem.nodes[: problem.loss]) if node.random]
+    assert drawn and not facts.pure.intersection(drawn)
+    assert facts.pure
+    assert len(facts.partial) == 2, "both contributions to the gradient of the tied embedding"
+
+
+def check_sizes(whole: Problem, chain: Blocks, chance: random.Random) -> None:
+    """What blocks say about themselves adds up to no less than what the whole step needs, however
+    each block is run; and to exactly the live bytes between forward and backward, apart from
+    what is held for the whole time."""
+    runs = [_some_run(chain.distinct[block.digest], chance) for block in chain.blocks]
+    figures = [
+        simulate(chain.distinct[block.digest], run)
+        for block, run in zip(chain.blocks, runs, strict=True)
+    ]
+    position = {node.op: index for index, node in enumerate(whole.nodes)}
+    forward = [position[op] for op in chain.prelude]
+    backward: list[int] = []
+    peak = 0
+    saved = 0
+    for block, run, figure in zip(chain.blocks, runs, figures, strict=True):
+        forward += [position[op] for op in block.ops(list(run.forward))]
+        peak = max(peak, saved + figure.forward_peak)
+        saved += figure.save
+    peak = max(peak, saved + chain.loss_peak)
+    grown = 0
+    for block, run, figure in reversed(list(zip(chain.blocks, runs, figures, strict=True))):
+        backward += [position[op] for op in block.ops(list(run.backward))]
+        saved -= figure.save
+        peak = max(peak, saved + grown + figure.backward_peak)
+        grown += block.gradient_bytes
+    true = simulate(whole, Run(tuple(forward), tuple(backward)))
+    loss = whole.nodes[whole.loss].peak
+    prelude = _prelude_peak(whole, [position[op] for op in chain.prelude])
+    assert max(true.peak, true.save + loss) <= max(chain.held_bytes + peak, prelude)
+    gradients = sum(storage.bytes for storage in whole.storages if storage.gradient)
+    assert grown == gradients
+    _check_borders(chain)
+
+
+def _prelude_peak(whole: Problem, prelude: list[int]) -> int:
+    live = 0
+    peak = 0
+    for position in prelude:
+        peak = max(peak, live + whole.nodes[position].peak)
+        live += sum(whole.storages[s].bytes for s in whole.nodes[position].outputs)
+    return peak
+
+
+def _check_borders(chain: Blocks) -> None:
+    before: Block | None = None
+    for block in chain.blocks:
+        if before is not None:
+            assert before.outputs == block.inputs
+            assert before.incoming == block.outgoing
+            assert before.incoming_bytes == block.outgoing_bytes
+        before = block
+
+
+def _some_run(problem: Problem, chance: random.Random) -> Run:
+    storages = droppable(problem)
+    if not storages or chance.random() < 0.3:
+        return keep_all(problem)
+    dropped = {storage for storage in storages if chance.random() < 0.5}
+    return drop(problem, dropped, again=chance.random() < 0.5)
