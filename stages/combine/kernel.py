@@ -168,29 +168,30 @@ def prune(a: Arrays, sequence: Positions, length: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def window(a: Arrays, sequence: Positions, length: int, position: int) -> tuple[int, int]:
+def window(
+    a: Arrays, sequence: Positions, length: int, position: int, mark: Positions, stamp: int
+) -> tuple[int, int]:
     """The positions to which one execution may move, both included.
 
     It stays after the last making of its inputs and before the first use or remaking of its
-    outputs; forward first runs stay before the loss and backward runs after it; random first runs
-    and writes keep their places.
+    outputs, and on its side of the loss; random nodes and nodes that run exactly once keep their
+    places. `mark` is room by storage that holds neither `stamp` nor `stamp + 1`.
     """
     node = sequence[position]
     if a.fixed_run[node] or a.random[node]:
         return position, position
-    mine = np.zeros(a.size.size, np.int8)
     for k in range(a.input_start[node], a.input_start[node + 1]):
-        mine[a.input_item[k]] = 1
+        mark[a.input_item[k]] = stamp
     for k in range(a.output_start[node], a.output_start[node + 1]):
-        mine[a.output_item[k]] = 2
+        mark[a.output_item[k]] = stamp + 1
     low = 0
     for i in range(position - 1, -1, -1):
         other = sequence[i]
         blocked = other == node or (other == a.loss)
         for k in range(a.output_start[other], a.output_start[other + 1]):
-            blocked = blocked or mine[a.output_item[k]] == 1
+            blocked = blocked or mark[a.output_item[k]] == stamp
         for k in range(a.input_start[other], a.input_start[other + 1]):
-            blocked = blocked or mine[a.input_item[k]] == 2
+            blocked = blocked or mark[a.input_item[k]] == stamp + 1
         if blocked:
             low = i + 1
             break
@@ -199,9 +200,9 @@ def window(a: Arrays, sequence: Positions, length: int, position: int) -> tuple[
         other = sequence[i]
         blocked = other == node or (other == a.loss)
         for k in range(a.input_start[other], a.input_start[other + 1]):
-            blocked = blocked or mine[a.input_item[k]] == 2
+            blocked = blocked or mark[a.input_item[k]] == stamp + 1
         for k in range(a.output_start[other], a.output_start[other + 1]):
-            blocked = blocked or mine[a.output_item[k]] == 1
+            blocked = blocked or mark[a.output_item[k]] == stamp
         if blocked:
             high = i - 1
             break

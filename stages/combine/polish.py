@@ -7,7 +7,7 @@ sequence and from the one that keeps everything.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -21,6 +21,9 @@ from stages.combine.search import exchange, relax, repair
 ROUNDS = 2000
 """Steps of repair before a start is given up: more than any real model has needed."""
 EXCHANGE_ROUNDS = 12
+HOPELESS = 1.1
+"""A start whose repair takes this many times what another start took is given up."""
+KEEP_ALL = -1
 STEP = 0.975
 """Ratio of two neighbouring budgets on the grid of a frontier."""
 ROOM = 6
@@ -30,7 +33,7 @@ ROOM = 6
 @dataclass(frozen=True)
 class Polished:
     """A sequence of node positions with its peak in bytes and its seconds, ops overwriting inputs
-    where they can. `start` is the index of the given sequence it came from, -1 for keep-all."""
+    where they can. `start` is the index of the given sequence it came from, or KEEP_ALL."""
 
     sequence: list[int]
     peak: int
@@ -51,30 +54,36 @@ class Polisher:
         line = np.empty(len(sequence), np.int64)
         return memory_line(self.arrays, np.array(sequence, np.int32), len(sequence), line)
 
-    def polish(self, starts: Sequence[Sequence[int]], budget: int) -> Polished:
-        """The fastest sequence within the budget that the search finds from the starts and from
-        keep-all; where it finds none, the one with the least peak."""
-        best: Polished | None = None
-        for start, sequence in enumerate([*starts, self.keep_all]):
-            index = -1 if start == len(starts) else start
-            found = self._from(sequence, budget, index)
-            if best is None or _rank(found, budget) < _rank(best, budget):
-                best = found
-        assert best is not None
-        return best
+    def polish(self, starts: Mapping[int, Sequence[int]], budget: int) -> Polished:
+        """The fastest sequence within the budget that the search finds from the starts, by index,
+        and from keep-all; where it finds none, the one with the least peak."""
+        best = self._descend(self.keep_all, budget, KEEP_ALL, np.inf)
+        for index, sequence in starts.items():
+            limit = best.seconds * HOPELESS if best.peak <= budget else np.inf
+            found = self._descend(sequence, budget, index, limit)
+            best = min(best, found, key=lambda polished: _rank(polished, budget))
+        return self._exchange(best, budget) if best.peak <= budget else best
 
-    def _from(self, sequence: Sequence[int], budget: int, start: int) -> Polished:
-        room = np.zeros(max(self.nodes, len(sequence)) * ROOM, np.int32)
-        room[: len(sequence)] = sequence
+    def _descend(self, sequence: Sequence[int], budget: int, start: int, limit: float) -> Polished:
+        room = self._room(sequence)
         found, length, peak, seconds, _ = repair(
-            self.arrays, room, len(sequence), budget, ROUNDS, np.inf
+            self.arrays, room, len(sequence), budget, ROUNDS, limit
         )
         if peak <= budget:
             found, length, peak, seconds = relax(self.arrays, found, length, budget)
-            found, length, peak, seconds = exchange(
-                self.arrays, found, length, budget, EXCHANGE_ROUNDS
-            )
         return Polished(_list(found, length), int(peak), float(seconds), start)
+
+    def _exchange(self, polished: Polished, budget: int) -> Polished:
+        room = self._room(polished.sequence)
+        found, length, peak, seconds = exchange(
+            self.arrays, room, len(polished.sequence), budget, EXCHANGE_ROUNDS
+        )
+        return Polished(_list(found, length), int(peak), float(seconds), polished.start)
+
+    def _room(self, sequence: Sequence[int]) -> Positions:
+        room = np.zeros(max(self.nodes, len(sequence)) * ROOM, np.int32)
+        room[: len(sequence)] = sequence
+        return room
 
     def sweep(self, starts: Sequence[Sequence[int]], least: int, workers: int) -> list[Polished]:
         """Polished sequences for a grid of budgets from keep-all's peak down to where no start
@@ -83,12 +92,17 @@ class Polisher:
         Each budget is polished by itself, so that the result does not depend on `workers`; then
         each takes over what a smaller budget found, where relaxing that is faster.
         """
-        ranked = [(*self.measure(sequence), list(sequence)) for sequence in starts]
+        measured = [self.measure(sequence) for sequence in starts]
         found: list[tuple[int, Polished]] = []
         with ThreadPoolExecutor(workers) as pool:
             for group in _groups(self.measure(self.keep_all)[0], least, workers):
                 results = list(
-                    pool.map(lambda budget: self.polish(_nearest(ranked, budget), budget), group)
+                    pool.map(
+                        lambda budget: self.polish(
+                            {index: starts[index] for index in _nearest(measured, budget)}, budget
+                        ),
+                        group,
+                    )
                 )
                 found += zip(group, results, strict=True)
                 if any(result.peak > budget for budget, result in found[-workers:]):
@@ -99,8 +113,9 @@ class Polisher:
         """The results from the smallest budget up, each relaxed from its predecessor if better."""
         best = [found[-1][1]]
         for budget, own in reversed(found[:-1]):
-            inherited = self._from(best[-1].sequence, budget, best[-1].start)
-            best.append(min(own, inherited, key=lambda result: _rank(result, budget)))
+            below = best[-1]
+            inherited = self._descend(below.sequence, budget, below.start, np.inf)
+            best.append(min(own, inherited, key=lambda polished: _rank(polished, budget)))
         return best
 
 
@@ -122,9 +137,10 @@ def _groups(highest: int, least: int, size: int) -> Iterator[list[int]]:
         yield budgets[index : index + size]
 
 
-def _nearest(ranked: Sequence[tuple[int, float, list[int]]], budget: int) -> list[list[int]]:
-    """Of the starts, the fastest that fits the budget; where none fits, the one of least peak."""
-    fitting = [item for item in ranked if item[0] <= budget]
+def _nearest(measured: Sequence[tuple[int, float]], budget: int) -> list[int]:
+    """The index of the start, by peak and seconds, that is the fastest to fit the budget; where
+    none fits, of the one of least peak; none where there are no starts."""
+    fitting = [index for index, (peak, _) in enumerate(measured) if peak <= budget]
     if fitting:
-        return [min(fitting, key=lambda item: item[1])[2]]
-    return [ranked[0][2]] if ranked else []
+        return [min(fitting, key=lambda index: measured[index][1])]
+    return [min(range(len(measured)), key=lambda index: measured[index][0])] if measured else []

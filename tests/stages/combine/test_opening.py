@@ -26,7 +26,7 @@ def test_replay_accepts_what_polish_makes_and_finds_the_same_peak_and_time(
     assert condensed.storages[: len(problem.storages)] == problem.storages
     opener = Opener(graph, condensed)
     polisher = Polisher(condensed)
-    found = polisher.polish([], polisher.measure(polisher.keep_all)[0] * percent // 100)
+    found = polisher.polish({}, polisher.measure(polisher.keep_all)[0] * percent // 100)
     for sequence in (polisher.keep_all, found.sequence):
         steps = opener.schedule([condensed.nodes[node].op for node in sequence], in_place)
         played = replay(graph, costs, steps)

@@ -1,0 +1,133 @@
+"""Persistent sequences by exhaustive search, independent of the planner's own accounting."""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from schemas.chain import Chain, Position
+from stages.combine.links import Link, Links
+
+CASES = Path(__file__).parents[2] / "cases" / "remat.json"
+
+
+class State(NamedTuple):
+    """Plain outputs that are stored, kept ways (position, index), outputs that must stay until
+    the backward that reads them, and the position whose backward is next."""
+
+    outputs: frozenset[int]
+    kept: frozenset[tuple[int, int]]
+    pinned: frozenset[int]
+    next_backward: int
+
+
+def optimum(links: Links, budget: int) -> float:
+    """The least seconds of a persistent sequence within `budget` bytes, infinite without one."""
+    start = State(frozenset({0}), frozenset(), frozenset(), len(links))
+    queue: list[tuple[float, int, State]] = [(0.0, 0, start)]
+    done: set[State] = set()
+    number = 0
+    while queue:
+        seconds, _, state = heapq.heappop(queue)
+        if state.next_backward == 0:
+            return seconds
+        if state in done:
+            continue
+        done.add(state)
+        for more, peak, after in moves(links, state):
+            if peak <= budget and after not in done:
+                number += 1
+                heapq.heappush(queue, (seconds + more, number, after))
+    return float("inf")
+
+
+def moves(links: Links, state: State) -> Iterator[tuple[float, int, State]]:
+    """Every action that can follow: its seconds, its peak, and what it leaves."""
+    there = _stored(links, state)
+    kept = dict(state.kept)
+    for position in range(1, state.next_backward + 1):
+        link = links.at(position)
+        plain = position - 1 in state.outputs
+        if not (plain or position - 1 in kept):
+            continue
+        if position in kept:
+            if position == state.next_backward:
+                yield _backward(links, state, position)
+            continue
+        if position in state.outputs:
+            continue
+        beside = there + links.at(state.next_backward).delta
+        pinned = state.pinned | {position - 1}
+        if position < len(links):
+            peak = beside + link.pass_peak
+            made = state.outputs | {position}
+            yield link.pass_seconds, peak, state._replace(outputs=made, pinned=pinned)
+            if plain and position - 1 not in state.pinned and position > 1:
+                gone = made - {position - 1}
+                yield link.pass_seconds, peak, state._replace(outputs=gone)
+        yield from _keeping(links, state, position, link, beside)
+
+
+def _keeping(
+    links: Links, state: State, position: int, link: Link, beside: int
+) -> Iterator[tuple[float, int, State]]:
+    pinned = state.pinned | {position - 1}
+    for index, way in enumerate(link.ways):
+        peak = beside + way.forward_peak
+        after = state._replace(kept=state.kept | {(position, index)}, pinned=pinned)
+        yield way.forward_seconds, peak, after
+        if position == state.next_backward and position < len(links):
+            more, back, last = _backward(links, after, position)
+            seconds = way.forward_seconds - way.output_seconds + more
+            yield seconds, max(peak, back), last
+
+
+def _backward(links: Links, state: State, position: int) -> tuple[float, int, State]:
+    index = dict(state.kept)[position]
+    way = links.at(position).ways[index]
+    peak = _stored(links, state) - way.save + way.backward_peak
+    after = State(
+        state.outputs - ({position - 1} - {0}),
+        state.kept - {(position, index)},
+        state.pinned - {position - 1},
+        position - 1,
+    )
+    return way.backward_seconds, peak, after
+
+
+def _stored(links: Links, state: State) -> int:
+    outputs = sum(links.at(position).output for position in state.outputs if position)
+    kept = sum(links.at(position).ways[index].save for position, index in state.kept)
+    grown = sum(
+        links.at(p).gradient for p in range(state.next_backward + 1, len(links) + 1)
+    )
+    return links.held + outputs + kept + grown
+
+
+def cases() -> list[dict]:
+    """The rematerialisation instances with known optima."""
+    return json.loads(CASES.read_text())["cases"]
+
+
+def chain_of_case(case: dict) -> Chain:
+    """An instance as a chain."""
+    positions = [
+        Position(
+            position=p,
+            u_f=case["u_f"][p],
+            u_b=case["u_b"][p],
+            a=case["a"][p],
+            abar=case["abar"][p],
+            delta=case["delta"][p],
+            o_f=case["o_f"][p],
+            o_b=case["o_b"][p],
+            weight=0,
+            grad=0,
+            label="",
+        )
+        for p in range(1, case["L"] + 2)
+    ]
+    return Chain(positions, case["a"][0], case["delta"][0])
