@@ -81,7 +81,7 @@ class ChainFrontier:
         return pareto(found)
 
     def optimistic(self, budget: int) -> Table:
-        """The table whose times no persistent sequence within `budget` bytes, all counted, beats."""
+        """The table that bounds the time of any persistent sequence within `budget` bytes."""
         return build_table(self.links, budget - self.links.held, self.slots, optimistic=True)
 
     def table(self, level: int) -> Table:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from schemas.errors import ScheduleError
@@ -77,10 +77,10 @@ class _Player:
         """A forward that keeps what the backward needs; `following` is the next action."""
         position = action.block
         self.reads(where, position, plain=False)
-        self.makes(where, position)
+        self.makes(where, position, self.kept)
         self.reaches(self.stored + self.delta() + way.forward_peak)
-        alone = self.gradient == position and following == Action("B", position, NO_OPTION)
-        self.seconds += way.forward_seconds - (way.output_seconds if alone else 0.0)
+        at_once = following == Action("B", position, NO_OPTION) and position < len(self.links)
+        self.seconds += way.forward_seconds - (way.output_seconds if at_once else 0.0)
         self.kept[position] = way
         self.stored += way.save
 
@@ -88,7 +88,7 @@ class _Player:
         """A forward that keeps its input (F_ck) or nothing (F_none)."""
         position, link = action.block, self.links.at(action.block)
         self.reads(where, position, plain=action.action == "F_none")
-        self.makes(where, position)
+        self.makes(where, position, self.outputs)
         self.reaches(self.stored + self.delta() + link.pass_peak)
         self.seconds += link.pass_seconds
         self.outputs.add(position)
@@ -120,10 +120,10 @@ class _Player:
         if not there and (plain or position - 1 not in self.kept):
             raise ScheduleError(f"{where} reads an input that is not there")
 
-    def makes(self, where: str, position: int) -> None:
+    def makes(self, where: str, position: int, there: Container[int]) -> None:
         if position > self.gradient:
             raise ScheduleError(f"{where} comes after B {position}")
-        if position in self.kept or position in self.outputs:
+        if position in there:
             raise ScheduleError(f"{where} makes what is already there")
         self.again += position in self.ran
         self.ran.add(position)

@@ -8,8 +8,8 @@ from schemas.blocks import Blocks
 from schemas.options import Option
 from schemas.problem import Problem
 from schemas.sequence import Action
+from stages.combine.candidate import Candidate
 from stages.combine.executions import captured, executions_of
-from stages.combine.registry import Candidate
 
 
 def unplanned(

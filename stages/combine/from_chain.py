@@ -129,9 +129,7 @@ def _lower_bound(frontier: ChainFrontier, budget: int) -> float:
     return frontier.optimistic(budget).seconds(budget - frontier.links.held)
 
 
-def _optimal_in(
-    frontier: ChainFrontier, budget: int, chosen: ChainPlan, bound: float
-) -> str:
+def _optimal_in(frontier: ChainFrontier, budget: int, chosen: ChainPlan, bound: float) -> str:
     """The class in which a plan is proven optimal, "" where it is not: its bound is reached, or
     the optimum of the dynamic program's rounded chain is."""
     if chosen.seconds <= bound * (1 + ROUNDING):

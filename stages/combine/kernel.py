@@ -60,7 +60,8 @@ def memory_line(a: Arrays, sequence: Positions, length: int, line: Integers) -> 
             seconds += a.seconds[node]
         for k in range(a.output_start[node], a.output_start[node + 1]):
             live += a.size[a.output_item[k]]
-        line[i] = here if reuse[i] >= 0 else max(here, live)
+        made = live - a.size[a.reuse_item[reuse[i]]] if reuse[i] >= 0 else live
+        line[i] = max(here, made)
         live -= freed[i]
         if a.random[node] and runs[node] > 1 and runs_left[node] == 0:
             live -= a.state_bytes

@@ -23,6 +23,8 @@ class Least:
         self.enter = list(self.needs.enter())
         self.skip = dict(self.needs.skip())
         self.output = np.array([0, *(link.output for link in links.links)], dtype=np.int64)
+        saves = [[way.save for way in link.ways] for link in links.links]
+        self.save = [np.array(sizes, dtype=np.int64) for sizes in [[], *saves]]
         self.bytes = self._fill()
 
     @property
@@ -49,11 +51,16 @@ class Least:
     def _fill(self) -> Bytes:
         length = len(self.links)
         least = np.zeros(length * (length + 1) // 2, dtype=np.int64)
+        tails = np.zeros(length + 1, dtype=np.int64)
         for t in range(1, length + 1):
             for s in range(t, 0, -1):
-                once = self._once(least, s, t).min()
-                again = self._again(least, s, t)
-                least[cell(length, s, t)] = min(once, again.min(initial=once))
+                row = cell(length, s, s)
+                needed = self._once(least, s, t).min()
+                if s < t:
+                    split = np.maximum(least[row : row + t - s], tails[s:t]).min()
+                    needed = min(needed, max(split, self.skip[s][t - s - 1]))
+                least[row + t - s] = needed
+                tails[s - 1] = self.output[s - 1] + needed
         return least
 
     def _once(self, least: Bytes, s: int, t: int) -> Bytes:
@@ -61,17 +68,14 @@ class Least:
         enter = self.enter[s - 1][:, t]
         if s == t:
             return enter
-        save = np.array([way.save for way in self.links.at(s).ways], dtype=np.int64)
-        return np.maximum(enter, save + least[cell(len(self.links), s + 1, t)])
+        return np.maximum(enter, self.save[s] + least[cell(len(self.links), s + 1, t)])
 
-    def _again(self, least: Bytes, s: int, t: int) -> Bytes:
+    def _splits(self, s: int, t: int) -> Bytes:
         """What each split r = s..t-1 of segment (s, t) needs."""
         length = len(self.links)
-        if s == t:
-            return np.zeros(0, dtype=np.int64)
         begin = cell(length, s, s)
-        tails = self.output[s:t] + least[cells_ending(length, s + 1, t)]
-        parts = np.maximum(least[begin : begin + t - s], tails)
+        tails = self.output[s:t] + self.bytes[cells_ending(length, s + 1, t)]
+        parts = np.maximum(self.bytes[begin : begin + t - s], tails)
         return np.maximum(parts, self.skip[s][t - s - 1])
 
     def _step(self, s: int, t: int, room: int) -> list[Action | tuple[int, int, int]]:
@@ -81,7 +85,7 @@ class Least:
             chosen = min((ways[way] for way in fitting), key=lambda way: way.seconds)
             rest = [(s + 1, t, room - chosen.save)] if s < t else []
             return run_block(s, chosen.option, len(self.links), rest)
-        splits = s + np.flatnonzero(self._again(self.bytes, s, t) <= room)
+        splits = s + np.flatnonzero(self._splits(s, t) <= room)
         split = int(splits[np.argmin(np.abs(splits - (s + t) / 2))])
         inner = (split + 1, t, room - int(self.output[split]))
         return [*pass_on(s, split), inner, (s, split, room)]

@@ -9,16 +9,10 @@ from schemas.blocks import Blocks
 from schemas.errors import ConfigError
 from schemas.options import Option
 from schemas.problem import Problem
+from stages.combine import checkpoint, rockmate, rotor
+from stages.combine.candidate import Candidate
 
-
-@dataclass(frozen=True)
-class Candidate:
-    """A plan of a strategy: the ops it runs (ids in the graph, views left out) in order, its
-    `sequence` in words, one text an action, and how it was found (`origin`)."""
-
-    executions: list[int]
-    sequence: list[str]
-    origin: str
+__all__ = ["Candidate", "Strategy", "strategies", "strategy"]
 
 
 @dataclass(frozen=True)
@@ -40,8 +34,6 @@ class Strategy:
 
 def strategies() -> dict[str, Strategy]:
     """All strategies by name."""
-    from stages.combine import checkpoint, rockmate, rotor
-
     return {
         strategy.name: strategy
         for strategy in (

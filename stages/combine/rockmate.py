@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from schemas.blocks import Blocks
 from schemas.options import Option
 from schemas.problem import Problem
+from stages.combine.candidate import Candidate
 from stages.combine.chain_frontier import SLOTS
 from stages.combine.links import links_of_blocks
-from stages.combine.registry import Candidate
 from stages.combine.rotor import candidates_of
 
 OPTIMAL_IN = f"persistent sequences of the blocks' options at {SLOTS} slots"

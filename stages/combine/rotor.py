@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from schemas.blocks import Blocks
 from schemas.options import Option
 from schemas.problem import Problem
+from stages.combine.candidate import Candidate
 from stages.combine.chain_frontier import SLOTS, ChainFrontier, spread
 from stages.combine.executions import executions_of
 from stages.combine.links import Links, links_of_blocks
-from stages.combine.registry import Candidate
 
 OPTIMAL_IN = f"persistent sequences of the chain at {SLOTS} slots"
 BUDGETS = 24

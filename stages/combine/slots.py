@@ -65,9 +65,9 @@ class Slots:
 def discretise(links: Links, limit: int, slots: int, optimistic: bool = False) -> Slots:
     """The chain for all budgets up to `limit` bytes (`links.held` not counted), in at most `slots`
     slots. Nothing is rounded where the limit has no more bytes than slots, or no more multiples
-    of a number that divides all sizes. Elsewhere there are up to twice as many slots, as many as
-    keeping everything takes where that is less: rounding makes sequences look larger than they
-    are, and these may fit the limit when they are replayed."""
+    of a number that divides all sizes. Elsewhere there are up to half as many slots more, as many
+    as keeping everything takes where that is less: rounding makes sequences look larger than
+    they are, and these may fit the limit when they are replayed."""
     needs = Needs(links)
     limit = max(limit, 0)
     unit, exact = _slot_size(needs, limit, slots)
@@ -75,7 +75,7 @@ def discretise(links: Links, limit: int, slots: int, optimistic: bool = False) -
     if optimistic and not exact:
         count = -(-limit // unit)
     elif not exact:
-        count *= 2
+        count += count // 2
 
     def stored(sizes: list[int]) -> Integers:
         array = np.array(sizes, dtype=np.int64)
@@ -92,7 +92,7 @@ def discretise(links: Links, limit: int, slots: int, optimistic: bool = False) -
         skip[s, s + 1 :] = least(row)
     full = _full(len(links), needs.first, enter, save, seconds, count)
     if not exact and not optimistic:
-        count = min(count, max(count // 2, int(full[1, len(links)])))
+        count = min(count, max(limit // unit, int(full[1, len(links)])))
     return Slots(
         length=len(links),
         unit=unit,

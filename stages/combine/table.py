@@ -164,9 +164,7 @@ def _run_once(chain: Slots, s: int, t: int, row: Seconds, after: Seconds | None)
             row[low:] = np.minimum(row[low:], rest)
 
 
-def _run_again(
-    chain: Slots, s: int, t: int, row: Seconds, cost: Seconds, moved: Seconds
-) -> None:
+def _run_again(chain: Slots, s: int, t: int, row: Seconds, cost: Seconds, moved: Seconds) -> None:
     """Case 2: s..r are passed, then come segment (r + 1, t) beside the output of r, and segment
     (s, r). `moved[r]` is the first of the two, `output[r]` slots further, with the passes up to
     r."""

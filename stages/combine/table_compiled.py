@@ -195,12 +195,12 @@ def _fill_tiles(
                 for s in range(s0, s1):
                     for t in range(t0, t1):
                         least = passes[r] - passes[s - 1] + lowest + floor[t]
-                        low, high = np.int64(skip[s, t]), np.int64(full[s, t])
+                        low, high = int(skip[s, t]), int(full[s, t])
                         _try_group(cost, s, t, r, least, output, passes, low, high)
                 r += 4
             for t in range(t0, t1):
                 for s in range(min(t, s1 - 1), s0 - 1, -1):
-                    low, high = np.int64(skip[s, t]), np.int64(full[s, t])
+                    low, high = int(skip[s, t]), int(full[s, t])
                     for split in range(s, t):
                         if low < high and not s1 - 1 <= split < r:
                             tail = cost[_cell(length, split + 1, t)]

@@ -101,9 +101,7 @@ def _backward(links: Links, state: State, position: int) -> tuple[float, int, St
 def _stored(links: Links, state: State) -> int:
     outputs = sum(links.at(position).output for position in state.outputs if position)
     kept = sum(links.at(position).ways[index].save for position, index in state.kept)
-    grown = sum(
-        links.at(p).gradient for p in range(state.next_backward + 1, len(links) + 1)
-    )
+    grown = sum(links.at(p).gradient for p in range(state.next_backward + 1, len(links) + 1))
     return links.held + outputs + kept + grown
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,8 @@ from schemas.chain import Chain, Position, read_chain, write_chain
 from schemas.errors import ConfigError
 from schemas.options import Option, write_options
 from schemas.sequence import read_sequence
-from stages.combine.cli import add_arguments, run
 from stages.combine.chain_replay import chain_replay
+from stages.combine.cli import add_arguments, run
 from stages.combine.links import links_of_chain
 from tests.stages.combine.persistent import cases, chain_of_case
 
@@ -35,7 +36,9 @@ def rotor(folder: Path, chain: Chain, budget: int | str, *arguments: str) -> dic
 
 def layers(count: int, size: int = 1_000_003) -> Chain:
     rows = [
-        Position(p, 1.0, 2.0, size, (2 + p % 3) * size + p, size, p, 2 * p, 0, p * 1000, f"layer {p}")
+        Position(
+            p, 1.0, 2.0, size, (2 + p % 3) * size + p, size, p, 2 * p, 0, p * 1000, f"layer {p}"
+        )
         for p in range(1, count + 1)
     ]
     return Chain([*rows, Position(count + 1, 0.0, 0.0, 0, 0, 0, 0, 0, 0, 0, "loss")], size, size)
@@ -90,7 +93,7 @@ def test_less_budget_is_never_a_higher_peak_or_less_time(tmp_path: Path) -> None
     plans = [rotor(tmp_path, layers(14), f"{share}%") for share in range(100, 20, -5)]
     feasible = [plan for plan in plans if plan["verdict"] != "infeasible"]
     assert len(feasible) > 8
-    for more, less in zip(feasible, feasible[1:], strict=False):
+    for more, less in pairwise(feasible):
         assert less["peak"] <= more["peak"]
         assert less["time"] >= more["time"]
 

@@ -35,7 +35,9 @@ def test_the_smallest_budget_is_the_smallest_that_exhaustive_search_can_use(chai
 @given(links(), st.integers(0, 50))
 @settings(max_examples=60, deadline=None)
 def test_more_options_never_cost_time(chain: Links, budget: int) -> None:
-    fewer = Links([type(row)(**{**vars(row), "ways": row.ways[:1]}) for row in chain.links], chain.held)
+    fewer = Links(
+        [type(row)(**{**vars(row), "ways": row.ways[:1]}) for row in chain.links], chain.held
+    )
     one, all_ways = ChainFrontier(fewer).within(budget), ChainFrontier(chain).within(budget)
     if one is not None:
         assert all_ways is not None and all_ways.seconds <= one.seconds + 1e-9

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from itertools import pairwise
 from math import inf
 
 import pytest
@@ -92,7 +93,7 @@ def test_less_budget_is_never_a_higher_peak_or_less_time(chain: Chain, slots: in
     plans = [frontier.within(budget) for budget in range(frontier.smallest_budget, 80, 3)]
     found = [plan for plan in plans if plan is not None]
     assert len(found) == len(plans)
-    for smaller, larger in zip(found, found[1:], strict=False):
+    for smaller, larger in pairwise(found):
         assert smaller.peak <= larger.peak or smaller.seconds == larger.seconds
         assert smaller.seconds >= larger.seconds - 1e-9
 
@@ -102,7 +103,7 @@ def test_less_budget_is_never_a_higher_peak_or_less_time(chain: Chain, slots: in
 def test_plans_of_a_frontier_fall_in_peak_and_rise_in_time(chain: Chain) -> None:
     frontier = ChainFrontier(links_of_chain(chain))
     plans = frontier.plans()
-    for plan, after in zip(plans, plans[1:], strict=False):
+    for plan, after in pairwise(plans):
         assert plan.peak > after.peak and plan.seconds < after.seconds
     assert plans[0].seconds == frontier.keep_all.seconds
     assert plans[-1].peak == frontier.smallest_budget
@@ -111,7 +112,10 @@ def test_plans_of_a_frontier_fall_in_peak_and_rise_in_time(chain: Chain) -> None
 def test_a_parameter_gradient_counts_from_its_backward_on() -> None:
     chain = chain_of_case(cases()[2])
     grown = Chain(
-        [*chain.positions[:-1], type(chain.positions[-1])(**{**vars(chain.positions[-1]), "grad": 5})],
+        [
+            *chain.positions[:-1],
+            type(chain.positions[-1])(**{**vars(chain.positions[-1]), "grad": 5}),
+        ],
         chain.a_0,
         chain.delta_0,
     )

@@ -115,7 +115,7 @@ def test_ops_that_run_once_are_not_run_again(facts: Facts) -> None:
     last = len(blocks.blocks) + 1
     words = [f"F_ck {p}" for p in range(1, last)] + ["loss"]
     for position in range(last - 1, 0, -1):
-        words += [f"F_ck {position}"] * 0 + [f"F_all {position}", f"B {position}"]
+        words += [f"F_all {position}", f"B {position}"]
     actions = [parse_action(text, last) for text in words]
     executions = executions_of(problem, blocks, options, actions)
     assert executions.count(first.forward[-1]) == 1
