@@ -24,7 +24,8 @@ LINE_POINTS = 2000
 
 @dataclass(frozen=True)
 class Measurement:
-    """One plan, measured. Sizes are bytes, times seconds; what was not measured is None.
+    """One plan, measured. Sizes are bytes, times seconds; what was not measured is None,
+    and so is the budget of a baseline.
 
     `verdict` is the plan's own, or "failed" where the measurement contradicts the plan; `sentence`
     explains either. Peaks are bytes above what was allocated when the step began: `measured_peak`
@@ -40,7 +41,7 @@ class Measurement:
     device: str
     strategy: str
     budget: str
-    budget_bytes: int
+    budget_bytes: int | None
     verdict: str
     sentence: str
     gap: float | None

@@ -26,3 +26,6 @@ echo "Installing tightfit and what it needs (PyTorch is large, this takes some m
 install --editable ".[$extras]"
 # It asks for torchvision, which it does not use here and which must match PyTorch's build.
 install --no-deps pytorchcv
+# The search is compiled once, so that no plan waits for it.
+echo "Compiling the search ..."
+"$folder/bin/python" -m stages.combine.compiled

@@ -13,6 +13,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--model-dir", type=Path, help="a model's results, to write its page")
     what.add_argument("--index", type=Path, help="all results of a run, to write their index")
+    what.add_argument(
+        "--failed", type=Path, help="all results of a run, to write what a failed run leaves"
+    )
     what.add_argument("--perfetto", type=Path, help="a schedule.arrow, to write a trace of it")
     parser.add_argument("--graph", type=Path, help="graph.arrow of the schedule, with --perfetto")
     parser.add_argument("--out", type=Path, required=True, help="the file to write")
@@ -25,28 +28,41 @@ def run(options: argparse.Namespace) -> None:
     elif options.graph is not None:
         raise ConfigError("report needs --graph with --perfetto only")
     elif options.index is not None:
-        _index(options)
+        _index(options.index, options.out)
+    elif options.failed is not None:
+        _failed(options)
     else:
-        _model(options)
+        _model(options.model_dir, options.out)
 
 
-def _model(options: argparse.Namespace) -> None:
+def _model(folder: Path, path: Path) -> None:
     from schemas.store import write_bytes
     from stages.report.load import load_model
     from stages.report.page import model_page
     from stages.report.render import render_model
 
-    page = render_model(model_page(load_model(options.model_dir)))
-    write_bytes(options.out, page.encode())
+    write_bytes(path, render_model(model_page(load_model(folder))).encode())
 
 
-def _index(options: argparse.Namespace) -> None:
+def _index(folder: Path, path: Path) -> None:
     from schemas.store import write_bytes
     from stages.report.index import run_index
     from stages.report.load import load_run
     from stages.report.render import render_index
 
-    write_bytes(options.out, render_index(run_index(load_run(options.index))).encode())
+    write_bytes(path, render_index(run_index(load_run(folder))).encode())
+
+
+def _failed(options: argparse.Namespace) -> None:
+    """The pages of the models that failed, without the mark that they are done, and the index."""
+    from stages.report.load import load_run
+
+    for model in load_run(options.failed):
+        if model.error or model.failures or any(plan.error for plan in model.plans):
+            folder = options.failed / model.name
+            _model(folder, folder / "report.html")
+            (folder / "report.done").unlink(missing_ok=True)
+    _index(options.failed, options.out)
 
 
 def _trace(options: argparse.Namespace) -> None:

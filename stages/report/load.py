@@ -23,8 +23,8 @@ from schemas.sequence import Action, read_sequence
 
 T = TypeVar("T")
 
-ERROR_FILE = "error.txt"
-"""Beside a model's artifacts: the sentence of the stage that could not go on."""
+ERRORS = "logs/*.txt"
+"""Beside what a stage makes: its error, one file a stage, empty or absent where it went well."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def load_model(folder: Path | str, whole: bool = True) -> ModelResults:
         raise ArtifactError(f"{folder}: there is no such directory of results")
     plans = sorted(folder.glob("*/*/plan.json"))
     frontiers = sorted(folder.glob("*/frontier.arrow"))
-    error = _text(folder / ERROR_FILE)
+    error = error_of(folder)
     if not _is_model(folder):
         raise ArtifactError(f"{folder}: holds no results of a model")
     return ModelResults(
@@ -93,8 +93,9 @@ def load_run(folder: Path | str) -> list[ModelResults]:
 
 
 def _is_model(path: Path) -> bool:
-    names = ("graph.arrow", ERROR_FILE, "*/frontier.arrow", "*/*/plan.json", f"*/{ERROR_FILE}")
-    return path.is_dir() and any(True for name in names for _ in path.glob(name))
+    names = ("graph.arrow", "*/frontier.arrow", "*/*/plan.json")
+    made = path.is_dir() and any(True for name in names for _ in path.glob(name))
+    return made or any(map(error_of, [path, *path.glob("*")]))
 
 
 def _plan(folder: Path, whole: bool) -> PlanResult:
@@ -105,7 +106,7 @@ def _plan(folder: Path, whole: bool) -> PlanResult:
         sequence=(_maybe(folder / "sequence.arrow", read_sequence) or []) if whole else [],
         measurement=_maybe(folder / "measurement.arrow", read_measurement),
         line=_maybe(folder / "line.arrow", read_line) if whole else None,
-        error=_text(folder / ERROR_FILE),
+        error=error_of(folder),
     )
 
 
@@ -113,15 +114,18 @@ def _maybe(path: Path, reader: Callable[[Path], T]) -> T | None:
     return reader(path) if path.exists() else None
 
 
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace").strip() if path.exists() else ""
+def error_of(folder: Path) -> str:
+    """The latest error of a stage that worked in a folder, "" where all went well."""
+    told = [path for path in folder.glob(ERRORS) if path.stat().st_size]
+    latest = max(told, key=lambda path: (path.stat().st_mtime_ns, path.name), default=None)
+    return latest.read_text(encoding="utf-8", errors="replace").strip() if latest else ""
 
 
 def _failures(folder: Path) -> dict[str, str]:
     """Sentences of strategies and points that have come to no plan, by their folder."""
-    paths = [*folder.glob(f"*/{ERROR_FILE}"), *folder.glob(f"*/*/{ERROR_FILE}")]
-    alone = [path for path in paths if not (path.parent / "plan.json").exists()]
-    return {str(path.parent.relative_to(folder)): _text(path) for path in alone}
+    folders = sorted(path for path in (*folder.glob("*"), *folder.glob("*/*")) if path.is_dir())
+    errors = {path: error_of(path) for path in folders if not (path / "plan.json").exists()}
+    return {str(path.relative_to(folder)): error for path, error in errors.items() if error}
 
 
 def _digests(folder: Path) -> dict[str, str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from schemas.budget import NO_BUDGET
 from schemas.config import Config, read_config
 from schemas.errors import ConfigError
-from stages.report.load import ModelResults, PlanResult, load_model
+from stages.report.load import ModelResults, PlanResult, error_of, load_model
 from stages.report.verdicts import outcome
 from stages.report.words import ratio, size
 
@@ -182,7 +182,6 @@ def _budget(written: str) -> str:
 def _error(folder: Path, strategy: str, budget: str) -> str:
     """What the stage that could not go on said, of the point, its strategy or its model."""
     for place in (folder / strategy / budget, folder / strategy, folder):
-        path = place / "error.txt"
-        if path.exists():
-            return path.read_text(errors="replace").strip()
+        if error := error_of(place):
+            return error
     return ""

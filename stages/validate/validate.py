@@ -102,7 +102,7 @@ class _Pair:
             accumulate_peak=usage["planned", True].peak,
             unplanned_accumulate_peak=usage["unplanned", True].peak,
             reserved_peak=reserved_memory(planned, self.stepper, sample, self.device),
-            within_budget=peak <= base.budget_bytes,
+            within_budget=base.budget_bytes is None or peak <= base.budget_bytes,
             peak_as_predicted=peak == base.predicted_peak,
         )
         lines = [
@@ -134,7 +134,7 @@ def _base(graph: Graph, plan: Mapping[str, Any], plan_seconds: float | None) -> 
         device=graph.device,
         strategy=str(plan["strategy"]),
         budget=str(plan["budget"]),
-        budget_bytes=int(plan["budget_bytes"]),
+        budget_bytes=plan["budget_bytes"],
         verdict=str(plan["verdict"]),
         sentence=str(plan["sentence"]),
         gap=plan["gap"],

@@ -41,7 +41,7 @@ def test_a_broken_factory_is_one_sentence_and_stops_no_other_model(finished: Fin
     sentence = "the factory 'mine:broken' raises ValueError: no such luck"
     assert f"tightfit trace: {sentence}" in result.stderr
     assert "Traceback" not in result.stderr
-    assert (folder / "results/broken/error.txt").read_text() == f"trace: {sentence}\n"
+    assert (folder / "results/broken/logs/trace.txt").read_text() == f"trace: {sentence}\n"
     assert (folder / "results/tiny/report.html").exists()
     assert sentence in (folder / "results/index.html").read_text().replace("&#39;", "'")
 
@@ -96,7 +96,7 @@ def test_the_second_run_does_nothing_and_the_next_budget_little(
     models = {"tiny": {**tiny, "budgets": ["50%"], "strategies": ["unplanned", "rockmate"]}}
     document = {"models": models, "solver": {"peaks": 2, "saves": 2}, "pairs": 2}
     configure(folder, document)
-    assert snakemake(folder).returncode == 0  # the index forgets the broken model
+    assert snakemake(folder).returncode == 0
     again = snakemake(folder)
     assert again.returncode == 0
     assert "Nothing to be done" in again.stderr

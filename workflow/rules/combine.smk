@@ -8,7 +8,7 @@ rule frontier:
     output:
         f"{STRATEGY}/frontier.arrow",
     log:
-        f"{STRATEGY}/error.txt",
+        f"{STRATEGY}/logs/frontier.txt",
     params:
         code=stage_fingerprint("combine"),
     message:
@@ -29,7 +29,7 @@ rule combine:
         schedule=f"{POINT}/schedule.arrow",
         plan=f"{POINT}/plan.json",
     log:
-        f"{POINT}/error.txt",
+        f"{POINT}/logs/combine.txt",
     params:
         budget=lambda wildcards: SETTINGS.budget(wildcards.model, wildcards.budget),
         folder=subpath(output.plan, parent=True),

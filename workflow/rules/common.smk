@@ -24,7 +24,9 @@ except ConfigError as error:
 # Jobs run the Python that runs Snakemake, and find the stages in this checkout.
 os.environ.update(
     PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.getenv('PATH')}",
-    PYTHONPATH=f"{CHECKOUT}{os.pathsep}{os.getenv('PYTHONPATH', '')}".rstrip(os.pathsep),
+    PYTHONPATH=f"{CHECKOUT}{os.pathsep}{os.getenv('PYTHONPATH', '')}".rstrip(
+        os.pathsep
+    ),
 )
 
 MODEL = f"{SETTINGS.results}/{{model}}"
@@ -58,4 +60,6 @@ def source(wildcards):
 
 def source_code(wildcards):
     """The fingerprint of the code that builds a model."""
-    return factory_fingerprint(SETTINGS.models[wildcards.model].factory, SETTINGS.search_path)
+    return factory_fingerprint(
+        SETTINGS.models[wildcards.model].factory, SETTINGS.search_path
+    )

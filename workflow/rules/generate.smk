@@ -6,7 +6,7 @@ rule generate:
     output:
         directory(f"{POINT}/module"),
     log:
-        f"{POINT}/error.txt",
+        f"{POINT}/logs/generate.txt",
     params:
         code=stage_fingerprint("generate"),
     message:

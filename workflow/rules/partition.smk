@@ -5,7 +5,7 @@ rule partition:
     output:
         f"{MODEL}/blocks.arrow",
     log:
-        f"{MODEL}/error.txt",
+        f"{MODEL}/logs/partition.txt",
     params:
         code=stage_fingerprint("partition"),
     message:

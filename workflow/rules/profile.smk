@@ -5,15 +5,15 @@ rule profile:
     output:
         f"{MODEL}/costs.arrow",
     log:
-        f"{MODEL}/error.txt",
+        f"{MODEL}/logs/profile.txt",
+    threads: workflow.cores
+    resources:
+        measuring=1,
     params:
         source=source,
         device=SETTINGS.device,
         store=SETTINGS.store,
         code=stage_fingerprint("profile"),
-    threads: workflow.cores
-    resources:
-        measuring=1,
     message:
         "{wildcards.model}: measuring each distinct op"
     shell:

@@ -6,7 +6,7 @@ rule perfetto:
     output:
         f"{POINT}/trace.json",
     log:
-        f"{POINT}/error.txt",
+        f"{POINT}/logs/perfetto.txt",
     params:
         code=stage_fingerprint("report"),
     message:
@@ -21,16 +21,17 @@ rule report:
         lambda wildcards: points(wildcards.model, "measurement.arrow"),
         lambda wildcards: points(wildcards.model, "trace.json"),
     output:
-        f"{MODEL}/report.html",
+        page=f"{MODEL}/report.html",
+        done=touch(f"{MODEL}/report.done"),
     log:
-        f"{MODEL}/error.txt",
+        f"{MODEL}/logs/report.txt",
     params:
-        folder=subpath(output[0], parent=True),
+        folder=subpath(output.page, parent=True),
         code=stage_fingerprint("report"),
     message:
         "{wildcards.model}: writing the report"
     shell:
-        "python -m stages report --model-dir {params.folder} --out {output}"
+        "python -m stages report --model-dir {params.folder} --out {output.page}"
         " --error-file {log}"
 
 
@@ -40,7 +41,7 @@ rule index:
     output:
         INDEX,
     log:
-        f"{SETTINGS.results}/error.txt",
+        f"{SETTINGS.results}/logs/index.txt",
     params:
         folder=subpath(output[0], parent=True),
         code=stage_fingerprint("report"),
@@ -50,16 +51,6 @@ rule index:
         "python -m stages report --index {params.folder} --out {output} --error-file {log}"
 
 
-# A model that failed has a page too. The index looks old, so that the next run makes it again.
+# A model that failed has a page too; the next run makes it again.
 onerror:
-    for model in SETTINGS.models:
-        if any(Path(SETTINGS.results, model).rglob("error.txt")):
-            shell(
-                f"python -m stages report --model-dir {SETTINGS.results}/{model}"
-                f" --out {SETTINGS.results}/{model}/report.html"
-                f" && touch -d @0 {SETTINGS.results}/{model}/report.html || true"
-            )
-    shell(
-        f"python -m stages report --index {SETTINGS.results} --out {INDEX}"
-        f" && touch -d @0 {INDEX} || true"
-    )
+    shell(f"python -m stages report --failed {SETTINGS.results} --out {INDEX}")

@@ -5,14 +5,14 @@ rule solve:
     output:
         f"{MODEL}/options.arrow",
     log:
-        f"{MODEL}/error.txt",
+        f"{MODEL}/logs/solve.txt",
+    threads: workflow.cores
     params:
         engine=SETTINGS.engine,
         peaks=SETTINGS.peaks,
         saves=SETTINGS.saves,
         store=SETTINGS.store,
         code=stage_fingerprint("solve"),
-    threads: workflow.cores
     message:
         "{wildcards.model}: finding the options of each distinct block"
     shell:

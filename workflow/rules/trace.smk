@@ -2,7 +2,7 @@ rule trace:
     output:
         f"{MODEL}/graph.arrow",
     log:
-        f"{MODEL}/error.txt",
+        f"{MODEL}/logs/trace.txt",
     params:
         source=source,
         source_code=source_code,

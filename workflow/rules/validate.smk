@@ -8,15 +8,15 @@ rule validate:
         measurement=f"{POINT}/measurement.arrow",
         line=f"{POINT}/line.arrow",
     log:
-        f"{POINT}/error.txt",
+        f"{POINT}/logs/validate.txt",
+    threads: workflow.cores
+    resources:
+        measuring=1,
     params:
         source=source,
         device=SETTINGS.device,
         pairs=SETTINGS.pairs,
         code=stage_fingerprint("validate"),
-    threads: workflow.cores
-    resources:
-        measuring=1,
     message:
         "{wildcards.model}: running {wildcards.strategy} {wildcards.budget} against the model"
     shell:

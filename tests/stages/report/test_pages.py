@@ -129,6 +129,11 @@ def test_hover_data_is_json(results: Path) -> None:
         assert len(document["owners"]) == 4
 
 
+def write_error(folder: Path, sentence: str) -> None:
+    (folder / "logs").mkdir(parents=True)
+    (folder / "logs" / "stage.txt").write_text(sentence)
+
+
 def test_a_page_is_the_same_every_time(results: Path) -> None:
     assert page_of(results / "small")[0] == page_of(results / "small")[0]
 
@@ -136,9 +141,8 @@ def test_a_page_is_the_same_every_time(results: Path) -> None:
 def test_names_from_artifacts_are_harmless(tmp_path: Path) -> None:
     graph = small_graph(model=EVIL, module="a<script>alert(2)</script>{}")
     write_results(tmp_path / "evil", graph)
-    (tmp_path / "evil" / "error.txt").write_text(EVIL)
-    (tmp_path / "evil" / "rotor").mkdir()
-    (tmp_path / "evil" / "rotor" / "error.txt").write_text(EVIL)
+    write_error(tmp_path / "evil", EVIL)
+    write_error(tmp_path / "evil" / "rotor", EVIL)
     for html, page in (page_of(tmp_path / "evil"), index_of(tmp_path)):
         scripts = page.all("script")
         assert all(a.get("type", "application/json") == "application/json" for a in scripts)
@@ -151,8 +155,7 @@ def test_names_from_artifacts_are_harmless(tmp_path: Path) -> None:
 
 def test_a_model_that_failed_has_a_page(tmp_path: Path) -> None:
     folder = tmp_path / "broken"
-    folder.mkdir()
-    (folder / "error.txt").write_text("trace: the factory data.models:none does not exist\n")
+    write_error(folder, "trace: the factory data.models:none does not exist\n")
     _, page = page_of(folder)
     assert "the factory data.models:none does not exist" in page.text
     assert "There is no traced graph" in page.text
@@ -203,10 +206,8 @@ def test_a_damaged_artifact_is_one_sentence(results: Path, tmp_path: Path) -> No
 def test_index_has_a_row_for_every_plan_and_failure(results: Path, tmp_path: Path) -> None:
     folder = tmp_path / "results"
     shutil.copytree(results, folder)
-    (folder / "broken").mkdir()
-    (folder / "broken" / "error.txt").write_text("the model cannot be traced")
-    (folder / "small" / "rotor").mkdir()
-    (folder / "small" / "rotor" / "error.txt").write_text("rotor: no options")
+    write_error(folder / "broken", "the model cannot be traced")
+    write_error(folder / "small" / "rotor", "rotor: no options")
     (folder / "not a model").mkdir()
     index = run_index(load_run(folder))
     assert [(row.model, row.strategy, row.word) for row in index.rows] == [
