@@ -1,0 +1,75 @@
+"""The chain artifact: written, read, refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+
+from schemas import store
+from schemas.chain import CHAIN, Chain, Position, read_chain, write_chain
+from schemas.errors import ArtifactError
+from tests.stages.combine.chains import chains
+
+ROW = Position(1, 1.0, 2.0, 10, 30, 10, 1, 2, 100, 100, "first")
+LOSS = Position(2, 0.0, 0.0, 0, 0, 0, 0, 0, 0, 0, "loss")
+
+
+@given(chains())
+@settings(max_examples=20, deadline=None)
+def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, chain: Chain) -> None:
+    path = tmp_path_factory.mktemp("chain") / "chain.arrow"
+    write_chain(path, chain)
+    assert read_chain(path) == chain
+
+
+def test_the_fields_are_those_other_programs_write(tmp_path: Path) -> None:
+    write_chain(tmp_path / "chain.arrow", Chain([ROW, LOSS], 7, 8))
+    artifact = store.read(tmp_path / "chain.arrow", CHAIN)
+    assert list(artifact.rows[0]) == (
+        "position u_f u_b a abar delta o_f o_b weight grad label".split()
+    )
+    assert artifact.metadata == {"a_0": "7", "delta_0": "8"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"position": 3}, "position 3 stands where position 1 should"),
+        ({"u_f": -1.0}, "u_f = -1.0"),
+        ({"u_b": float("nan")}, "u_b = nan"),
+        ({"u_b": float("inf")}, "u_b = inf"),
+        ({"o_b": -1}, "o_b = -1"),
+        ({"grad": -5}, "grad = -5"),
+        ({"abar": 9}, "less than its output a = 10"),
+    ],
+)
+def test_a_wrong_position_is_named(tmp_path: Path, changes: dict[str, float], words: str) -> None:
+    chain = Chain([replace(ROW, **changes), LOSS], 0, 0)
+    with pytest.raises(ArtifactError, match=r"chain\.arrow: position") as refused:
+        write_chain(tmp_path / "chain.arrow", chain)
+    assert words in str(refused.value)
+    assert not (tmp_path / "chain.arrow").exists()
+    store.write(
+        tmp_path / "chain.arrow",
+        CHAIN,
+        [vars(row) for row in chain.positions],
+        {"a_0": "0", "delta_0": "0"},
+    )
+    with pytest.raises(ArtifactError) as refused:
+        read_chain(tmp_path / "chain.arrow")
+    assert words in str(refused.value)
+
+
+def test_a_chain_without_positions_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="the loss is missing"):
+        write_chain(tmp_path / "chain.arrow", Chain([], 0, 0))
+
+
+@pytest.mark.parametrize("metadata", [{}, {"a_0": "-1", "delta_0": "0"}, {"a_0": "x"}])
+def test_the_input_must_have_a_size(tmp_path: Path, metadata: dict[str, str]) -> None:
+    store.write(tmp_path / "chain.arrow", CHAIN, [vars(ROW), vars(replace(LOSS))], metadata)
+    with pytest.raises(ArtifactError, match="'a_0' is no size in bytes"):
+        read_chain(tmp_path / "chain.arrow")
