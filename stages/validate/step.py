@@ -22,9 +22,9 @@ MakeTangent = Callable[[Tensor], Tensor]
 class Stepper:
     """Runs steps of a model or of its plan.
 
-    `receives` are the positions, among the leaves of the output, that get a gradient. Without a
-    loss their gradients are made after the forward; outputs, these gradients and the loss are held
-    by the caller until the step has ended.
+    `receives` are the positions, among the leaves of the output, that get a gradient, each tensor
+    once. Without a loss their gradients are made after the forward; outputs, these gradients and
+    the loss are held by the caller until the step has ended.
     """
 
     receives: Sequence[int]
@@ -38,9 +38,11 @@ class Stepper:
                 f"{built.label} returns {'no' if graph.has_loss else 'a'} loss, unlike when "
                 f"{graph.model} was traced"
             )
-        positions = range(len(graph.outputs))
-        receives = [index for index in positions if graph.outputs[index].tangent != NONE]
-        return cls(receives, built.loss)
+        first: dict[int, int] = {}
+        for index, output in enumerate(graph.outputs):
+            if output.tangent != NONE:
+                first.setdefault(output.tangent, index)
+        return cls(list(first.values()), built.loss)
 
     def run(
         self, module: nn.Module, sample: Sample, tangent: MakeTangent = torch.ones_like
