@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -64,14 +65,21 @@ def capture(built: Built, wanted: Callable[[Capture], set[int]] | None = None) -
     cannot be captured.
     """
     with _errors(built):
-        exported, leaves, tree = _export(built)
-        result = _joint(built, exported, leaves, tree)
+        result = _capture(built)
         if wanted is not None:
             chosen = wanted(result)
             if chosen != set(result.tangents.values()):
-                exported, leaves, tree = _export(built, chosen)
-                result = _joint(built, exported, leaves, tree)
+                result = _capture(built, chosen)
         return result
+
+
+def _capture(built: Built, chosen: set[int] | None = None) -> Capture:
+    result = _joint(built, *_export(built, chosen))
+    if any("mkldnn_rnn" in str(node.target) for node in result.graph.graph.nodes):
+        # The export takes a recurrent layer of oneDNN for inference; its plain form can be trained.
+        with torch.backends.mkldnn.flags(enabled=False):
+            return _joint(built, *_export(built, chosen))
+    return result
 
 
 def _export(
@@ -223,7 +231,9 @@ def _errors(built: Built) -> Iterator[None]:
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     except ModelError:
         raise
     except Exception as error:

@@ -171,6 +171,8 @@ class _Lowering:
             return args[0][args[1]]
         if target in _PASS_THROUGH or self.is_old_buffer(target, args):
             return args[0]
+        if target is aten.copy.default and _only_copies(*args[:2]):
+            return args[1]
         if not isinstance(target, torch._ops.OpOverload):
             raise ModelError(
                 f"{source_of(node.meta) or 'the model'}: the operator {target} cannot be planned"
@@ -224,6 +226,17 @@ class _Lowering:
             self.program.calls.append(Call(aten.add.Tensor, (earlier, gradient), {}, [total]))
             gradient = total
         self.program.gradients[owner] = gradient
+
+
+def _only_copies(old: Variable, new: Any) -> bool:
+    """True when writing `new` over `old` gives a tensor that is as good as `new`."""
+    if not isinstance(new, Variable):
+        return False
+    one, other = old.fake, new.fake
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    whole = one.numel() * one.element_size() == one.untyped_storage().nbytes()
+    return one.stride() == other.stride() or not whole
 
 
 def _output_mask(target: torch._ops.OpOverload, args: Any) -> list[bool]:

@@ -14,6 +14,7 @@ from stages.device.factory import Built
 from stages.trace.arrange import arrange
 from stages.trace.buffers import place_writes
 from stages.trace.capture import Capture, capture
+from stages.trace.dropout import exact_dropout
 from stages.trace.emit import Emitter
 from stages.trace.gradients import own_gradients
 from stages.trace.layout import lay_out
@@ -40,6 +41,8 @@ def trace(built: Built, name: str, device: str = "cpu") -> Graph:
             f"{built.label}: no output of the model depends on what requires a gradient"
         )
     program = program_of(captured, _names(built.model))
+    if torch.device(device).type == "cpu":
+        exact_dropout(program)
     arrange(program)
 
     def tangents(outputs: list[torch.Tensor]) -> list[torch.Tensor | None]:

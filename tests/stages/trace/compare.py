@@ -71,7 +71,15 @@ def _backward(
     torch.autograd.backward(list(roots.values()), given)
     tangents = dict(zip(roots, given, strict=True))
     [loss] = [op for op in graph.ops if op.target == LOSS_TARGET]
-    return [tangents[value].detach().clone() for value in loss.outputs]
+    return [_with_strides(tangents[value], graph.values[value].strides) for value in loss.outputs]
+
+
+def _with_strides(tangent: torch.Tensor, strides: list[int]) -> torch.Tensor:
+    """A gradient that came from outside, in the layout that the graph expects."""
+    if list(tangent.stride()) == strides:
+        return tangent.detach()
+    like = torch.empty_strided(tangent.shape, strides, dtype=tangent.dtype, device=tangent.device)
+    return like.copy_(tangent.detach())
 
 
 def check_outputs(graph: Graph, outcome: Outcome, eager: list[Any]) -> None:

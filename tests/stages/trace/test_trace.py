@@ -7,11 +7,13 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from schemas.errors import ModelError
 from schemas.graph import LOSS_TARGET, NONE, Graph
 from stages.device.factory import Built, build
 from stages.trace.program import FakeConstantError
+from stages.trace.run import run_graph
 from stages.trace.trace import trace
 from tests.stages.trace.compare import check_against_eager
 
@@ -24,7 +26,8 @@ def made(name: str, fake: bool = False) -> Built:
 
 @pytest.mark.parametrize(
     "name",
-    "structured transposed normalised watching counting tied shared noisy heads mixed".split(),
+    "structured transposed normalised watching counting tied shared noisy heads mixed slicing "
+    "summed exposing spectral images checkpointed".split(),
 )
 def test_runs_like_the_module(name: str, tmp_path: Path) -> None:
     built = made(name)
@@ -38,6 +41,34 @@ def test_without_memory_it_is_the_same_graph(name: str) -> None:
     fake = made(name, fake=True)
     assert fake.fake_mode is not None
     assert trace(fake, name) == trace(made(name), name)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.15, 0.42])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_dropout_is_that_of_eager(p: float, dtype: str, tmp_path: Path) -> None:
+    built = build(f"{MODULES}:dropout", {"p": p, "dtype": dtype})
+    check_against_eager(trace(built, "dropout"), built, tmp_path / "graph.arrow")
+
+
+def test_recurrent_layers_are_trained_in_their_plain_form() -> None:
+    built = made("recurrent")
+    graph = trace(built, "recurrent")
+    args, kwargs = built.samples[0]
+    output, (hidden, cell) = built.model(*args, **kwargs)
+    tangents = [torch.randn_like(leaf) for leaf in (output, hidden, cell)]
+    torch.autograd.backward([output, hidden, cell], tangents)
+    outcome = run_graph(graph, built.model, args, kwargs, lambda leaves: tangents)
+    for name, parameter in built.model.named_parameters():
+        torch.testing.assert_close(outcome.gradients[name], parameter.grad)
+
+
+def test_autocast_around_the_trace_is_captured_and_recorded(tmp_path: Path) -> None:
+    built = made("heads")
+    with torch.autocast("cpu", torch.bfloat16):
+        graph = trace(built, "heads")
+        check_against_eager(graph, built, tmp_path / "graph.arrow")
+    assert json.loads(graph.guards)["autocast"] == {"enabled": True, "dtype": "bfloat16"}
+    assert "bfloat16" in {value.dtype for value in graph.values}
 
 
 def test_a_plain_tensor_attribute_needs_the_real_model() -> None:
