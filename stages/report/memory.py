@@ -8,6 +8,7 @@ from typing import Any
 
 from schemas.graph import NONE, Graph
 from schemas.measurement import LinePoint
+from stages.report.aligning import aligned
 from stages.report.scales import Scale, Tick
 from stages.report.timeline import OWNERS, Occupant, Segment, Timeline
 from stages.report.words import count, duration, listing, operator, pattern, size, tick
@@ -70,10 +71,11 @@ def memory_plot(
     measured: Sequence[LinePoint] | None,
 ) -> MemoryPlot:
     """The memory line of a plan. `unplanned` is the line of the step that recomputes nothing, on
-    the same axes; `measured` is stretched to the same length, since measuring memory takes time.
+    the same axes; `measured` has its clock set by the prediction, since measuring takes time.
     """
     seconds = max(line.seconds, 1e-12)
-    ran = _measured_points(measured or [], seconds)
+    ran = [(point.seconds, point.live) for point in measured or [] if point.run == "planned"]
+    ran = aligned(ran, line.levels, seconds)
     tops = [line.peak, *(level for _, level in ran)]
     tops += [unplanned.peak] if unplanned else []
     reach = max(tops)
@@ -178,12 +180,6 @@ def _outline(cells: Sequence[Segment | None], y: Scale) -> str:
         return ""
     runs = _runs(heights)
     return f"M0 {runs[0][2]:.0f}" + "".join(f"V{lev:.0f}H{end:.0f}" for _, end, lev in runs)
-
-
-def _measured_points(line: Sequence[LinePoint], seconds: float) -> list[tuple[float, int]]:
-    points = [(point.seconds, point.live) for point in line if point.run == "planned"]
-    whole = max((when for when, _ in points), default=0.0)
-    return [(when / whole * seconds, level) for when, level in points] if whole > 0 else []
 
 
 def _steps(points: Sequence[tuple[float, float]]) -> str:

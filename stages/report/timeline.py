@@ -52,7 +52,8 @@ class Timeline:
     forward ends. At the peak runs `peak_op`, and `occupants` hold the memory, largest first; what
     that op itself needs for its outputs and temporaries is `peak_temporary`. `kept` are the bytes
     by storage that wait at the boundary for the backward. `repeats` counts how often each op that
-    is no view runs again, and `repeat_seconds` is what that takes.
+    is no view runs again, and `repeat_seconds` is what that takes. `levels` are the bytes that
+    stay live from each step on, with the second at which it starts.
     """
 
     segments: list[Segment]
@@ -65,6 +66,7 @@ class Timeline:
     kept: dict[int, int]
     repeats: dict[int, int]
     repeat_seconds: dict[int, float]
+    levels: list[tuple[float, int]]
 
     @property
     def seconds(self) -> float:
@@ -95,6 +97,7 @@ def timeline(graph: Graph, steps: Sequence[Step]) -> Timeline:
         },
         repeats=play.repeats,
         repeat_seconds=play.repeat_seconds,
+        levels=[(step.start, step.live) for step in steps],
     )
 
 
