@@ -170,7 +170,7 @@ class Checkmate:
             begin = first[stage.tail[-1]] + 1
 
     def _binary(self, name: str) -> pulp.LpVariable:
-        return pulp.LpVariable(name, cat=pulp.LpBinary)
+        return self.program.add_variable(name, cat=pulp.LpBinary)
 
     def _kept(self, t: int, storage: int) -> Term:
         """S[t,i], fixed where it cannot be chosen."""
@@ -207,18 +207,20 @@ class Checkmate:
             )
         )
 
-    def _at_most(self, terms: Iterable[tuple[float, Term]], limit: float) -> None:
-        """Adds the constraint that a weighted sum of terms is at most a limit."""
-        weights: dict[pulp.LpVariable, float] = {}
+    def _at_most(self, terms: Iterable[tuple[int, Term]], limit: int, unit: float = 1.0) -> None:
+        """Adds the constraint that a weighted sum of terms is at most a limit, in `unit`s."""
+        weights: dict[pulp.LpVariable, int] = {}
         for weight, term in terms:
             if isinstance(term, int):
                 limit -= weight * term
             else:
                 weights[term] = weights.get(term, 0) + weight
         if weights:
-            expression = pulp.LpAffineExpression(list(weights.items()))
+            shares = [(variable, weight / unit) for variable, weight in weights.items()]
             self.program.addConstraint(
-                pulp.LpConstraint(expression, pulp.LpConstraintLE, rhs=limit)
+                pulp.LpConstraint(
+                    pulp.LpAffineExpression(shares), pulp.LpConstraintLE, rhs=limit / unit
+                )
             )
         elif limit < 0:
             self.feasible = False
@@ -245,18 +247,20 @@ class Checkmate:
         self._at_most([(1, claim), *((-1, ground) for ground in grounds)], 0)
 
     def _memory(self, t: int, peak: int, save: int) -> None:
-        """(2.18) for each step of stage t, and (2.19) at the loss."""
+        """(2.18) for each step of stage t, and (2.19) at the loss, whose own peak is not the
+        block's."""
         steps = self.stages[t].steps
-        live = [list[tuple[float, Term]]() for _ in steps]
+        live = [list[tuple[int, Term]]() for _ in steps]
         for storage, stored in enumerate(self.problem.storages):
             if stored.bytes:
                 for step, term in enumerate(self._live(t, storage)):
-                    live[step].append((stored.bytes / self.unit, term))
+                    live[step].append((stored.bytes, term))
         for step, k in enumerate(steps):
-            own = self.problem.nodes[k].peak / self.unit
-            self._at_most([*live[step], (own, self.runs[t][k])], peak / self.unit)
             if k == self.problem.loss:
-                self._at_most(live[step], save / self.unit)
+                self._at_most(live[step], min(save, peak), self.unit)
+            else:
+                own = (self.problem.nodes[k].peak, self.runs[t][k])
+                self._at_most([*live[step], own], peak, self.unit)
 
     def _live(self, t: int, storage: int) -> list[Term]:
         """Whether a storage is live before each step of stage t."""
@@ -282,7 +286,7 @@ class Checkmate:
             return first if first else second
         if isinstance(second, int):
             return second if second else first
-        either = pulp.LpVariable(name, 0, 1)
+        either = self.program.add_variable(name, 0, 1)
         self._at_most([(1, first), (-1, either)], 0)
         self._at_most([(1, second), (-1, either)], 0)
         return either

@@ -1,0 +1,115 @@
+"""Small blocks: random ones, and one whose options are known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+from hypothesis import strategies as st
+
+from schemas.problem import Node, Problem, Storage
+from stages.solve.checkmate import Stage
+from stages.solve.hand import without_useless
+from stages.solve.simulate import Figures, Run, check_order, simulate
+
+
+def node(
+    position: int,
+    phase: str,
+    seconds: float,
+    inputs: list[int],
+    outputs: list[int],
+    peak: int,
+    repeatable: bool = True,
+    random: bool = False,
+) -> Node:
+    return Node(
+        op=position,
+        phase=phase,  # type: ignore[arg-type]
+        seconds=seconds,
+        peak=peak,
+        inputs=inputs,
+        outputs=outputs,
+        reuses=[],
+        random=random,
+        repeatable=repeatable,
+    )
+
+
+def perceptron(state_bytes: int = 0, random: bool = False) -> Problem:
+    """input 0 -> a (10 bytes, 1 s) -> b (10 bytes, 5 s) -> output (4 bytes, 3 s); the backward
+    reads b, then a. The gradients of weights have 2 bytes, that of the input 4."""
+    storages = [
+        Storage(0, -1, False, False),  # 0: the input
+        Storage(10, 0, False, False),  # 1: a
+        Storage(10, 1, False, False),  # 2: b
+        Storage(4, 2, False, False),  # 3: output
+        Storage(4, 3, False, False),  # 4: gradient of the output
+        Storage(10, 4, False, False),  # 5: gradient of b
+        Storage(2, 4, False, True),  # 6: a weight's gradient
+        Storage(10, 5, False, False),  # 7: gradient of a
+        Storage(2, 6, False, True),  # 8: a weight's gradient
+        Storage(4, 6, True, False),  # 9: gradient of the input
+    ]
+    nodes = [
+        node(0, "forward", 1.0, [0], [1], 10, random=random),
+        node(1, "forward", 5.0, [1], [2], 10),
+        node(2, "forward", 3.0, [2], [3], 4),
+        node(3, "loss", 0.0, [3], [4], 4, repeatable=False),
+        node(4, "backward", 2.0, [4, 2], [5, 6], 12),
+        node(5, "backward", 2.0, [5, 1], [7], 10),
+        node(6, "backward", 2.0, [7, 0], [8, 9], 6),
+    ]
+    return Problem(nodes, storages, state_bytes)
+
+
+@st.composite
+def tiny_blocks(draw: st.DrawFn, forward: int = 3) -> Problem:
+    """At most 2 * forward + 1 nodes; sizes and seconds are small integers, so that ties and exact
+    fits occur; some nodes cannot run again, some storages stay."""
+    small = st.integers(0, 5)
+    count = draw(st.integers(1, forward))
+    nodes: list[Node] = []
+    storages: list[Storage] = [Storage(0, -1, False, False)]
+
+    def add(phase: str, inputs: list[int], stays: bool) -> list[int]:
+        sizes = draw(st.lists(small, min_size=1, max_size=2))
+        first = len(storages)
+        for index, size in enumerate(sizes):
+            kind = draw(st.sampled_from(["none", "held", "gradient"])) if stays and index else ""
+            storages.append(Storage(size, len(nodes), kind == "held", kind == "gradient"))
+        made = list(range(first, len(storages)))
+        peak = sum(sizes) + draw(small)
+        again = phase != "loss" and draw(st.integers(0, 5)) > 0
+        seconds = float(draw(st.integers(0, 5))) if phase != "loss" else 0.0
+        nodes.append(node(len(nodes), phase, seconds, sorted(set(inputs)), made, peak, again))
+        return made
+
+    made: list[int] = [0]
+    for _ in range(count):
+        more = draw(st.lists(st.sampled_from(made), max_size=2))
+        made += add("forward", [made[-1], *more], stays=False)
+    saved = list(made)
+    gradient = add("loss", [made[-1]], stays=False)
+    for _ in range(draw(st.integers(1, count))):
+        more = draw(st.lists(st.sampled_from(saved), max_size=2))
+        gradient = add("backward", [gradient[0], *more], stays=True)
+    return Problem(nodes, storages, 0)
+
+
+def every_run(problem: Problem, stages: list[Stage]) -> Iterator[tuple[Run, Figures]]:
+    """All runs of a class of stages that are possible, with what they cost."""
+    choices = [(t, k) for t, stage in enumerate(stages) for k in stage.candidates]
+    for chosen in product((False, True), repeat=len(choices)):
+        again = {choice for choice, taken in zip(choices, chosen, strict=True) if taken}
+        order: list[int] = []
+        for t, stage in enumerate(stages):
+            order += [k for k in stage.candidates if (t, k) in again]
+            order += stage.tail
+        loss = order.index(problem.loss)
+        run = Run(tuple(order[:loss]), without_useless(problem, tuple(order[loss + 1 :])))
+        try:
+            check_order(problem, [*run.forward, problem.loss, *run.backward])
+        except ValueError:
+            continue
+        yield run, simulate(problem, run)

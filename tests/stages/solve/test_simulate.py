@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.problem import Problem
+from stages.solve.hand import (
+    backward_nodes,
+    drop,
+    droppable,
+    forward_nodes,
+    keep_all,
+    output_only,
+    recompute_cheap,
+    without_useless,
+)
+from stages.solve.simulate import Run, simulate
+from tests.stages.solve.blocks import perceptron, tiny_blocks
+
+
+def played(problem: Problem, run: Run) -> tuple[int, int, int]:
+    """(save, forward peak, backward peak), step by step, looking ahead at each step."""
+    order = [*run.forward, problem.loss, *run.backward]
+    live: set[int] = set()
+    peaks = {"forward": 0, "loss": 0, "backward": 0}
+    save = 0
+    for step, position in enumerate(order):
+        node = problem.nodes[position]
+        phase = "forward" if step < len(run.forward) else "backward"
+        if position == problem.loss:
+            save = sum(problem.storages[s].bytes for s in live)
+            phase = "loss"
+        before = sum(problem.storages[s].bytes for s in live)
+        peaks[phase] = max(peaks[phase], before + node.peak)
+        live |= set(node.outputs)
+        for storage in set(live):
+            stored = problem.storages[storage]
+            later = [
+                "read" if storage in problem.nodes[k].inputs else "made"
+                for k in order[step + 1 :]
+                if storage in problem.nodes[k].inputs or storage in problem.nodes[k].outputs
+            ]
+            if not (stored.held or stored.gradient) and later[:1] != ["read"]:
+                live.remove(storage)
+    return save, max(save, peaks["forward"]), peaks["backward"]
+
+
+@settings(deadline=None, max_examples=200)
+@given(tiny_blocks(forward=5), st.randoms(use_true_random=False))
+def test_figures_are_those_of_playing_step_by_step(problem: Problem, chance: random.Random) -> None:
+    dropped = {storage for storage in droppable(problem) if chance.random() < 0.5}
+    run = drop(problem, dropped, again=chance.random() < 0.5)
+    figures = simulate(problem, run)
+    assert (figures.save, figures.forward_peak, figures.backward_peak) == played(problem, run)
+
+
+def test_figures_of_a_known_block() -> None:
+    problem = perceptron()
+    figures = simulate(problem, keep_all(problem))
+    assert figures.save == 24
+    assert figures.forward_peak == 24
+    assert figures.backward_peak == 10 + 10 + 4 + 12  # a, b, the gradient; what node 4 makes
+    assert (figures.forward_seconds, figures.backward_seconds) == (9.0, 6.0)
+    dropped = simulate(problem, drop(problem, {1, 2}))
+    assert (dropped.save, dropped.forward_peak) == (4, 20)
+
+
+def test_a_random_node_that_runs_again_keeps_its_state() -> None:
+    plain, random_ = perceptron(), perceptron(state_bytes=3, random=True)
+    run = drop(plain, {1})
+    before, after = simulate(plain, run), simulate(random_, run)
+    assert after.save == before.save + 3
+    assert simulate(random_, keep_all(plain)).save == simulate(plain, keep_all(plain)).save
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "words"),
+    [
+        ((0, 2), (4, 5, 6), "node 2 reads storage 2"),
+        ((0, 1, 2), (5, 4, 6), "node 5 reads storage 5"),
+        ((0, 1), (4, 5, 6), "node 3 reads storage 3"),
+    ],
+)
+def test_what_cannot_run_is_refused(
+    forward: tuple[int, ...], backward: tuple[int, ...], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        simulate(perceptron(), Run(forward, backward))
+
+
+def test_what_must_run_once_is_refused_twice() -> None:
+    problem = perceptron()
+    with pytest.raises(ValueError, match="runs again"):
+        simulate(problem, Run((0, 1, 2, problem.loss), (4, 5, 6)))
+
+
+@settings(deadline=None, max_examples=200)
+@given(tiny_blocks(forward=5))
+def test_hand_made_runs_can_run(problem: Problem) -> None:
+    runs = [keep_all(problem), *(run for _, run in recompute_cheap(problem))]
+    for run in runs:
+        simulate(problem, run)
+        assert run.forward == forward_nodes(problem)
+        assert [k for k in run.backward if k > problem.loss] == list(backward_nodes(problem))
+        assert without_useless(problem, run.backward) == run.backward
+
+
+@settings(deadline=None, max_examples=200)
+@given(tiny_blocks(forward=5))
+def test_nodes_for_the_output_alone_can_be_left_out(problem: Problem) -> None:
+    for run in [keep_all(problem), *(run for _, run in recompute_cheap(problem))]:
+        spare = set(output_only(problem, run))
+        needed = [k for k in run.forward if k not in spare]
+        made = {s for k in needed for s in problem.nodes[k].outputs}
+        made |= {s for s, stored in enumerate(problem.storages) if stored.producer < 0}
+        made |= set(problem.nodes[problem.loss].outputs)
+        for k in [*needed, *run.backward]:
+            assert made.issuperset(problem.nodes[k].inputs) or k > problem.loss
+            made |= set(problem.nodes[k].outputs)
+        assert all(problem.nodes[k].repeatable for k in spare)
+
+
+def test_output_alone_of_a_known_block() -> None:
+    problem = perceptron()
+    assert output_only(problem, keep_all(problem)) == (2,)
+    assert output_only(problem, drop(problem, {1, 2})) == (0, 1, 2)
+
+
+@settings(deadline=None, max_examples=100)
+@given(tiny_blocks(forward=4))
+def test_dropping_everything_saves_least(problem: Problem) -> None:
+    everything = simulate(problem, drop(problem, set(droppable(problem))))
+    assert all(
+        everything.save <= simulate(problem, run).save for _, run in recompute_cheap(problem)
+    )
