@@ -1,5 +1,6 @@
 # The way of the data, from config.yaml to reports. Each line is a chapter in workflow/rules.
 
+
 include: "workflow/rules/common.smk"
 include: "workflow/rules/trace.smk"  # factory -> graph.arrow
 include: "workflow/rules/profile.smk"  # graph.arrow -> costs.arrow

@@ -94,12 +94,13 @@ def _built(
 ) -> tuple[Built, str]:
     from stages.device.factory import check_result, move, require_device
 
+    sample = (tuple(args), dict(kwargs))
+    result = (model, sample) if loss is None else (model, sample, loss)
+    built = check_result(result, "stages.plan")
     if device is None:
         device = str(next((weight.device for weight in model.parameters()), "cpu"))
     require_device(device)
-    sample = (tuple(args), dict(kwargs))
-    result = (model, sample) if loss is None else (model, sample, loss)
-    return move(check_result(result, "stages.plan"), device), device
+    return move(built, device), device
 
 
 def _name(built: Built) -> str:

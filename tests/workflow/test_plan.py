@@ -83,7 +83,7 @@ def test_the_table_tells_every_plan_and_every_failure(finished: Finished) -> Non
     result = stage(finished[0], "summary", "--configuration", "config.yaml")
     assert result.returncode == 0, result.stderr
     rows = [line for line in result.stdout.splitlines() if "rockmate" in line]
-    assert any("50%" in row and "MB" in row for row in rows)
+    assert any("50%" in row and "kB" in row for row in rows)
     assert any("1kB" in row and "infeasible" in row for row in rows)
     assert "results/tiny/report.html" in result.stdout
     assert "no such luck" in result.stdout

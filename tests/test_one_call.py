@@ -1,0 +1,105 @@
+"""`stages.plan(model, ...)`: the whole path in one call, on the store of the workflow."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import stages
+from data.models import gpt2
+from schemas.errors import ConfigError, ModelError
+from schemas.plan import Plan
+
+SETTINGS: dict[str, Any] = {"peaks": 2, "saves": 2, "jobs": 1}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("store")
+
+
+def model_and_tokens() -> tuple[torch.nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    model, (args, _) = gpt2(layers=2, width=64, heads=2, vocabulary=100, batch=2, tokens=16)
+    return model, args[0]
+
+
+def gradients(model: torch.nn.Module, tokens: torch.Tensor) -> list[torch.Tensor]:
+    model.zero_grad()
+    model(tokens).logits.sum().backward()
+    return [weight.grad for weight in model.parameters() if weight.grad is not None]
+
+
+def test_a_module_and_its_plan(store: Path) -> None:
+    model, tokens = model_and_tokens()
+    wanted = gradients(copy.deepcopy(model), tokens)
+    fitted, plan = stages.plan(model, (tokens,), budget="50%", store=store, **SETTINGS)
+    assert isinstance(plan, Plan)
+    assert plan.peak is not None and plan.budget_bytes is not None
+    assert plan.peak <= plan.budget_bytes < plan.keep_all.peak
+    assert type(fitted).__mro__[1] is type(model)
+    assert all(map(torch.equal, gradients(fitted, tokens), wanted))
+    assert list(fitted.state_dict()) == list(model.state_dict())
+
+
+def test_a_further_budget_solves_and_measures_nothing(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokens = model_and_tokens()
+    stages.plan(model, (tokens,), budget="50%", store=store, **SETTINGS)
+    known = {path: path.stat().st_mtime_ns for path in store.rglob("*") if path.suffix == ".arrow"}
+    tighter = stages.plan(model, (tokens,), budget="40%", store=store, **SETTINGS)[1]
+    assert tighter.budget == "40%"
+    for path, time in known.items():
+        if path.name not in ("graph.arrow", "costs.arrow"):
+            assert path.stat().st_mtime_ns == time, path
+
+
+def test_a_baseline_takes_no_budget(store: Path) -> None:
+    model, tokens = model_and_tokens()
+    _, plan = stages.plan(model, (tokens,), strategy="checkpoint", store=store, **SETTINGS)
+    assert plan.budget == "none"
+    assert plan.peak is not None and plan.peak < plan.keep_all.peak
+
+
+def test_a_budget_too_small_and_one_that_is_none(store: Path) -> None:
+    model, tokens = model_and_tokens()
+    with pytest.raises(ConfigError, match="smallest"):
+        stages.plan(model, (tokens,), budget="1kB", store=store, **SETTINGS)
+    with pytest.raises(ConfigError, match="'8 gigs' has the unknown unit"):
+        stages.plan(model, (tokens,), budget="8 gigs", store=store, **SETTINGS)
+
+
+def test_a_model_that_is_none(store: Path) -> None:
+    with pytest.raises(ModelError, match=r"stages\.plan"):
+        stages.plan("a model", (), store=store, **SETTINGS)  # type: ignore[arg-type]
+
+
+def test_a_loss_is_planned_too(store: Path) -> None:
+    model, tokens = model_and_tokens()
+
+    def loss(output: Any) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(
+            output.logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()
+        )
+
+    fitted, plan = stages.plan(model, (tokens,), budget="60%", loss=loss, store=store, **SETTINGS)
+    assert plan.feasible
+    reference = copy.deepcopy(model)
+    loss(reference(tokens)).backward()
+    loss(fitted(tokens)).backward()
+    for mine, theirs in zip(fitted.parameters(), reference.parameters(), strict=True):
+        assert torch.equal(mine.grad, theirs.grad)
+
+
+def test_the_function_is_found_however_it_is_asked_for() -> None:
+    import stages.one_call
+    from stages import plan
+
+    assert plan is stages.plan is stages.one_call.plan
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        stages.nothing  # noqa: B018
