@@ -62,12 +62,13 @@ def _backward(
             leaf.detach().requires_grad_() if output.tangent != NONE else leaf
             for output, leaf in zip(graph.outputs, leaves, strict=True)
         ]
-        built.loss(pytree.tree_unflatten(apart, tree)).backward()
-        given = [
-            leaf.grad
+        scalar = built.loss(pytree.tree_unflatten(apart, tree))
+        wanted = {
+            output.tangent: leaf
             for output, leaf in zip(graph.outputs, apart, strict=True)
             if output.tangent != NONE
-        ]
+        }
+        given = list(torch.autograd.grad(scalar, list(wanted.values())))
     torch.autograd.backward(list(roots.values()), given)
     tangents = dict(zip(roots, given, strict=True))
     [loss] = [op for op in graph.ops if op.target == LOSS_TARGET]
