@@ -132,7 +132,7 @@ def _check_gradients(graph: Graph) -> None:
             raise ArtifactError(f"{graph.model}: value {owner.id} can have no gradient")
         if owner.id in owners or made.kind in FIXED_KINDS or made.storage in taken:
             raise ArtifactError(
-                f"{graph.model}: the gradient of value {owner.id} shares its bytes with another value"
+                f"{graph.model}: the gradient of value {owner.id} shares bytes with another value"
             )
         if made.shape != owner.shape or made.dtype != owner.dtype:
             raise ArtifactError(f"{graph.model}: the gradient of value {owner.id} is unlike it")

@@ -18,7 +18,9 @@ def interface_text(graph: Graph, program: Program) -> str:
     """The module that defines INTERFACE."""
     positions = {value: position for position, value in enumerate(program.arguments)}
     owners = {gradient.gradient: gradient.value for gradient in graph.gradients}
-    yielded = program.differentiable + program.plain
+    yielded = program.differentiable + program.unused + program.plain
+    watched = tuple(positions[value] for value in program.watched if value in positions)
+    watched_outputs = tuple(yielded.index(v) for v in program.watched if v in yielded)
     eval_modules, autocast = guards_of(graph)
     lines = [
         '"""What the plan was specialised to."""',
@@ -40,8 +42,8 @@ def interface_text(graph: Graph, program: Program) -> str:
             "slices",
             [repr(tuple(positions[owners[value]] for value in part)) for part in program.slices],
         ),
-        f"    watched={tuple(positions[v] for v in program.watched if v in positions)!r},",
-        f"    watched_outputs={tuple(yielded.index(v) for v in program.watched if v in yielded)!r},",
+        f"    watched={watched!r},",
+        f"    watched_outputs={watched_outputs!r},",
         f"    eval_modules=frozenset({sorted(eval_modules)!r}),",
         f"    autocast={autocast!r},",
         ")",
@@ -99,6 +101,9 @@ def _output(graph: Graph, program: Program, positions: dict[int, int], output: O
         return f'Leaf("constant", value={_plain(output.constant)})'
     if output.tangent != NONE:
         return f'Leaf("differentiable", {program.tangents.index(output.tangent)})'
+    if output.value in program.unused:
+        position = len(program.differentiable) + program.unused.index(output.value)
+        return f'Leaf("differentiable", {position})'
     if output.value in positions:
         return f'Leaf("tensor", {positions[output.value]})'
     return f'Leaf("plain", {program.plain.index(output.value)})'
@@ -108,7 +113,7 @@ def _tangents(graph: Graph, program: Program) -> list[str]:
     return [
         f"Tangent({tuple(value.shape)!r}, {tuple(value.strides)!r}, {value.dtype!r})"
         for value in (graph.values[tangent] for tangent in program.tangents)
-    ]
+    ] + ["None" for _ in program.unused]
 
 
 def _plain(text: str) -> str:

@@ -66,6 +66,20 @@ def uses(graph: Graph, steps: Sequence[Step]) -> Uses:
     )
 
 
+def depending(graph: Graph) -> set[int]:
+    """The values of the forward that depend, through floating point numbers, on what requires a
+    gradient."""
+    found = {value.id for value in graph.values if value.requires_grad}
+    for op in graph.ops:
+        if op.phase == "forward" and found.intersection(op.inputs):
+            found.update(
+                value
+                for value in op.outputs
+                if value != NONE and graph.values[value].dtype.startswith(("float", "bf", "comp"))
+            )
+    return found
+
+
 def _touched(graph: Graph, step: Step, outputs: list[int]) -> tuple[list[int], list[int]]:
     """The values that a step reads and those that it makes."""
     if step.action == "gradient":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -71,11 +70,11 @@ def write_directory(directory: Path, files: Mapping[str, bytes]) -> None:
             (made / name).write_bytes(data)
         if directory.exists():
             old = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-            os.replace(directory, old)
-            os.replace(made, directory)
+            directory.replace(old)
+            made.replace(directory)
             shutil.rmtree(old)
         else:
-            os.replace(made, directory)
+            made.replace(directory)
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise
@@ -104,7 +103,7 @@ class _Timeless(Costs):
 _FACTS: dict[str, tuple[type, ...]] = {
     "strategy": (str,),
     "budget": (str, int),
-    "budget_bytes": (int,),
+    "budget_bytes": (int, type(None)),
     "verdict": (str,),
     "sentence": (str,),
     "peak": (int, type(None)),

@@ -9,7 +9,7 @@ from schemas.errors import ScheduleError
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op
 from schemas.schedule import Step
 from stages.generate.calls import Operators, Statement, statements
-from stages.generate.lifetimes import uses
+from stages.generate.lifetimes import depending, uses
 from stages.generate.naming import Names, comment, megabytes, value_names
 
 _RUNTIME = ("torch", "step", "random_state", "drawing_from", "outputs", "tangents", "gradients")
@@ -21,14 +21,17 @@ _INDENT = "    "
 class Program:
     """The text of a step and what its caller must know.
 
-    `arguments` are the values it takes, in order; `differentiable` and `plain` the values it yields
-    first, in this order; `tangents` what it is then sent, one for each differentiable; `slices` the gradients it yields at each further stop; `watched` the
-    fixed values and outputs that it reads after the loss.
+    `arguments` are the values it takes, in order. First it yields `differentiable`, `unused` and
+    `plain`: the outputs that receive gradients, those that could but do not in the traced loss, and
+    the others. Then it is sent `tangents`, one for each differentiable, and yields at each further
+    stop one of `slices`: gradients. `watched` are the fixed values and outputs that it reads after
+    the loss.
     """
 
     text: str
     arguments: list[int]
     differentiable: list[int]
+    unused: list[int]
     plain: list[int]
     tangents: list[int]
     slices: list[list[int]]
@@ -79,7 +82,10 @@ class _Writer:
             for output in graph.outputs
             if output.tangent == NONE and output.value not in self.uses.fixed | {NONE}
         ]
-        self.plain = list(dict.fromkeys(plain))
+        could = depending(graph) - set(self.differentiable) if graph.has_loss else set()
+        self.unused = [value for value in dict.fromkeys(plain) if value in could]
+        self.plain = [value for value in dict.fromkeys(plain) if value not in could]
+        self.leaving = self.differentiable + self.unused + self.plain
 
     def program(self, title: str) -> Program:
         """The finished text with its head."""
@@ -88,6 +94,7 @@ class _Writer:
             text="\n".join([*self.head(title, arguments), *self.lines, ""]),
             arguments=arguments,
             differentiable=self.differentiable,
+            unused=self.unused,
             plain=self.plain,
             tangents=self.loss.outputs,
             slices=self.slices,
@@ -159,7 +166,7 @@ class _Writer:
         self.flush()
         self.check_outputs()
         self.done.add(step.op)
-        leaving = ", ".join(self.names[value] for value in self.differentiable + self.plain)
+        leaving = ", ".join(self.names[value] for value in self.leaving)
         self.line(f"outputs = [{leaving}]")
         made = [value for value in self.loss.outputs if value != NONE]
         self.end([value for value in ends if value not in made])
@@ -175,7 +182,7 @@ class _Writer:
 
     def check_outputs(self) -> None:
         """The outputs leave before the loss, so they must be there."""
-        for value in self.differentiable + self.plain:
+        for value in self.leaving:
             storage = self.graph.values[value].storage
             if value not in self.uses.fixed and value not in self.bound.get(storage, []):
                 raise ScheduleError(f"the schedule has not made the output {value} before the loss")

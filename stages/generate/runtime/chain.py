@@ -84,9 +84,17 @@ class _Outputs(torch.autograd.Function):
                 "a planned module has no double backward, call it without create_graph=True"
             )
         run.check_watched()
+        expected = run.interface.tangents
+        for number, tangent in enumerate(tangents):
+            if expected[number] is None and tangent is not None:
+                raise RuntimeError(
+                    f"output {number} receives a gradient, but the plan was made for a loss that "
+                    f"does not use it"
+                )
         run.message = [
-            _arrived(tangent, expected, run.device)
-            for tangent, expected in zip(tangents, run.interface.tangents, strict=True)
+            _arrived(tangent, layout, run.device)
+            for tangent, layout in zip(tangents, expected, strict=True)
+            if layout is not None
         ]
         return None, None, torch.empty(0, device=run.device)
 

@@ -36,7 +36,7 @@ class Leaf:
     """One leaf of the model's output.
 
     `source` says where it is: "differentiable" or "plain" (the position among the outputs of the
-    step that receive a gradient, or that do not), "tensor" (the position among the tensors the
+    step that can receive a gradient, or that cannot), "tensor" (the position among the tensors the
     step takes) or "constant" (its `value`).
     """
 
@@ -59,11 +59,13 @@ class Interface:
     """How the step meets the model.
 
     `tensors` are the arguments of the step in order. `leaves` are the leaves of the call's
-    (args, kwargs), whose structure is `input_tree`: positions in `tensors`, or plain. `slices` lists, for each part of the backward
-    in order, the positions in `tensors` that its gradients belong to. `watched` are positions of
-    tensors, `watched_outputs` of outputs of the step, that the backward reads and that nothing may
-    change before. `eval_modules` are the submodules that were in evaluation mode. `autocast` is,
-    by device type, the dtype that autocast was on with, or None.
+    (args, kwargs), whose structure is `input_tree`: positions in `tensors`, or plain. `tangents`
+    are, for each differentiable output, the layout of its gradient, or None where the plan was
+    made for a loss that gives it none. `slices` lists, for each part of the backward in order, the
+    positions in `tensors` that its gradients belong to. `watched` are positions of tensors,
+    `watched_outputs` of outputs of the step, that the backward reads and that nothing may change
+    before. `eval_modules` are the submodules that were in evaluation mode. `autocast` is, by
+    device type, the dtype that autocast was on with, or None.
     """
 
     model: str
@@ -73,7 +75,7 @@ class Interface:
     input_tree: str
     outputs: tuple[Leaf, ...]
     output_tree: str
-    tangents: tuple[Tangent, ...]
+    tangents: tuple[Tangent | None, ...]
     slices: tuple[tuple[int, ...], ...]
     watched: tuple[int, ...]
     watched_outputs: tuple[int, ...]

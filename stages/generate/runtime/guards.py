@@ -10,9 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from .facts import Interface, Plain, Tensor
-
-_MISSING = object()
+from .facts import Interface, Tensor
 
 
 class PlanMismatch(RuntimeError):  # noqa: N818

@@ -37,9 +37,7 @@ def wrap(
         raise RuntimeError(
             "the model's forward was replaced on the instance, a planned module cannot replace it"
         )
-    planned = object.__new__(_planned_class(base, model, interface, step, otherwise, load))
-    object.__setattr__(planned, "__dict__", vars(model))
-    return planned
+    return _face(_planned_class(base, model, interface, step, otherwise, load), model)
 
 
 def _planned_class(
@@ -78,11 +76,12 @@ def _planned_class(
         "_tightfit_original": base,
         "forward": forward,
     }
-    return type(base)(base.__name__, (base,), body)
+    metaclass: Any = type(base)
+    return metaclass(base.__name__, (base,), body)
 
 
-def _face(base: type[Model], module: torch.nn.Module) -> Model:
-    """The same module as an instance of its original class."""
-    original = object.__new__(base)
-    object.__setattr__(original, "__dict__", vars(module))
-    return original
+def _face(kind: type[Model], module: torch.nn.Module) -> Model:
+    """The same module as an instance of another class: both have one state."""
+    face = object.__new__(kind)
+    object.__setattr__(face, "__dict__", vars(module))
+    return face

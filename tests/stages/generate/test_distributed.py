@@ -1,0 +1,13 @@
+"""Data parallelism over a planned module is exact."""
+
+from __future__ import annotations
+
+import torch.multiprocessing
+
+from tests.stages.generate.conftest import Planned
+from tests.stages.generate.distributed import work
+
+
+def test_two_processes_agree_with_the_original(small: Planned) -> None:
+    (small.directory.parent / "meet").unlink(missing_ok=True)
+    torch.multiprocessing.spawn(work, args=(str(small.directory),), nprocs=2, join=True)

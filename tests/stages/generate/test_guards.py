@@ -1,0 +1,184 @@
+"""A call that differs from what the plan was made for gets one sentence, or the original model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.stages.generate.conftest import Planned
+from tests.stages.generate.models import Small
+from tests.stages.generate.plans import PLAN, generated, load_package, traced
+from tests.stages.generate.test_usage import is_planned
+from tests.stages.trace import modules
+
+X = torch.zeros(4, 6)
+
+
+def differing_weight(model: Small) -> None:
+    model.first.weight = nn.Parameter(torch.zeros(8, 5))
+
+
+def frozen_weight(model: Small) -> None:
+    model.last.bias.requires_grad_(False)
+
+
+def evaluated_norm(model: Small) -> None:
+    model.norm.eval()
+
+
+def half(model: Small) -> None:
+    model.to(torch.bfloat16)
+
+
+def moved(model: Small) -> None:
+    model.middle.to("meta")
+
+
+def without_norm(model: Small) -> None:
+    del model.norm
+
+
+def strided(model: Small) -> None:
+    model.middle.weight = nn.Parameter(torch.zeros(8, 8).t())
+
+
+CALLS: list[tuple[Any, Any, str]] = [
+    ((torch.zeros(2, 6),), {}, "x has shape (2, 6), the plan was made for (4, 6)"),
+    ((X.double(),), {}, "x has dtype torch.float64, the plan was made for torch.float32"),
+    ((X.to("meta"),), {}, "x is on meta, the plan was made for cpu"),
+    ((torch.zeros(6, 4).t(),), {}, "x has strides (1, 4), the plan was made for (6, 1)"),
+    ((X.clone().requires_grad_(),), {}, "x requires a gradient, the plan was made without one"),
+    ((None,), {}, "x is None, the plan was made for a tensor"),
+    (([X],), {}, "x is of type list, the plan was made for a tensor"),
+    ((X, 3.0), {}, "scale is 3.0, the plan was made for 2.0"),
+    ((X, X), {}, "scale is a tensor, the plan was made for 2.0"),
+    ((X, 2), {}, "scale is 2, the plan was made for 2.0"),
+    ((X,), {"mask": X}, "mask is given, the plan was made without it"),
+]
+MODELS: list[tuple[Any, str]] = [
+    (differing_weight, "first.weight has shape (8, 5), the plan was made for (8, 6)"),
+    (frozen_weight, "last.bias requires no gradient, the plan was made with one"),
+    (evaluated_norm, "norm is in evaluation mode, the plan was made in training mode"),
+    (half, "first.weight has dtype torch.bfloat16, the plan was made for torch.float32"),
+    (moved, "middle.weight is on meta, the plan was made for cpu"),
+    (without_norm, "the model no longer has the norm the plan was made for"),
+    (strided, "middle.weight has strides (1, 8), the plan was made for (8, 1)"),
+]
+
+
+@pytest.mark.parametrize(("args", "kwargs", "sentence"), CALLS)
+def test_a_differing_call_is_named(small: Planned, args: Any, kwargs: Any, sentence: str) -> None:
+    planned = small.package.load(small.model())
+    if len(args) == 1:
+        kwargs = {"scale": 2.0, **kwargs}
+    with pytest.raises(small.package.PlanMismatch) as caught:
+        planned(*args, **kwargs)
+    assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize(("change", "sentence"), MODELS)
+def test_a_differing_model_is_named(small: Planned, change: Any, sentence: str) -> None:
+    planned = small.package.load(small.model())
+    change(planned)
+    with pytest.raises(small.package.PlanMismatch) as caught:
+        planned(X, 2.0)
+    assert str(caught.value) == sentence
+
+
+def test_autocast_is_named(small: Planned) -> None:
+    planned = small.package.load(small.model())
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(RuntimeError, match=r"autocast on cpu is bfloat16, the plan .* it off"),
+    ):
+        planned(X, 2.0)
+
+
+def test_the_original_runs_where_asked(small: Planned) -> None:
+    planned, model = small.package.load(small.model(), otherwise="original"), small.model()
+    outputs = []
+    for module in (planned, model):
+        torch.manual_seed(3)
+        outputs.append(module(small.inputs(batch=2), 2.0))
+        outputs[-1]["logits"].sum().backward()
+    assert torch.equal(outputs[0]["logits"], outputs[1]["logits"])
+    assert not is_planned(outputs[0]) and is_planned(planned(X, 2.0))
+    mine, theirs = dict(planned.named_parameters()), dict(model.named_parameters())
+    assert all(torch.equal(mine[name].grad, theirs[name].grad) for name in theirs)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert planned(X, 2.0)["logits"].dtype == torch.bfloat16
+
+
+def test_other_ways_to_say_the_same_call(small: Planned) -> None:
+    planned = small.package.load(small.model())
+    assert is_planned(planned(x=X, scale=2.0))
+    assert is_planned(planned(X, 2.0, None))
+    assert is_planned(planned(X, mask=None, scale=2.0))
+    assert is_planned(planned(torch.zeros(4, 1, 6)[:, 0], 2.0))
+    with pytest.raises(TypeError, match="missing a required argument"):
+        planned(scale=2.0)
+
+
+def test_strides_without_meaning_are_not_compared(tmp_path: Path) -> None:
+    graph, built = traced((nn.Linear(3, 2), ((torch.zeros(1, 3),), {})))
+    planned = generated(graph, tmp_path / "linear").load(built.model)
+    assert planned(torch.zeros(3, 1).t()).requires_grad
+
+
+def test_a_dict_may_come_in_another_order(tmp_path: Path) -> None:
+    class Both(nn.Linear):
+        def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            return super().forward(batch["a"] + 2 * batch["b"])
+
+    batch = {"a": torch.randn(2, 3), "b": torch.randn(2, 3)}
+    graph, built = traced((Both(3, 2), ((batch,), {})))
+    planned = generated(graph, tmp_path / "both").load(built.model)
+    turned = dict(reversed(batch.items()))
+    assert torch.equal(planned(turned), planned(batch))
+    with pytest.raises(RuntimeError, match="batch has another structure than the plan"):
+        planned({"a": batch["a"]})
+    with pytest.raises(RuntimeError, match=r"batch\['b'\] has shape \(1, 3\)"):
+        planned({"a": batch["a"], "b": batch["b"][:1]})
+
+
+def test_modules_in_evaluation_stay_there(tmp_path: Path) -> None:
+    graph, built = traced(modules.normalised())
+    planned = generated(graph, tmp_path / "normalised").load(built.model)
+    planned(*built.samples[0][0])
+    planned.train()
+    with pytest.raises(RuntimeError, match=r"fixed is in training mode, the plan .* evaluation"):
+        planned(*built.samples[0][0])
+
+
+def test_a_model_that_is_another_one_is_refused_at_once(small: Planned) -> None:
+    with pytest.raises(RuntimeError, match="for small and this model has no parameter"):
+        small.package.load(nn.Linear(2, 2))
+    model = small.model()
+    model.forward = lambda x: x  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="forward was replaced on the instance"):
+        small.package.load(model)
+    with pytest.raises(ValueError, match="otherwise is 'maybe'"):
+        small.package.load(small.model(), otherwise="maybe")
+
+
+def test_a_planned_module_can_be_planned_anew(small: Planned) -> None:
+    planned = small.package.load(small.package.load(small.model()), otherwise="original")
+    assert type(planned).__mro__[1] is Small
+    assert is_planned(planned(X, 2.0))
+
+
+def test_an_infeasible_plan_says_so(tmp_path: Path) -> None:
+    from stages.generate.package import infeasible_package, write_directory
+
+    sentence = 'no plan fits into 1MB, "2MB" is the least that works'
+    plan = {**PLAN, "verdict": "infeasible", "sentence": sentence, "peak": None, "time": None}
+    write_directory(tmp_path / "module", infeasible_package(plan))
+    package = load_package(tmp_path / "module")
+    assert package.VERDICT == "infeasible" and package.BUDGET == "50%"
+    with pytest.raises(RuntimeError) as caught:
+        package.load(nn.Linear(1, 1))
+    assert str(caught.value) == sentence

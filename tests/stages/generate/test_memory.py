@@ -1,0 +1,116 @@
+"""The package allocates what the schedule says, to the byte, and keeps nothing."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from data import models
+from schemas.costs import Costs
+from schemas.graph import Graph
+from stages.combine.opening import open_schedule
+from stages.device.factory import Built
+from stages.device.meter import measure
+from stages.profile.device import describe_device
+from stages.profile.library import open_library
+from stages.profile.profile import profile
+from stages.replay.referee import replay
+from stages.validate.step import Stepper
+from tests.stages.generate.conftest import Planned
+from tests.stages.generate.plans import generated, keep_all, recompute, traced
+from tests.stages.generate.test_usage import run
+from tests.stages.trace import modules
+
+MODELS: dict[str, Any] = {
+    "gpt2": lambda: models.gpt2(2, 32, 2, 50, 2, 8, dropout=0.1),
+    "resnet": lambda: models.resnet("resnet10", 2, 32),
+    "structured": modules.structured,
+    "heads": modules.heads,
+    "shared": modules.shared,
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def profiled(request: Any, tmp_path_factory: Any) -> tuple[Graph, Built, Costs]:
+    torch.manual_seed(0)
+    graph, built = traced(MODELS[request.param](), request.param)
+    with open_library(tmp_path_factory.mktemp("library"), describe_device("cpu")) as library:
+        return graph, built, profile(graph, built.loss, library)
+
+
+@pytest.mark.parametrize("plan", ["keep", "in_place", "recompute"])
+def test_the_measured_peak_is_the_schedules(profiled: Any, plan: str, tmp_path: Path) -> None:
+    graph, built, costs = profiled
+    executions = recompute(graph, 1, 0.8) if plan == "recompute" else keep_all(graph)
+    steps = open_schedule(graph, costs, executions, plan != "keep")
+    planned = generated(graph, tmp_path / plan, executions, plan != "keep", costs)
+    module, sample = planned.load(built.model), built.samples[0]
+    stepper = Stepper.of(graph, built)
+    stepper.run(module, sample)
+    forget(module, sample)
+    fresh, held = measure("cpu", lambda: stepper.run(module, sample))
+    del held
+    accumulating, held = measure("cpu", lambda: stepper.run(module, sample))
+    del held
+    forget(module, sample)
+    assert fresh.peak == replay(graph, costs, steps).peak
+    assert accumulating.peak == replay(graph, costs, steps, accumulate=True).peak
+
+
+def forget(module: nn.Module, sample: Any) -> None:
+    module.zero_grad()
+    for leaf in (*sample[0], *sample[1].values()):
+        if isinstance(leaf, torch.Tensor):
+            leaf.grad = None
+
+
+def test_a_forward_without_backward_leaves_nothing(small: Planned) -> None:
+    planned = small.package.load(small.model())
+    x = small.inputs()
+    run(planned, x)
+
+    def forward() -> None:
+        run(planned, x)
+
+    usage, _ = measure("cpu", forward)
+    assert usage.peak > 0 and usage.net == 0
+
+
+def test_a_backward_that_ends_early_leaves_nothing(small: Planned) -> None:
+    planned = small.package.load(small.model())
+    x = small.inputs()
+    run(planned, x)
+
+    def partly() -> None:
+        loss = run(planned, x)["logits"].sum()
+        torch.autograd.grad(loss, [planned.last.bias])
+
+    usage, _ = measure("cpu", partly)
+    assert usage.net == 0
+
+
+def test_an_input_is_let_go_when_it_is_no_longer_needed(small: Planned) -> None:
+    planned = small.package.load(small.model())
+    x = small.inputs()
+    alive = weakref.ref(x)
+    output = run(planned, x)
+    del x
+    output["logits"].sum().backward()
+    gc.collect()
+    assert alive() is None
+    del output
+
+
+def test_nothing_is_saved_by_autograd(small: Planned) -> None:
+    planned = small.package.load(small.model())
+    packed: list[torch.Tensor] = []
+    with saved_tensors_hooks(lambda tensor: packed.append(tensor) or tensor, lambda tensor: tensor):
+        run(planned, small.inputs())
+    assert packed == []
