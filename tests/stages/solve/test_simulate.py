@@ -127,12 +127,3 @@ def test_output_alone_of_a_known_block() -> None:
     problem = perceptron()
     assert output_only(problem, keep_all(problem)) == (2,)
     assert output_only(problem, drop(problem, {1, 2})) == (0, 1, 2)
-
-
-@settings(deadline=None, max_examples=100)
-@given(tiny_blocks(forward=4))
-def test_dropping_everything_saves_least(problem: Problem) -> None:
-    everything = simulate(problem, drop(problem, set(droppable(problem))))
-    assert all(
-        everything.save <= simulate(problem, run).save for _, run in recompute_cheap(problem)
-    )

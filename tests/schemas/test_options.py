@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from schemas.errors import ArtifactError
+from schemas.options import Option, group_options, read_options, write_options
+
+ZERO = Option(
+    block="a" * 64,
+    option=0,
+    label="save nothing",
+    save=4,
+    forward_peak=20,
+    backward_peak=0,
+    forward_seconds=9.0,
+    backward_seconds=0.0,
+    output_seconds=9.0,
+    forward=[0, 1, 2],
+    backward=[],
+    output_only=[0, 1, 2],
+    status="optimal",
+    gap=0.0,
+)
+ONE = replace(
+    ZERO,
+    option=1,
+    save=24,
+    forward_peak=24,
+    backward_peak=36,
+    backward_seconds=6.0,
+    output_seconds=3.0,
+    backward=[4, 5, 6],
+    output_only=[2],
+    status="feasible",
+    gap=0.25,
+    limit="work",
+)
+
+
+def test_options_come_back_by_block(tmp_path: Path) -> None:
+    other = [replace(ZERO, block="b" * 64), replace(ONE, block="b" * 64)]
+    write_options(tmp_path / "options", [ZERO, ONE, *other], {"engine": "highs"})
+    assert read_options(tmp_path / "options") == {"a" * 64: [ZERO, ONE], "b" * 64: other}
+
+
+def test_seconds_are_forward_and_backward() -> None:
+    assert ONE.seconds == 15.0
+
+
+def test_groups_keep_the_order() -> None:
+    other = replace(ZERO, block="0" * 64)
+    assert list(group_options([ZERO, other, ONE])) == ["a" * 64, "0" * 64]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([ONE], "stands where option 0 should"),
+        ([ZERO, ZERO], "stands where option 1 should"),
+        ([ZERO, replace(ONE, save=-1)], "negative"),
+        ([ZERO, replace(ONE, backward=[4, -5])], "negative"),
+        ([ZERO, replace(ONE, gap=-0.1)], "negative"),
+        ([ZERO, replace(ONE, backward_seconds=float("nan"))], "negative"),
+        ([ZERO, replace(ONE, save=25)], "saves more than its forward ever holds"),
+        ([ZERO, replace(ONE, output_only=[3])], "that it does not run"),
+        ([ZERO, replace(ONE, status="best")], "unknown status"),  # type: ignore[arg-type]
+        ([ZERO, replace(ONE, limit="luck")], "unknown status"),
+        ([replace(ZERO, backward=[4])], "has a backward"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(tmp_path: Path, options: list[Option], words: str) -> None:
+    with pytest.raises(ArtifactError, match=words):
+        write_options(tmp_path / "options", options)
+    assert not (tmp_path / "options").exists()

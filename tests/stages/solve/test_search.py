@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+
+from schemas.options import Option
+from schemas.problem import Problem
+from stages.solve.checkmate import choose_stages, count_variables
+from stages.solve.engine import ENGINES, Engine
+from stages.solve.search import Grid, grid_points, least_peak, solve_block
+from stages.solve.simulate import Run, simulate
+from tests.stages.solve.blocks import every_run, perceptron, tiny_blocks
+
+EXACT = Grid(peaks=3, saves=3, gap=0.0, variables=10)
+
+
+def run_of(option: Option) -> Run:
+    return Run(tuple(option.forward), tuple(option.backward))
+
+
+def check_figures(problem: Problem, options: list[Option]) -> None:
+    assert [option.option for option in options] == list(range(len(options)))
+    for option in options[1:]:
+        figures = simulate(problem, run_of(option))
+        assert option.save == figures.save
+        assert option.forward_peak == figures.forward_peak
+        assert option.backward_peak == figures.backward_peak
+        assert option.forward_seconds == figures.forward_seconds
+        assert option.backward_seconds == figures.backward_seconds
+
+
+def measures(option: Option) -> tuple[float, ...]:
+    return (option.save, option.forward_peak, option.backward_peak, option.seconds)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_options_of_a_known_block(engine: Engine) -> None:
+    problem = perceptron()
+    options = solve_block("block", problem, engine, EXACT)
+    check_figures(problem, options)
+    found = [(option.save, option.seconds, option.status) for option in options[1:]]
+    assert (24, 15.0, "optimal") in found
+    assert (14, 16.0, "optimal") in found
+    assert (4, 21.0, "optimal") in found
+    assert all(option.status == "optimal" for option in options)
+
+
+def test_option_zero_keeps_the_output_and_has_no_backward() -> None:
+    option = solve_block("block", perceptron(), "highs", EXACT)[0]
+    assert (option.save, option.forward_peak, option.backward) == (4, 20, [])
+    assert option.forward == [0, 1, 2]
+    assert option.forward_seconds == option.output_seconds == 9.0
+
+
+def test_option_zero_keeps_the_random_states_that_running_again_needs() -> None:
+    option = solve_block("block", perceptron(state_bytes=3, random=True), "highs", EXACT)[0]
+    assert (option.save, option.forward_peak) == (7, 23)
+
+
+@settings(deadline=None, max_examples=40)
+@given(tiny_blocks())
+def test_options_are_true_and_none_beats_another(problem: Problem) -> None:
+    options = solve_block("block", problem, "highs", EXACT)
+    check_figures(problem, options)
+    for option in options[1:]:
+        for other in options[1:]:
+            beaten = all(a <= b for a, b in zip(measures(other), measures(option), strict=True))
+            assert not beaten or other is option
+
+
+@settings(deadline=None, max_examples=40)
+@given(tiny_blocks())
+def test_what_is_said_of_an_option_is_proven(problem: Problem) -> None:
+    _, stages = choose_stages(problem, EXACT.variables)
+    if count_variables(stages) > EXACT.variables:
+        return
+    possible = [figures for _, figures in every_run(problem, stages)]
+    for option in solve_block("block", problem, "highs", EXACT)[1:]:
+        peak = max(option.forward_peak, option.backward_peak)
+        best = min(
+            figures.seconds
+            for figures in possible
+            if figures.peak <= peak and figures.save <= option.save
+        )
+        assert best >= option.seconds * (1 - option.gap) - 1e-6
+        if option.status == "optimal":
+            assert best == pytest.approx(option.seconds)
+
+
+@settings(deadline=None, max_examples=100)
+@given(tiny_blocks())
+def test_no_run_needs_less_than_the_least_peak(problem: Problem) -> None:
+    _, stages = choose_stages(problem, 8)
+    if count_variables(stages) <= 8:
+        assert min(f.peak for _, f in every_run(problem, stages)) >= least_peak(problem)
+
+
+def test_the_grid_runs_from_loose_to_tight() -> None:
+    from stages.solve.hand import keep_all, recompute_cheap
+    from stages.solve.search import Found
+
+    problem = perceptron()
+    runs = [("keep", keep_all(problem)), *recompute_cheap(problem)]
+    found = [Found(label, run, simulate(problem, run)) for label, run in runs]
+    points = list(grid_points(problem, Grid(peaks=2, saves=3), found))
+    assert points == [(36, 24), (36, 14), (36, 4), (32, 24), (32, 14), (32, 4)]
+    assert points[-1] == (least_peak(problem), 4)
+
+
+def test_a_block_too_large_for_an_ilp_has_the_options_by_hand() -> None:
+    options = solve_block("block", perceptron(), "highs", Grid(largest=0))
+    assert len(options) > 2
+    assert not any("ILP" in option.label for option in options)
+    assert options[1].status == "optimal"

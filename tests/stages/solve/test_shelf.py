@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from schemas.blocks import Block, Blocks, problem_digest, write_blocks
+from schemas.errors import ArtifactError, TightfitError
+from schemas.options import Option, read_options
+from stages.solve import shelf
+from stages.solve.cli import add_arguments, run
+from stages.solve.search import Grid
+from tests.stages.solve.blocks import perceptron
+
+GRID = Grid(peaks=2, saves=2)
+
+
+def test_a_block_is_solved_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = perceptron()
+    digest = problem_digest(problem)
+    told: list[tuple[str, int]] = []
+
+    def done(block: str, options: list[Option]) -> None:
+        told.append((block, len(options)))
+
+    first = shelf.solve_all({digest: problem}, tmp_path, "highs", GRID, 2, done)
+
+    def refuse(*arguments: object) -> list[Option]:
+        raise AssertionError("solved again")
+
+    monkeypatch.setattr(shelf, "_solve_apart", refuse)
+    second = shelf.solve_all({digest: problem}, tmp_path, "highs", GRID, 2, done)
+    assert first == second
+    assert told == [(digest, len(first))] * 2
+    with pytest.raises(AssertionError, match="solved again"):
+        shelf.solve_all({digest: problem}, tmp_path, "cbc", GRID, 2)
+    with pytest.raises(AssertionError, match="solved again"):
+        shelf.solve_all({digest: problem}, tmp_path, "highs", Grid(peaks=3, saves=2), 2)
+
+
+def test_the_same_arguments_give_the_same_bytes(tmp_path: Path) -> None:
+    problem = perceptron()
+    paths = []
+    for folder in ("one", "two"):
+        shelf.solve_to_shelf("d" * 64, problem, tmp_path / folder, "highs", GRID)
+        paths.append(shelf.shelf_path(tmp_path / folder, "d" * 64, "highs", GRID))
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+def test_a_damaged_shelf_is_refused(tmp_path: Path) -> None:
+    problem = perceptron()
+    digest = problem_digest(problem)
+    shelf.solve_to_shelf(digest, problem, tmp_path, "highs", GRID)
+    path = shelf.shelf_path(tmp_path, digest, "highs", GRID)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ArtifactError, match=str(path)):
+        shelf.solve_all({digest: problem}, tmp_path, "highs", GRID, 1)
+
+
+def test_another_blocks_options_are_refused(tmp_path: Path) -> None:
+    problem = perceptron()
+    digest = problem_digest(problem)
+    shelf.solve_to_shelf("d" * 64, problem, tmp_path, "highs", GRID)
+    shelf.shelf_path(tmp_path, "d" * 64, "highs", GRID).rename(
+        shelf.shelf_path(tmp_path, digest, "highs", GRID)
+    )
+    with pytest.raises(ArtifactError, match="another block"):
+        shelf.solve_all({digest: problem}, tmp_path, "highs", GRID, 1)
+
+
+def test_a_failing_solve_says_so(tmp_path: Path) -> None:
+    (tmp_path / "options").write_text("a file where a folder should be")
+    problem = perceptron()
+    with pytest.raises(TightfitError, match="solving block"):
+        shelf.solve_all({problem_digest(problem): problem}, tmp_path, "highs", GRID, 1)
+
+
+def test_solving_loads_no_torch() -> None:
+    code = "import sys, stages.solve.worker; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    problem = perceptron()
+    digest = problem_digest(problem)
+    block = Block(
+        digest=digest,
+        label="layer",
+        forward=[0, 1, 2],
+        backward=[4, 5, 6],
+        once=[],
+        storages=list(range(10)),
+        inputs=[0],
+        outputs=[3],
+        incoming=[4],
+        outgoing=[9],
+        output_bytes=4,
+        incoming_bytes=4,
+        outgoing_bytes=4,
+        gradient_bytes=4,
+        carried_bytes=0,
+    )
+    chain = Blocks("model", [], 0.0, 0, 3, 0.0, 4, [block], {digest: problem})
+    write_blocks(tmp_path / "blocks", chain)
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    files = [
+        "--blocks",
+        tmp_path / "blocks",
+        "--store",
+        tmp_path,
+        "--out",
+        tmp_path / "options.out",
+    ]
+    settings = ["--engine", "cbc", "--peaks", "2", "--saves", "2", "--jobs", "1"]
+    run(parser.parse_args([*map(str, files), *settings]))
+    options = read_options(tmp_path / "options.out")
+    assert list(options) == [digest]
+    assert f"layer: {len(options[digest])} options" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("count", ["0", "-2", "many"])
+def test_command_refuses_counts_that_are_none(count: str) -> None:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_arguments(parser)
+    with pytest.raises((SystemExit, argparse.ArgumentError)):
+        parser.parse_args(["--blocks", "b", "--store", "s", "--out", "o", "--peaks", count])
