@@ -17,7 +17,7 @@ from stages.combine.chain_replay import chain_replay
 from stages.combine.least import Least
 from stages.combine.links import Links
 from stages.combine.slots import rounds_nothing
-from stages.combine.table import Table, build_table, run_block
+from stages.combine.table import Table, Times, build_table, run_block
 
 SLOTS = 500
 WALKS = 5000
@@ -40,37 +40,38 @@ class ChainPlan:
 
 
 class ChainFrontier:
-    """Plans of a chain that do not depend on the budgets that are asked for."""
+    """Plans of a chain that do not depend on the budgets that are asked for. Budgets and peaks
+    count all that the chain counts. One table is in memory at a time."""
 
     def __init__(self, links: Links, slots: int = SLOTS) -> None:
         self.links = links
         self.slots = slots
         self.keep_all = self._plan(keep_all_sequence(links))
         self._least = Least(links)
-        self._tables: dict[int, Table] = {}
+        self._table: tuple[int, Table] | None = None
         self._plans: dict[int, list[ChainPlan]] = {}
+        self._times: dict[int, Times] = {}
+        self._bounds: dict[int, Times] = {}
 
     @property
     def smallest_budget(self) -> int:
-        """The least bytes that any persistent sequence needs, all counted."""
+        """The least bytes that any persistent sequence needs."""
         return self._least.budget
 
     def within(self, budget: int) -> ChainPlan | None:
-        """The fastest plan of at most `budget` bytes, all counted; None where no sequence fits."""
+        """The fastest plan of at most `budget` bytes; None where no sequence fits."""
         if budget >= self.keep_all.peak:
             return self.keep_all
         if budget < self.smallest_budget:
             return None
         best = self._plan(self._least.sequence())
-        bound: Table | None = None
-        for level in self._levels():
-            if level and self._limit(level) + self.links.held <= budget:
-                bound = bound or self.optimistic(budget)
-                if bound.seconds(self._limit(level)) >= best.seconds:
-                    break
-            if self._limit(level + 1) + self.links.held <= budget or level == self._levels()[-1]:
-                fitting = [plan for plan in self._asked(level, budget) if plan.peak <= budget]
-                best = min([best, *fitting], key=lambda plan: (plan.seconds, plan.peak))
+        own = self._level(budget)
+        for level in self._levels()[own:]:
+            top = self._limit(level) + self.links.held
+            if level > own and self.bound(budget, top) >= best.seconds:
+                break
+            fitting = [plan for plan in self._asked(level, budget) if plan.peak <= budget]
+            best = min([best, *fitting], key=lambda plan: (plan.seconds, plan.peak))
         return best
 
     def plans(self) -> list[ChainPlan]:
@@ -80,20 +81,34 @@ class ChainFrontier:
             found += self._level_plans(level)
         return pareto(found)
 
-    def optimistic(self, budget: int) -> Table:
-        """The table that bounds the time of any persistent sequence within `budget` bytes."""
-        return build_table(self.links, budget - self.links.held, self.slots, optimistic=True)
+    def rounded(self, budget: int) -> float:
+        """The optimum, in seconds, of the chain rounded to slots."""
+        if budget >= self.keep_all.peak:
+            return self.keep_all.seconds
+        level = self._level(budget)
+        if level not in self._times:
+            self._build(level)
+        return self._times[level].seconds(budget - self.links.held)
 
-    def table(self, level: int) -> Table:
-        """The table of one level."""
-        if level not in self._tables:
-            self._tables[level] = build_table(self.links, self._limit(level), self.slots)
-        return self._tables[level]
+    def bound(self, budget: int, within: int | None = None) -> float:
+        """Seconds that no persistent sequence within `budget` bytes beats; or none of those that
+        stay `within` fewer bytes, in the slots made for `budget`."""
+        if budget not in self._bounds:
+            limit = budget - self.links.held
+            self._table = None
+            table = build_table(self.links, limit, self.slots, optimistic=True)
+            self._bounds[budget] = table.times
+        asked = budget if within is None else within
+        return self._bounds[budget].seconds(asked - self.links.held)
 
-    def level(self, budget: int) -> int:
-        """The level whose table covers a budget, all counted."""
-        covering = [k for k in self._levels() if budget - self.links.held <= self._limit(k)]
-        return max(covering, default=0)
+    def _build(self, level: int) -> Table:
+        """The table of a level, and its times for later."""
+        if self._table is None or self._table[0] != level:
+            self._table = None
+            table = build_table(self.links, self._limit(level), self.slots)
+            self._table = (level, table)
+            self._times[level] = table.times
+        return self._table[1]
 
     def _limit(self, level: int) -> int:
         """The largest budget of a level in bytes, `links.held` not counted."""
@@ -110,15 +125,18 @@ class ChainFrontier:
             levels.append(len(levels))
         return levels
 
+    def _level(self, budget: int) -> int:
+        """The level whose table covers a budget."""
+        covering = [k for k in self._levels() if budget - self.links.held <= self._limit(k)]
+        return max(covering, default=0)
+
     def _level_plans(self, level: int) -> list[ChainPlan]:
         """The plans of one level: those between its limit and the next one's."""
         if level not in self._plans:
             last = level == self._levels()[-1]
             lowest = -1 if last else self._limit(level + 1)
-            table = self.table(level)
-            steps = table.steps()
-            if not last:
-                steps = [m for m in steps if m * table.slots.unit > lowest]
+            table = self._build(level)
+            steps = [m for m in table.times.steps() if m * table.slots.unit > lowest]
             wanted = max(FEWEST, WALKS // len(self.links))
             chosen = [steps[index] for index in spread(len(steps), wanted)]
             plans = [self._plan(table.sequence(m)) for m in chosen]
@@ -127,10 +145,12 @@ class ChainFrontier:
 
     def _asked(self, level: int, budget: int) -> list[ChainPlan]:
         """The plans of a level; where nothing was rounded, the optimum of the budget as well."""
-        table = self.table(level)
         found = self._level_plans(level)
+        if not self._times[level].slots.exact:
+            return found
+        table = self._build(level)
         room = table.slots.room(budget - self.links.held)
-        if table.slots.exact and np.isfinite(table.lost[room]):
+        if np.isfinite(table.times.lost[room]):
             return [*found, self._plan(table.sequence(room))]
         return found
 

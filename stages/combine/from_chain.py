@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,7 +69,7 @@ def plan_chain(
     keep_all = frontier.keep_all
     size = budget.total(fixed.inputs + fixed.gradients + fixed.outputs, keep_all.peak)
     chosen = frontier.within(size)
-    bound = _lower_bound(frontier, size)
+    bound = math.inf if chosen is None else _lower_bound(frontier, size)
     optimal_in = "" if chosen is None else _optimal_in(frontier, size, chosen, bound)
     verdict: Verdict = "infeasible" if chosen is None else "optimal" if optimal_in else "feasible"
     own = None if chosen is None else Cost(chosen.seconds, chosen.peak)
@@ -126,7 +127,7 @@ def _lower_bound(frontier: ChainFrontier, budget: int) -> float:
     """The seconds that no persistent sequence within the budget beats."""
     if budget >= frontier.keep_all.peak:
         return frontier.keep_all.seconds
-    return frontier.optimistic(budget).seconds(budget - frontier.links.held)
+    return frontier.bound(budget)
 
 
 def _optimal_in(frontier: ChainFrontier, budget: int, chosen: ChainPlan, bound: float) -> str:
@@ -134,8 +135,7 @@ def _optimal_in(frontier: ChainFrontier, budget: int, chosen: ChainPlan, bound: 
     the optimum of the dynamic program's rounded chain is."""
     if chosen.seconds <= bound * (1 + ROUNDING):
         return EXACT
-    rounded = frontier.table(frontier.level(budget)).seconds(budget - frontier.links.held)
-    if chosen.seconds <= rounded * (1 + ROUNDING):
+    if chosen.seconds <= frontier.rounded(budget) * (1 + ROUNDING):
         return f"{EXACT} at {frontier.slots} slots"
     return ""
 

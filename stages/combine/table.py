@@ -21,6 +21,26 @@ COMPILED_FROM = 1.5e8
 
 
 @dataclass(frozen=True)
+class Times:
+    """What a table says of the whole chain: the least time `lost` to recomputing, by slots."""
+
+    slots: Slots
+    lost: Seconds
+
+    def seconds(self, budget: int) -> float:
+        """The least time of the chain within `budget` bytes (`links.held` not counted)."""
+        if budget < 0:
+            return float("inf")
+        return float(self.lost[self.slots.room(budget)] + self.slots.base.sum())
+
+    def steps(self) -> list[int]:
+        """The numbers of slots from which the chain takes less time than with any fewer."""
+        finite = np.isfinite(self.lost)
+        before = np.concatenate([[np.inf], self.lost[:-1]])
+        return np.flatnonzero(finite & (self.lost < before)).tolist()
+
+
+@dataclass(frozen=True)
 class Table:
     """`cost[cell(s, t), m]` in seconds above the bases, infinite where m slots do not do."""
 
@@ -28,23 +48,11 @@ class Table:
     slots: Slots
     cost: Seconds
 
-    def seconds(self, budget: int) -> float:
-        """The least time of the chain within `budget` bytes (`links.held` not counted)."""
-        slots = self.slots
-        if budget < 0:
-            return float("inf")
-        return float(self.lost[slots.room(budget)] + slots.base.sum())
-
     @property
-    def lost(self) -> Seconds:
-        """The least time lost to recomputing the whole chain, by slots."""
-        return self.cost[cell(self.slots.length, 1, self.slots.length)]
-
-    def steps(self) -> list[int]:
-        """The numbers of slots from which the chain takes less time than with any fewer."""
-        finite = np.isfinite(self.lost)
-        before = np.concatenate([[np.inf], self.lost[:-1]])
-        return np.flatnonzero(finite & (self.lost < before)).tolist()
+    def times(self) -> Times:
+        """What is worth keeping of a table, which may be large."""
+        whole = cell(self.slots.length, 1, self.slots.length)
+        return Times(self.slots, self.cost[whole].copy())
 
     def sequence(self, count: int) -> list[Action]:
         """An optimal sequence within `count` slots, which must be enough."""

@@ -34,7 +34,7 @@ def test_the_persistent_optimum_of_every_known_case(case: dict) -> None:
     links = links_of_chain(chain_of_case(case))
     table = build_table(links, case["memory"] - case["a"][0], 500)
     assert table.slots.exact
-    assert table.seconds(case["memory"] - case["a"][0]) == expected
+    assert table.times.seconds(case["memory"] - case["a"][0]) == expected
     assert best(chain_of_case(case), case["memory"]) == expected
     assert optimum(links, case["memory"]) == expected
 
@@ -68,7 +68,7 @@ def test_rounding_keeps_within_the_budget_and_bounds_the_optimum(
         return
     assert plan.peak == chain_replay(links, plan.sequence).peak <= budget
     assert plan.seconds >= exact.seconds - 1e-9
-    bound = frontier.optimistic(budget).seconds(budget - links.held)
+    bound = frontier.bound(budget)
     assert bound <= exact.seconds + 1e-9
 
 
@@ -79,10 +79,10 @@ def test_sequences_of_a_rounded_table_need_no_more_than_their_slots(
 ) -> None:
     links = links_of_chain(chain)
     table = build_table(links, 60, slots)
-    for count in table.steps():
+    for count in table.times.steps():
         played = chain_replay(links, table.sequence(count))
         assert played.peak - links.held <= count * table.slots.unit
-        expected = table.seconds(count * table.slots.unit)
+        expected = table.times.seconds(count * table.slots.unit)
         assert played.seconds == pytest.approx(expected, abs=1e-9)
 
 
