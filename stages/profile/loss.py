@@ -51,14 +51,17 @@ class _LossRun:
         self.loss = loss
         self.leaves: list[Any] = []
         self.differentiable: list[Tensor] = []
+        made: dict[int, Tensor] = {}
         for output in graph.outputs:
             if output.value == NONE:
                 self.leaves.append(json.loads(output.constant))
                 continue
-            tensor = make_tensor(graph.values[output.value], normal, device)
-            self.leaves.append(tensor)
-            if output.tangent != NONE:
-                self.differentiable.append(tensor.requires_grad_())
+            if output.value not in made:
+                tensor = make_tensor(graph.values[output.value], normal, device)
+                made[output.value] = tensor
+                if output.tangent != NONE:
+                    self.differentiable.append(tensor.requires_grad_())
+            self.leaves.append(made[output.value])
         self.tree = pytree.treespec_loads(graph.output_tree)
         self.handles: list[Any] = []
         self.output: Any = None

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from schemas.costs import (
     write_costs,
 )
 from schemas.errors import ArtifactError
-from schemas.graph import LOSS_TARGET, NONE, Graph, Op, Output, Value, encode_arguments
+from schemas.graph import LOSS_TARGET, NONE, Graph, Op, Output, Phase, Value, encode_arguments
 
 DEVICE = Device("cpu", "a processor", "2.0", 2, "measured")
 
@@ -27,9 +28,11 @@ def value(index: int, shape: list[int], dtype: str = "float32", transposed: bool
     return Value(index, "intermediate", shape, strides, 0, dtype, index)
 
 
-def op(index: int, args: list, outputs: list[int], target: str = "aten.add.Tensor", **kwargs) -> Op:  # type: ignore[type-arg, no-untyped-def]
+def op(
+    index: int, args: list[Any], outputs: list[int], target: str = "aten.add.Tensor", **kwargs: Any
+) -> Op:
     inputs = [argument["value"] for argument in args if isinstance(argument, dict)]
-    phase = "loss" if target == LOSS_TARGET else "forward"
+    phase: Phase = "loss" if target == LOSS_TARGET else "forward"
     return Op(
         index,
         target,
@@ -67,7 +70,7 @@ VALUES = [
 ]
 
 
-def key(args: list, in_place: int = NONE, **kwargs) -> str:  # type: ignore[type-arg, no-untyped-def]
+def key(args: list[Any], in_place: int = NONE, **kwargs: Any) -> str:
     made = graph(VALUES, [op(0, args, [], **kwargs)])
     return op_key(made, made.ops[0], in_place)
 
@@ -93,7 +96,7 @@ def test_equal_calls_have_equal_keys_wherever_they_stand() -> None:
     ],
     ids=["strides", "dtype", "shape", "repeated", "scalar", "fewer"],
 )
-def test_unequal_calls_have_unequal_keys(other: list) -> None:  # type: ignore[type-arg]
+def test_unequal_calls_have_unequal_keys(other: list[Any]) -> None:
     assert key(other) != key([tensor(0), tensor(1)])
 
 
@@ -140,9 +143,9 @@ def test_costs_come_back_in_the_order_of_keys(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change", [{"seconds": -1.0}, {"peak": 10}, {"net": -1}, {"seconds": float("nan")}]
 )
-def test_impossible_costs_are_refused(tmp_path: Path, change: dict[str, float]) -> None:
+def test_impossible_costs_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     row = Cost("b", "aten.mm.default", NONE, 0.25, 0.1, 30, 20)
-    write_costs(tmp_path / "c.arrow", Costs([replace(row, **change)], DEVICE))  # type: ignore[arg-type]
+    write_costs(tmp_path / "c.arrow", Costs([replace(row, **change)], DEVICE))
     with pytest.raises(ArtifactError, match=r"c\.arrow: the cost of aten.mm.default"):
         read_costs(tmp_path / "c.arrow")
 

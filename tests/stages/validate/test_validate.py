@@ -59,7 +59,7 @@ class Net(nn.Module):
 
 def net() -> tuple[Any, ...]:
     """The factory of the command-line test."""
-    samples = [((torch.randn(6, 8, requires_grad=True),), {}) for _ in range(2)]
+    samples: list[Any] = [((torch.randn(6, 8, requires_grad=True),), {}) for _ in range(2)]
     return Net(), samples
 
 
@@ -122,7 +122,7 @@ def test_a_module_that_does_the_same_passes(graph: Graph, built: Built, tmp_path
         ),
         (
             "model.norm.register_forward_hook("
-            "lambda *_: [model.norm.running_mean.add_(0.5), None][1])\nreturn model",
+            "lambda *_: [model.norm.running_mean.data.add_(0.5), None][1])\nreturn model",
             "Buffer norm.running_mean",
             "buffer_difference",
         ),
