@@ -30,8 +30,8 @@ def plan_from_nothing(case: Case, folder: Path) -> list[tuple[str, float]]:
         ("partition", [*made, "--out", blocks]),
         (
             "solve",
-            ["--blocks", blocks, "--store", store, "--engine", "highs", "--peaks", "2",
-             "--saves", "3", "--jobs", "2", "--out", options],
+            ["--blocks", blocks, "--store", store, "--engine", "highs", "--peaks", "4",
+             "--saves", "6", "--jobs", "2", "--out", options],
         ),
         (
             "combine",
