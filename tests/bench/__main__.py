@@ -23,7 +23,7 @@ def plan_from_nothing(case: Case, folder: Path) -> list[tuple[str, float]]:
     blocks, options = folder / "blocks.arrow", folder / "options.arrow"
     frontier, store = folder / "frontier.arrow", folder / "store"
     factory = ["--factory", case.factory, "--arguments", json.dumps(case.arguments)]
-    made = ["--graph", graph, "--costs", costs]
+    made: list[str | Path] = ["--graph", graph, "--costs", costs]
     calls: list[tuple[str, list[str | Path]]] = [
         ("trace", [*factory, "--name", case.name, "--device", "cpu", "--out", graph]),
         ("profile", ["--graph", graph, "--library", store, "--device", "cpu", "--out", costs]),
