@@ -46,10 +46,11 @@ class Option:
 
     `block` is the digest of the block's problem, `option` its number among the block's options
     and `label` says in words how it was found. `forward` and `backward` are positions of nodes in
-    the block's problem, in the order they run. `status` "optimal": nothing in the solver's class
-    is faster within this option's peaks and save as they were asked for. "feasible": at most a
-    share `gap` of `seconds` faster, and `limit` says what ended the search: the accepted "gap",
-    "work" (nodes of the search tree) or "clock"; it is empty where no search was made.
+    the block's problem, in the order they run. `status` "optimal": no run of the class that was
+    searched is faster within this option's save and the larger of its peaks. "feasible": one may
+    be faster by at most a share `gap` of `seconds`, and `limit` says what ended the search for
+    this option: the accepted "gap", "work" (nodes of the search tree) or "clock"; it is empty
+    where the option was made by hand.
     """
 
     block: str

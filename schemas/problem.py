@@ -8,6 +8,7 @@ and one of its blocks are both problems.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from schemas.arrow import flag, integer, integers, number, records, text
 from schemas.graph import Phase
@@ -66,7 +67,7 @@ class Problem:
     storages: list[Storage]
     state_bytes: int
 
-    @property
+    @cached_property
     def loss(self) -> int:
         """The position of the loss."""
         return next(index for index, node in enumerate(self.nodes) if node.phase == "loss")

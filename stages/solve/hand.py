@@ -7,6 +7,9 @@ from collections.abc import Collection, Iterator, Sequence
 from schemas.problem import Problem
 from stages.solve.simulate import Run
 
+STEPS = 32
+"""At most so many numbers of dropped storages are tried."""
+
 
 def forward_nodes(problem: Problem) -> tuple[int, ...]:
     """The block's forward, each node once."""
@@ -41,12 +44,7 @@ def drop(problem: Problem, dropped: Collection[int], again: bool = False) -> Run
     What a recomputation needs and is not there is recomputed too. A recomputed storage stays
     until the backward last reads it, or, with `again`, only for the node that needs it.
     """
-    available = {
-        storage
-        for position in forward_nodes(problem)
-        for storage in problem.nodes[position].outputs
-        if storage not in dropped and _survives(problem, storage)
-    }
+    available = _surviving(problem) - set(dropped)
     order: list[int] = []
     for position in backward_nodes(problem):
         present = set(available)
@@ -60,15 +58,18 @@ def drop(problem: Problem, dropped: Collection[int], again: bool = False) -> Run
     return Run(forward_nodes(problem), without_useless(problem, tuple(order)))
 
 
-def _survives(problem: Problem, storage: int) -> bool:
-    """Whether a forward storage is there in the backward without being recomputed: the backward
-    reads it, or it cannot be made again."""
-    producer = problem.storages[storage].producer
-    return (
-        problem.storages[storage].held
-        or not problem.nodes[producer].repeatable
-        or any(storage in problem.nodes[position].inputs for position in backward_nodes(problem))
-    )
+def _surviving(problem: Problem) -> set[int]:
+    """Forward storages that are there in the backward without being made again: the backward
+    reads them, or they cannot be made again."""
+    read = {s for position in backward_nodes(problem) for s in problem.nodes[position].inputs}
+    return {
+        storage
+        for position in forward_nodes(problem)
+        for storage in problem.nodes[position].outputs
+        if storage in read
+        or problem.storages[storage].held
+        or not problem.nodes[position].repeatable
+    }
 
 
 def _ensure(problem: Problem, wanted: Sequence[int], present: set[int]) -> list[int]:
@@ -123,8 +124,9 @@ def output_only(problem: Problem, run: Run) -> tuple[int, ...]:
 def recompute_cheap(problem: Problem) -> Iterator[tuple[str, Run]]:
     """Runs that drop the storages that are cheapest to make again, for the bytes they free.
 
-    One run for each number of dropped storages, cheapest first, and each once with recomputed
-    storages kept and once dropped again after each use; the last run drops everything.
+    One run for each number of dropped storages, cheapest first (in a large block for `STEPS`
+    numbers), and each once with recomputed storages kept and once dropped again after each use;
+    the last run drops everything.
     """
     price = {
         storage: problem.nodes[problem.storages[storage].producer].seconds
@@ -132,7 +134,8 @@ def recompute_cheap(problem: Problem) -> Iterator[tuple[str, Run]]:
         for storage in droppable(problem)
     }
     ranked = sorted(price, key=lambda storage: (price[storage], storage))
-    for count in range(1, len(ranked) + 1):
+    steps = min(STEPS, len(ranked))
+    for count in sorted({-(-len(ranked) * step // steps) for step in range(1, steps + 1)}):
         for again in (False, True):
             what = "everything" if count == len(ranked) else f"the {count} cheapest"
             kept = ", drop again" if again else ""

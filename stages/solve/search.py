@@ -29,7 +29,7 @@ class Grid:
     nodes: int = 300
     seconds: float = 30.0
     variables: int = 500
-    largest: int = 4000
+    largest: int = 1500
 
 
 @dataclass(frozen=True)
