@@ -30,7 +30,7 @@ class Block:
     """One position of the chain.
 
     `digest` names its problem in `Blocks.distinct`; `label` is the submodule it mostly comes
-    from. `forward` and `backward` are op ids of the graph in captured order: node p of the problem
+    from (numbered where several blocks come from one). `forward` and `backward` are op ids of the graph in captured order: node p of the problem
     is forward[p], then comes the problem's own loss (all that happens between the block's forward
     and its backward), then the backward. `storages` gives the graph's storage for each storage of
     the problem. `once` lists the ops of `forward` that run in the block's first forward only.

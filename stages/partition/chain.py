@@ -47,15 +47,17 @@ def partition(graph: Graph, costs: Costs) -> Blocks:
 
 
 def _label(graph: Graph, facts: Facts, layout: Layout, index: int) -> str:
-    """The submodule that a block's forward comes from, and the part of it that takes longest."""
+    """The submodule that a block's forward comes from, and the part of it with most nodes, the
+    slowest where several have as many."""
     forward = layout.blocks[index].forward
     home = common_path(facts.modules[position] for position in forward)
-    parts: dict[str, float] = {}
+    parts: dict[str, tuple[int, float]] = {}
     for position in forward:
         for part in facts.modules[position][len(home) : len(home) + 1]:
-            parts[part] = parts.get(part, 0.0) + facts.problem.nodes[position].seconds
-    slowest = [max(parts, key=lambda part: parts[part])] if parts else []
-    return ".".join([*home, *slowest]) or graph.model
+            count, seconds = parts.get(part, (0, 0.0))
+            parts[part] = (count + 1, seconds + facts.problem.nodes[position].seconds)
+    largest = [max(parts, key=lambda part: parts[part])] if parts else []
+    return ".".join([*home, *largest]) or graph.model
 
 
 def _distinguish(blocks: list[Block]) -> list[Block]:
