@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,38 +15,56 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
+PARTS = ("Snakefile", "config.yaml", "workflow", "stages", "schemas", "data", "reports")
 
 
-def snakemake(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """Runs the workflow in a folder with the configuration `config.yaml` that is there."""
-    command = [
-        str(Path(sys.executable).with_name("snakemake")),
-        *("--snakefile", str(ROOT / "Snakefile"), "--directory", str(folder)),
-        *("--profile", str(ROOT / "workflow/profiles/default"), "--logger", "tightfit"),
-        *("--configfile", str(folder / "config.yaml"), "--cores", "2", *options),
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "workflow/progress")}
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
+@dataclass(frozen=True)
+class Workplace:
+    """A copy of the checkout, and a folder to run its workflow in."""
+
+    checkout: Path
+    folder: Path
+
+    def snakemake(self, *options: str) -> subprocess.CompletedProcess[str]:
+        """Runs the workflow with the configuration `config.yaml` of the folder."""
+        profile = self.checkout / "workflow/profiles/default"
+        command = [
+            str(Path(sys.executable).with_name("snakemake")),
+            *("--snakefile", str(self.checkout / "Snakefile"), "--directory", str(self.folder)),
+            *("--profile", str(profile), "--logger", "tightfit"),
+            *("--configfile", str(self.folder / "config.yaml"), "--cores", "2", *options),
+        ]
+        return self._run(command, self.checkout / "workflow/progress")
+
+    def stage(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Runs a stage by hand."""
+        return self._run([sys.executable, "-m", "stages", *words], self.checkout)
+
+    def configure(self, document: dict[str, Any]) -> None:
+        """Writes the configuration."""
+        (self.folder / "config.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
+
+    def _run(self, command: list[str], path: Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command,
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": str(path)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
 
 
-def stage(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Runs a stage by hand in a folder."""
-    return subprocess.run(
-        [sys.executable, "-m", "stages", *words],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def configure(folder: Path, document: dict[str, Any]) -> None:
-    """Writes the configuration of a folder."""
-    (folder / "config.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    """A copy, so that what is edited meanwhile or by a test changes no other run."""
+    checkout, folder = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("run")
+    for part in PARTS:
+        if (ROOT / part).is_dir():
+            shutil.copytree(ROOT / part, checkout / part)
+        else:
+            shutil.copy2(ROOT / part, checkout / part)
+    return Workplace(checkout, folder)
 
 
 @pytest.fixture(scope="session")

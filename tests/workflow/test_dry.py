@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import shutil
 from typing import Any
 
 import pytest
 
-from tests.workflow.conftest import ROOT, configure, snakemake
+from tests.workflow.conftest import ROOT, Workplace
 
 
-def test_the_shipped_configuration_gives_one_job_a_step(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text((ROOT / "config.yaml").read_text())
-    result = snakemake(tmp_path, "--dry-run")
+def test_the_shipped_configuration_gives_one_job_a_step(workplace: Workplace) -> None:
+    shutil.copy(ROOT / "config.yaml", workplace.folder)
+    result = workplace.snakemake("--dry-run")
     assert result.returncode == 0, result.stderr
     lines = [line.partition("] ")[2] for line in result.stderr.splitlines()]
     assert lines.count("gpt2: measuring each distinct op") == 1
     assert lines.count("resnet50: planning with rockmate") == 1
     assert sum("against the model" in line for line in lines) == 18
-    assert not (tmp_path / "results").exists()
+    assert not (workplace.folder / "results").exists()
 
 
 def test_errors_of_the_configuration_are_told_all_at_once(
-    tmp_path: Path, tiny: dict[str, Any]
+    workplace: Workplace, tiny: dict[str, Any]
 ) -> None:
     document = {"models": {"a": {**tiny, "budgets": ["8 gigs"]}}, "device": "gpu", "piars": 3}
-    configure(tmp_path, document)
-    result = snakemake(tmp_path, "--dry-run")
+    workplace.configure(document)
+    result = workplace.snakemake("--dry-run")
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
     for sentence in (
@@ -39,9 +39,9 @@ def test_errors_of_the_configuration_are_told_all_at_once(
 
 
 @pytest.mark.parametrize("option", ["--lint"])
-def test_the_workflow_is_tidy(tmp_path: Path, tiny: dict[str, Any], option: str) -> None:
-    configure(tmp_path, {"models": {"tiny": tiny}})
-    result = snakemake(tmp_path, option)
+def test_the_workflow_is_tidy(workplace: Workplace, tiny: dict[str, Any], option: str) -> None:
+    workplace.configure({"models": {"tiny": tiny}})
+    result = workplace.snakemake(option)
     complaints = [
         line.strip()
         for line in (result.stdout + result.stderr).splitlines()

@@ -4,39 +4,37 @@ from __future__ import annotations
 
 import json
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from schemas.measurement import read_measurement
 from schemas.plan import read_plan
-from tests.workflow.conftest import configure, snakemake, stage
+from tests.workflow.conftest import Workplace
 
 FACTORIES = """
 def broken(width=1):
     raise ValueError("no such luck")
 """
 
-Finished = tuple[Path, subprocess.CompletedProcess[str]]
+Finished = tuple[Workplace, subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, tiny: dict[str, Any]) -> Finished:
+def finished(workplace: Workplace, tiny: dict[str, Any]) -> Finished:
     """A run of a model that can be planned, with a budget that is too small, and of one whose
     factory raises."""
-    folder = tmp_path_factory.mktemp("run")
-    (folder / "mine.py").write_text(FACTORIES)
+    (workplace.folder / "mine.py").write_text(FACTORIES)
     models = {
         "tiny": {**tiny, "budgets": ["50%", "1kB"], "strategies": ["unplanned", "rockmate"]},
         "broken": {"factory": "mine:broken", "strategies": ["unplanned"]},
     }
-    configure(folder, {"models": models, "solver": {"peaks": 2, "saves": 2}, "pairs": 2})
-    return folder, snakemake(folder)
+    workplace.configure({"models": models, "solver": {"peaks": 2, "saves": 2}, "pairs": 2})
+    return workplace, workplace.snakemake()
 
 
 def test_a_broken_factory_is_one_sentence_and_stops_no_other_model(finished: Finished) -> None:
-    folder, result = finished
+    folder, result = finished[0].folder, finished[1]
     assert result.returncode == 1
     sentence = "the factory 'mine:broken' raises ValueError: no such luck"
     assert f"tightfit trace: {sentence}" in result.stderr
@@ -53,7 +51,7 @@ def test_progress_is_told_in_the_words_of_the_rules(finished: Finished) -> None:
 
 
 def test_a_plan_within_its_budget_is_as_predicted(finished: Finished) -> None:
-    point = finished[0] / "results/tiny/rockmate/50pct"
+    point = finished[0].folder / "results/tiny/rockmate/50pct"
     plan, found = read_plan(point / "plan.json"), read_measurement(point / "measurement.arrow")
     assert plan.feasible
     assert found.bits_equal
@@ -65,7 +63,7 @@ def test_a_plan_within_its_budget_is_as_predicted(finished: Finished) -> None:
 def test_a_budget_that_is_too_small_is_a_verdict_and_stops_no_other_point(
     finished: Finished,
 ) -> None:
-    point = finished[0] / "results/tiny/rockmate/1kB"
+    point = finished[0].folder / "results/tiny/rockmate/1kB"
     plan = read_plan(point / "plan.json")
     assert plan.verdict == "infeasible"
     assert plan.smallest_budget is not None
@@ -75,12 +73,12 @@ def test_a_budget_that_is_too_small_is_a_verdict_and_stops_no_other_point(
 
 def test_every_point_has_a_trace_for_perfetto(finished: Finished) -> None:
     for point in ("unplanned/none", "rockmate/50pct"):
-        document = json.loads((finished[0] / f"results/tiny/{point}/trace.json").read_text())
+        document = json.loads((finished[0].folder / f"results/tiny/{point}/trace.json").read_text())
         assert document["traceEvents"]
 
 
 def test_the_table_tells_every_plan_and_every_failure(finished: Finished) -> None:
-    result = stage(finished[0], "summary", "--configuration", "config.yaml")
+    result = finished[0].stage("summary", "--configuration", "config.yaml")
     assert result.returncode == 0, result.stderr
     rows = [line for line in result.stdout.splitlines() if "rockmate" in line]
     assert any("50%" in row and "kB" in row for row in rows)
@@ -92,18 +90,18 @@ def test_the_table_tells_every_plan_and_every_failure(finished: Finished) -> Non
 def test_the_second_run_does_nothing_and_the_next_budget_little(
     finished: Finished, tiny: dict[str, Any]
 ) -> None:
-    folder = finished[0]
+    workplace = finished[0]
     models = {"tiny": {**tiny, "budgets": ["50%"], "strategies": ["unplanned", "rockmate"]}}
     document = {"models": models, "solver": {"peaks": 2, "saves": 2}, "pairs": 2}
-    configure(folder, document)
-    assert snakemake(folder).returncode == 0
-    again = snakemake(folder)
+    workplace.configure(document)
+    assert workplace.snakemake().returncode == 0
+    again = workplace.snakemake()
     assert again.returncode == 0
     assert "Nothing to be done" in again.stderr
     assert "] tiny" not in again.stderr
     models["tiny"]["budgets"] = ["50%", "80%"]
-    configure(folder, document)
-    more = snakemake(folder, "--dry-run", "--quiet", "--logger", "tightfit")
+    workplace.configure(document)
+    more = workplace.snakemake("--dry-run")
     planned = {line.partition("] ")[2] for line in more.stderr.splitlines() if "] " in line}
     assert planned == {
         "tiny: choosing rockmate for 80%",
@@ -116,5 +114,5 @@ def test_the_second_run_does_nothing_and_the_next_budget_little(
 
 
 def test_every_file_is_whole_under_its_own_name(finished: Finished) -> None:
-    names = [path.name for path in (finished[0] / "results").rglob("*") if path.is_file()]
-    assert not [name for name in names if name.startswith(".")]
+    names = [path.name for path in (finished[0].folder / "results").rglob("*") if path.is_file()]
+    assert {name for name in names if name.startswith(".")} <= {".snakemake_timestamp"}
