@@ -30,10 +30,11 @@ class Block:
     """One position of the chain.
 
     `digest` names its problem in `Blocks.distinct`; `label` is the submodule it mostly comes
-    from (numbered where several blocks come from one). `forward` and `backward` are op ids of the graph in captured order: node p of the problem
-    is forward[p], then comes the problem's own loss (all that happens between the block's forward
-    and its backward), then the backward. `storages` gives the graph's storage for each storage of
-    the problem. `once` lists the ops of `forward` that run in the block's first forward only.
+    from, numbered where several blocks come from one. `forward` and `backward` are op ids of the
+    graph in captured order: node p of the problem is forward[p], then comes the problem's own
+    loss (all that happens between the block's forward and its backward), then the backward.
+    `storages` gives the graph's storage for each storage of the problem. `once` lists the ops of
+    `forward` that run in the block's first forward only.
 
     `inputs` and `outputs` are the storages that it takes from the block before and gives to the
     next, `incoming` the gradients it is given for its outputs, `outgoing` those it makes for its
