@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from pathlib import Path
 
 
@@ -18,12 +19,13 @@ def run(options: argparse.Namespace) -> None:
     """Writes the package; where the plan is infeasible, one whose `load` says so."""
     from schemas.errors import ArtifactError
     from schemas.graph import GRAPH, read_graph
+    from schemas.plan import read_plan
     from schemas.schedule import SCHEDULE, read_schedule
-    from schemas.store import read, read_json
+    from schemas.store import read
     from stages.generate.package import infeasible_package, package, write_directory
 
-    plan = read_json(options.plan)
-    if plan.get("verdict") == "infeasible":
+    plan = asdict(read_plan(options.plan))
+    if plan["verdict"] == "infeasible":
         write_directory(options.out, infeasible_package(plan))
         return
     graph = read_graph(options.graph)

@@ -36,7 +36,10 @@ def write_package(
 
 
 def package(graph: Graph, steps: Sequence[Step], plan: Mapping[str, Any]) -> dict[str, bytes]:
-    """The files of the package of a plan, by name."""
+    """The files of the package of a plan, by name; see `write_package`.
+
+    Of the plan it takes strategy, budget, budget_bytes, verdict, sentence, peak and time.
+    """
     check_interface(graph)
     replay(graph, timeless(graph), steps)
     facts = _facts(plan)
@@ -102,7 +105,7 @@ class _Timeless(Costs):
 
 _FACTS: dict[str, tuple[type, ...]] = {
     "strategy": (str,),
-    "budget": (str, int),
+    "budget": (str,),
     "budget_bytes": (int, type(None)),
     "verdict": (str,),
     "sentence": (str,),
@@ -131,7 +134,7 @@ def _shown(facts: Mapping[str, Any]) -> dict[str, str]:
 def _init(graph: Graph, facts: Mapping[str, Any]) -> str:
     peak = "unknown" if facts["peak"] is None else megabytes(facts["peak"])
     return _INIT.format(
-        model=comment(graph.model), about=comment(f"{facts['budget']}"), mb=peak, **_shown(facts)
+        model=comment(graph.model), about=comment(facts["budget"]), mb=peak, **_shown(facts)
     )
 
 
@@ -167,7 +170,8 @@ def load(model, otherwise="error"):
     It is of the model's class, shares all its state, and is called as the model is. In the other
     mode (`eval()`), and where no gradient is wanted, it runs the model's own forward. A call that
     differs from what the plan was made for raises PlanMismatch or, with otherwise="original", runs
-    the model's own forward. Hooks of submodules do not run, since their calls are part of the step.
+    the model's own forward. Submodules are not called, so their forward hooks do not run, and plain
+    attributes (a dropout's probability) are those the plan was made for.
     """
     return wrap(model, INTERFACE, step, otherwise, load)
 '''

@@ -111,6 +111,11 @@ def test_an_input_is_let_go_when_it_is_no_longer_needed(small: Planned) -> None:
 def test_nothing_is_saved_by_autograd(small: Planned) -> None:
     planned = small.package.load(small.model())
     packed: list[torch.Tensor] = []
-    with saved_tensors_hooks(lambda tensor: packed.append(tensor) or tensor, lambda tensor: tensor):
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        packed.append(tensor)
+        return tensor
+
+    with saved_tensors_hooks(pack, pack):
         run(planned, small.inputs())
     assert packed == []

@@ -7,7 +7,7 @@ import ast
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from schemas.errors import ArtifactError, ScheduleError
 from schemas.graph import Graph, Op, Value, write_graph
+from schemas.plan import Cost, Fixed, Plan, write_plan
 from schemas.schedule import Step, write_schedule
-from schemas.store import write_json
 from stages.combine.opening import open_schedule
 from stages.generate import cli
 from stages.generate.naming import Names, comment, identifier
@@ -55,10 +55,10 @@ def audit(text: str) -> ast.Module:
             assert isinstance(node, ast.FunctionDef) and node.name == "step"
             kinds = {type(line) for line in node.body}
             assert kinds <= {ast.Assign, ast.Expr, ast.Delete, ast.With}
-    for node in ast.walk(tree):
-        assert not isinstance(node, ast.Lambda | ast.For | ast.While | ast.If | ast.Try)
-        if isinstance(node, ast.Call):
-            assert ast.unparse(node.func) in bound | HELPERS
+    for part in ast.walk(tree):
+        assert not isinstance(part, ast.Lambda | ast.For | ast.While | ast.If | ast.Try)
+        if isinstance(part, ast.Call):
+            assert ast.unparse(part.func) in bound | HELPERS
     return tree
 
 
@@ -250,6 +250,28 @@ def test_a_plan_of_other_form_is_refused(small: Planned, change: dict[str, Any])
         package(small.graph, steps_of(small.graph), {**PLAN, **change})
 
 
+REAL = Plan(
+    strategy="unplanned",
+    budget="none",
+    budget_total=None,
+    budget_bytes=None,
+    verdict="feasible",
+    sentence="a baseline",
+    time=0.5,
+    peak=1000,
+    lower_bound=0.5,
+    gap=0.0,
+    optimal_in="",
+    smallest_budget=None,
+    before_polish=None,
+    keep_all=Cost(0.5, 1000),
+    fixed=Fixed(1, 1, 0, 1, 1),
+    recomputed=0,
+    recomputed_time=0.0,
+    solver="",
+)
+
+
 def options(folder: Path) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     cli.add_arguments(parser)
@@ -261,12 +283,12 @@ def options(folder: Path) -> argparse.Namespace:
 def test_the_command_writes_the_package(small: Planned, tmp_path: Path) -> None:
     digest = write_graph(tmp_path / "graph.arrow", small.graph)
     write_schedule(tmp_path / "schedule.arrow", steps_of(small.graph), digest)
-    write_json(tmp_path / "plan.json", PLAN)
+    write_plan(tmp_path / "plan.json", REAL)
     (tmp_path / "out" / "module").mkdir(parents=True)
     (tmp_path / "out" / "module" / "old.py").touch()
     cli.run(options(tmp_path))
     written = {file.name: file.read_bytes() for file in (tmp_path / "out" / "module").iterdir()}
-    assert written == package(small.graph, steps_of(small.graph), PLAN)
+    assert written == package(small.graph, steps_of(small.graph), asdict(REAL))
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["module"]
     write_schedule(tmp_path / "schedule.arrow", steps_of(small.graph), "0" * 64)
     with pytest.raises(ArtifactError, match="the schedule of another graph"):
@@ -274,8 +296,7 @@ def test_the_command_writes_the_package(small: Planned, tmp_path: Path) -> None:
 
 
 def test_the_command_writes_an_infeasible_plan(small: Planned, tmp_path: Path) -> None:
-    write_json(
-        tmp_path / "plan.json", {**PLAN, "verdict": "infeasible", "peak": None, "time": None}
-    )
+    impossible = replace(REAL, verdict="infeasible", time=None, peak=None)
+    write_plan(tmp_path / "plan.json", impossible)
     cli.run(options(tmp_path))
     assert [file.name for file in (tmp_path / "out" / "module").iterdir()] == ["__init__.py"]

@@ -1,0 +1,51 @@
+"""The same promises on a GPU: equal results, and the requested bytes that the schedule says."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+
+from stages.combine.opening import open_schedule
+from stages.device.factory import move
+from stages.device.meter import measure
+from stages.generate.package import package, write_directory
+from stages.profile.device import describe_device
+from stages.profile.library import open_library
+from stages.profile.profile import profile
+from stages.replay.referee import replay
+from stages.trace.trace import trace
+from stages.validate.step import Stepper
+from tests.stages.generate.models import Small
+from tests.stages.generate.plans import PLAN, built_of, check_equal, load_package, recompute, step
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+
+
+def test_a_recomputing_plan_on_a_gpu(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    built = move(built_of((Small().train(), ((torch.randn(64, 6),), {"scale": 2.0}))), "cuda")
+    graph = trace(built, "small", "cuda")
+    with open_library(tmp_path / "library", describe_device("cuda")) as library:
+        costs = profile(graph, None, library)
+    steps = open_schedule(graph, costs, recompute(graph, 1, 1.0), True)
+    played = replay(graph, costs, steps)
+    write_directory(tmp_path / "module", package(graph, played.steps, PLAN))
+    planned = load_package(tmp_path / "module").load(copy.deepcopy(built.model))
+    for seed in range(2):
+        mine, theirs = (
+            step(planned, built.samples[0], seed),
+            step(built.model, built.samples[0], seed),
+        )
+        check_equal((planned, *mine), (built.model, *theirs))
+    del mine, theirs
+    planned.zero_grad()
+    stepper = Stepper.of(graph, built)
+    usage, held = measure("cuda", lambda: stepper.run(planned, built.samples[0]))
+    del held
+    assert usage.peak == played.peak
