@@ -9,7 +9,7 @@ a run belongs to the run: it lives in the generator's frame and dies with the ou
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -146,19 +146,15 @@ def random_state(device: str) -> torch.Tensor:
     return torch.cuda.get_rng_state() if device == "cuda" else torch.get_rng_state()
 
 
-class drawing_from:  # noqa: N801
+@contextlib.contextmanager
+def drawing_from(state: torch.Tensor, device: str) -> Iterator[None]:
     """Within it random numbers are drawn from a saved state; then the present one is put back."""
-
-    def __init__(self, state: torch.Tensor, device: str) -> None:
-        self.state = state
-        self.device = device
-
-    def __enter__(self) -> None:
-        self.present = random_state(self.device)
-        _set_random_state(self.state, self.device)
-
-    def __exit__(self, *_: object) -> None:
-        _set_random_state(self.present, self.device)
+    present = random_state(device)
+    _set_random_state(state, device)
+    try:
+        yield
+    finally:
+        _set_random_state(present, device)
 
 
 def _set_random_state(state: torch.Tensor, device: str) -> None:
