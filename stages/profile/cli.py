@@ -55,6 +55,7 @@ def _measure(graph: Graph, options: argparse.Namespace) -> Costs:
     from stages.device.factory import build, require_device
     from stages.profile.device import describe_device
     from stages.profile.library import open_library
+    from stages.profile.loss import working_loss
     from stages.profile.profile import profile
 
     library = Path(_required(options, "library"))
@@ -65,11 +66,15 @@ def _measure(graph: Graph, options: argparse.Namespace) -> Costs:
         torch.set_num_threads(options.threads)
     loss = None
     if graph.has_loss:
-        arguments = json.loads(options.arguments)
-        built = build(
-            _required(options, "factory"), arguments, True, options.search_path, options.device
+        try:
+            arguments = json.loads(options.arguments)
+        except ValueError as error:
+            raise ConfigError(f"--arguments: is not JSON ({error})") from error
+        spec = _required(options, "factory")
+        loss = working_loss(
+            graph,
+            lambda fake: build(spec, arguments, fake, options.search_path, options.device),
         )
-        loss = built.loss
     with open_library(library, describe_device(options.device)) as opened:
         return profile(graph, loss, opened, options.again, _report if sys.stderr.isatty() else None)
 

@@ -8,17 +8,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from schemas.costs import Cost
 from schemas.errors import ModelError
 from schemas.graph import LOSS_TARGET, NONE, Graph
+from stages.device.factory import Built
 from stages.device.meter import session, time_calls
 from stages.profile.measure import make_cost
 from stages.profile.operands import make_tensor, normal
 
+Loss = Callable[[Any], Tensor]
 
-def measure_loss(graph: Graph, loss: Callable[[Any], Tensor]) -> Cost:
+
+def measure_loss(graph: Graph, loss: Loss) -> Cost:
     """The cost of a loss and its backward on random outputs of the model.
 
     `net` is what is allocated when the last tangent arrives: the tangents, and the loss and its
@@ -43,10 +47,25 @@ def measure_loss(graph: Graph, loss: Callable[[Any], Tensor]) -> Cost:
     return make_cost(graph, op, NONE, timing, whole.peak, to_tangents.net)
 
 
+def working_loss(graph: Graph, build: Callable[[bool], Built]) -> Loss | None:
+    """The loss of a factory, built without memory (`build(True)`) where that loss can be run.
+
+    A loss that keeps tensors of its own, such as labels, needs the real ones (`build(False)`).
+    """
+    light = build(True).loss
+    if light is not None:
+        try:
+            if not isinstance(_LossRun(graph, light).call(), FakeTensor):
+                return light
+        except Exception:  # what is wrong with a loss is told when the real one is measured
+            return build(False).loss
+    return build(False).loss
+
+
 class _LossRun:
     """Runs the loss on leaves that stand for the model's outputs."""
 
-    def __init__(self, graph: Graph, loss: Callable[[Any], Tensor]) -> None:
+    def __init__(self, graph: Graph, loss: Loss) -> None:
         device = torch.device(graph.device)
         self.loss = loss
         self.leaves: list[Any] = []
@@ -89,7 +108,7 @@ class _LossRun:
         value.backward()
         return value
 
-    def call(self) -> None:
-        """One step, to warm up."""
+    def call(self) -> Tensor:
+        """One step, to warm up; gives the loss."""
         self.prepare()
-        self.step()
+        return self.step()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 
@@ -12,10 +11,9 @@ from schemas.errors import ConfigError
 from schemas.graph import LOSS_TARGET, Graph, Op
 from stages.profile.forms import RANDOM_STATE_KEY, distinct_forms
 from stages.profile.library import Library
-from stages.profile.loss import measure_loss
+from stages.profile.loss import Loss, measure_loss
 from stages.profile.measure import footprint, measure_op, measure_random_state
 
-Loss = Callable[[Any], torch.Tensor]
 Report = Callable[[int, int, str], None]
 """Called ahead of each op that is measured: how many are done, how many there are, the target."""
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -110,3 +111,34 @@ def test_convolutions_are_work() -> None:
     assert operations(graph, first) == 2 * (2 * 4 * 6 * 6) * (3 * 3 * 3)
     done = {op.target for op in graph.ops if operations(graph, op)}
     assert {"aten.convolution.default", "aten.convolution_backward.default"} <= done
+
+
+def labelled(rows: int = 4) -> tuple[Any, ...]:
+    """A factory whose loss keeps a tensor."""
+    labels = torch.arange(rows) % 3
+    samples: tuple[Any, ...] = ((torch.randn(rows, 8),), {})
+    return nn.Linear(8, 3), samples, lambda output: nn.functional.cross_entropy(output, labels)
+
+
+def unlabelled(rows: int = 4) -> tuple[Any, ...]:
+    """A factory whose loss keeps nothing."""
+    return nn.Linear(8, 3), ((torch.randn(rows, 8),), {}), lambda output: output.square().mean()
+
+
+@pytest.mark.parametrize("factory", [labelled, unlabelled])
+def test_a_loss_may_keep_tensors(
+    factory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(__file__).parents[3])
+    write_graph(tmp_path / "graph.arrow", trace(check_result(factory(), "f"), "f"))
+    words: list[object] = ["--graph", tmp_path / "graph.arrow", "--library", tmp_path]
+    words += ["--out", tmp_path / "costs.arrow"]
+    with pytest.raises(ConfigError, match="--factory"):
+        run(*words)
+    words += ["--factory", f"tests.stages.profile.test_cli:{factory.__name__}"]
+    run(*words, "--arguments", '{"rows": 4}')
+    costs = read_costs(tmp_path / "costs.arrow")
+    loss = next(row for row in costs.rows.values() if row.target == LOSS_TARGET)
+    assert loss.net == 4 * 3 * 4 + 8
+    with pytest.raises(ConfigError, match="--arguments"):
+        run(*words, "--arguments", "rows")
