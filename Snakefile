@@ -15,4 +15,4 @@ include: "workflow/rules/report.smk"  # all of it -> report.html, index.html
 rule all:
     default_target: True
     input:
-        INDEX,
+        DONE,

@@ -93,6 +93,7 @@ def test_a_loss_is_planned_too(store: Path) -> None:
     loss(reference(tokens)).backward()
     loss(fitted(tokens)).backward()
     for mine, theirs in zip(fitted.parameters(), reference.parameters(), strict=True):
+        assert mine.grad is not None and theirs.grad is not None
         assert torch.equal(mine.grad, theirs.grad)
 
 

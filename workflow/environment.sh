@@ -1,14 +1,24 @@
 #!/bin/sh
-# environment.sh PYTHON FOLDER EXTRAS: makes a virtual environment with tightfit in it, or brings
-# it up to date. Needs Python 3.11 or 3.12 with pip; ensurepip is not needed.
+# environment.sh FOLDER EXTRAS: makes a virtual environment with tightfit in it, or brings it up to
+# date. Needs Python 3.11 or 3.12 with pip, the one named by PYTHON or one on the path; ensurepip
+# is not needed.
 set -eu
 
-python=$1
-folder=$2
-extras=$3
+folder=$1
+extras=$2
 
-if ! "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' 2>/dev/null; then
-    echo "tightfit needs Python 3.11 or 3.12: name one with make PYTHON=/path/to/python3.11" >&2
+fits() {
+    "$1" -c 'import sys, pip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' 2>/dev/null
+}
+
+for python in ${PYTHON:-python3.11 python3.12 python3 python}; do
+    if fits "$python"; then
+        break
+    fi
+    python=
+done
+if [ -z "$python" ]; then
+    echo "tightfit needs Python 3.11 or 3.12 with pip: name one, make PYTHON=/path/to/python3.11" >&2
     exit 1
 fi
 
@@ -26,6 +36,3 @@ echo "Installing tightfit and what it needs (PyTorch is large, this takes some m
 install --editable ".[$extras]"
 # It asks for torchvision, which it does not use here and which must match PyTorch's build.
 install --no-deps pytorchcv
-# The search is compiled once, so that no plan waits for it.
-echo "Compiling the search ..."
-"$folder/bin/python" -m stages.combine.compiled

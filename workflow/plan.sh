@@ -1,9 +1,11 @@
 #!/bin/sh
-# plan.sh CONFIG CORES: runs the workflow with one line a step, then prints the table of plans.
+# plan.sh BIN CONFIG CORES: runs the workflow with the programs in BIN, one line a step, then prints
+# the table of plans.
 set -u
 
-config=$1
-cores=$2
+PATH=$(cd "$1" && pwd):$PATH
+config=$2
+cores=$3
 
 snakemake --profile workflow/profiles/default --logger tightfit --configfile "$config" \
     --cores "$cores"

@@ -54,7 +54,7 @@ def _index(folder: Path, path: Path) -> None:
 
 
 def _failed(options: argparse.Namespace) -> None:
-    """The pages of the models that failed, without the mark that they are done, and the index."""
+    """The pages of the models that failed and the index, without the marks that they are done."""
     from stages.report.load import load_run
 
     for model in load_run(options.failed):
@@ -62,6 +62,7 @@ def _failed(options: argparse.Namespace) -> None:
             folder = options.failed / model.name
             _model(folder, folder / "report.html")
             (folder / "report.done").unlink(missing_ok=True)
+    (options.failed / "index.done").unlink(missing_ok=True)
     _index(options.failed, options.out)
 
 

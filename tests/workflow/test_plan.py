@@ -87,6 +87,29 @@ def test_the_table_tells_every_plan_and_every_failure(finished: Finished) -> Non
     assert "no such luck" in result.stdout
 
 
+def test_a_failure_is_not_forgotten(finished: Finished) -> None:
+    result = finished[0].snakemake("--dry-run")
+    assert result.returncode == 0, result.stderr
+    assert jobs(result) == {
+        "broken: tracing the training step",
+        "broken: measuring each distinct op",
+        "broken: cutting the graph into blocks",
+        "broken: finding the options of each distinct block",
+        "broken: planning with unplanned",
+        "broken: choosing unplanned for none",
+        "broken: writing the module of unplanned none",
+        "broken: writing the trace of unplanned none",
+        "broken: running unplanned none against the model",
+        "broken: writing the report",
+        "writing the index",
+    }
+
+
+def jobs(result: subprocess.CompletedProcess[str]) -> set[str]:
+    """What a run did or would do, in the words of the rules."""
+    return {line.partition("] ")[2] for line in result.stderr.splitlines() if line[:1] == "["}
+
+
 def test_the_second_run_does_nothing_and_the_next_budget_little(
     finished: Finished, tiny: dict[str, Any]
 ) -> None:
@@ -98,16 +121,36 @@ def test_the_second_run_does_nothing_and_the_next_budget_little(
     again = workplace.snakemake()
     assert again.returncode == 0
     assert "Nothing to be done" in again.stderr
-    assert "] tiny" not in again.stderr
+    assert not jobs(again)
     models["tiny"]["budgets"] = ["50%", "80%"]
     workplace.configure(document)
-    more = workplace.snakemake("--dry-run")
-    planned = {line.partition("] ")[2] for line in more.stderr.splitlines() if "] " in line}
-    assert planned == {
+    assert jobs(workplace.snakemake("--dry-run")) == {
         "tiny: choosing rockmate for 80%",
         "tiny: writing the module of rockmate 80pct",
         "tiny: running rockmate 80pct against the model",
         "tiny: writing the trace of rockmate 80pct",
+        "tiny: writing the report",
+        "writing the index",
+    }
+
+
+def test_an_edit_of_the_code_redoes_what_follows_and_a_comment_nothing(
+    finished: Finished, tiny: dict[str, Any]
+) -> None:
+    workplace = finished[0]
+    models = {"tiny": {**tiny, "budgets": ["50%"], "strategies": ["unplanned", "rockmate"]}}
+    workplace.configure({"models": models, "solver": {"peaks": 2, "saves": 2}, "pairs": 2})
+    for path in ("data/models.py", "stages/solve/cli.py", "schemas/store.py"):
+        file = workplace.checkout / path
+        file.write_text("# a comment\n" + file.read_text())
+    assert "Nothing to be done" in workplace.snakemake("--dry-run").stderr
+    with (workplace.checkout / "stages/generate/cli.py").open("a") as code:
+        code.write("\nCHANGED = True\n")
+    assert jobs(workplace.snakemake("--dry-run")) == {
+        "tiny: writing the module of rockmate 50pct",
+        "tiny: writing the module of unplanned none",
+        "tiny: running rockmate 50pct against the model",
+        "tiny: running unplanned none against the model",
         "tiny: writing the report",
         "writing the index",
     }

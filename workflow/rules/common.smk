@@ -32,7 +32,7 @@ os.environ.update(
 MODEL = f"{SETTINGS.results}/{{model}}"
 STRATEGY = f"{MODEL}/{{strategy}}"
 POINT = f"{STRATEGY}/{{budget}}"
-INDEX = f"{SETTINGS.results}/index.html"
+DONE = f"{SETTINGS.results}/index.done"
 
 
 wildcard_constraints:

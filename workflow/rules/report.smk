@@ -37,20 +37,24 @@ rule report:
 
 rule index:
     input:
-        expand(f"{MODEL}/report.html", model=SETTINGS.models),
+        expand(f"{MODEL}/report.done", model=SETTINGS.models),
     output:
-        INDEX,
+        page=f"{SETTINGS.results}/index.html",
+        done=touch(DONE),
     log:
         f"{SETTINGS.results}/logs/index.txt",
     params:
-        folder=subpath(output[0], parent=True),
+        folder=subpath(output.page, parent=True),
         code=stage_fingerprint("report"),
     message:
         "writing the index"
     shell:
-        "python -m stages report --index {params.folder} --out {output} --error-file {log}"
+        "python -m stages report --index {params.folder} --out {output.page} --error-file {log}"
 
 
-# A model that failed has a page too; the next run makes it again.
+# What failed has a page too, without the mark that it is done: the next run tries again.
 onerror:
-    shell(f"python -m stages report --failed {SETTINGS.results} --out {INDEX}")
+    shell(
+        f"python -m stages report --failed {SETTINGS.results}"
+        f" --out {SETTINGS.results}/index.html"
+    )
