@@ -52,9 +52,11 @@ def checkpointed(model: nn.Module) -> nn.Module:
     residual unit of a pytorchcv network."""
     copied = copy.deepcopy(model)
     if hasattr(copied, "gradient_checkpointing_enable"):
-        copied.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        switch: Any = copied.gradient_checkpointing_enable
+        switch(gradient_checkpointing_kwargs={"use_reentrant": False})
         return copied
-    for stage in copied.features.children():
+    features: Any = copied.features
+    for stage in features.children():
         for name, unit in list(stage.named_children()):
             if name.startswith("unit"):
                 setattr(stage, name, _Checkpointed(unit))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -46,7 +47,7 @@ def test_the_fields_are_those_other_programs_write(tmp_path: Path) -> None:
         ({"abar": 9}, "less than its output a = 10"),
     ],
 )
-def test_a_wrong_position_is_named(tmp_path: Path, changes: dict[str, float], words: str) -> None:
+def test_a_wrong_position_is_named(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
     chain = Chain([replace(ROW, **changes), LOSS], 0, 0)
     with pytest.raises(ArtifactError, match=r"chain\.arrow: position") as refused:
         write_chain(tmp_path / "chain.arrow", chain)

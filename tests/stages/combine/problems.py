@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
+from schemas.graph import Phase
 from schemas.problem import Node, Problem, Reuse, Storage
 from stages.combine.lifetimes import lifetimes
 
@@ -22,7 +23,7 @@ def problems(draw: st.DrawFn, forward: int = 6) -> Problem:
     made: list[list[int]] = []
     read: list[list[int]] = []
 
-    def add(phase: str, inputs: list[int], sizes: list[int], **extra: object) -> list[int]:
+    def add(phase: Phase, inputs: list[int], sizes: list[int], **extra: object) -> list[int]:
         outputs = list(range(len(storages), len(storages) + len(sizes)))
         marks = {"held": False, "gradient": False, **extra}
         storages.extend(
@@ -42,7 +43,7 @@ def problems(draw: st.DrawFn, forward: int = 6) -> Problem:
                 draw(seconds),
                 peak,
                 inputs,
-                outputs,  # type: ignore[arg-type]
+                outputs,
                 [] if random else reuses,
                 random,
                 phase != "loss",

@@ -6,6 +6,7 @@ import argparse
 import json
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -100,7 +101,9 @@ def test_less_budget_is_never_a_higher_peak_or_less_time(tmp_path: Path) -> None
 
 def test_rockmate_runs_blocks_with_the_options_of_their_label(tmp_path: Path) -> None:
     size = 1_000_003
-    cheap = dict(forward_seconds=1.0, output_seconds=0.0, forward=[0], status="feasible", gap=1.0)
+    cheap: dict[str, Any] = dict(
+        forward_seconds=1.0, output_seconds=0.0, forward=[0], status="feasible", gap=1.0
+    )
     rows = [
         Option("layer 2", 0, "nothing", size, size, 0, backward_seconds=0.0, backward=[], **cheap),
         Option("layer 2", 1, "all", 4 * size, 4 * size, 6 * size, 2.0, 2.0, 0.0, [0], [2]),

@@ -48,7 +48,7 @@ def test_search_keeps_sequences_valid_and_within_budget(
     problem: Problem, in_place: bool, percent: int
 ) -> None:
     start = list(range(len(problem.nodes)))
-    line, seconds = plain_line(problem, start, in_place)
+    line, _ = plain_line(problem, start, in_place)
     budget = max(line) * percent // 100
     a = arrays(problem, in_place)
     found, length, peak, spent, _ = repair(a, padded(start), len(start), budget, 100, np.inf)

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from stages.report.aligning import aligned
 
+Line = list[tuple[float, int]]
+
 LEVELS = [0, 10, 30, 20, 25, 60, 50, 40, 45, 5]
 PREDICTED = [(float(index), level) for index, level in enumerate(LEVELS)]
 
@@ -37,7 +39,7 @@ def test_no_line() -> None:
     assert aligned([(0.0, 5)], PREDICTED, 9.0) == []
 
 
-def distinct(line):
+def distinct(line: Line) -> list[int]:
     """The levels of a line, without repetitions in a row."""
     return [level for level, _ in groupby(level for _, level in line)]
 
@@ -46,9 +48,9 @@ def distinct(line):
     st.lists(st.tuples(st.floats(0, 5), st.integers(0, 4)), min_size=2, max_size=40),
     st.lists(st.tuples(st.floats(0, 5), st.integers(0, 4)), max_size=40),
 )
-def test_bytes_are_kept_and_time_does_not_fall(steps, others) -> None:
-    def line(gaps):
-        now, points = 0.0, []
+def test_bytes_are_kept_and_time_does_not_fall(steps: Line, others: Line) -> None:
+    def line(gaps: Line) -> Line:
+        now, points = 0.0, list[tuple[float, int]]()
         for gap, level in gaps:
             now += gap
             points.append((now, level))

@@ -9,7 +9,7 @@ import pytest
 from schemas.sequence import Action
 from stages.combine.opening import Opener
 from stages.replay.condense import condense
-from stages.replay.referee import replay
+from stages.replay.referee import Replay, replay
 from stages.report.keeping import Column, block_rows, repeated_ops
 from stages.report.memory import COLUMNS, columns, memory_plot, occupancy
 from stages.report.timeline import LOSS, OWNERS, timeline
@@ -32,7 +32,7 @@ AGAIN = played(GRAPH, COSTS, run_again(GRAPH))
 
 
 @pytest.mark.parametrize("replayed", [EVERYTHING, AGAIN], ids=["kept", "again"])
-def test_segments_agree_with_replay(replayed) -> None:
+def test_segments_agree_with_replay(replayed: Replay) -> None:
     line = timeline(GRAPH, replayed.steps)
     computed = [step for step in replayed.steps if step.action in ("compute", "loss")]
     assert [segment.total for segment in line.segments] == [step.peak for step in computed]

@@ -105,7 +105,7 @@ def test_where_nothing_fits_the_least_demanding_plan_speaks() -> None:
 
 
 def test_cards_from_the_largest_budget_with_all_that_competes() -> None:
-    loose = replace(PLAN, budget="90%", budget_bytes=PLAN.peak + 10_000)
+    loose = replace(PLAN, budget="90%", budget_bytes=(PLAN.peak or 0) + 10_000)
     rotor = replace(PLAN, strategy="rotor")
     unplanned = plan_of(GRAPH, COSTS, "unplanned", "none", None, EVERYTHING)
     made = cards(
@@ -120,7 +120,7 @@ def test_cards_from_the_largest_budget_with_all_that_competes() -> None:
 def test_breakdown_fills_the_budget(with_line: bool) -> None:
     room = 123_456
     plan = replace(
-        PLAN, budget_bytes=PLAN.peak + room, budget_total=(PLAN.budget_total or 0) + room
+        PLAN, budget_bytes=(PLAN.peak or 0) + room, budget_total=(PLAN.budget_total or 0) + room
     )
     line = timeline(GRAPH, AGAIN.steps) if with_line else None
     parts, whole = breakdown(result(plan), line)
