@@ -267,6 +267,15 @@ def without(a: Arrays, sequence: Positions, length: int, position: int, out: Pos
 
 
 @njit(cache=True, nogil=True)
+def runs_before(sequence: Positions, position: int) -> bool:
+    """True when the execution at `position` is not its node's first."""
+    for i in range(position):
+        if sequence[i] == sequence[position]:
+            return True
+    return False
+
+
+@njit(cache=True, nogil=True)
 def exchange(
     a: Arrays, sequence: Positions, length: int, budget: int, rounds: int
 ) -> tuple[Positions, int, int, float]:
@@ -275,17 +284,13 @@ def exchange(
     trial = np.empty(sequence.size, np.int32)
     for _ in range(PASSES):
         before = seconds
-        seen = np.zeros(a.peak.size, np.bool_)
         i = 0
         while i < length:
-            node = sequence[i]
-            if seen[node]:
+            if runs_before(sequence, i):
                 shorter = without(a, sequence, length, i, trial)
                 other, count, top, spent, _ = repair(a, trial, shorter, budget, rounds, seconds)
                 if top <= budget and spent < seconds * (1 - 1e-9):
                     sequence, length, peak, seconds = relax(a, other, count, budget)
-            if i < length:
-                seen[sequence[i]] = True
             i += 1
         if seconds > before * (1 - WORTHWHILE):
             break
