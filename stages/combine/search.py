@@ -269,10 +269,7 @@ def without(a: Arrays, sequence: Positions, length: int, position: int, out: Pos
 @njit(cache=True, nogil=True)
 def runs_before(sequence: Positions, position: int) -> bool:
     """True when the execution at `position` is not its node's first."""
-    for i in range(position):
-        if sequence[i] == sequence[position]:
-            return True
-    return False
+    return bool((sequence[:position] == sequence[position]).any())
 
 
 @njit(cache=True, nogil=True)
