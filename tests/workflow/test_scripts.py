@@ -1,0 +1,80 @@
+"""The scripts behind `make`: one run at a time, and errors in plain words."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.workflow.conftest import Workplace
+
+
+def command(workplace: Workplace, config: str) -> list[str]:
+    script = workplace.checkout / "workflow/plan.sh"
+    return [str(script), str(Path(sys.executable).parent), config, "1"]
+
+
+def environment(workplace: Workplace) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(workplace.checkout / "workflow/progress")}
+
+
+@pytest.fixture
+def invalid(workplace: Workplace) -> str:
+    """A configuration that ends a run at once."""
+    path = workplace.checkout / "invalid.yaml"
+    path.write_text("models: {a: {factory: nowhere}}\n")
+    return path.name
+
+
+def test_a_run_with_a_wrong_configuration_says_so_and_fails(
+    workplace: Workplace, invalid: str
+) -> None:
+    result = subprocess.run(
+        command(workplace, invalid),
+        cwd=workplace.checkout,
+        env=environment(workplace),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 1
+    assert 'models.a.factory: "nowhere" was found, expected text of the form' in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_second_run_waits_for_the_first(workplace: Workplace, invalid: str) -> None:
+    folder = workplace.checkout / ".snakemake"
+    folder.mkdir(exist_ok=True)
+    with (folder / "plan.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        waiting = subprocess.Popen(
+            command(workplace, invalid),
+            cwd=workplace.checkout,
+            env=environment(workplace),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert waiting.stdout is not None
+        assert waiting.stdout.readline() == "Waiting for another run in this folder to end ...\n"
+        assert waiting.poll() is None
+    rest, _ = waiting.communicate(timeout=120)
+    assert waiting.returncode == 1
+    assert "models.a.factory" in rest
+
+
+def test_an_environment_needs_a_python_that_fits(workplace: Workplace, tmp_path: Path) -> None:
+    result = subprocess.run(
+        [str(workplace.checkout / "workflow/environment.sh"), str(tmp_path / "venv"), "models"],
+        env={**os.environ, "PYTHON": "/bin/false"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 1
+    assert result.stderr.startswith("tightfit needs Python 3.11 or 3.12 with pip")
+    assert not (tmp_path / "venv").exists()
