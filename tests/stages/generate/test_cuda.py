@@ -23,7 +23,6 @@ from tests.stages.generate.plans import PLAN, built_of, check_equal, load_packag
 
 pytestmark = [
     pytest.mark.cuda,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
 
 

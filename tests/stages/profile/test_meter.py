@@ -87,7 +87,6 @@ def test_quartiles() -> None:
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_requested_bytes_on_cuda_are_not_rounded() -> None:
     torch.ones(1, device="cuda")
     with session("cuda", lines=True) as running, running.section("step"):

@@ -1,0 +1,19 @@
+"""Tests marked `cuda` are skipped where there is no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    """Skips what needs a GPU; PyTorch is loaded only where such a test was collected."""
+    wanting = [item for item in items if item.get_closest_marker("cuda")]
+    if not wanting:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in wanting:
+            item.add_marker(pytest.mark.skip(reason="needs a GPU"))
