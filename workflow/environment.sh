@@ -36,3 +36,4 @@ echo "Installing tightfit and what it needs (PyTorch is large, this takes some m
 install --editable ".[$extras]"
 # It asks for torchvision, which it does not use here and which must match PyTorch's build.
 install --no-deps pytorchcv
+"$folder/bin/python" -m stages.combine.compiled
