@@ -14,7 +14,7 @@ plan: $(VENV)/plan.done
 	@workflow/plan.sh $(BIN) $(CONFIG) $(CORES)
 
 test: check
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist loadscope
 
 check: $(VENV)/test.done
 	$(BIN)/ruff check

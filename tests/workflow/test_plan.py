@@ -110,19 +110,27 @@ def jobs(result: subprocess.CompletedProcess[str]) -> set[str]:
     return {line.partition("] ")[2] for line in result.stderr.splitlines() if line[:1] == "["}
 
 
-def test_the_second_run_does_nothing_and_the_next_budget_little(
-    finished: Finished, tiny: dict[str, Any]
-) -> None:
+@pytest.fixture
+def settled(finished: Finished, tiny: dict[str, Any]) -> tuple[Workplace, dict[str, Any]]:
+    """A run of one model and one budget in which nothing is left to do, and its configuration."""
     workplace = finished[0]
     models = {"tiny": {**tiny, "budgets": ["50%"], "strategies": ["unplanned", "rockmate"]}}
     document = {"models": models, "solver": {"peaks": 2, "saves": 2}, "pairs": 2}
     workplace.configure(document)
-    assert workplace.snakemake().returncode == 0
+    result = workplace.snakemake()
+    assert result.returncode == 0, result.stderr
+    return workplace, document
+
+
+def test_the_second_run_does_nothing_and_the_next_budget_little(
+    settled: tuple[Workplace, dict[str, Any]],
+) -> None:
+    workplace, document = settled
     again = workplace.snakemake()
     assert again.returncode == 0
     assert "Nothing to be done" in again.stderr
     assert not jobs(again)
-    models["tiny"]["budgets"] = ["50%", "80%"]
+    document["models"]["tiny"]["budgets"] = ["50%", "80%"]
     workplace.configure(document)
     assert jobs(workplace.snakemake("--dry-run")) == {
         "tiny: choosing rockmate for 80%",
@@ -135,11 +143,9 @@ def test_the_second_run_does_nothing_and_the_next_budget_little(
 
 
 def test_an_edit_of_the_code_redoes_what_follows_and_a_comment_nothing(
-    finished: Finished, tiny: dict[str, Any]
+    settled: tuple[Workplace, dict[str, Any]],
 ) -> None:
-    workplace = finished[0]
-    models = {"tiny": {**tiny, "budgets": ["50%"], "strategies": ["unplanned", "rockmate"]}}
-    workplace.configure({"models": models, "solver": {"peaks": 2, "saves": 2}, "pairs": 2})
+    workplace = settled[0]
     for path in ("data/models.py", "stages/solve/cli.py", "schemas/store.py"):
         file = workplace.checkout / path
         file.write_text("# a comment\n" + file.read_text())
