@@ -1,11 +1,15 @@
 """The dynamic program of `table.fill`, compiled, for long chains.
 
 Segments are filled in square tiles of first and last positions, so that the rows which many
-segments share stay in the processor's cache, and four splits at a time. A split is tried only
+segments share stay in the processor's cache, and four splits at a time. Tiles as far from the
+diagonal do not need each other: threads share them. A split is tried only
 at budgets where it can still win: its passes alone cost what has been found at more memory.
 """
 
 from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numba import njit
@@ -20,19 +24,29 @@ def fill_compiled(chain: Slots) -> Seconds:
     """The table's costs, shape (segments, count + 1), equal to those of `table.fill`."""
     length = chain.length
     cost = np.empty((length * (length + 1) // 2, chain.count + 1))
-    _fill_tiles(
-        cost,
-        chain.output,
-        chain.passes,
-        chain.first,
-        chain.save,
-        chain.extra,
-        chain.alone,
-        chain.enter,
-        chain.skip,
-        chain.full,
-        chain.floor,
-    )
+    starts = range(1, length + 1, TILE)
+
+    def fill_tile(s0: int, t0: int) -> None:
+        _fill_tile(
+            cost,
+            chain.output,
+            chain.passes,
+            chain.first,
+            chain.save,
+            chain.extra,
+            chain.alone,
+            chain.enter,
+            chain.skip,
+            chain.full,
+            chain.floor,
+            s0,
+            t0,
+        )
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for apart in range(len(starts)):
+            for _ in pool.map(fill_tile, starts[: len(starts) - apart], starts[apart:]):
+                pass
     return cost
 
 
@@ -164,10 +178,11 @@ def _run_once(
 
 @njit(
     "void(float64[:,::1], int64[::1], float64[::1], int64[::1], int64[::1], float64[::1], "
-    "float64[::1], int32[:,::1], int32[:,::1], int32[:,::1], float64[::1])",
+    "float64[::1], int32[:,::1], int32[:,::1], int32[:,::1], float64[::1], int64, int64)",
     cache=True,
+    nogil=True,
 )
-def _fill_tiles(
+def _fill_tile(
     cost: Seconds,
     output: Integers,
     passes: Seconds,
@@ -179,37 +194,36 @@ def _fill_tiles(
     skip: Thresholds,
     full: Thresholds,
     floor: Seconds,
+    s0: int,
+    t0: int,
 ) -> None:
+    """Segments from s0 .. s0 + TILE - 1 to t0 .. t0 + TILE - 1, after the tiles with the same first
+    positions and nearer last ones, and with the same last positions and later first ones."""
     length = passes.size - 1
-    for t0 in range(1, length + 1, TILE):
-        t1 = min(length + 1, t0 + TILE)
-        s1 = t1
-        while s1 > 1:
-            s0 = max(1, s1 - TILE)
-            for s in range(s0, s1):
-                for t in range(max(s, t0), t1):
-                    cost[_cell(length, s, t)] = np.inf
-            r = s1 - 1
-            while r + 4 <= t0:
-                lowest = min(min(floor[r], floor[r + 1]), min(floor[r + 2], floor[r + 3]))
-                for s in range(s0, s1):
-                    for t in range(t0, t1):
-                        least = passes[r] - passes[s - 1] + lowest + floor[t]
-                        low, high = int(skip[s, t]), int(full[s, t])
-                        _try_group(cost, s, t, r, least, output, passes, low, high)
-                r += 4
+    s1, t1 = min(length + 1, s0 + TILE), min(length + 1, t0 + TILE)
+    for s in range(s0, s1):
+        for t in range(max(s, t0), t1):
+            cost[_cell(length, s, t)] = np.inf
+    r = s1 - 1
+    while r + 4 <= t0:
+        lowest = min(min(floor[r], floor[r + 1]), min(floor[r + 2], floor[r + 3]))
+        for s in range(s0, s1):
             for t in range(t0, t1):
-                for s in range(min(t, s1 - 1), s0 - 1, -1):
-                    low, high = int(skip[s, t]), int(full[s, t])
-                    for split in range(s, t):
-                        if low < high and not s1 - 1 <= split < r:
-                            tail = cost[_cell(length, split + 1, t)]
-                            _try_split(
-                                cost[_cell(length, s, t), low:high],
-                                cost[_cell(length, s, split), low:high],
-                                tail[low - output[split] : high - output[split]],
-                                passes[split] - passes[s - 1],
-                            )
-                    _run_once(cost, s, t, first, save, extra, alone, enter, high)
-                    cost[_cell(length, s, t), high:] = floor[t]
-            s1 = s0
+                least = passes[r] - passes[s - 1] + lowest + floor[t]
+                low, high = int(skip[s, t]), int(full[s, t])
+                _try_group(cost, s, t, r, least, output, passes, low, high)
+        r += 4
+    for t in range(t0, t1):
+        for s in range(min(t, s1 - 1), s0 - 1, -1):
+            low, high = int(skip[s, t]), int(full[s, t])
+            for split in range(s, t):
+                if low < high and not s1 - 1 <= split < r:
+                    tail = cost[_cell(length, split + 1, t)]
+                    _try_split(
+                        cost[_cell(length, s, t), low:high],
+                        cost[_cell(length, s, split), low:high],
+                        tail[low - output[split] : high - output[split]],
+                        passes[split] - passes[s - 1],
+                    )
+            _run_once(cost, s, t, first, save, extra, alone, enter, high)
+            cost[_cell(length, s, t), high:] = floor[t]

@@ -36,15 +36,17 @@ def measure_case(case: Case, folder: Path, rounds: int) -> list[Result]:
     rivals = peers(built.model, case.compiler_budgets)
     rival_results = contest(rivals, stepper, built.samples[0], rounds=2)
     maker = _Maker(graph, folder, built.model)
-    planned = [maker.at(limit * 1e6, f"plan in {limit} MB") for limit in case.limits]
-    planned += [
-        maker.at(result.peak, f"plan at the peak of {result.name}") for result in rival_results[1:]
+    wanted = [(maker.within(limit * 1e6), f"in {limit} MB") for limit in case.limits]
+    wanted += [
+        (maker.within(result.peak), f"at the peak of {result.name}") for result in rival_results[1:]
     ]
-    planned += [
-        maker.accumulating(rival_results[1].accumulating_peak, "plan at checkpoint's accumulating")
-    ]
-    everything = maker.keep_all()
-    return contest([*rivals, everything, *planned], stepper, built.samples[0], rounds)
+    accumulating = rival_results[1].accumulating_peak
+    wanted += [(maker.accumulating(accumulating), "at the accumulating peak of checkpoint")]
+    names: dict[int, list[str]] = {}
+    for point, name in wanted:
+        names.setdefault(point, []).append(name)
+    planned = [maker.at(point, f"plan {', '.join(own)}") for point, own in names.items()]
+    return contest([*rivals, maker.keep_all(), *planned], stepper, built.samples[0], rounds)
 
 
 class _Maker:
@@ -57,20 +59,26 @@ class _Maker:
         self.folder = folder
         self.model = model
 
-    def at(self, limit: float, name: str) -> Contestant:
-        """The plan of the frontier within a peak in bytes."""
+    def within(self, limit: float) -> int:
+        """The index of the fastest point of the frontier within a peak in bytes."""
         point = self.frontier.within(int(limit))
         if point is None:
-            raise SystemExit(f"{name}: nothing fits {limit:,.0f} bytes")
-        return self._made(point.executions, point.in_place, name)
+            raise SystemExit(f"nothing fits {limit:,.0f} bytes")
+        return self.frontier.points.index(point)
 
-    def accumulating(self, limit: int, name: str) -> Contestant:
-        """The fastest plan whose peak with gradients already there is within the limit."""
-        for point in self.frontier.points:
+    def accumulating(self, limit: int) -> int:
+        """The index of the fastest point whose peak with gradients already there is within the
+        limit."""
+        for index, point in enumerate(self.frontier.points):
             steps = self.opener.schedule(point.executions, point.in_place)
             if replay(self.graph, self.costs, steps, accumulate=True).peak <= limit:
-                return self._made(point.executions, point.in_place, name)
-        raise SystemExit(f"{name}: nothing fits {limit:,} bytes")
+                return index
+        raise SystemExit(f"nothing fits {limit:,} bytes with gradients there")
+
+    def at(self, index: int, name: str) -> Contestant:
+        """The plan of a point of the frontier."""
+        point = self.frontier.points[index]
+        return self._made(point.executions, point.in_place, name)
 
     def keep_all(self) -> Contestant:
         """The captured step as generated, recomputing nothing, no op in place."""
@@ -80,7 +88,7 @@ class _Maker:
     def _made(self, executions: Sequence[int], in_place: bool, name: str) -> Contestant:
         steps = self.opener.schedule(executions, in_place)
         played = replay(self.graph, self.costs, steps)
-        directory = self.folder / "modules" / "".join(c if c.isalnum() else "_" for c in name)
+        directory = self.folder / "modules" / f"peak_{played.peak}_{in_place}"
         facts = {
             "strategy": self.frontier.strategy, "budget": name, "budget_bytes": played.peak,
             "verdict": "feasible", "sentence": name, "peak": played.peak, "time": played.seconds,
