@@ -21,8 +21,12 @@ def stage_fingerprint(stage: str, root: Path = ROOT) -> str:
     """Of a stage: its room, whatever of the checkout it imports, and the files it reads beside
     its code. 16 hex digits."""
     room = root / "stages" / stage
-    modules = [_name_of(path, root) for path in sorted(room.rglob("*.py"))]
-    return _fingerprint(modules, [root], _resources(room, root))
+    return _fingerprint(_modules(room, root), [root], _resources(room, root))
+
+
+def stage_versions(stage: str, root: Path = ROOT) -> dict[str, str]:
+    """The versions of the installed packages that a stage may import, by name."""
+    return _versions(_modules(root / "stages" / stage, root), [root])
 
 
 def factory_fingerprint(factory: str, search_path: Iterable[Path | str] = ()) -> str:
@@ -31,8 +35,12 @@ def factory_fingerprint(factory: str, search_path: Iterable[Path | str] = ()) ->
     Modules are looked for in the folders of `search_path`, in the current one and in the
     checkout. 16 hex digits, also for a factory that does not exist or does not parse.
     """
-    folders = [*(Path(folder) for folder in search_path), Path(), ROOT]
-    return _fingerprint([factory.partition(":")[0]], folders, [])
+    return _fingerprint([factory.partition(":")[0]], _folders(search_path), [])
+
+
+def factory_versions(factory: str, search_path: Iterable[Path | str] = ()) -> dict[str, str]:
+    """The versions of the installed packages that a model's source may import, by name."""
+    return _versions([factory.partition(":")[0]], _folders(search_path))
 
 
 def syntax(source: str) -> str:
@@ -42,6 +50,19 @@ def syntax(source: str) -> str:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             node.body = [line for line in node.body if not _is_text(line)]
     return ast.dump(tree)
+
+
+def _modules(room: Path, root: Path) -> list[str]:
+    return [_name_of(path, root) for path in sorted(room.rglob("*.py"))]
+
+
+def _folders(search_path: Iterable[Path | str]) -> list[Path]:
+    return [*(Path(folder) for folder in search_path), Path(), ROOT]
+
+
+def _versions(modules: Iterable[str], folders: Sequence[Path]) -> dict[str, str]:
+    found = {name: _version(name) for name in sorted(_closure(modules, folders)[1])}
+    return {name: version for name, version in found.items() if version}
 
 
 def _fingerprint(modules: Iterable[str], folders: Sequence[Path], files: Iterable[Path]) -> str:

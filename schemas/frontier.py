@@ -41,6 +41,8 @@ class Frontier:
     `lower_bound_peak` is what any plan of the step needs at least (bytes) and
     `lower_bound_seconds` what it takes at least; `keep_all` is the step that recomputes nothing.
     `optimal_in` names the class in which the strategy's sequences are optimal, "" for none.
+    `clock` counts the solves of blocks that the clock ended: where there are any, another run may
+    find other points.
     """
 
     strategy: str
@@ -52,6 +54,7 @@ class Frontier:
     lower_bound_seconds: float
     optimal_in: str
     points: list[Point]
+    clock: int = 0
 
     def within(self, budget: int) -> Point | None:
         """The fastest point whose peak is within the budget, None when there is none."""
@@ -112,6 +115,7 @@ def read_frontier(path: Path | str) -> Frontier:
             lower_bound_seconds=float(meta["lower_bound_seconds"]),
             optimal_in=meta["optimal_in"],
             points=points,
+            clock=int(meta.get("clock", "0")),
         )
     except (KeyError, ValueError) as error:
         raise ArtifactError(f"{path}: the metadata of the frontier is incomplete") from error

@@ -96,9 +96,13 @@ MEASUREMENT = store.ArtifactType(
 )
 
 
-def write_measurement(path: Path | str, measurement: Measurement) -> str:
-    """Writes a measurement, one row, and returns the digest."""
-    return store.write(path, MEASUREMENT, [asdict(measurement)])
+def write_measurement(path: Path | str, measurement: Measurement, module: str = "") -> str:
+    """Writes a measurement, one row, and returns the digest.
+
+    `module` names the module that was measured, by `schemas.module.module_digest`; it stands in
+    the metadata.
+    """
+    return store.write(path, MEASUREMENT, [asdict(measurement)], {"module": module})
 
 
 def read_measurement(path: Path | str) -> Measurement:

@@ -78,6 +78,11 @@ def write_plan(path: Path | str, plan: Plan) -> None:
     store.write_json(path, asdict(plan))
 
 
+def plan_digest(path: Path | str) -> str:
+    """The SHA-256 of a plan's file; raises ArtifactError when it cannot be read."""
+    return store.file_digest(path)
+
+
 def read_plan(path: Path | str) -> Plan:
     """Reads a plan; raises ArtifactError when a key is missing, unknown or of another type."""
     document = store.read_json(path)

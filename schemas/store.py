@@ -42,6 +42,16 @@ class ArtifactType:
 
 
 @dataclass(frozen=True)
+class Header:
+    """What an artifact of any kind says of itself: its name, version, digest and metadata."""
+
+    name: str
+    version: str
+    digest: str
+    metadata: dict[str, str]
+
+
+@dataclass(frozen=True)
 class Artifact:
     """What `read` gives: rows in file order, the writer's metadata, the digest (64 hex digits)."""
 
@@ -71,14 +81,10 @@ def read(path: Path | str, kind: ArtifactType) -> Artifact:
     Raises ArtifactError with one sentence that names the file and what is wrong with it.
     """
     path = Path(path)
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ArtifactError(f"{path}: cannot be read ({error.strerror or error})") from error
+    data = read_bytes(path)
     metadata = _metadata(path, data)
-    _check_identity(path, kind, metadata)
-    if _digest_of(data, metadata["digest"]) != metadata["digest"]:
-        raise ArtifactError(f"{path}: the content does not match its digest, the file was changed")
+    _check_identity(path, metadata, kind)
+    _check_digest(path, metadata, data)
     table = _table(path, data)
     if not table.schema.equals(kind.schema):
         raise ArtifactError(f"{path}: the fields are not those of {kind}")
@@ -86,8 +92,20 @@ def read(path: Path | str, kind: ArtifactType) -> Artifact:
     for field in kind.schema:
         for index, row in enumerate(rows):
             _check_nulls(f"{path}: row {index}", field, row[field.name])
-    extra = {key: value for key, value in metadata.items() if key not in _RESERVED}
-    return Artifact(rows, extra, metadata["digest"])
+    return Artifact(rows, _extra(metadata), metadata["digest"])
+
+
+def header(path: Path | str) -> Header:
+    """What an artifact of any kind says of itself, with its digest verified.
+
+    Raises ArtifactError with one sentence that names the file and what is wrong with it.
+    """
+    path = Path(path)
+    data = read_bytes(path)
+    metadata = _metadata(path, data)
+    _check_identity(path, metadata)
+    _check_digest(path, metadata, data)
+    return Header(metadata["artifact"], metadata["version"], metadata["digest"], _extra(metadata))
 
 
 def write_json(path: Path | str, document: Mapping[str, Any]) -> None:
@@ -98,9 +116,7 @@ def write_json(path: Path | str, document: Mapping[str, Any]) -> None:
 def read_json(path: Path | str) -> dict[str, Any]:
     """Reads a JSON object; raises ArtifactError when the file is absent or something else."""
     try:
-        document = json.loads(Path(path).read_bytes())
-    except OSError as error:
-        raise ArtifactError(f"{path}: cannot be read ({error.strerror or error})") from error
+        document = json.loads(read_bytes(path))
     except ValueError as error:
         raise ArtifactError(f"{path}: is not JSON ({error})") from error
     if not isinstance(document, dict):
@@ -108,9 +124,33 @@ def read_json(path: Path | str) -> dict[str, Any]:
     return document
 
 
+def read_bytes(path: Path | str) -> bytes:
+    """A file's bytes; raises ArtifactError when it cannot be read."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ArtifactError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def file_digest(path: Path | str) -> str:
+    """The SHA-256 of a file's bytes, 64 hex digits; raises ArtifactError when it cannot be read."""
+    return hashlib.sha256(read_bytes(path)).hexdigest()
+
+
 def write_bytes(path: Path | str, data: bytes) -> None:
-    """Writes a file under a temporary name, syncs it and renames it into place."""
+    """Writes a file under a temporary name, syncs it and renames it into place.
+
+    Raises ArtifactError where that cannot be done (no space left, a folder that is read-only); an
+    older file of that name is then still there, and nothing else is.
+    """
     path = Path(path)
+    try:
+        _replace(path, data)
+    except OSError as error:
+        raise ArtifactError(f"{path}: cannot be written ({error.strerror or error})") from error
+
+
+def _replace(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
@@ -154,6 +194,10 @@ def _digest_of(data: bytes, digest: str) -> str:
     return hashlib.sha256(data.replace(digest.encode(), _BLANK)).hexdigest()
 
 
+def _extra(metadata: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in metadata.items() if key not in _RESERVED}
+
+
 def _metadata(path: Path, data: bytes) -> dict[str, str]:
     """What the file says of itself; nothing else of it is looked at before the digest is right."""
     try:
@@ -172,16 +216,24 @@ def _table(path: Path, data: bytes) -> pa.Table:
     return table
 
 
-def _check_identity(path: Path, kind: ArtifactType, metadata: Mapping[str, str]) -> None:
+def _check_identity(
+    path: Path, metadata: Mapping[str, str], kind: ArtifactType | None = None
+) -> None:
     name, version = metadata.get("artifact"), metadata.get("version")
     if name is None or version is None or len(metadata.get("digest", "")) != 64:
-        raise ArtifactError(
-            f"{path}: is an Arrow file but no tightfit artifact, {kind} was expected"
-        )
+        wanted = f", {kind} was expected" if kind else ""
+        raise ArtifactError(f"{path}: is an Arrow file but no tightfit artifact{wanted}")
+    if kind is None:
+        return
     if name != kind.name:
         raise ArtifactError(f"{path}: is a {name}/{version}, {kind} was expected")
     if version != str(kind.version):
         raise ArtifactError(f"{path}: has version {version} of {name}, this program reads {kind}")
+
+
+def _check_digest(path: Path, metadata: Mapping[str, str], data: bytes) -> None:
+    if _digest_of(data, metadata["digest"]) != metadata["digest"]:
+        raise ArtifactError(f"{path}: the content does not match its digest, the file was changed")
 
 
 def _check_nulls(where: str, field: pa.Field, value: Any) -> None:

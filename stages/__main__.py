@@ -1,19 +1,24 @@
 """The command line: `python -m stages STAGE ...`, installed as `tightfit STAGE ...`.
 
 Each stage has a module `cli` with `add_arguments` and `run`; only the one that is called is
-loaded. Exit codes: 0 done, 1 something outside tightfit is wrong (one sentence on standard error),
-2 wrong arguments, 130 interrupted.
+loaded. A stage that makes files says in `made` what it made of what; a record of it is kept beside
+them (see `schemas.lineage`). Exit codes: 0 done, 1 something outside tightfit is wrong (one
+sentence on standard error), 2 wrong arguments, 130 interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from schemas.errors import TightfitError
+
+if TYPE_CHECKING:
+    from schemas.made import Made
 
 STAGES = {
     "trace": ("stages.trace.cli", "capture the training step of a model as a graph"),
@@ -25,6 +30,8 @@ STAGES = {
     "validate": ("stages.validate.cli", "run a module against its model and compare"),
     "report": ("stages.report.cli", "write the page of a model, or the index of a run"),
     "summary": ("stages.report.summary", "print a table of the plans of a run"),
+    "audit": ("stages.audit.cli", "check all that a run left on disk"),
+    "lineage": ("stages.audit.lineage", "tell how a file of a run was made, and of what"),
 }
 """The module and the purpose of each stage, in the order the data flows."""
 
@@ -64,11 +71,14 @@ def run_stage(stage: str, arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     try:
         module.run(options)
+        if hasattr(module, "made"):
+            _record(stage, module.made(options))
     except TightfitError as error:
+        if not options.debug:
+            print(f"tightfit {stage}: {error}", file=sys.stderr)
         _keep(options.error_file, f"{stage}: {error}")
         if options.debug:
             raise
-        print(f"tightfit {stage}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"tightfit {stage}: interrupted", file=sys.stderr)
@@ -81,11 +91,23 @@ def run_stage(stage: str, arguments: Sequence[str]) -> int:
     return 0
 
 
-def _keep(error_file: Path | None, sentence: str) -> None:
-    if error_file is not None:
-        from schemas.store import write_bytes
+def _record(stage: str, made: Iterable[Made]) -> None:
+    from schemas.lineage import keep_records
 
+    for entry in made:
+        keep_records(stage, entry)
+
+
+def _keep(error_file: Path | None, sentence: str) -> None:
+    """Keeps the sentence of an error; where that fails too, as on a full disk, says so."""
+    if error_file is None:
+        return
+    from schemas.store import write_bytes
+
+    try:
         write_bytes(error_file, f"{sentence}\n".encode())
+    except TightfitError as error:
+        print(f"tightfit: {error}", file=sys.stderr)
 
 
 if __name__ == "__main__":

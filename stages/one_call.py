@@ -19,6 +19,8 @@ from schemas.budget import NO_BUDGET, parse_budget
 from schemas.config import BASELINES
 from schemas.errors import ConfigError
 from schemas.fingerprint import stage_fingerprint
+from schemas.lineage import keep_records
+from schemas.made import Made
 from schemas.plan import Plan, read_plan
 
 if TYPE_CHECKING:
@@ -120,7 +122,9 @@ def _trace(built: Built, store: Path, device: str) -> Path:
     from stages.trace.trace import trace
 
     graph = trace(built, _name(built), device)
-    return _filed(store / "calls", "graph.arrow", lambda path: write_graph(path, graph))
+    path = _filed(store / "calls", "graph.arrow", lambda path: write_graph(path, graph))
+    keep_records("trace", Made([path], [], {"name": graph.model, "device": device}))
+    return path
 
 
 def _profile(built: Built, graph: Path, store: Path, device: str) -> Path:
@@ -133,7 +137,9 @@ def _profile(built: Built, graph: Path, store: Path, device: str) -> Path:
 
     with open_library(store, describe_device(device)) as library:
         costs = profile(read_graph(graph), built.loss, library)
-    return _filed(graph.parent, "costs.arrow", lambda path: write_costs(path, costs))
+    path = _filed(graph.parent, "costs.arrow", lambda path: write_costs(path, costs))
+    keep_records("profile", Made([path], [graph], {"source": "measured", "device": device}))
+    return path
 
 
 def _filed(folder: Path, name: str, write: Callable[[Path], str]) -> Path:
@@ -179,4 +185,7 @@ def _run(stage: str, *words: object) -> None:
     module = import_module(f"stages.{stage}.cli")
     parser = argparse.ArgumentParser(prog=stage)
     module.add_arguments(parser)
-    module.run(parser.parse_args([str(word) for word in words]))
+    options = parser.parse_args([str(word) for word in words])
+    module.run(options)
+    for made in module.made(options):
+        keep_records(stage, made)

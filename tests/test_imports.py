@@ -15,7 +15,10 @@ from stages.__main__ import STAGES
 
 ROOT = Path(__file__).parents[1]
 
-ROOMS = ("trace", "profile", "partition", "solve", "combine", "generate", "validate", "report")
+ROOMS = (
+    *("trace", "profile", "partition", "solve", "combine", "generate", "validate", "report"),
+    "audit",
+)
 SHARED = ("replay", "device")
 TORCH_ROOMS = ("trace", "profile", "generate", "validate", "device")
 COMPOSERS = ("stages/__main__.py", "stages/one_call.py")
@@ -26,6 +29,8 @@ SOLVER_MODULES = (
     "stages.solve.cli",
     "stages.combine.cli",
     "stages.report.cli",
+    "stages.audit.cli",
+    "stages.audit.lineage",
     "stages.replay.referee",
     "stages.replay.condense",
 )
@@ -138,7 +143,7 @@ def test_solver_rooms_start_without_torch() -> None:
     """What they import when they run, too: all of their modules, in one process."""
     names = [
         ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        for room in ("partition", "solve", "combine", "report", "replay")
+        for room in ("partition", "solve", "combine", "report", "audit", "replay")
         for path in sources(f"stages/{room}")
         if path.name != "__init__.py"
     ]

@@ -61,7 +61,7 @@ def choose(
         smallest = there_before + frontier.points[-1].peak
         sentence = (
             f"infeasible: {budget} is {total:,} bytes, the smallest budget known to work for "
-            f"{graph.model} with {frontier.strategy} is {smallest:,} bytes"
+            f"{graph.model} with {frontier.strategy} is {smallest:,} bytes{_clock(frontier)}"
         )
         refusal = Plan(
             frontier.strategy, budget, total, own, "infeasible", sentence, None, None, None, None,
@@ -104,4 +104,13 @@ def _bound(problem: Problem, frontier: Frontier, seconds: float, budget: int) ->
 def _sentence(verdict: Verdict, point: Point, frontier: Frontier, gap: float) -> str:
     slower = point.seconds / frontier.keep_all_seconds
     words = f"{verdict}: {point.peak:,} bytes, {slower:.3f} times keep-all's predicted time"
-    return words if verdict == "optimal" else f"{words}, at most {gap:.1%} above the best possible"
+    if verdict == "optimal":
+        return words
+    return f"{words}, at most {gap:.1%} above the best possible{_clock(frontier)}"
+
+
+def _clock(frontier: Frontier) -> str:
+    """What a verdict says where the clock decided: another run may come to another plan."""
+    if not frontier.clock:
+        return ""
+    return f"; the clock, not the work, ended {frontier.clock} of the blocks' solves"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from schemas.errors import ConfigError
 from schemas.frontier import Frontier, Point, read_frontier, write_frontier
 from schemas.graph import GRAPH, read_graph
+from schemas.made import Made
 from schemas.sequence import Action, parse_action, write_sequence
-from schemas.store import read
+from schemas.store import header, read
 from stages.combine.from_chain import add_chain_arguments, run_chain
 
 
@@ -38,6 +40,25 @@ def run(options: argparse.Namespace) -> None:
         _make(options)
 
 
+def made(options: argparse.Namespace) -> list[Made]:
+    """What `run` made of what."""
+    if options.chain is not None:
+        read = [options.chain, *([options.options] if options.strategy == "rockmate" else [])]
+        settings = {name: getattr(options, name) for name in ("strategy", "budget", "slots")}
+        return [Made(_files(options.out, "sequence.arrow", "plan.json"), read, settings)]
+    read = [options.graph, options.costs]
+    if options.frontier is None:
+        settings = {"strategy": options.strategy}
+        return [Made([options.out], [*read, options.blocks, options.options], settings)]
+    names = ("sequence.arrow", "schedule.arrow", "plan.json")
+    settings = {"budget": options.budget}
+    return [Made(_files(options.out, *names), [*read, options.frontier], settings)]
+
+
+def _files(folder: Path, *names: str) -> list[Path]:
+    return [folder / name for name in names]
+
+
 def _require(options: argparse.Namespace, *names: str) -> None:
     missing = [f"--{name}" for name in names if getattr(options, name) is None]
     if missing:
@@ -60,6 +81,9 @@ def _make(options: argparse.Namespace) -> None:
     candidates = strategy(*inputs)
     digest = read(options.graph, GRAPH).digest
     made = frontier(graph, digest, costs, problem, strategy, candidates, keep_all, options.workers)
+    if strategy.solved:
+        clock = header(options.options).metadata.get("clock", "0")
+        made = replace(made, clock=int(clock))
     write_frontier(options.out, made)
 
 

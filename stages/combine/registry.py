@@ -18,12 +18,14 @@ __all__ = ["Candidate", "Strategy", "strategies", "strategy"]
 @dataclass(frozen=True)
 class Strategy:
     """`candidates` takes the condensed graph, its blocks and their options by digest. Baselines are
-    not `polished`. `optimal_in` names the class that the sequences are optimal in, "" for none."""
+    not `polished`; those that take `solved` options depend on how the solves ended. `optimal_in`
+    names the class that the sequences are optimal in, "" for none."""
 
     name: str
     candidates: Callable[[Problem, Blocks, Mapping[str, list[Option]]], list[Candidate]]
     polished: bool
     optimal_in: str = ""
+    solved: bool = False
 
     def __call__(
         self, problem: Problem, blocks: Blocks, options: Mapping[str, list[Option]]
@@ -41,7 +43,11 @@ def strategies() -> dict[str, Strategy]:
             Strategy("checkpoint", checkpoint.checkpoint, polished=False),
             Strategy("rotor", rotor.candidates, polished=True, optimal_in=rotor.OPTIMAL_IN),
             Strategy(
-                "rockmate", rockmate.candidates, polished=True, optimal_in=rockmate.OPTIMAL_IN
+                "rockmate",
+                rockmate.candidates,
+                polished=True,
+                optimal_in=rockmate.OPTIMAL_IN,
+                solved=True,
             ),
         )
     }

@@ -6,6 +6,8 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
+from schemas.made import Made
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the stage."""
@@ -19,17 +21,23 @@ def run(options: argparse.Namespace) -> None:
     """Writes the package; where the plan is infeasible, one whose `load` says so."""
     from schemas.errors import ArtifactError
     from schemas.graph import GRAPH, read_graph
-    from schemas.plan import read_plan
+    from schemas.plan import plan_digest, read_plan
     from schemas.schedule import SCHEDULE, read_schedule
     from schemas.store import read
-    from stages.generate.package import infeasible_package, package, write_directory
+    from stages.generate.package import infeasible_package, package, signed, write_directory
 
     plan = asdict(read_plan(options.plan))
-    if plan["verdict"] == "infeasible":
-        write_directory(options.out, infeasible_package(plan))
-        return
-    graph = read_graph(options.graph)
-    planned_for = read(options.schedule, SCHEDULE).metadata.get("graph")
-    if planned_for and planned_for != read(options.graph, GRAPH).digest:
+    scheduled, traced = read(options.schedule, SCHEDULE), read(options.graph, GRAPH)
+    if scheduled.metadata.get("graph") not in (None, "", traced.digest):
         raise ArtifactError(f"{options.schedule}: is the schedule of another graph")
-    write_directory(options.out, package(graph, read_schedule(options.schedule), plan))
+    if plan["verdict"] == "infeasible":
+        files = infeasible_package(plan)
+    else:
+        files = package(read_graph(options.graph), read_schedule(options.schedule), plan)
+    sources = (traced.digest, scheduled.digest, plan_digest(options.plan))
+    write_directory(options.out, signed(files, *sources))
+
+
+def made(options: argparse.Namespace) -> list[Made]:
+    """What `run` made of what."""
+    return [Made([options.out], [options.graph, options.schedule, options.plan])]

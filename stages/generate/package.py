@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 from schemas.costs import RANDOM_STATE_TARGET, Cost, Costs, Device
 from schemas.errors import ArtifactError
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op
+from schemas.module import MADE_FROM, MadeFrom, digests_of, made_from_bytes
 from schemas.schedule import Step
 from stages.generate.check import check_interface
 from stages.generate.interface import constants, interface_text
@@ -63,24 +65,54 @@ def infeasible_package(plan: Mapping[str, Any]) -> dict[str, bytes]:
     return {"__init__.py": _INFEASIBLE.format(**_shown(facts)).encode()}
 
 
+def signed(files: Mapping[str, bytes], graph: str, schedule: str, plan: str) -> dict[str, bytes]:
+    """The files of a package with the one that names what they were made from, by digest, and
+    themselves: see `schemas.module`."""
+    made_from = MadeFrom(graph, schedule, plan, digests_of(files))
+    return {**files, MADE_FROM: made_from_bytes(made_from)}
+
+
 def write_directory(directory: Path, files: Mapping[str, bytes]) -> None:
-    """Writes files into a new directory that then takes its place."""
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    """Writes files into a new directory that then takes its place.
+
+    Raises ArtifactError where that cannot be done; an older directory is then still there, and
+    nothing else is.
+    """
     try:
-        made.chmod(0o755)
-        for name, data in sorted(files.items()):
-            (made / name).write_bytes(data)
-        if directory.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-            directory.replace(old)
-            made.replace(directory)
-            shutil.rmtree(old)
-        else:
-            made.replace(directory)
-    except BaseException:
-        shutil.rmtree(made, ignore_errors=True)
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+        try:
+            made.chmod(0o755)
+            for name, data in sorted(files.items()):
+                with (made / name).open("wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+            _take_place(made, directory)
+        except BaseException:
+            shutil.rmtree(made, ignore_errors=True)
+            raise
+    except OSError as error:
+        raise ArtifactError(
+            f"{directory}: cannot be written ({error.strerror or error})"
+        ) from error
+
+
+def _take_place(made: Path, directory: Path) -> None:
+    if not directory.exists():
+        made.replace(directory)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    try:
+        directory.replace(old)
+        made.replace(directory)
+    except OSError:
+        if not directory.exists():
+            old.replace(directory)
         raise
+    finally:
+        if directory.exists():
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def timeless(graph: Graph) -> Costs:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from schemas.made import Made
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
@@ -23,3 +25,8 @@ def run(options: argparse.Namespace) -> None:
     blocks = partition(read_graph(options.graph), read_costs(options.costs))
     write_blocks(options.out, blocks)
     print(f"{blocks.model}: {len(blocks.blocks)} blocks, {len(blocks.distinct)} distinct")
+
+
+def made(options: argparse.Namespace) -> list[Made]:
+    """What `run` made of what."""
+    return [Made([options.out], [options.graph, options.costs])]

@@ -10,6 +10,7 @@ from pathlib import Path
 from schemas.costs import Costs, write_costs
 from schemas.errors import ConfigError
 from schemas.graph import Graph, read_graph
+from schemas.made import Made
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,6 +48,20 @@ def run(options: argparse.Namespace) -> None:
     else:
         costs = _measure(graph, options)
     write_costs(options.out, costs)
+
+
+def made(options: argparse.Namespace) -> list[Made]:
+    """What `run` made of what. The library is a setting: it holds what was known, not for whom."""
+    read = [options.graph, *filter(None, [options.description, options.costs])]
+    settings = {"source": options.source, "device": options.device, "again": options.again}
+    settings |= {
+        name: getattr(options, name)
+        for name in ("library", "threads", "factory")
+        if getattr(options, name) is not None
+    }
+    if options.factory:
+        settings["arguments"] = json.loads(options.arguments)
+    return [Made([options.out], read, settings, options.factory or "", options.search_path)]
 
 
 def _measure(graph: Graph, options: argparse.Namespace) -> Costs:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -41,13 +41,22 @@ def open_library(store: Path | str, device: Device) -> Iterator[Library]:
     """The library of a device in a store, reserved for this process until the context ends.
 
     Measuring needs the machine to itself, so all devices of a store have one lock; whoever waits
-    for it says so on standard error. Raises ArtifactError when the library's file is damaged.
+    for it says so on standard error. A store that is read-only can be read: nobody writes to it.
+    Raises ArtifactError when the library's file is damaged, or neither there nor to be made.
     """
     folder = Path(store) / "profile"
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        _wait_for(lock.fileno(), folder)
-        yield Library(folder / f"{device_digest(device)}.arrow", device)
+    path = folder / f"{device_digest(device)}.arrow"
+    with ExitStack() as held:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = held.enter_context((folder / "lock").open("a"))
+        except OSError as error:
+            if not path.exists():
+                reason = error.strerror or error
+                raise ArtifactError(f"{folder}: cannot be written ({reason})") from error
+        else:
+            _wait_for(lock.fileno(), folder)
+        yield Library(path, device)
 
 
 def device_digest(device: Device) -> str:

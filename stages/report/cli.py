@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from schemas.errors import ConfigError
+from schemas.made import Made
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +36,23 @@ def run(options: argparse.Namespace) -> None:
         _model(options.model_dir, options.out)
 
 
+def made(options: argparse.Namespace) -> list[Made]:
+    """What `run` made of what."""
+    from stages.report.load import files_of_model, files_of_run
+
+    if options.perfetto is not None:
+        return [Made([options.out], [options.perfetto, options.graph])]
+    if options.model_dir is not None:
+        return [Made([options.out], files_of_model(options.model_dir))]
+    if options.index is not None:
+        return [Made([options.out], files_of_run(options.index))]
+    pages = [
+        Made([folder / "report.html"], files_of_model(folder))
+        for folder in _failed_models(options.failed)
+    ]
+    return [*pages, Made([options.out], files_of_run(options.failed))]
+
+
 def _model(folder: Path, path: Path) -> None:
     from schemas.store import write_bytes
     from stages.report.load import load_model
@@ -55,15 +73,21 @@ def _index(folder: Path, path: Path) -> None:
 
 def _failed(options: argparse.Namespace) -> None:
     """The pages of the models that failed and the index, without the marks that they are done."""
-    from stages.report.load import load_run
-
-    for model in load_run(options.failed):
-        if model.error or model.failures or any(plan.error for plan in model.plans):
-            folder = options.failed / model.name
-            _model(folder, folder / "report.html")
-            (folder / "report.done").unlink(missing_ok=True)
+    for folder in _failed_models(options.failed):
+        _model(folder, folder / "report.html")
+        (folder / "report.done").unlink(missing_ok=True)
     (options.failed / "index.done").unlink(missing_ok=True)
     _index(options.failed, options.out)
+
+
+def _failed_models(results: Path) -> list[Path]:
+    from stages.report.load import load_run
+
+    return [
+        results / model.name
+        for model in load_run(results)
+        if model.error or model.failures or any(plan.error for plan in model.plans)
+    ]
 
 
 def _trace(options: argparse.Namespace) -> None:

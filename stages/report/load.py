@@ -92,6 +92,26 @@ def load_run(folder: Path | str) -> list[ModelResults]:
     return [load_model(path, whole=False) for path in sorted(folder.iterdir()) if _is_model(path)]
 
 
+def files_of_model(folder: Path | str) -> list[Path]:
+    """The artifacts and plans that `load_model` reads; logs of errors are none."""
+    folder = Path(folder)
+    names = [
+        *("graph.arrow", "costs.arrow", "blocks.arrow", "options.arrow"),
+        *(f"*/*/{name}" for name in ("schedule.arrow", "sequence.arrow", "line.arrow")),
+    ]
+    return sorted([*_index_files(folder), *(path for name in names for path in folder.glob(name))])
+
+
+def files_of_run(folder: Path | str) -> list[Path]:
+    """The artifacts and plans that `load_run` reads."""
+    return [path for model in sorted(Path(folder).iterdir()) for path in _index_files(model)]
+
+
+def _index_files(folder: Path) -> list[Path]:
+    names = ("*/*/plan.json", "*/*/measurement.arrow", "*/frontier.arrow")
+    return sorted(path for name in names for path in folder.glob(name))
+
+
 def _is_model(path: Path) -> bool:
     names = ("graph.arrow", "*/frontier.arrow", "*/*/plan.json")
     made = path.is_dir() and any(True for name in names for _ in path.glob(name))

@@ -6,6 +6,8 @@ import argparse
 import os
 from pathlib import Path
 
+from schemas.made import Made
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
@@ -34,7 +36,7 @@ def run(options: argparse.Namespace) -> None:
     from schemas.blocks import read_blocks
     from schemas.options import Option, write_options
     from stages.solve.search import Grid
-    from stages.solve.shelf import solve_all
+    from stages.solve.shelf import clock_limited, solve_all
 
     blocks = read_blocks(options.blocks)
     labels = {block.digest: block.label for block in reversed(blocks.blocks)}
@@ -45,8 +47,26 @@ def run(options: argparse.Namespace) -> None:
         print(f"{labels[digest]}: {len(found)} options, {proven} optimal", flush=True)
 
     found = solve_all(blocks.distinct, options.store, options.engine, grid, options.jobs, tell)
-    write_options(
-        options.out,
-        found,
-        {"engine": options.engine, "grid": f"{grid.peaks}x{grid.saves}"},
-    )
+    clock = clock_limited(_shelved(options))
+    metadata = {
+        "engine": options.engine,
+        "grid": f"{grid.peaks}x{grid.saves}",
+        "clock": str(clock),
+    }
+    write_options(options.out, found, metadata)
+
+
+def made(options: argparse.Namespace) -> list[Made]:
+    """What `run` made of what: the blocks, and the options of each distinct one in the store."""
+    settings = {name: getattr(options, name) for name in ("engine", "peaks", "saves")}
+    return [Made([options.out], [options.blocks, *_shelved(options)], settings)]
+
+
+def _shelved(options: argparse.Namespace) -> list[Path]:
+    from schemas.blocks import read_blocks
+    from stages.solve.search import Grid
+    from stages.solve.shelf import shelf_path
+
+    grid = Grid(peaks=options.peaks, saves=options.saves)
+    digests = sorted(read_blocks(options.blocks).distinct)
+    return [shelf_path(options.store, digest, options.engine, grid) for digest in digests]

@@ -20,14 +20,14 @@ class Grid:
     `peaks` x `saves` pairs of limits; a share `gap` of a run's seconds that need not be gained;
     at most `nodes` of the search tree a solve, and `seconds` as the last guard; programs of up to
     `variables` binary variables may recompute any node, larger ones forward nodes only; no ILP
-    beyond `largest`.
+    beyond `largest`. What fits these limits takes a few seconds a solve, far from the guard.
     """
 
     peaks: int = 4
     saves: int = 6
     gap: float = 0.003
     nodes: int = 300
-    seconds: float = 30.0
+    seconds: float = 60.0
     variables: int = 500
     largest: int = 1500
 
@@ -51,20 +51,30 @@ class Bound:
     seconds: float
 
 
+@dataclass(frozen=True)
+class Solved:
+    """The options of a block, and how many of its solves the clock ended."""
+
+    options: list[Option]
+    clock: int
+
+
 def solve_block(digest: str, problem: Problem, engine: Engine, grid: Grid) -> list[Option]:
     """All options of a block worth having, by number: 0 saves nothing, the others from the most
-    saved to the least.
+    saved to the least."""
+    return search_block(digest, problem, engine, grid).options
 
-    The same arguments give the same options unless a solve says that the clock ended it.
-    """
+
+def search_block(digest: str, problem: Problem, engine: Engine, grid: Grid) -> Solved:
+    """The options of a block as in `solve_block`, and whether they can be relied on to be found
+    again: the same arguments give the same options unless the clock ended a solve."""
     found = [_judged(problem, "keep everything", keep_all(problem))]
     found += [_judged(problem, label, run) for label, run in recompute_cheap(problem)]
     bounds = [Bound(_most(found), _most(found), found[0].figures.seconds)]
-    if droppable(problem):
-        _search(problem, engine, grid, found, bounds)
+    clock = _search(problem, engine, grid, found, bounds) if droppable(problem) else 0
     options = [_option(digest, problem, entry, bounds) for entry in _worth_having(found)]
     numbered = enumerate([_option_zero(digest, problem), *options])
-    return [replace(option, option=number) for number, option in numbered]
+    return Solved([replace(option, option=number) for number, option in numbered], clock)
 
 
 def _judged(problem: Problem, label: str, run: Run, limit: str = "") -> Found:
@@ -77,11 +87,13 @@ def _most(found: list[Found]) -> int:
 
 def _search(
     problem: Problem, engine: Engine, grid: Grid, found: list[Found], bounds: list[Bound]
-) -> None:
-    """Adds what the ILPs of the grid find, and the bounds they prove."""
+) -> int:
+    """Adds what the ILPs of the grid find, and the bounds they prove; returns how many of them the
+    clock ended."""
     name, stages = choose_stages(problem, grid.variables)
     if sum(len(stage.candidates) for stage in stages) > grid.largest:
-        return
+        return 0
+    clock = 0
     slack = grid.gap * found[0].figures.seconds
     base = sum(node.seconds for node in problem.nodes)
     for peak, save in grid_points(problem, grid, found):
@@ -98,10 +110,12 @@ def _search(
             ilp.start_from(known.run)
         limits = Limits(slack / ilp.scale, grid.nodes, grid.seconds)
         verdict = solve(ilp.program, engine, limits, warm=known is not None)
+        clock += verdict.limit == "clock"
         bounds.append(Bound(peak, save, base + verdict.bound * ilp.scale))
         if verdict.outcome == "solved":
             label = f"ILP ({name}), peak {peak}, save {save}"
             found.append(_judged(problem, label, ilp.solution(), verdict.limit))
+    return clock
 
 
 def grid_points(problem: Problem, grid: Grid, found: list[Found]) -> Iterator[tuple[int, int]]:

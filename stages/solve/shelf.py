@@ -10,16 +10,19 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 
+from schemas import store as artifacts
 from schemas.errors import ArtifactError, TightfitError
+from schemas.fingerprint import stage_fingerprint, stage_versions
 from schemas.options import Option, read_options, write_options
 from schemas.problem import Problem
 from stages.solve.engine import Engine
-from stages.solve.search import Grid, solve_block
+from stages.solve.search import Grid, search_block
 
 REVISION = 1
 """Goes up whenever the same block, grid and engine would get other options than before."""
@@ -39,6 +42,17 @@ def shelf_path(store: Path, digest: str, engine: Engine, grid: Grid) -> Path:
     )
     effort = "" if efforts == usual else "-" + "-".join(f"{effort:g}" for effort in efforts)
     return store / "options" / f"{digest}-{density}{effort}-{engine}-{REVISION}.arrow"
+
+
+def solved_with() -> dict[str, str]:
+    """What a solved block says of what solved it: the fingerprint of the code, and versions."""
+    versions = stage_versions("solve")
+    return {"code": stage_fingerprint("solve"), "versions": json.dumps(versions)}
+
+
+def clock_limited(paths: Iterable[Path]) -> int:
+    """How many solves the clock ended, of blocks whose options are kept at these paths."""
+    return sum(int(artifacts.header(path).metadata.get("clock", "0")) for path in paths)
 
 
 def solve_all(
@@ -63,10 +77,13 @@ def solve_all(
             done(digest, options[digest])
         else:
             missing.append(digest)
+    made_by = solved_with() if missing else {}
     missing.sort(key=lambda digest: (-len(distinct[digest].nodes), digest))
     with ThreadPoolExecutor(max_workers=max(jobs, 1)) as pool:
         solving = {
-            pool.submit(_solve_apart, digest, distinct[digest], store, engine, grid): digest
+            pool.submit(
+                _solve_apart, digest, distinct[digest], store, engine, grid, made_by
+            ): digest
             for digest in missing
         }
         for finished in as_completed(solving):
@@ -77,12 +94,18 @@ def solve_all(
 
 
 def solve_to_shelf(
-    digest: str, problem: Problem, store: Path, engine: Engine, grid: Grid
+    digest: str,
+    problem: Problem,
+    store: Path,
+    engine: Engine,
+    grid: Grid,
+    made_by: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Option]:
-    """Solves a block here and puts its options into the store."""
-    options = solve_block(digest, problem, engine, grid)
-    write_options(shelf_path(store, digest, engine, grid), options, {"engine": engine})
-    return options
+    """Solves a block here and puts its options into the store; `made_by` is from `solved_with`."""
+    solved = search_block(digest, problem, engine, grid)
+    metadata = {"engine": engine, "clock": str(solved.clock), **made_by}
+    write_options(shelf_path(store, digest, engine, grid), solved.options, metadata)
+    return solved.options
 
 
 def _shelved(path: Path, digest: str) -> list[Option]:
@@ -93,7 +116,12 @@ def _shelved(path: Path, digest: str) -> list[Option]:
 
 
 def _solve_apart(
-    digest: str, problem: Problem, store: Path, engine: Engine, grid: Grid
+    digest: str,
+    problem: Problem,
+    store: Path,
+    engine: Engine,
+    grid: Grid,
+    made_by: Mapping[str, str],
 ) -> list[Option]:
     task = {
         "digest": digest,
@@ -101,6 +129,7 @@ def _solve_apart(
         "store": str(store.absolute()),
         "engine": engine,
         "grid": asdict(grid),
+        "made_by": dict(made_by),
     }
     root = Path(__file__).resolve().parents[2]
     inherited = os.environ.get("PYTHONPATH")

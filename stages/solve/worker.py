@@ -20,6 +20,7 @@ def main() -> None:
         Path(task["store"]),
         task["engine"],
         Grid(**task["grid"]),
+        task["made_by"],
     )
 
 

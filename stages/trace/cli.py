@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from schemas.errors import ConfigError
+from schemas.made import Made
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +38,17 @@ def run(options: argparse.Namespace) -> None:
         built = build(options.factory, arguments, False, *where)
         graph = trace(built, options.name, options.device)
     write_graph(options.out, graph)
+
+
+def made(options: argparse.Namespace) -> list[Made]:
+    """What `run` made of what."""
+    settings = {
+        "factory": options.factory,
+        "arguments": parse_arguments(options.arguments),
+        "name": options.name,
+        "device": options.device,
+    }
+    return [Made([options.out], [], settings, options.factory, options.search_path)]
 
 
 def parse_arguments(text: str) -> dict[str, Any]:

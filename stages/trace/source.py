@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import traceback
 from pathlib import Path
 from typing import Any
@@ -53,11 +54,12 @@ def _innermost(frames: list[tuple[str, int]], anywhere: bool = True) -> str:
 
 
 def _short(file: str) -> str:
-    """A file below the current directory or an installed package without what leads there."""
+    """A file below the current directory, a folder that Python searches or an installed package
+    without what leads there: the same on every machine."""
     path = Path(file)
     for marker in ("site-packages", "dist-packages"):
         if marker in path.parts:
             return str(Path(*path.parts[path.parts.index(marker) + 1 :]))
-    if path.is_relative_to(Path.cwd()):
-        return str(path.relative_to(Path.cwd()))
-    return file
+    folders = [folder for folder in (Path.cwd(), *map(Path, sys.path)) if folder.is_absolute()]
+    below = [path.relative_to(folder) for folder in folders if path.is_relative_to(folder)]
+    return str(min(below, key=lambda short: len(short.parts), default=path))

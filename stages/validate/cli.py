@@ -9,7 +9,9 @@ from pathlib import Path
 from schemas import store
 from schemas.errors import ConfigError
 from schemas.graph import read_graph
+from schemas.made import Made
 from schemas.measurement import write_line, write_measurement
+from schemas.module import module_digest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,8 +52,27 @@ def run(options: argparse.Namespace) -> None:
     built = build(
         options.factory, arguments, search_path=options.search_path, device=options.device
     )
+    digest = module_digest(options.module)
     result = validate(
         graph, built, plan, options.module, options.pairs, options.plan_seconds, options.device
     )
-    write_line(options.line or Path(options.out).with_name("line.arrow"), result.line)
-    write_measurement(options.out, result.measurement)
+    write_line(_line(options), result.line)
+    write_measurement(options.out, result.measurement, digest)
+
+
+def made(options: argparse.Namespace) -> list[Made]:
+    """What `run` made of what."""
+    settings = {
+        "factory": options.factory,
+        "arguments": json.loads(options.arguments),
+        "device": options.device,
+        "pairs": options.pairs,
+        **({} if options.threads is None else {"threads": options.threads}),
+    }
+    read = [options.graph, options.plan, options.module]
+    outputs = [options.out, _line(options)]
+    return [Made(outputs, read, settings, options.factory, options.search_path)]
+
+
+def _line(options: argparse.Namespace) -> Path:
+    return Path(options.line or Path(options.out).with_name("line.arrow"))

@@ -205,7 +205,7 @@ def test_a_write_that_fails_leaves_the_old_file_alone(written: Path, monkeypatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(ArtifactError, match=r"cannot be written \(No space left on device\)$"):
         store.write(written, KIND, [])
     assert written.read_bytes() == before
     assert list(written.parent.iterdir()) == [written]

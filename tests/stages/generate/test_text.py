@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 
 from schemas.errors import ArtifactError, ScheduleError
 from schemas.graph import Graph, Op, Value, write_graph
-from schemas.plan import Cost, Fixed, Plan, write_plan
+from schemas.module import module_files, read_made_from
+from schemas.plan import Cost, Fixed, Plan, plan_digest, write_plan
 from schemas.schedule import Step, write_schedule
 from stages.combine.opening import open_schedule
 from stages.generate import cli
 from stages.generate.naming import Names, comment, identifier
-from stages.generate.package import package, timeless, write_directory
+from stages.generate.package import package, signed, timeless, write_directory
 from stages.replay.referee import replay
 from tests.stages.generate.conftest import Planned
 from tests.stages.generate.plans import PLAN, keep_all, recompute
@@ -282,13 +283,17 @@ def options(folder: Path) -> argparse.Namespace:
 
 def test_the_command_writes_the_package(small: Planned, tmp_path: Path) -> None:
     digest = write_graph(tmp_path / "graph.arrow", small.graph)
-    write_schedule(tmp_path / "schedule.arrow", steps_of(small.graph), digest)
+    scheduled = write_schedule(tmp_path / "schedule.arrow", steps_of(small.graph), digest)
     write_plan(tmp_path / "plan.json", REAL)
     (tmp_path / "out" / "module").mkdir(parents=True)
     (tmp_path / "out" / "module" / "old.py").touch()
     cli.run(options(tmp_path))
     written = {file.name: file.read_bytes() for file in (tmp_path / "out" / "module").iterdir()}
-    assert written == package(small.graph, steps_of(small.graph), asdict(REAL))
+    files = package(small.graph, steps_of(small.graph), asdict(REAL))
+    made_from = read_made_from(tmp_path / "out" / "module")
+    assert written == signed(files, digest, scheduled, plan_digest(tmp_path / "plan.json"))
+    assert (made_from.graph, made_from.schedule) == (digest, scheduled)
+    assert made_from.files == module_files(tmp_path / "out" / "module")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["module"]
     write_schedule(tmp_path / "schedule.arrow", steps_of(small.graph), "0" * 64)
     with pytest.raises(ArtifactError, match="the schedule of another graph"):
@@ -297,6 +302,9 @@ def test_the_command_writes_the_package(small: Planned, tmp_path: Path) -> None:
 
 def test_the_command_writes_an_infeasible_plan(small: Planned, tmp_path: Path) -> None:
     impossible = replace(REAL, verdict="infeasible", time=None, peak=None)
+    digest = write_graph(tmp_path / "graph.arrow", small.graph)
+    write_schedule(tmp_path / "schedule.arrow", [], digest)
     write_plan(tmp_path / "plan.json", impossible)
     cli.run(options(tmp_path))
-    assert [file.name for file in (tmp_path / "out" / "module").iterdir()] == ["__init__.py"]
+    names = sorted(file.name for file in (tmp_path / "out" / "module").iterdir())
+    assert names == ["__init__.py", "made_from.json"]

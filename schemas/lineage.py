@@ -1,0 +1,121 @@
+"""How a file was made: a record of it, in JSON, stands in the folder `lineage` beside the file.
+
+`results/gpt2/graph.arrow` is described by `results/gpt2/lineage/graph.arrow.json`. Records are
+apart from what they describe, so that the bytes of an artifact say what is in it and not who made
+it: equal inputs give equal artifacts. A record holds no time and no place: paths of inputs are
+relative to the folder of the file, and everything that was read is named by its digest.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from schemas import store
+from schemas.errors import ArtifactError
+from schemas.fingerprint import (
+    factory_fingerprint,
+    factory_versions,
+    stage_fingerprint,
+    stage_versions,
+)
+from schemas.made import Made
+from schemas.module import module_digest
+
+FOLDER = "lineage"
+
+
+@dataclass(frozen=True)
+class Input:
+    """A file that was read: its path relative to the folder of what was made, and its digest."""
+
+    path: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """How one file was made.
+
+    `digest` is that of the file (see `digest_of`), `stage` the command that made it and `code` the
+    fingerprint of that stage's code, `source` that of the model's ("" where it was not run).
+    `versions` are those of Python and of the packages that either imports, `settings` what the
+    command was given besides its files.
+    """
+
+    digest: str
+    stage: str
+    code: str
+    source: str
+    settings: dict[str, Any]
+    versions: dict[str, str]
+    inputs: list[Input]
+
+
+def record_path(file: Path | str) -> Path:
+    """Where the record of a file is."""
+    file = Path(file)
+    return file.parent / FOLDER / f"{file.name}.json"
+
+
+def described(record: Path) -> Path:
+    """The file that the record at a path is about."""
+    return record.parent.parent / record.name.removesuffix(".json")
+
+
+def keep_records(stage: str, made: Made) -> None:
+    """Writes a record of each output; raises ArtifactError where one cannot be written."""
+    code, source = stage_fingerprint(stage), ""
+    versions = {"python": platform.python_version(), **stage_versions(stage)}
+    if made.factory:
+        source = factory_fingerprint(made.factory, made.search_path)
+        versions |= factory_versions(made.factory, made.search_path)
+    digests = {str(path): digest_of(path) for path in made.inputs}
+    for output in made.outputs:
+        inputs = [
+            Input(os.path.relpath(path, Path(output).parent), digest)
+            for path, digest in sorted(digests.items())
+        ]
+        record = Record(
+            digest_of(output), stage, code, source, dict(made.settings), versions, inputs
+        )
+        store.write_json(record_path(output), asdict(record))
+
+
+def read_record(file: Path | str) -> Record:
+    """The record of a file; raises ArtifactError where there is none or it is not one."""
+    path = record_path(file)
+    if not path.exists():
+        raise ArtifactError(f"{file}: there is no record of how it was made")
+    document = store.read_json(path)
+    names = [entry.name for entry in fields(Record)]
+    if sorted(document) != sorted(names):
+        raise ArtifactError(f"{path}: does not hold exactly {', '.join(names)}")
+    for name, kind in (("settings", dict), ("versions", dict), ("inputs", list)):
+        if not isinstance(document[name], kind):
+            raise ArtifactError(f"{path}: {name} is not what a record has there")
+    for name in ("digest", "stage", "code", "source"):
+        if not isinstance(document[name], str):
+            raise ArtifactError(f"{path}: {name} is not what a record has there")
+    try:
+        inputs = [Input(**entry) for entry in document["inputs"]]
+    except TypeError as error:
+        raise ArtifactError(f"{path}: inputs is not what a record has there") from error
+    return Record(**{**document, "inputs": inputs})
+
+
+def digest_of(path: Path | str) -> str:
+    """What names a file or a module: the digest in an artifact's metadata, which is verified, the
+    digest of a module's files, or the SHA-256 of any other file. 64 hex digits.
+
+    Raises ArtifactError where it cannot be read or is damaged.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return module_digest(path)
+    if path.suffix == ".arrow":
+        return store.header(path).digest
+    return store.file_digest(path)

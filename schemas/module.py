@@ -1,0 +1,84 @@
+"""A generated module's directory: what it was made from and what its files are, by digest.
+
+Beside the code stands `made_from.json`. It names the graph and the schedule by the digests in
+their metadata, plan.json and each other file of the package by their SHA-256.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from schemas import store
+from schemas.errors import ArtifactError
+
+MADE_FROM = "made_from.json"
+_LEFT_BY_OTHERS = ("__pycache__", ".snakemake_timestamp")
+"""What running a module and Snakemake put into its directory."""
+
+
+@dataclass(frozen=True)
+class MadeFrom:
+    """Digests, 64 hex digits each, of what a module was made from and of its files by name."""
+
+    graph: str
+    schedule: str
+    plan: str
+    files: dict[str, str]
+
+
+def made_from_bytes(made_from: MadeFrom) -> bytes:
+    """The content of `made_from.json`."""
+    return (json.dumps(asdict(made_from), indent=2, sort_keys=True) + "\n").encode()
+
+
+def read_made_from(directory: Path | str) -> MadeFrom:
+    """What a module says it was made from; raises ArtifactError where it does not say it."""
+    path = Path(directory) / MADE_FROM
+    document = store.read_json(path)
+    names = [field.name for field in fields(MadeFrom)]
+    if sorted(document) != sorted(names):
+        raise ArtifactError(f"{path}: does not hold exactly {', '.join(names)}")
+    files = document["files"]
+    if not isinstance(files, dict):
+        raise ArtifactError(f"{path}: files is no mapping from names to digests")
+    for digest in (*(document[name] for name in names if name != "files"), *files.values()):
+        if not isinstance(digest, str) or len(digest) != 64:
+            raise ArtifactError(f"{path}: {digest!r} is no digest")
+    return MadeFrom(**document)
+
+
+def digests_of(files: Mapping[str, bytes]) -> dict[str, str]:
+    """The SHA-256 of each file's content, by name."""
+    return {name: hashlib.sha256(data).hexdigest() for name, data in sorted(files.items())}
+
+
+def module_files(directory: Path | str) -> dict[str, str]:
+    """The SHA-256 of each file of a module by its path below the directory, `made_from.json` and
+    caches left out; raises ArtifactError where one cannot be read."""
+    return digests_of({name: data for name, data in _read(directory).items() if name != MADE_FROM})
+
+
+def module_digest(directory: Path | str) -> str:
+    """The digest that names a module: of all its files, caches left out. 64 hex digits.
+
+    Raises ArtifactError where the directory or a file of it cannot be read.
+    """
+    files = digests_of(_read(directory))
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+
+
+def _read(directory: Path | str) -> dict[str, bytes]:
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise ArtifactError(f"{directory}: there is no such module")
+    files = {}
+    for path in sorted(directory.rglob("*")):
+        name = path.relative_to(directory)
+        if path.is_dir() or any(part in _LEFT_BY_OTHERS for part in name.parts):
+            continue
+        files[str(name)] = store.read_bytes(path)
+    return files

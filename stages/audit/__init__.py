@@ -1,0 +1,1 @@
+"""Checks what runs left on disk, and tells how each file was made."""

@@ -1,0 +1,156 @@
+"""Checks all files of a folder of results, each by itself and against those it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from schemas import store
+from schemas.blocks import BLOCKS, read_blocks
+from schemas.chain import CHAIN, read_chain
+from schemas.costs import COSTS, read_costs
+from schemas.errors import ArtifactError
+from schemas.frontier import FRONTIER, read_frontier
+from schemas.graph import GRAPH, read_graph
+from schemas.lineage import FOLDER, described, digest_of, read_record, record_path
+from schemas.measurement import LINE, MEASUREMENT, read_line, read_measurement
+from schemas.module import MADE_FROM
+from schemas.options import OPTIONS, read_options
+from schemas.plan import read_plan
+from schemas.schedule import SCHEDULE, read_schedule
+from schemas.sequence import SEQUENCE, read_sequence
+from stages.audit.point import Point, complaints_of
+
+READERS: dict[str, Callable[[Path], object]] = {
+    BLOCKS.name: read_blocks,
+    CHAIN.name: read_chain,
+    COSTS.name: read_costs,
+    FRONTIER.name: read_frontier,
+    GRAPH.name: read_graph,
+    LINE.name: read_line,
+    MEASUREMENT.name: read_measurement,
+    OPTIONS.name: read_options,
+    SCHEDULE.name: read_schedule,
+    SEQUENCE.name: read_sequence,
+}
+"""The reader of each kind of artifact, which checks all that can be checked of it alone."""
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What is wrong, a sentence each that begins with the file, and how much was looked at."""
+
+    complaints: list[str]
+    counts: dict[str, int]
+
+
+def audit(folder: Path) -> Audit:
+    """Checks every artifact, plan, module, measurement and record below a folder.
+
+    A damaged file is told once: what depends on it is not looked at. Raises ArtifactError where
+    the folder does not exist or holds no results.
+    """
+    if not folder.is_dir():
+        raise ArtifactError(f"{folder}: there is no such directory of results")
+    found = _Found.of(folder)
+    if not found.artifacts and not found.plans:
+        raise ArtifactError(f"{folder}: holds no results of a run")
+    complaints: dict[Path, str] = {}
+    for path, read in found.readers():
+        try:
+            read(path)
+        except ArtifactError as error:
+            complaints[path] = str(error)
+    damaged = set(complaints)
+    sentences = list(complaints.values())
+    for plan in found.plans:
+        if plan not in damaged:
+            sentences += complaints_of(Point.of(plan, damaged))
+    sentences += _records(found, damaged)
+    return Audit(sentences, found.counts())
+
+
+@dataclass(frozen=True)
+class _Found:
+    artifacts: list[Path]
+    plans: list[Path]
+    modules: list[Path]
+    pages: list[Path]
+    records: list[Path]
+
+    @classmethod
+    def of(cls, folder: Path) -> _Found:
+        """All files of a run, by kind; those being written have names that begin with a dot."""
+        files = [path for path in sorted(folder.rglob("*")) if _shown(path.relative_to(folder))]
+        return cls(
+            artifacts=[path for path in files if path.suffix == ".arrow"],
+            plans=[path for path in files if path.name == "plan.json"],
+            modules=[path.parent for path in files if path.name == MADE_FROM],
+            pages=[path for path in files if path.name in ("report.html", "index.html")],
+            records=[path for path in files if path.parent.name == FOLDER],
+        )
+
+    def readers(self) -> Iterable[tuple[Path, Callable[[Path], object]]]:
+        """Each file with what reads it."""
+        yield from ((path, _read_artifact) for path in self.artifacts)
+        yield from ((path, read_plan) for path in self.plans)
+
+    def counts(self) -> dict[str, int]:
+        """How many there are of each kind."""
+        measured = sum(path.name == "measurement.arrow" for path in self.artifacts)
+        return {
+            "artifacts": len(self.artifacts),
+            "plans": len(self.plans),
+            "modules": len(self.modules),
+            "measurements": measured,
+            "records": len(self.records),
+        }
+
+
+def _shown(path: Path) -> bool:
+    return not any(part.startswith(".") or part == "__pycache__" for part in path.parts)
+
+
+def _read_artifact(path: Path) -> None:
+    name = store.header(path).name
+    if name not in READERS:
+        raise ArtifactError(f"{path}: is a {name!r}, which this program does not know")
+    READERS[name](path)
+
+
+def _records(found: _Found, damaged: set[Path]) -> list[str]:
+    """What is wrong with the records of how files were made, or with the files by their records."""
+    sentences = []
+    made = [*found.artifacts, *found.plans, *found.modules, *found.pages]
+    for path in made:
+        if path not in damaged and not record_path(path).exists():
+            sentences.append(f"{path}: there is no record of how it was made")
+    for record in found.records:
+        file = described(record)
+        if file.exists() and file not in damaged:
+            try:
+                sentences += _against_record(file)
+            except ArtifactError as error:
+                sentences.append(str(error))
+    return sentences
+
+
+def _against_record(file: Path) -> list[str]:
+    """Whether a file is what its record is about, and so are the files it was made of.
+
+    Those that are not there any more, or lie elsewhere now, say nothing against it.
+    """
+    record = read_record(file)
+    if digest_of(file) != record.digest:
+        return [f"{file}: was changed after it was made, by its record"]
+    sentences = []
+    for entry in record.inputs:
+        path = file.parent / entry.path
+        try:
+            same = not path.exists() or digest_of(path) == entry.digest
+        except ArtifactError:
+            continue  # told where that file is looked at
+        if not same:
+            sentences.append(f"{file}: was made of another {entry.path} than is there now")
+    return sentences

@@ -1,0 +1,232 @@
+"""Checks one plan against its schedule, module and measurement, and against the model's files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TypeVar
+
+from schemas import store
+from schemas.budget import NO_BUDGET, parse_budget
+from schemas.costs import Costs, read_costs
+from schemas.errors import TightfitError
+from schemas.frontier import read_frontier
+from schemas.graph import Graph, read_graph
+from schemas.measurement import read_measurement
+from schemas.module import MADE_FROM, module_digest, module_files, read_made_from
+from schemas.plan import Plan, plan_digest, read_plan
+from schemas.schedule import Step, read_schedule
+from stages.replay.referee import replay
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Point:
+    """A plan and what belongs to it; None for what is not there or damaged.
+
+    Graph, costs and frontier are the nearest in the folders above the plan.
+    """
+
+    path: Path
+    plan: Plan
+    graph: Path | None
+    costs: Path | None
+    frontier: Path | None
+    schedule: Path | None
+    sequence: Path | None
+    module: Path | None
+    measurement: Path | None
+
+    @classmethod
+    def of(cls, path: Path, damaged: Collection[Path]) -> Point:
+        """The point of a plan's file; `damaged` files count as absent."""
+
+        def whole(place: Path) -> Path | None:
+            return place if place.exists() and place not in damaged else None
+
+        def above(name: str) -> Path | None:
+            places = (folder / name for folder in path.absolute().parents)
+            near = next((place for place in places if place.exists()), None)
+            return None if near is None or near in map(Path.absolute, damaged) else near
+
+        return cls(
+            path=path,
+            plan=read_plan(path),
+            graph=above("graph.arrow"),
+            costs=above("costs.arrow"),
+            frontier=above("frontier.arrow"),
+            schedule=whole(path.with_name("schedule.arrow")),
+            sequence=whole(path.with_name("sequence.arrow")),
+            module=whole(path.with_name("module")),
+            measurement=whole(path.with_name("measurement.arrow")),
+        )
+
+
+def complaints_of(point: Point) -> Iterator[str]:
+    """What is wrong with a plan and what was made of it, a sentence each."""
+    for check in (_budget, _choice, _schedule, _module, _measurement):
+        try:
+            yield from check(point)
+        except TightfitError as error:
+            text = str(error)
+            about = point.path.parent
+            yield text if text.startswith(str(about)) else f"{point.path}: {text}"
+
+
+def _budget(point: Point) -> Iterator[str]:
+    """The plan is within its budget, and the budget is what its words mean."""
+    plan, fixed = point.plan, point.plan.fixed
+    if plan.feasible and (plan.peak is None or plan.time is None):
+        yield f"{point.path}: is {plan.verdict} without a peak and a time"
+    if not plan.feasible and not (plan.peak is None and plan.time is None):
+        yield f"{point.path}: is infeasible and has a peak or a time all the same"
+    if plan.peak is not None and plan.budget_bytes is not None and plan.peak > plan.budget_bytes:
+        yield f"{point.path}: the peak {plan.peak} is above the budget of {plan.budget_bytes} bytes"
+    if _is_chain(point):
+        return
+    there = fixed.parameters + fixed.buffers + fixed.inputs
+    total = None
+    if plan.budget != NO_BUDGET:
+        floor = there + fixed.gradients + fixed.outputs
+        total = parse_budget(plan.budget).total(floor, there + plan.keep_all.peak)
+    if plan.budget_total != total:
+        yield f"{point.path}: the budget {plan.budget} is {total} bytes, not {plan.budget_total}"
+    own = None if plan.budget_total is None else plan.budget_total - there
+    if plan.budget_bytes != own:
+        yield f"{point.path}: the budget leaves {own} bytes to the step, not {plan.budget_bytes}"
+
+
+def _choice(point: Point) -> Iterator[str]:
+    """The plan is the point of the frontier that its budget takes."""
+    if point.frontier is None:
+        return
+    plan, frontier = point.plan, _cached(read_frontier, point.frontier)
+    if plan.strategy != frontier.strategy:
+        yield f"{point.path}: is a plan of {plan.strategy}, the frontier one of {frontier.strategy}"
+        return
+    budget = frontier.points[0].peak if plan.budget_bytes is None else plan.budget_bytes
+    chosen = frontier.within(budget)
+    if chosen is None and plan.feasible:
+        yield f"{point.path}: is {plan.verdict}, but no point of the frontier fits the budget"
+    if chosen is not None and not plan.feasible:
+        yield f"{point.path}: is infeasible, but a point of the frontier fits the budget"
+    if chosen is not None and plan.feasible and chosen.peak != plan.peak:
+        yield f"{point.path}: has the peak {plan.peak}, its point of the frontier {chosen.peak}"
+    if (frontier.keep_all_seconds, frontier.keep_all_peak) != (
+        plan.keep_all.time,
+        plan.keep_all.peak,
+    ):
+        yield f"{point.path}: has another keep_all than the frontier"
+
+
+def _schedule(point: Point) -> Iterator[str]:
+    """The schedule replays to what the plan and the schedule itself say."""
+    if _is_chain(point):
+        return
+    if point.schedule is None:
+        if not point.path.with_name("schedule.arrow").exists():
+            yield f"{point.path}: there is no schedule.arrow beside it"
+        return
+    steps = read_schedule(point.schedule)
+    if not point.plan.feasible:
+        if steps:
+            yield f"{point.schedule}: has {len(steps)} steps, though the plan is infeasible"
+        return
+    if point.graph is None or point.costs is None:
+        lacking = "graph.arrow" if point.graph is None else "costs.arrow"
+        yield f"{point.schedule}: cannot be replayed without a whole {lacking}"
+        return
+    graph, costs = _cached(read_graph, point.graph), _cached(read_costs, point.costs)
+    if store.header(point.schedule).metadata.get("graph") != store.header(point.graph).digest:
+        yield f"{point.schedule}: is the schedule of another graph than {point.graph.name}"
+        return
+    yield from _replayed(point, graph, costs, steps)
+
+
+def _replayed(point: Point, graph: Graph, costs: Costs, steps: list[Step]) -> Iterator[str]:
+    plan = point.plan
+    try:
+        played = replay(graph, costs, steps)
+    except TightfitError as error:
+        yield f"{point.schedule}: cannot be run, {error}"
+        return
+    for index, (written, step) in enumerate(zip(steps, played.steps, strict=True)):
+        if written != step:
+            yield f"{point.schedule}: step {index} has other figures than its replay"
+            break
+    for name, claimed, found in (
+        ("peak", plan.peak, played.peak),
+        ("time", plan.time, played.seconds),
+        ("recomputed", plan.recomputed, played.repeated),
+        ("recomputed_time", plan.recomputed_time, played.repeated_seconds),
+    ):
+        if claimed != found:
+            yield f"{point.path}: {name} is {claimed}, where the schedule replays to {found}"
+
+
+def _module(point: Point) -> Iterator[str]:
+    """The module was generated from the files beside it, and not touched since."""
+    if point.module is None:
+        return
+    made_from = read_made_from(point.module)
+    sources = (
+        ("graph.arrow", made_from.graph, point.graph, _digest),
+        ("schedule.arrow", made_from.schedule, point.schedule, _digest),
+        ("plan.json", made_from.plan, point.path, plan_digest),
+    )
+    for name, digest, path, digest_of in sources:
+        if path is not None and digest_of(path) != digest:
+            yield f"{point.module}: was generated from another {name} than is there now"
+    files = module_files(point.module)
+    for name in sorted(set(files) | set(made_from.files)):
+        if name not in files:
+            yield f"{point.module / name}: is missing"
+        elif name not in made_from.files:
+            yield f"{point.module / name}: was not generated, {MADE_FROM} does not name it"
+        elif files[name] != made_from.files[name]:
+            yield f"{point.module / name}: was changed after it was generated"
+
+
+def _measurement(point: Point) -> Iterator[str]:
+    """The measurement is of this plan and of the module beside it."""
+    if point.measurement is None:
+        return
+    found, plan = read_measurement(point.measurement), point.plan
+    for name, measured, planned in (
+        ("strategy", found.strategy, plan.strategy),
+        ("budget", found.budget, plan.budget),
+        ("budget_bytes", found.budget_bytes, plan.budget_bytes),
+        ("predicted_peak", found.predicted_peak, plan.peak),
+        ("predicted_time", found.predicted_time, plan.time),
+    ):
+        if measured != planned:
+            yield f"{point.measurement}: {name} is {measured}, in plan.json {planned}"
+    named = store.header(point.measurement).metadata.get("module", "")
+    if not named:
+        yield f"{point.measurement}: does not name the module that it measured"
+    elif point.module is None:
+        yield f"{point.measurement}: the module that it measured is not there"
+    elif named != module_digest(point.module):
+        yield f"{point.measurement}: measured another module than the one beside it"
+
+
+def _is_chain(point: Point) -> bool:
+    """A chain that came as a file is planned as a sequence, without a schedule."""
+    return point.sequence is not None and bool(store.header(point.sequence).metadata.get("chain"))
+
+
+def _digest(path: Path) -> str:
+    return store.header(path).digest
+
+
+def _cached(read: Callable[[Path], T], path: Path) -> T:
+    """Reads a file that several plans share, once while it stays as it is."""
+    return _read(read, path, path.stat().st_mtime_ns)  # type: ignore[return-value]
+
+
+@lru_cache(maxsize=4)
+def _read(read: Callable[[Path], object], path: Path, changed: int) -> object:
+    return read(path)
