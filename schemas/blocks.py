@@ -123,9 +123,17 @@ BLOCKS = store.ArtifactType(
 )
 
 
+def _row(problem: Problem) -> dict[str, Any]:
+    """A block's problem as plain data; in a block every node runs again as it did first."""
+    row = asdict(problem)
+    for node in row["nodes"]:
+        del node["repeat"]
+    return row
+
+
 def problem_digest(problem: Problem) -> str:
     """The digest of a block's structure and costs: 64 hex digits."""
-    document = json.dumps(asdict(problem), sort_keys=True, separators=(",", ":"))
+    document = json.dumps(_row(problem), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(document.encode()).hexdigest()
 
 
@@ -135,7 +143,7 @@ def write_blocks(
     """Checks the chain, writes it and returns the digest."""
     _check(blocks, str(path))
     distinct = [
-        {"digest": digest, **asdict(problem)} for digest, problem in sorted(blocks.distinct.items())
+        {"digest": digest, **_row(problem)} for digest, problem in sorted(blocks.distinct.items())
     ]
     row = {**vars(blocks), "blocks": [asdict(block) for block in blocks.blocks]}
     return store.write(path, BLOCKS, [{**row, "distinct": distinct}], metadata)

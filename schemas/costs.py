@@ -20,6 +20,9 @@ from schemas.arrow import integer, number, text
 from schemas.errors import ArtifactError
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op, decode_arguments
 
+AGAIN = -2
+"""Stands for the form in which an op runs again, where one that is overwritten is asked for."""
+
 RANDOM_STATE_TARGET = "tightfit.random_state"
 """Target of the one row that prices saving the generator's state: `net` is the state's size in
 device memory, `seconds` one save and one restore."""
@@ -32,7 +35,8 @@ class Cost:
     `seconds` is a median and `spread` the interquartile range relative to it. `peak` is the most
     memory above what was allocated before the call, outputs included; `net` is what remains
     allocated after it, both in bytes. `in_place` is the position, among the op's inputs, of the
-    tensor that an in-place form overwrites, NONE for the ordinary form.
+    tensor that an in-place form overwrites, NONE for the ordinary form, AGAIN for the shorter form
+    of an op that runs again.
     """
 
     key: str
@@ -81,7 +85,8 @@ class Costs:
         self.device = device
 
     def of(self, graph: Graph, op: Op, in_place: int = NONE) -> Cost:
-        """The cost of an op, or of the form of it that overwrites the value `in_place`.
+        """The cost of an op, or of the form of it that overwrites the value `in_place` (AGAIN:
+        of the form in which it runs again).
 
         Without a measured loss, the loss is free and makes the tangents. Raises ArtifactError
         when the op was not profiled.
@@ -126,7 +131,8 @@ def read_costs(path: Path | str) -> Costs:
 
 
 def op_key(graph: Graph, op: Op, in_place: int = NONE) -> str:
-    """The key of an op's costs: 64 hex digits. `in_place` is the value that is overwritten."""
+    """The key of an op's costs: 64 hex digits. `in_place` is the value that is overwritten, NONE
+    or AGAIN."""
     order: dict[int, int] = {}
 
     def describe(argument: Any) -> Any:
@@ -143,7 +149,7 @@ def op_key(graph: Graph, op: Op, in_place: int = NONE) -> str:
         "target": op.target,
         "args": describe(args),
         "kwargs": {name: describe(kwargs[name]) for name in sorted(kwargs)},
-        "in_place": NONE if in_place == NONE else order[in_place],
+        "in_place": in_place if in_place in (NONE, AGAIN) else order[in_place],
     }
     if op.target == LOSS_TARGET:
         described["model"] = graph.model

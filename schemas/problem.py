@@ -24,11 +24,23 @@ class Reuse:
 
 
 @dataclass(frozen=True)
+class Repeat:
+    """How a node runs again where that differs from its first run: the storages it then reads and
+    makes, and its costs."""
+
+    inputs: list[int]
+    outputs: list[int]
+    seconds: float
+    peak: int
+
+
+@dataclass(frozen=True)
 class Node:
     """One op with its costs. `inputs` and `outputs` are storages that the step itself allocates;
     `peak` is bytes above what is live before it, outputs included. `op` is the op's id in the
     graph. A random node that runs again restores the state saved before its first run. A node
-    that is not repeatable runs exactly once."""
+    that is not repeatable runs exactly once. `repeat` is None where it runs again as it did first;
+    in the artifacts of blocks it always does."""
 
     op: int
     phase: Phase
@@ -39,6 +51,15 @@ class Node:
     reuses: list[Reuse]
     random: bool
     repeatable: bool
+    repeat: Repeat | None = None
+
+    def reads(self, repeated: bool) -> list[int]:
+        """The storages that a run reads."""
+        return self.inputs if self.repeat is None or not repeated else self.repeat.inputs
+
+    def makes(self, repeated: bool) -> list[int]:
+        """The storages that a run makes."""
+        return self.outputs if self.repeat is None or not repeated else self.repeat.outputs
 
 
 @dataclass(frozen=True)

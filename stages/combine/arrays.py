@@ -19,6 +19,9 @@ Seconds = NDArray[np.float64]
 class Arrays(NamedTuple):
     """Nodes and storages by index; lists of lists as `_start` (length + 1) and flat `_item`.
 
+    Costs, inputs, outputs and reuses have a row for each node and, as many rows further, one for
+    its further runs.
+
     `stays` marks storages that never end (held by the caller, or gradients). `fixed_run` marks
     nodes that run exactly once: not repeatable, or makers of a storage that stays.
     """
@@ -47,16 +50,21 @@ def arrays(problem: Problem, in_place: bool) -> Arrays:
     """The arrays of a problem; without `in_place`, no node overwrites its inputs."""
     nodes, storages = problem.nodes, problem.storages
     stays = np.array([storage.held or storage.gradient for storage in storages], np.bool_)
-    reuses = [node.reuses if in_place else [] for node in nodes]
-    input_start, input_item = _flat(node.inputs for node in nodes)
-    output_start, output_item = _flat(node.outputs for node in nodes)
+    runs = [(node, repeated) for repeated in (False, True) for node in nodes]
+    reuses = [
+        node.reuses if in_place and not (node.repeat and repeated) else []
+        for node, repeated in runs
+    ]
+    input_start, input_item = _flat(node.reads(repeated) for node, repeated in runs)
+    output_start, output_item = _flat(node.makes(repeated) for node, repeated in runs)
+    costs = [node.repeat if node.repeat and repeated else node for node, repeated in runs]
     reuse_start, reuse_item = _flat([reuse.storage for reuse in group] for group in reuses)
     return Arrays(
         loss=problem.loss,
         state_bytes=problem.state_bytes,
         backward=np.array([node.phase == "backward" for node in nodes], np.bool_),
-        seconds=np.array([node.seconds for node in nodes], np.float64),
-        peak=np.array([node.peak for node in nodes], np.int64),
+        seconds=np.array([cost.seconds for cost in costs], np.float64),
+        peak=np.array([cost.peak for cost in costs], np.int64),
         random=np.array([node.random for node in nodes], np.bool_),
         fixed_run=np.array(
             [not node.repeatable or bool(stays[node.outputs].any()) for node in nodes],

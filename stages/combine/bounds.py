@@ -51,12 +51,16 @@ def least_seconds(problem: Problem, budget: int) -> float:
             groups[maker] = groups.get(maker, 0) + problem.storages[storage].bytes
     missing = sum(groups.values()) - max(room, 0)
     return once + _cheapest(
-        [(size, _fastest(problem.nodes[maker])) for maker, size in groups.items()], missing
+        [(size, _fastest_again(problem.nodes[maker])) for maker, size in groups.items()], missing
     )
 
 
 def _fastest(node: Node) -> float:
     return min([node.seconds, *(reuse.seconds for reuse in node.reuses)])
+
+
+def _fastest_again(node: Node) -> float:
+    return _fastest(node) if node.repeat is None else min(node.repeat.seconds, _fastest(node))
 
 
 def _ancestors(problem: Problem, roots: Sequence[int]) -> set[int]:

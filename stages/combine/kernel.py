@@ -14,27 +14,41 @@ from stages.combine.arrays import Arrays, Flags, Integers, Positions
 
 
 @njit(cache=True, nogil=True)
+def rows_of(a: Arrays, sequence: Positions, length: int) -> Positions:
+    """The row of each execution: its node's, or that of the node's further runs."""
+    nodes = a.fixed_run.size
+    seen = np.zeros(nodes, np.bool_)
+    rows = np.empty(length, np.int32)
+    for i in range(length):
+        node = sequence[i]
+        rows[i] = node + nodes if seen[node] else node
+        seen[node] = True
+    return rows
+
+
+@njit(cache=True, nogil=True)
 def memory_line(a: Arrays, sequence: Positions, length: int, line: Integers) -> tuple[int, float]:
     """Fills `line[:length]` with the peak within each execution, in bytes; returns the largest and
     the seconds of all executions."""
-    nodes = a.peak.size
+    nodes = a.fixed_run.size
+    rows = rows_of(a, sequence, length)
     freed = np.zeros(length, np.int64)
     reuse = np.full(length, -1, np.int32)
     used = a.stays.copy()
     runs = np.zeros(nodes, np.int32)
     for i in range(length - 1, -1, -1):
-        node = sequence[i]
-        runs[node] += 1
-        for k in range(a.output_start[node], a.output_start[node + 1]):
+        row = rows[i]
+        runs[sequence[i]] += 1
+        for k in range(a.output_start[row], a.output_start[row + 1]):
             storage = a.output_item[k]
             if not used[storage]:
                 freed[i] += a.size[storage]
             used[storage] = False
-        for k in range(a.reuse_start[node], a.reuse_start[node + 1]):
+        for k in range(a.reuse_start[row], a.reuse_start[row + 1]):
             if not used[a.reuse_item[k]]:
                 reuse[i] = k
                 break
-        for k in range(a.input_start[node], a.input_start[node + 1]):
+        for k in range(a.input_start[row], a.input_start[row + 1]):
             storage = a.input_item[k]
             if not used[storage]:
                 freed[i] += a.size[storage]
@@ -45,6 +59,7 @@ def memory_line(a: Arrays, sequence: Positions, length: int, line: Integers) -> 
     runs_left = runs.copy()
     for i in range(length):
         node = sequence[i]
+        row = rows[i]
         state = 0
         if a.random[node] and runs[node] > 1:
             if runs_left[node] == runs[node]:
@@ -56,9 +71,9 @@ def memory_line(a: Arrays, sequence: Positions, length: int, line: Integers) -> 
             here = live + state + a.reuse_peak[reuse[i]]
             seconds += a.reuse_seconds[reuse[i]]
         else:
-            here = live + state + a.peak[node]
-            seconds += a.seconds[node]
-        for k in range(a.output_start[node], a.output_start[node + 1]):
+            here = live + state + a.peak[row]
+            seconds += a.seconds[row]
+        for k in range(a.output_start[row], a.output_start[row + 1]):
             live += a.size[a.output_item[k]]
         made = live - a.size[a.reuse_item[reuse[i]]] if reuse[i] >= 0 else live
         line[i] = max(here, made)
@@ -143,22 +158,24 @@ def prune(a: Arrays, sequence: Positions, length: int) -> int:
     time, or makes a storage that is used before it is made again.
     """
     used = a.stays.copy()
-    runs = np.zeros(a.peak.size, np.int32)
+    rows = rows_of(a, sequence, length)
+    runs = np.zeros(a.fixed_run.size, np.int32)
     for i in range(length):
         runs[sequence[i]] += 1
     keep = np.ones(length, np.bool_)
     for i in range(length - 1, -1, -1):
         node = sequence[i]
+        row = rows[i]
         needed = a.fixed_run[node] or (a.random[node] and runs[node] == 1)
-        for k in range(a.output_start[node], a.output_start[node + 1]):
+        for k in range(a.output_start[row], a.output_start[row + 1]):
             needed = needed or used[a.output_item[k]]
         if not needed:
             keep[i] = False
             runs[node] -= 1
             continue
-        for k in range(a.output_start[node], a.output_start[node + 1]):
+        for k in range(a.output_start[row], a.output_start[row + 1]):
             used[a.output_item[k]] = False
-        for k in range(a.input_start[node], a.input_start[node + 1]):
+        for k in range(a.input_start[row], a.input_start[row + 1]):
             used[a.input_item[k]] = True
     count = 0
     for i in range(length):

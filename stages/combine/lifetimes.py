@@ -27,16 +27,28 @@ def lifetimes(problem: Problem, sequence: Sequence[int], in_place: bool) -> Life
     used_later = {
         index for index, storage in enumerate(problem.storages) if storage.held or storage.gradient
     }
+    repeated = _repeated(sequence)
     dying: list[list[int]] = [[] for _ in sequence]
     unused: list[list[int]] = [[] for _ in sequence]
     overwrites = [-1] * len(sequence)
     for position in range(len(sequence) - 1, -1, -1):
         node = problem.nodes[sequence[position]]
-        unused[position] = [storage for storage in node.outputs if storage not in used_later]
-        used_later.difference_update(node.outputs)
-        dying[position] = [storage for storage in node.inputs if storage not in used_later]
-        used_later.update(node.inputs)
-        if in_place:
+        inputs, outputs = node.reads(repeated[position]), node.makes(repeated[position])
+        unused[position] = [storage for storage in outputs if storage not in used_later]
+        used_later.difference_update(outputs)
+        dying[position] = [storage for storage in inputs if storage not in used_later]
+        used_later.update(inputs)
+        if in_place and not (node.repeat and repeated[position]):
             ends = (reuse.storage for reuse in node.reuses if reuse.storage in dying[position])
             overwrites[position] = next(ends, -1)
     return Lifetimes(dying, unused, overwrites)
+
+
+def _repeated(sequence: Sequence[int]) -> list[bool]:
+    """Which executions are not their node's first."""
+    seen: set[int] = set()
+    repeated = []
+    for node in sequence:
+        repeated.append(node in seen)
+        seen.add(node)
+    return repeated

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from schemas.again import makes_of, reads_of
 from schemas.costs import Costs
 from schemas.errors import ScheduleError
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op
@@ -74,7 +75,7 @@ class _Opening:
         return self.out
 
     def execute(self, position: int, op: Op) -> None:
-        for value in op.inputs:
+        for value in reads_of(self.graph, op, op.id in self.started):
             self.make_view(value)
         if op.target == LOSS_TARGET:
             for output in self.graph.outputs:
@@ -99,7 +100,7 @@ class _Opening:
             self.out.append(Step("save_random" if first else "restore_random", op=op.id))
         action: Action = "loss" if op.target == LOSS_TARGET else "write" if op.writes else "compute"
         self.out.append(Step(action, op=op.id, in_place=self.overwritten(op, position)))
-        self.live.update(value for value in op.outputs if value != NONE)
+        self.live.update(makes_of(self.graph, op, not first))
         if saved and self.runs_left[op.id] == 0:
             self.out.append(Step("free", op=op.id))
 

@@ -214,8 +214,9 @@ def hope(
     size = 0
     seconds = free
     for c in range(made):
-        seconds += a.seconds[chain[c]]
-        for k in range(a.output_start[chain[c]], a.output_start[chain[c] + 1]):
+        row = chain[c] + a.fixed_run.size
+        seconds += a.seconds[row]
+        for k in range(a.output_start[row], a.output_start[row + 1]):
             size += a.size[a.output_item[k]]
     removed = 0.0
     for i in range(first + 1, last):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from schemas.again import makes_of, reads_of
 from schemas.errors import ScheduleError
 from schemas.graph import FIXED_KINDS, LOSS_TARGET, NONE, Graph
 from schemas.schedule import Step
@@ -41,8 +42,9 @@ def uses(graph: Graph, steps: Sequence[Step]) -> Uses:
     late: set[int] = set()
     handed: set[int] = set()
     after_loss = False
+    done: set[int] = set()
     for index, step in enumerate(steps):
-        read, made = _touched(graph, step, outputs)
+        read, made = _touched(graph, step, outputs, done)
         for value in read:
             if storage[value] in handed and step.action != "gradient":
                 raise ScheduleError(
@@ -80,15 +82,19 @@ def depending(graph: Graph) -> set[int]:
     return found
 
 
-def _touched(graph: Graph, step: Step, outputs: list[int]) -> tuple[list[int], list[int]]:
-    """The values that a step reads and those that it makes."""
+def _touched(
+    graph: Graph, step: Step, outputs: list[int], done: set[int]
+) -> tuple[list[int], list[int]]:
+    """The values that a step reads and those that it makes; its op is then `done`."""
     if step.action == "gradient":
         return [step.value], []
     if step.action not in ("compute", "write", "loss"):
         return [], []
     op = graph.ops[step.op]
-    read = outputs if op.target == LOSS_TARGET else op.inputs
-    return read, [value for value in op.outputs if value != NONE]
+    repeated = op.id in done
+    done.add(op.id)
+    read = outputs if op.target == LOSS_TARGET else reads_of(graph, op, repeated)
+    return read, makes_of(graph, op, repeated)
 
 
 def _watched(graph: Graph, fixed: set[int], outputs: list[int], late: set[int]) -> list[int]:

@@ -24,6 +24,7 @@ from stages.replay.referee import replay
 
 _RUNTIME = Path(__file__).parent / "runtime"
 _COPIED = ("chain.py", "facts.py", "guards.py", "outputs.py", "wrap.py")
+_AGAIN = Path(__file__).parents[1] / "device/again.py"
 
 
 def write_package(
@@ -54,6 +55,8 @@ def package(graph: Graph, steps: Sequence[Step], plan: Mapping[str, Any]) -> dic
     }
     for name in _COPIED:
         texts[name] = (_RUNTIME / name).read_text()
+    if "from .again import" in program.text:
+        texts["again.py"] = _AGAIN.read_text()
     files = {name: text.encode() for name, text in texts.items()}
     data = constants(graph, program)
     return files if data is None else files | {"constants.bin": data}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from schemas.again import again, makes_of
 from schemas.errors import ScheduleError
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op
 from schemas.schedule import Step
@@ -12,7 +13,10 @@ from stages.generate.calls import Operators, Statement, statements
 from stages.generate.lifetimes import depending, uses
 from stages.generate.naming import Names, comment, megabytes, value_names
 
-_RUNTIME = ("torch", "step", "random_state", "drawing_from", "outputs", "tangents", "gradients")
+_RUNTIME = (
+    "torch", "step", "random_state", "drawing_from", "batch_norm_again", "outputs", "tangents",
+    "gradients",
+)  # fmt: skip
 _WIDTH = 84
 _INDENT = "    "
 
@@ -61,6 +65,7 @@ class _Writer:
     states: dict[int, str] = field(default_factory=dict)
     done: set[int] = field(default_factory=set)
     restoring: bool = False
+    shortened: bool = False
     place: str = ""
     live: int = 0
 
@@ -118,8 +123,12 @@ class _Writer:
     def head(self, title: str, arguments: list[int]) -> list[str]:
         """Everything above the body."""
         lines = [f'"""{comment(title)}"""', "", "import torch", ""]
+        if self.shortened:
+            lines += ["from .again import batch_norm_again"]
         if self.states:
-            lines += ["from .chain import drawing_from, random_state", ""]
+            lines += ["from .chain import drawing_from, random_state"]
+        if self.states or self.shortened:
+            lines += [""]
         lines += [*self.operators.bindings(), "", "", "def step("]
         for value in arguments:
             described = self.graph.values[value]
@@ -143,7 +152,8 @@ class _Writer:
             self.hand_over()
         self.flush()
         self.mark_place(op)
-        calls = statements(self.graph, op, step.in_place, self.names, self.operators)
+        repeated = op.id in self.done
+        calls = self.calls(op, step.in_place, repeated)
         depth = 1
         if self.restoring:
             device = self.graph.device
@@ -152,15 +162,24 @@ class _Writer:
         for call in calls:
             self.statement(call, depth, step.live if call is calls[-1] else None)
         self.done.add(op.id)
-        for value in op.outputs:
-            if value != NONE:
-                names = self.bound.setdefault(self.graph.values[value].storage, [])
-                names.extend({value} - set(names))
+        for value in makes_of(self.graph, op, repeated):
+            names = self.bound.setdefault(self.graph.values[value].storage, [])
+            names.extend({value} - set(names))
         if step.in_place != NONE:
             self.forget(self.graph.values[step.in_place].storage)
         self.end(ends)
 
     on_write = on_compute
+
+    def calls(self, op: Op, in_place: int, repeated: bool) -> list[Statement]:
+        """The statements of one run of an op."""
+        calls = statements(self.graph, op, in_place, self.names, self.operators)
+        form = again(self.graph, op) if repeated else None
+        if form is None:
+            return calls
+        self.shortened = True
+        operands = [self.names[value] for value in form.reads]
+        return [Statement(self.names[form.makes], "batch_norm_again", operands)]
 
     def on_loss(self, step: Step, ends: list[int]) -> None:
         self.flush()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from schemas.costs import RANDOM_STATE_TARGET, Costs, op_key, read_costs
+from schemas.again import again
+from schemas.costs import AGAIN, RANDOM_STATE_TARGET, Costs, op_key, read_costs
 from schemas.errors import ArtifactError
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op
 
@@ -15,12 +16,14 @@ RANDOM_STATE_KEY = hashlib.sha256(RANDOM_STATE_TARGET.encode()).hexdigest()
 
 def distinct_forms(graph: Graph) -> dict[str, tuple[Op, int]]:
     """The key of each distinct op and in-place form, with the first op that has it and the value
-    overwritten, NONE for the ordinary form. A loss that only makes tangents has no row."""
+    overwritten, NONE for the ordinary form, AGAIN for that of a repeated run. A loss that only
+    makes tangents has no row."""
     forms: dict[str, tuple[Op, int]] = {}
     for op in graph.ops:
         if op.target == LOSS_TARGET and not graph.has_loss:
             continue
-        for value in (NONE, *op.in_place):
+        repeated = [] if again(graph, op) is None else [AGAIN]
+        for value in (NONE, *repeated, *op.in_place):
             forms.setdefault(op_key(graph, op, value), (op, value))
     return forms
 

@@ -6,7 +6,8 @@ from math import prod
 from pathlib import Path
 
 from schemas import store
-from schemas.costs import RANDOM_STATE_TARGET, Cost, Costs, Device, op_key
+from schemas.again import makes_of, reads_of
+from schemas.costs import AGAIN, RANDOM_STATE_TARGET, Cost, Costs, Device, op_key
 from schemas.errors import ConfigError
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op
 from stages.profile.forms import RANDOM_STATE_KEY, distinct_forms
@@ -43,17 +44,18 @@ def roofline(graph: Graph, description: Path | str) -> Costs:
 def _cost(
     graph: Graph, op: Op, in_place: int, flops: float, bandwidth: float, latency: float
 ) -> Cost:
-    read = {graph.values[value].storage for value in op.inputs}
-    made = {graph.values[value].storage for value in op.outputs if value != NONE} - read
+    reads, makes = reads_of(graph, op, in_place == AGAIN), makes_of(graph, op, in_place == AGAIN)
+    read = {graph.values[value].storage for value in reads}
+    made = {graph.values[value].storage for value in makes} - read
     net = sum(graph.storages[storage] for storage in made)
-    if in_place != NONE:
+    if in_place not in (NONE, AGAIN):
         net -= graph.storages[graph.values[op.outputs[0]].storage]
     traffic = 0
     if not graph.is_view(op):
-        touched = [*op.inputs, *(value for value in op.outputs if value != NONE), *op.writes]
+        touched = [*reads, *makes, *op.writes]
         traffic = sum(_bytes(graph, value) for value in touched)
     seconds = latency + max(operations(graph, op) / flops, traffic / bandwidth)
-    position = NONE if in_place == NONE else op.inputs.index(in_place)
+    position = in_place if in_place in (NONE, AGAIN) else op.inputs.index(in_place)
     return Cost(op_key(graph, op, in_place), op.target, position, seconds, 0.0, net, net)
 
 

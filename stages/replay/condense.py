@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from schemas.costs import Costs
+from schemas.again import again
+from schemas.costs import AGAIN, Costs
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op
-from schemas.problem import Node, Problem, Reuse, Storage
+from schemas.problem import Node, Problem, Repeat, Reuse, Storage
 
 
 def condense(graph: Graph, costs: Costs) -> Problem:
@@ -63,7 +64,19 @@ def _node(graph: Graph, costs: Costs, op: Op, fixed: set[int]) -> Node:
         reuses=reuses,
         random=op.random,
         repeatable=op.repeatable and op.target != LOSS_TARGET,
+        repeat=_repeat(graph, costs, op, fixed),
     )
+
+
+def _repeat(graph: Graph, costs: Costs, op: Op, fixed: set[int]) -> Repeat | None:
+    form = again(graph, op)
+    if form is None:
+        return None
+    cost = costs.of(graph, op, AGAIN)
+    reads = dict.fromkeys(graph.values[value].storage for value in form.reads)
+    made = graph.values[form.makes].storage
+    inputs = [storage for storage in reads if storage not in fixed]
+    return Repeat(inputs, [made], cost.seconds, cost.peak)
 
 
 def _append_loss_remainder(

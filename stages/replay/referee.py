@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from schemas.costs import Costs
+from schemas.again import again, makes_of, reads_of
+from schemas.costs import AGAIN, Costs
 from schemas.errors import ScheduleError
 from schemas.graph import FIXED_KINDS, LOSS_TARGET, NONE, Graph, Op
 from schemas.schedule import Step
@@ -123,19 +124,25 @@ class _Play:
             raise self.refuse(f"there is no op {step.op}")
         op = self.graph.ops[step.op]
         self.check_action(step, op)
-        for value in op.inputs:
+        repeated = op.id in self.done
+        for value in reads_of(self.graph, op, repeated):
             if value not in self.live_values:
                 raise self.refuse(
                     f"op {op.id} ({op.target}) reads value {value}, which is not live"
                 )
         if step.in_place != NONE and step.in_place not in op.in_place:
             raise self.refuse(f"op {op.id} ({op.target}) cannot overwrite value {step.in_place}")
-        cost = self.costs.of(self.graph, op, step.in_place)
+        form = step.in_place
+        if repeated and again(self.graph, op) is not None:
+            if form != NONE:
+                raise self.refuse(f"op {op.id} ({op.target}) overwrites nothing when it runs again")
+            form = AGAIN
+        cost = self.costs.of(self.graph, op, form)
         self.clock += cost.seconds
         peak = self.live_bytes + cost.peak
         if op.random:
             peak += self.check_random(op)
-        if op.id in self.done and op.id not in self.views:
+        if repeated and op.id not in self.views:
             if not op.repeatable:
                 raise self.refuse(f"op {op.id} ({op.target}) runs again")
             self.repeated += 1
@@ -145,7 +152,7 @@ class _Play:
             self.live_bytes += cost.net - self.bytes_of(op.outputs)
         if step.in_place != NONE:
             self.overwrite(op, step.in_place)
-        self.make(op)
+        self.make(op, makes_of(self.graph, op, repeated))
         self.done.add(op.id)
         return peak
 
@@ -176,8 +183,7 @@ class _Play:
             raise self.refuse(f"op {op.id} ({op.target}) overwrites value {value}, which is held")
         self.forget(storage)
 
-    def make(self, op: Op) -> None:
-        values = [value for value in op.outputs if value != NONE]
+    def make(self, op: Op, values: list[int]) -> None:
         for value in values:
             storage = self.graph.values[value].storage
             if op.id in self.views:

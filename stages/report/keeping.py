@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from schemas.again import makes_of
 from schemas.blocks import Blocks
 from schemas.graph import NONE, Graph
 from schemas.options import Option
@@ -143,5 +144,5 @@ def _option(actions: list[Action], options: list[Option]) -> str:
 
 
 def _made_bytes(graph: Graph, op: int) -> int:
-    values = [value for value in graph.ops[op].outputs if value != NONE]
+    values = makes_of(graph, graph.ops[op], repeated=True)
     return sum(graph.storages[s] for s in {graph.values[value].storage for value in values})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from schemas.again import makes_of
 from schemas.graph import NONE, Graph
 from schemas.schedule import Step
 
@@ -109,9 +110,12 @@ def _owners(graph: Graph) -> dict[int, str]:
     return owners
 
 
-def _made(graph: Graph, step: Step) -> list[int]:
-    outputs = graph.ops[step.op].outputs if step.op != NONE else []
-    return [graph.values[value].storage for value in outputs if value != NONE]
+def _made(graph: Graph, step: Step, done: set[int]) -> list[int]:
+    """The storages that a step makes where the ops in `done` have run."""
+    if step.op == NONE:
+        return []
+    made = makes_of(graph, graph.ops[step.op], step.op in done)
+    return [graph.values[value].storage for value in made]
 
 
 def _dropped(graph: Graph, step: Step, live_before: int) -> int:
@@ -128,14 +132,16 @@ def _dropped(graph: Graph, step: Step, live_before: int) -> int:
 def _waiting(graph: Graph, steps: Sequence[Step]) -> dict[int, int]:
     """Storages that are live when the forward ends, with the step that made them."""
     made: dict[int, int] = {}
+    done: set[int] = set()
     before = 0
     for index, step in enumerate(steps):
         if step.action == "loss":
             break
         made.pop(_dropped(graph, step, before), None)
         if step.action in _COMPUTE:
-            for storage in _made(graph, step):
+            for storage in _made(graph, step, done):
                 made.setdefault(storage, index)
+            done.add(step.op)
         before = step.live
     fixed = graph.fixed_storages()
     return {storage: index for storage, index in made.items() if storage not in fixed}
@@ -165,13 +171,13 @@ class _Play:
     def step(self, index: int, step: Step) -> None:
         if step.action == "loss":
             self.boundary = step.start
+        made = _made(self.graph, step, self.done) if step.action in _COMPUTE else []
         if step.action in _COMPUTE:
             self.segment(step)
             self.count(step)
         self.drop(_dropped(self.graph, step, self.live_bytes))
-        if step.action in _COMPUTE:
-            for storage in _made(self.graph, step):
-                self.make(storage, index, LOSS if step.action == "loss" else self.module(step.op))
+        for storage in made:
+            self.make(storage, index, LOSS if step.action == "loss" else self.module(step.op))
         self.live_bytes = step.live
 
     def count(self, step: Step) -> None:

@@ -28,7 +28,15 @@ from stages.replay.referee import replay
 from tests.stages.generate.conftest import Planned
 from tests.stages.generate.plans import PLAN, keep_all, recompute
 
-HELPERS = {"drawing_from", "random_state", "torch.device", "tangents.clear", "float", "complex"}
+HELPERS = {
+    "batch_norm_again",
+    "drawing_from",
+    "random_state",
+    "torch.device",
+    "tangents.clear",
+    "float",
+    "complex",
+}
 EVIL = 'x"""\n\r\u2028\x0c__import__("os").abort()\n# coding: utf-7\n\\'
 
 
@@ -47,7 +55,7 @@ def audit(text: str) -> ast.Module:
             assert ast.unparse(node.value).startswith(("torch.ops.aten.", "torch.ops.prims."))
             bound.add(ast.unparse(node.targets[0]))
         elif isinstance(node, ast.ImportFrom):
-            assert (node.module, node.level) == ("chain", 1)
+            assert (node.module, node.level) in {("again", 1), ("chain", 1)}
         elif isinstance(node, ast.Import):
             assert [name.name for name in node.names] == ["torch"]
         elif isinstance(node, ast.Expr):

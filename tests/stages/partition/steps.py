@@ -7,7 +7,7 @@ from math import prod
 
 from hypothesis import strategies as st
 
-from schemas.costs import Cost, Costs, Device
+from schemas.costs import AGAIN, Cost, Costs, Device
 from schemas.graph import NONE, Graph
 from schemas.problem import Node, Problem, Storage
 from stages.partition.facts import Facts, partial_gradients
@@ -100,9 +100,9 @@ def made_up_costs(graph: Graph) -> Costs:
         read = {graph.values[value].storage for value in op.inputs}
         made = {graph.values[value].storage for value in op.outputs if value != NONE} - read
         size = sum(graph.storages[storage] for storage in made)
-        if in_place != NONE:
+        if in_place not in (NONE, AGAIN):
             size -= graph.storages[graph.values[op.outputs[0]].storage]
         traffic = sum(4 * prod(graph.values[value].shape) for value in op.inputs)
-        position = NONE if in_place == NONE else op.inputs.index(in_place)
+        position = in_place if in_place in (NONE, AGAIN) else op.inputs.index(in_place)
         rows.append(Cost(key, op.target, position, 1e-6 + traffic / 1e9, 0.0, size, size))
     return Costs(rows, Device("cpu", "made up", "", 1, "file"))

@@ -1,0 +1,71 @@
+"""Ops that run again by a shorter form, from what their first run left.
+
+The batch statistics of a batch norm are its second and third output and stay for its backward, so
+that a second run need not find them again: it scales and shifts, which takes a quarter of the time
+and reads the same numbers into the same formula. `stages.device.again` has the calls.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from schemas.graph import NONE, Graph, Op, Value, decode_arguments
+
+_BATCH_NORM = "aten._native_batch_norm_legit_functional.default"
+_TRAINING = 5
+"""The position of batch norm's argument `training`."""
+
+
+@dataclass(frozen=True)
+class Again:
+    """The values that the shorter form reads, in the order of its arguments, and the one it
+    makes."""
+
+    reads: list[int]
+    makes: int
+
+
+def again(graph: Graph, op: Op) -> Again | None:
+    """The form in which an op runs again, None where it is that of its first run.
+
+    Only for what PyTorch computes as scale and shift: on the CPU, where the operand lies in the
+    order of its dimensions or with the channels last.
+    """
+    if graph.device != "cpu" or op.target != _BATCH_NORM:
+        return None
+    args, _ = decode_arguments(op)
+    if len(args) <= _TRAINING or args[_TRAINING] is not True or NONE in op.outputs[:3]:
+        return None
+    operands = [argument.get("value") for argument in args[:3] if isinstance(argument, dict)]
+    reads = [value for value in operands if isinstance(value, int)] + op.outputs[1:3]
+    if len(reads) != 5 or any(graph.values[value].dtype != "float32" for value in reads):
+        return None
+    return Again(reads, op.outputs[0]) if _in_order(graph.values[reads[0]]) else None
+
+
+def _in_order(value: Value) -> bool:
+    """Whether a tensor is contiguous, or so with its second dimension last."""
+    dimensions = range(len(value.shape))
+    orders = [[*dimensions], [*dimensions[:1], *dimensions[2:], *dimensions[1:2]]]
+    return any(_strides(value.shape, order) == value.strides for order in orders)
+
+
+def _strides(shape: list[int], order: list[int]) -> list[int]:
+    """The strides of a tensor whose dimensions lie in an order."""
+    strides, step = [0] * len(shape), 1
+    for dimension in reversed(order):
+        strides[dimension] = step
+        step *= shape[dimension]
+    return strides
+
+
+def reads_of(graph: Graph, op: Op, repeated: bool) -> list[int]:
+    """The values that a run of an op reads."""
+    form = again(graph, op) if repeated else None
+    return op.inputs if form is None else form.reads
+
+
+def makes_of(graph: Graph, op: Op, repeated: bool) -> list[int]:
+    """The values that a run of an op makes."""
+    form = again(graph, op) if repeated else None
+    return [v for v in op.outputs if v != NONE] if form is None else [form.makes]
