@@ -42,11 +42,17 @@ def run(options: argparse.Namespace) -> None:
     labels = {block.digest: block.label for block in reversed(blocks.blocks)}
     grid = Grid(peaks=options.peaks, saves=options.saves)
 
-    def tell(digest: str, found: list[Option]) -> None:
-        proven = sum(option.status == "optimal" for option in found)
-        print(f"{labels[digest]}: {len(found)} options, {proven} optimal", flush=True)
+    solved: list[str] = []
+
+    def tell(digest: str, found: list[Option], here: bool) -> None:
+        if here:
+            solved.append(digest)
+            proven = sum(option.status == "optimal" for option in found)
+            print(f"{labels[digest]}: {len(found)} options, {proven} optimal", flush=True)
 
     found = solve_all(blocks.distinct, options.store, options.engine, grid, options.jobs, tell)
+    taken = len(blocks.distinct) - len(solved)
+    print(f"{blocks.model}: solved {len(solved)}, {taken} from the store", flush=True)
     clock = clock_limited(_shelved(options))
     metadata = {
         "engine": options.engine,

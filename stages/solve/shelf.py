@@ -61,12 +61,13 @@ def solve_all(
     engine: Engine,
     grid: Grid,
     jobs: int,
-    done: Callable[[str, list[Option]], None] = lambda digest, options: None,
+    done: Callable[[str, list[Option], bool], None] = lambda digest, options, solved: None,
 ) -> list[Option]:
     """The options of all blocks, ordered by digest, solving those that the store lacks.
 
     At most `jobs` blocks are solved at a time, largest first. `done` is called with a block's
-    digest and options as each becomes known. Raises TightfitError when a solve fails.
+    digest and options as each becomes known, and whether it was solved here or taken from the
+    store. Raises TightfitError when a solve fails.
     """
     options: dict[str, list[Option]] = {}
     missing = []
@@ -74,7 +75,7 @@ def solve_all(
         path = shelf_path(store, digest, engine, grid)
         if path.exists():
             options[digest] = _shelved(path, digest)
-            done(digest, options[digest])
+            done(digest, options[digest], False)
         else:
             missing.append(digest)
     made_by = solved_with() if missing else {}
@@ -89,7 +90,7 @@ def solve_all(
         for finished in as_completed(solving):
             digest = solving[finished]
             options[digest] = finished.result()
-            done(digest, options[digest])
+            done(digest, options[digest], True)
     return [option for digest in sorted(options) for option in options[digest]]
 
 

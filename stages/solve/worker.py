@@ -5,15 +5,25 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from schemas.blocks import problem_from_row
+from schemas.errors import TightfitError
 from stages.solve.search import Grid
 from stages.solve.shelf import solve_to_shelf
 
 
 def main() -> None:
-    """Solves the block of the task and puts its options into the store."""
+    """Solves the block of the task and puts its options into the store; an error is one sentence
+    on standard error."""
     task = json.load(sys.stdin)
+    try:
+        _solve(task)
+    except TightfitError as error:
+        sys.exit(str(error))
+
+
+def _solve(task: dict[str, Any]) -> None:
     solve_to_shelf(
         task["digest"],
         problem_from_row(task["problem"]),

@@ -21,10 +21,10 @@ GRID = Grid(peaks=2, saves=2)
 def test_a_block_is_solved_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = perceptron()
     digest = problem_digest(problem)
-    told: list[tuple[str, int]] = []
+    told: list[tuple[str, int, bool]] = []
 
-    def done(block: str, options: list[Option]) -> None:
-        told.append((block, len(options)))
+    def done(block: str, options: list[Option], solved: bool) -> None:
+        told.append((block, len(options), solved))
 
     first = shelf.solve_all({digest: problem}, tmp_path, "highs", GRID, 2, done)
 
@@ -34,7 +34,7 @@ def test_a_block_is_solved_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(shelf, "_solve_apart", refuse)
     second = shelf.solve_all({digest: problem}, tmp_path, "highs", GRID, 2, done)
     assert first == second
-    assert told == [(digest, len(first))] * 2
+    assert told == [(digest, len(first), True), (digest, len(first), False)]
     with pytest.raises(AssertionError, match="solved again"):
         shelf.solve_all({digest: problem}, tmp_path, "cbc", GRID, 2)
     with pytest.raises(AssertionError, match="solved again"):

@@ -1,0 +1,140 @@
+"""A copy of the checkout in which a small configuration is planned, killed and planned again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from tests.workflow.conftest import PARTS, ROOT
+
+FACTORY = """
+import torch
+
+
+def tower(layers=6, width=64, batch=256):
+    steps = []
+    for _ in range(layers):
+        steps += [torch.nn.Linear(width, width), torch.nn.GELU(), torch.nn.LayerNorm(width)]
+    return torch.nn.Sequential(*steps).train(), ((torch.randn(batch, width),), {})
+"""
+
+PLANS = ("plan.json", "schedule.arrow", "sequence.arrow")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder with the checkout in it, and the store that its runs use."""
+
+    folder: Path
+    store: Path
+
+    @classmethod
+    def make(cls, folder: Path, store: Path) -> Place:
+        """Copies the checkout, with what was compiled of it, and configures a small run."""
+        for part in PARTS:
+            copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy2
+            folder.mkdir(parents=True, exist_ok=True)
+            copy(ROOT / part, folder / part)
+        (folder / "towers.py").write_text(FACTORY)
+        document = {
+            "models": {"tower": {"factory": "towers:tower"}},
+            "budgets": ["70%"],
+            "strategies": ["rockmate"],
+            "solver": {"peaks": 2, "saves": 2},
+            "pairs": 1,
+            "store": str(store),
+        }
+        (folder / "small.yaml").write_text(yaml.safe_dump(document))
+        return cls(folder, store)
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Starts what `make plan` runs, in a process group of its own."""
+        binaries = str(Path(sys.executable).parent)
+        with (self.folder / "log.txt").open("ab") as log:
+            return subprocess.Popen(
+                ["workflow/plan.sh", binaries, "small.yaml", "2"],
+                cwd=self.folder,
+                env={**os.environ, "PYTHONPATH": str(self.folder / "workflow/progress")},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def begun(self) -> int:
+        """How many jobs all runs here have begun."""
+        lines = (self.folder / "log.txt").read_text().splitlines()
+        return sum("] tower: " in line for line in lines)
+
+    def run(self) -> float:
+        """A run to its end, which must be a good one; returns its seconds."""
+        started = time.monotonic()
+        self.end(self.start())
+        return time.monotonic() - started
+
+    def end(self, running: subprocess.Popen[bytes]) -> None:
+        """Waits for a run, which must end well."""
+        if running.wait(timeout=600) != 0:
+            raise AssertionError((self.folder / "log.txt").read_text()[-4000:])
+
+    def kill(self, running: subprocess.Popen[bytes]) -> bool:
+        """Kills all processes of a run at once; False where it had ended by itself."""
+        ended = running.poll() is not None
+        if not ended:
+            os.killpg(running.pid, signal.SIGKILL)
+            running.wait()
+        deadline = time.monotonic() + 30
+        while left := _session(running.pid):
+            if time.monotonic() > deadline:
+                raise AssertionError(f"the processes {left} outlive their group")
+            time.sleep(0.05)
+        return not ended
+
+    def forget(self) -> None:
+        """Back to before the first run, but for the profile."""
+        for path in (self.folder / "results", self.folder / ".snakemake", self.store / "options"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def audit(self) -> subprocess.CompletedProcess[str]:
+        """Audits the results."""
+        return subprocess.run(
+            [sys.executable, "-m", "stages", "audit", "results"],
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def plans(self) -> dict[str, bytes]:
+        """The content of all plans, sequences, schedules and modules."""
+        results = self.folder / "results"
+        return {
+            str(path.relative_to(results)): path.read_bytes()
+            for path in sorted(results.rglob("*"))
+            if path.name in PLANS or (path.parent.name == "module" and _of_module(path))
+        }
+
+
+def _of_module(path: Path) -> bool:
+    return path.is_file() and path.name != ".snakemake_timestamp"
+
+
+def _session(leader: int) -> list[int]:
+    """The processes, zombies left out, of the session that a process began."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it ended meanwhile
+            if int(fields[3]) == leader and fields[0] != "Z":
+                found.append(int(entry.name))
+    return found

@@ -1,0 +1,226 @@
+"""Whatever is changed after a run, an audit names it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas import store
+from schemas.costs import read_costs, write_costs
+from schemas.measurement import read_measurement, write_measurement
+from schemas.module import module_digest
+from schemas.schedule import SCHEDULE, read_schedule, write_schedule
+from stages.__main__ import main
+from tests.stages.audit.towers import MODEL, POINT
+
+ROOT = Path(__file__).parents[3]
+
+
+def complaints(capsys: pytest.CaptureFixture[str], folder: str = "results") -> list[str]:
+    """What an audit prints; its exit code is 1 where there is something."""
+    capsys.readouterr()
+    code = main(["audit", folder])
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines()
+    if code == 0:
+        assert len(lines) == 1 and "all is well with" in lines[0]
+        return []
+    number = "1 thing is" if len(lines) == 1 else f"{len(lines)} things are"
+    assert captured.err == f"tightfit audit: {folder}: {number} wrong\n"
+    return lines
+
+
+@pytest.mark.parametrize("folder", ["results", MODEL, f"{MODEL}/rockmate"])
+def test_nothing_is_wrong_with_a_run(
+    run: Path, folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert complaints(capsys, folder) == []
+    assert main(["audit", folder]) == 0
+    assert "2 plans, 2 modules, 2 measurements" in capsys.readouterr().out
+
+
+def test_a_moved_run_is_as_good(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("results").rename("elsewhere")
+    assert complaints(capsys, "elsewhere") == []
+
+
+def test_an_audit_loads_no_torch(run: Path) -> None:
+    code = "import sys; from stages.__main__ import main; main(['audit', 'results']); "
+    result = subprocess.run(
+        [sys.executable, "-c", f"{code}sys.exit('torch' in sys.modules)"],
+        env={"PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    assert result.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [("absent", "there is no such directory of results"), ("empty", "holds no results of a run")],
+)
+def test_what_holds_no_results(
+    run: Path, name: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("empty").mkdir()
+    assert main(["audit", name]) == 1
+    assert capsys.readouterr().err == f"tightfit audit: {name}: {sentence}\n"
+
+
+@pytest.mark.parametrize("kind", ["changed", "truncated", "foreign"])
+def test_every_artifact_is_read_and_damage_is_told_once(
+    run: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = sorted(Path("results").rglob("*.arrow"))
+    assert {path.stem for path in paths} == {
+        *("graph", "costs", "blocks", "options", "frontier"),
+        *("sequence", "schedule", "measurement", "line"),
+    }
+    for path in paths:
+        whole = bytearray(path.read_bytes())
+        damaged = {
+            "changed": bytes([*whole[:-300], whole[-300] ^ 1, *whole[-299:]]),
+            "truncated": bytes(whole[:-9]),
+            "foreign": b"something else",
+        }
+        path.write_bytes(damaged[kind])
+        found = complaints(capsys)
+        assert sum(line.startswith(f"{path}: ") for line in found) == 1, (path, found)
+        path.write_bytes(whole)
+    assert complaints(capsys) == []
+
+
+def test_another_version_and_another_kind(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    newer = store.ArtifactType(SCHEDULE.name, 2, SCHEDULE.schema)
+    store.write(f"{POINT}/schedule.arrow", newer, [])
+    other = store.ArtifactType("tightfit.dream", 1, SCHEDULE.schema)
+    store.write(f"{MODEL}/blocks.arrow", other, [])
+    found = "\n".join(complaints(capsys))
+    assert "schedule.arrow: has version 2 of tightfit.schedule, this program reads" in found
+    assert "blocks.arrow: is a 'tightfit.dream', which this program does not know" in found
+
+
+def rewrite_plan(**changes: Any) -> None:
+    document = store.read_json(f"{POINT}/plan.json")
+    assert set(changes) <= set(document)
+    store.write_json(f"{POINT}/plan.json", {**document, **changes})
+
+
+def rewrite_schedule(drop: int | None = None, **changes: Any) -> None:
+    path = f"{POINT}/schedule.arrow"
+    graph = store.header(path).metadata["graph"]
+    steps = read_schedule(path)
+    if drop is not None:
+        del steps[drop]
+    steps[2] = replace(steps[2], **changes)
+    write_schedule(path, steps, graph)
+
+
+def rewrite_measurement(**changes: Any) -> None:
+    path = f"{POINT}/measurement.arrow"
+    digest = module_digest(f"{POINT}/module")
+    write_measurement(path, replace(read_measurement(path), **changes), digest)
+
+
+def forget_the_module() -> None:
+    path = f"{POINT}/measurement.arrow"
+    write_measurement(path, read_measurement(path))
+
+
+def faster() -> None:
+    costs = read_costs(f"{MODEL}/costs.arrow")
+    for key, row in costs.rows.items():
+        costs.rows[key] = replace(row, seconds=row.seconds / 2)
+    write_costs(f"{MODEL}/costs.arrow", costs)
+
+
+def other_module() -> None:
+    shutil.rmtree(f"{POINT}/module")
+    shutil.copytree(f"{MODEL}/rockmate/1kB/module", f"{POINT}/module")
+
+
+def edit(name: str) -> None:
+    with Path(name).open("a") as file:
+        file.write("# x\n")
+
+
+CHANGES: dict[str, tuple[Callable[[], Any], str]] = {
+    "peak": (lambda: rewrite_plan(peak=7), "plan.json: peak is 7, where the schedule replays to"),
+    "time": (lambda: rewrite_plan(time=1e-9), "plan.json: time is 1e-09, where the schedule"),
+    "recomputed": (lambda: rewrite_plan(recomputed=99), "plan.json: recomputed is 99, where"),
+    "budget": (
+        lambda: rewrite_plan(budget_total=9, budget_bytes=9),
+        "is above the budget of 9 bytes",
+    ),
+    "words": (lambda: rewrite_plan(budget="70%"), "plan.json: the budget 70% is"),
+    "verdict": (lambda: rewrite_plan(verdict="infeasible"), "plan.json: is infeasible"),
+    "no peak": (lambda: rewrite_plan(peak=None), "plan.json: is feasible without a peak"),
+    "a figure": (lambda: rewrite_schedule(live=1), "schedule.arrow: step 2 has other figures"),
+    "a step": (lambda: rewrite_schedule(drop=0), "schedule.arrow: cannot be run, step"),
+    "no schedule": (
+        lambda: Path(f"{POINT}/schedule.arrow").unlink(),
+        "plan.json: there is no schedule.arrow beside it",
+    ),
+    "costs": (faster, "plan.json: time is"),
+    "code": (lambda: edit(f"{POINT}/module/step.py"), "step.py: was changed after it was gen"),
+    "more code": (lambda: edit(f"{POINT}/module/more.py"), "more.py: was not generated"),
+    "less code": (lambda: Path(f"{POINT}/module/wrap.py").unlink(), "wrap.py: is missing"),
+    "module": (other_module, "module: was generated from another plan.json than is there now"),
+    "no origin": (
+        lambda: Path(f"{POINT}/module/made_from.json").unlink(),
+        "made_from.json: cannot be read",
+    ),
+    "module measured": (
+        lambda: edit(f"{POINT}/module/step.py"),
+        "measurement.arrow: measured another module than the one beside it",
+    ),
+    "not named": (forget_the_module, "measurement.arrow: does not name the module that"),
+    "measurement": (
+        lambda: rewrite_measurement(predicted_peak=7),
+        "measurement.arrow: predicted_peak is 7, in plan.json",
+    ),
+    "record": (
+        lambda: Path(f"{MODEL}/lineage/graph.arrow.json").unlink(),
+        "graph.arrow: there is no record of how it was made",
+    ),
+    "page": (lambda: edit(f"{MODEL}/report.html"), "report.html: was changed after it was made"),
+    "input": (faster, "blocks.arrow: was made of another costs.arrow than is there now"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_is_named(run: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    change, sentence = CHANGES[name]
+    change()
+    assert any(sentence in line for line in complaints(capsys)), complaints(capsys)
+
+
+def test_what_running_a_module_leaves_is_no_change(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (Path(POINT) / "module" / "__pycache__").mkdir(exist_ok=True)
+    (Path(POINT) / "module" / "__pycache__" / "step.pyc").touch()
+    (Path(POINT) / "module" / ".snakemake_timestamp").touch()
+    assert complaints(capsys) == []
+
+
+def test_a_plan_of_a_chain_needs_no_schedule(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from schemas.chain import Chain, Position, write_chain
+
+    last = Position(3, 1.0, 1.0, 1, 1, 1, 0, 0, 0, 0, "loss")
+    layers = [Position(i, 1.0, 2.0, 10, 30, 10, 0, 0, 0, 0, f"layer {i}") for i in (1, 2)]
+    write_chain("chain/chain.arrow", Chain([*layers, last], 10, 10))
+    words = ["--chain", "chain/chain.arrow", "--strategy", "rotor", "--budget", "200"]
+    assert main(["combine", *words, "--out", "chain/plan"]) == 0
+    Path("chain/chain.arrow").rename("chain.arrow")
+    assert complaints(capsys, "chain") == []
+    document = json.loads(Path("chain/plan/plan.json").read_text())
+    store.write_json("chain/plan/plan.json", {**document, "peak": 10**6})
+    assert any("is above the budget of 200 bytes" in line for line in complaints(capsys, "chain"))

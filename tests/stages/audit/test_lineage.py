@@ -1,0 +1,103 @@
+"""Every file of a run tells how it was made."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from schemas.fingerprint import stage_fingerprint
+from schemas.lineage import read_record
+from stages.__main__ import main
+from tests.stages.audit.towers import MODEL, POINT
+
+FILES = [
+    *(f"{MODEL}/{name}.arrow" for name in ("graph", "costs", "blocks", "options")),
+    f"{MODEL}/rockmate/frontier.arrow",
+    *(f"{POINT}/{name}.arrow" for name in ("schedule", "sequence", "measurement", "line")),
+    f"{POINT}/plan.json",
+    f"{POINT}/module",
+    f"{MODEL}/report.html",
+    "results/index.html",
+]
+
+
+def lineage(capsys: pytest.CaptureFixture[str], file: str) -> list[str]:
+    capsys.readouterr()
+    assert main(["lineage", file]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_file_tells_what_made_it(
+    run: Path, file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = lineage(capsys, file)
+    assert re.fullmatch(rf"{file}  [0-9a-f]{{64}}", lines[0])
+    made = next(line.strip() for line in lines if line.strip().startswith("made by: "))
+    stage, code = re.findall(r"made by: (\w+), code ([0-9a-f]{16})", made)[0]
+    assert code == stage_fingerprint(stage)
+    assert any(f"pyarrow {metadata.version('pyarrow')}" in line for line in lines)
+
+
+def test_the_tree_goes_down_to_the_source(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = lineage(capsys, f"{POINT}/module")
+    text = "\n".join(lines)
+    for name in ("graph", "costs", "blocks", "options", "rockmate/frontier"):
+        assert any(line.strip().startswith(f"{MODEL}/{name}.arrow  ") for line in lines), name
+    assert any(line.strip().startswith("store/options/") for line in lines)
+    assert "settings: budget=80%" in text
+    assert "settings: engine=highs, peaks=2, saves=2" in text
+    assert "factory=tests.stages.audit.towers:tower, arguments={}, name=tower, device=cpu" in text
+    for package in ("torch", "highspy", "pulp"):
+        assert f"{package} {metadata.version(package)}" in text
+    assert "solver=local search" in text
+    assert re.search(r"made by: trace, code \w{16}, model's source \w{16}", text)
+    assert re.search(r"device_name=\w+", text)
+
+
+def test_a_file_of_a_module_stands_for_the_module(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lineage(capsys, f"{POINT}/module/step.py") == lineage(capsys, f"{POINT}/module")
+
+
+def test_what_was_changed_or_removed_since_is_said(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = Path(f"{POINT}/plan.json")
+    plan.write_text(plan.read_text().replace('"local search"', '"a guess"'))
+    Path(f"{POINT}/schedule.arrow").unlink()
+    text = "\n".join(lineage(capsys, f"{POINT}/module"))
+    assert re.search(r"plan\.json  \w{64}  \(was \w{64} when it was read\)", text)
+    assert re.search(r"schedule\.arrow  \w{64}  \(not there any more\)", text)
+
+
+def test_a_file_without_a_record_is_an_error(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("notes.txt").write_text("mine")
+    assert main(["lineage", "notes.txt"]) == 1
+    sentence = "notes.txt: there is no record of how it was made"
+    assert capsys.readouterr().err == f"tightfit lineage: {sentence}\n"
+
+
+def test_records_hold_no_time_and_no_absolute_path_of_what_was_made(run: Path) -> None:
+    for file in FILES:
+        record = read_record(file)
+        assert all(not Path(entry.path).is_absolute() for entry in record.inputs)
+        assert not any("time" in name or "date" in name for name in record.settings)
+
+
+@pytest.mark.parametrize(
+    "change", [{"settings": 1}, {"inputs": [{"name": "x"}]}, {"digest": None}, {"more": ""}]
+)
+def test_a_record_that_is_none(
+    run: Path, change: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = Path(f"{MODEL}/lineage/graph.arrow.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    assert main(["lineage", f"{MODEL}/graph.arrow"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"tightfit lineage: {path}: ") and error.count("\n") == 1
