@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 export PYTHON
 export PYTHONPATH := $(CURDIR)/workflow/progress
 
-.PHONY: plan test check bench clean
+.PHONY: plan test check bench crash clean
 
 plan: $(VENV)/plan.done
 	@workflow/plan.sh $(BIN) $(CONFIG) $(CORES)
@@ -23,6 +23,9 @@ check: $(VENV)/test.done
 
 bench: $(VENV)/test.done
 	$(BIN)/python -m tests.bench
+
+crash: $(VENV)/test.done
+	$(BIN)/python -m tests.crash
 
 $(VENV)/plan.done: pyproject.toml constraints.txt workflow/environment.sh
 	workflow/environment.sh $(VENV) models
