@@ -36,4 +36,8 @@ echo "Installing tightfit and what it needs (PyTorch is large, this takes some m
 install --editable ".[$extras]"
 # It asks for torchvision, which it does not use here and which must match PyTorch's build.
 install --no-deps pytorchcv
+case ",$extras," in
+    # It asks for tools to follow and to configure experiments, which its models do not use.
+    *,zoo,*) install --no-deps neuraloperator ;;
+esac
 "$folder/bin/python" -m stages.combine.compiled

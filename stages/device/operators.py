@@ -21,7 +21,7 @@ from schemas.graph import DTYPES
 WRITE_TARGET = "aten.copy_.default"
 """The one operator with a side effect that a graph may call: it writes a buffer."""
 
-_NAMESPACES = ("aten", "prims")
+NAMESPACES = ("aten", "prims")
 _FORBIDDEN = ("from_file", "set_data", "_import_py_pickle")
 _TARGET = re.compile(r"([a-z]+)\.([A-Za-z_][A-Za-z0-9_]*)\.([A-Za-z_][A-Za-z0-9_]*)")
 _MEMORY_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
@@ -35,7 +35,7 @@ def resolve(target: str) -> torch._ops.OpOverload:
     an in-place form of the table below, or the write of a buffer.
     """
     match = _TARGET.fullmatch(target)
-    if match is None or match[1] not in _NAMESPACES or match[2] in _FORBIDDEN:
+    if match is None or match[1] not in NAMESPACES or match[2] in _FORBIDDEN:
         raise ArtifactError(f"{target!r} is not the name of an operator that a graph may call")
     packet = getattr(getattr(torch.ops, match[1]), match[2], None)
     overload = getattr(packet, match[3], None)

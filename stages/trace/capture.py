@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from schemas.errors import ModelError
 from stages.device.factory import Built
+from stages.trace.as_eager import unnoticed, whole_operators
 from stages.trace.source import location_of
 
 aten = torch.ops.aten
@@ -87,7 +88,7 @@ def _export(
 ) -> tuple[fx.GraphModule, list[Leaf], pytree.TreeSpec]:
     args, kwargs = built.samples[0]
     _register_outputs()
-    with built.fake_mode or contextlib.nullcontext():
+    with built.fake_mode or contextlib.nullcontext(), unnoticed():
         program = torch.export.export(built.model, args, kwargs, strict=False)
         module = program.module(check_guards=False)
     assert isinstance(module, fx.GraphModule)
@@ -149,7 +150,11 @@ def _joint(
 
     constants = _constants_to_buffers(built.model, module)
     args, kwargs = built.samples[0]
-    with contextlib.ExitStack() as stack, built.fake_mode or contextlib.nullcontext():
+    with (
+        contextlib.ExitStack() as stack,
+        built.fake_mode or contextlib.nullcontext(),
+        whole_operators(),
+    ):
         joint = aot_export_joint_with_descriptors(stack, module, args, kwargs)
         graph = joint.graph_module
     return _describe(built, graph, constants, leaves, tree)

@@ -15,6 +15,12 @@ from stages.trace.program import Call, Program, Variable
 
 aten = torch.ops.aten
 
+_SCATTERS = (
+    aten.slice_scatter.default,
+    aten.select_scatter.default,
+    aten.diagonal_scatter.default,
+)
+
 Tangents = Callable[[list[torch.Tensor]], list[torch.Tensor | None]]
 
 PROBE_BYTES = 256 * 2**20
@@ -64,8 +70,8 @@ class Layout:
         """Runs calls in order and returns them with the copies that views turned out to need."""
         laid_out = []
         for call in calls:
-            if call.target is aten.view.default:
-                laid_out.extend(self.contiguous_for_view(call))
+            if self.needs_copy(call):
+                laid_out.append(self.copy_operand(call))
             self.run(call)
             laid_out.append(call)
         return laid_out
@@ -73,6 +79,9 @@ class Layout:
     def run(self, call: Call) -> None:
         """Runs a call and gives its outputs their true strides."""
         run_fake(call, self.mode)
+        if call.target is aten.view.default:
+            _restride(call)
+            return
         operands = call.inputs()
         if all(operand.fake.is_contiguous() for operand in operands):
             return
@@ -101,23 +110,39 @@ class Layout:
             self.probed[key] = _probe(call)
         return self.probed[key]
 
-    def contiguous_for_view(self, call: Call) -> list[Call]:
-        """The copy that a view needs because its operand's strides do not allow it, if any."""
-        source, shape = call.args[0], call.args[1]
+    def needs_copy(self, call: Call) -> bool:
+        """True for a view that its operand's strides do not allow, and for an operator that would
+        copy its operand's whole storage to change a part of it."""
+        if call.target in _SCATTERS:
+            return not fills_its_storage(call.args[0].fake)
+        if call.target is not aten.view.default:
+            return False
         with contextlib.suppress(RuntimeError, ValueError), self.mode:
-            aten.view.default(source.fake, shape)
-            return []
-        copy = Call(
-            aten.clone.default,
-            (source,),
-            {"memory_format": torch.contiguous_format},
-            [Variable("intermediate", source.fake)],
-            call.module,
-            call.source,
-        )
+            aten.view.default(call.args[0].fake, call.args[1])
+            return False
+        return True
+
+    def copy_operand(self, call: Call) -> Call:
+        """A contiguous copy of the first operand, which the call then reads."""
+        source = call.args[0]
+        result = Variable("intermediate", source.fake)
+        contiguous = {"memory_format": torch.contiguous_format}
+        copy = Call(aten.clone.default, (source,), contiguous, [result], call.module, call.source)
         run_fake(copy, self.mode)
-        call.replace(source, copy.made()[0])
-        return [copy]
+        call.args = (result, *call.args[1:])
+        call.forget_inputs()
+        return copy
+
+
+def _restride(view: Call) -> None:
+    """Gives a view its true strides: where a size is 1, those of fake tensors can be others."""
+    source, [result] = view.args[0].fake, view.made()
+    like = torch.empty_strided(source.shape, source.stride(), device="meta", dtype=source.dtype)
+    strides = like.view(result.fake.shape).stride()
+    if strides != result.fake.stride():
+        shape, offset = result.fake.shape, result.fake.storage_offset()
+        with source.fake_mode, torch.no_grad():
+            result.fake = source.as_strided(shape, strides, offset)
 
 
 def run_fake(call: Call, mode: FakeTensorMode) -> None:

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from schemas.errors import ModelError
 from schemas.graph import ValueKind
+from stages.device.operators import NAMESPACES
 from stages.trace.capture import Capture
 from stages.trace.source import module_of, source_of
 
@@ -60,6 +61,10 @@ class Call:
     def made(self) -> list[Variable]:
         """Its outputs without the absent ones."""
         return [output for output in self.outputs if output is not None]
+
+    def forget_inputs(self) -> None:
+        """To be called when `args` or `kwargs` were set anew."""
+        self._inputs = None
 
     def replace(self, old: Variable, new: Variable) -> None:
         """Lets it read another variable instead of one."""
@@ -173,9 +178,10 @@ class _Lowering:
             return args[0]
         if target is aten.copy.default and _only_copies(*args[:2]):
             return args[1]
-        if not isinstance(target, torch._ops.OpOverload):
+        if not isinstance(target, torch._ops.OpOverload) or target.namespace not in NAMESPACES:
             raise ModelError(
-                f"{source_of(node.meta) or 'the model'}: the operator {target} cannot be planned"
+                f"{source_of(node.meta) or 'the model'}: the operator {target} cannot be planned, "
+                "it is none of PyTorch's own"
             )
         if target._opname.startswith(_NO_EFFECT):
             return None

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from data.models import gpt2
+
 Made = tuple[nn.Module, tuple[tuple[Any, ...], dict[str, Any]]]
 
 
@@ -55,3 +57,9 @@ def ending() -> Made:
 
 def ending_with_loss() -> tuple[nn.Module, Any, Any]:
     return (*ending(), lambda outputs: outputs[0].sum() + (outputs[1] ** 2).sum())
+
+
+def masked_gpt2(batch: int, tokens: int, **arguments: Any) -> Made:
+    """GPT-2 that is given an attention mask, from which it makes one for all its layers."""
+    model, (args, _) = gpt2(batch=batch, tokens=tokens, **arguments)
+    return model, (args, {"attention_mask": torch.ones(batch, tokens, dtype=torch.int64).tril()})

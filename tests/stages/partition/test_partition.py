@@ -46,8 +46,16 @@ def test_gpt2_of_six_layers_has_fourteen_blocks_of_four_kinds() -> None:
     perceptron = {block.digest for block in chain.blocks[2:13:2]}
     assert len(attention) == len(perceptron) == 1
     assert attention != perceptron
-    assert chain.prelude, "the mask that all layers share"
+    assert not chain.prelude, "eager makes no mask"
     assert [block.label for block in chain.blocks][1] == "transformer.h.0.attn"
+
+
+def test_a_mask_that_all_layers_share_comes_before_the_blocks() -> None:
+    chain = chain_of(f"{MODULES}:masked_gpt2", **{**SMALL, "layers": 3})
+    assert len(chain.blocks) == 8
+    assert len(chain.distinct) == 4
+    assert len({block.digest for block in chain.blocks[1:7:2]}) == 1
+    assert chain.prelude
 
 
 def test_dropout_does_not_glue_blocks_together() -> None:
@@ -92,6 +100,7 @@ def test_only_what_carries_a_gradient_glues(table: str, blocks: int) -> None:
     [
         ("data.models:gpt2", {**SMALL, "layers": 2, "dropout": 0.1}),
         ("data.models:gpt2", SMALL),
+        (f"{MODULES}:masked_gpt2", {**SMALL, "layers": 2}),
         ("data.models:bert", {"layers": 3}),
         ("data.models:llama", {"layers": 3}),
         ("data.models:resnet", RESNET),

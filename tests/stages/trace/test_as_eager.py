@@ -1,0 +1,116 @@
+"""What the capture changes for its time in PyTorch and transformers, and that it is put back."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import masking_utils
+
+from data.models import gpt2
+from stages.device.factory import Built
+from stages.trace.as_eager import unnoticed, whole_operators
+from stages.trace.trace import trace
+from tests.stages.trace.compare import check_against_eager
+
+TINY = {"layers": 1, "width": 16, "heads": 2, "vocabulary": 20, "batch": 2, "tokens": 6}
+
+
+class Numbered(nn.Module):
+    """A language model that is called through another module, which may number the tokens."""
+
+    def __init__(self, numbers: str) -> None:
+        super().__init__()
+        self.model = gpt2(**TINY)[0]
+        self.numbers = numbers
+
+    def forward(self, *tokens: torch.Tensor, **others: torch.Tensor) -> Any:
+        if self.numbers == "from zero":
+            others["position_ids"] = torch.arange(6)[None]
+        elif self.numbers == "packed":
+            others["position_ids"] = torch.cat([torch.arange(2), torch.arange(4)])[None]
+        elif self.numbers == "packed in place":
+            others["position_ids"] = torch.arange(6)[None]
+            others["position_ids"][:, 3:] -= 3
+        elif self.numbers == "random":
+            others["position_ids"] = torch.randint(0, 3, (1, 6))
+        return self.model(*tokens, **others).logits
+
+
+def kernels() -> dict[str, list[Any]]:
+    packet = torch.ops.aten.upsample_bilinear2d
+    return {name: list(getattr(packet, name).py_kernels) for name in packet.overloads()}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "given", "masks"),
+    [
+        ("nowhere", None, False),
+        ("from zero", None, False),
+        ("packed", None, True),
+        ("packed in place", None, True),
+        ("random", None, True),
+        ("nowhere", torch.tensor([[0, 1, 2, 0, 1, 2]]), True),
+    ],
+)
+def test_packed_sequences_are_kept_apart(
+    numbers: str, given: torch.Tensor | None, masks: bool, tmp_path: Path
+) -> None:
+    kwargs = {} if given is None else {"position_ids": given}
+    sample = (gpt2(**TINY)[1][0], kwargs)
+    built = Built(Numbered(numbers).train(), [sample])
+    graph = trace(built, "numbered")
+    check_against_eager(graph, built, tmp_path / "graph.arrow")
+    attention = [op for op in graph.ops if "scaled_dot_product" in op.target]
+    assert attention
+    assert any("attn_mask" in op.arguments for op in attention) == masks
+
+
+def test_a_model_is_not_told_of_the_export_and_pytorch_is(monkeypatch: Any) -> None:
+    monkeypatch.setattr(torch.compiler, "_is_exporting_flag", True)
+    asked = torch.compiler.is_exporting
+    with unnoticed():
+        assert not torch.compiler.is_exporting()
+        monkeypatch.setitem(globals(), "__name__", "torch.nn.modules.linear")
+        assert torch.compiler.is_exporting()
+    assert torch.compiler.is_exporting is asked
+
+
+def test_all_is_put_back_after_an_error() -> None:
+    before = (torch.compiler.is_exporting, masking_utils.find_packed_sequence_indices, kernels())
+    stderr = sys.stderr
+    with pytest.raises(ZeroDivisionError), unnoticed(), whole_operators():
+        assert torch.compiler.is_exporting is not before[0]
+        assert masking_utils.find_packed_sequence_indices is not before[1]
+        assert kernels() != before[2]
+        1 / 0  # noqa: B018
+    after = (torch.compiler.is_exporting, masking_utils.find_packed_sequence_indices, kernels())
+    assert after == before
+    assert sys.stderr is stderr
+
+
+def test_what_a_model_prints_is_printed_once_it_is_captured(capsys: Any) -> None:
+    with unnoticed():
+        print("a word of the model", file=sys.stderr)
+    assert capsys.readouterr().err == "a word of the model\n"
+    with pytest.raises(ZeroDivisionError), unnoticed():
+        print("a half-made graph", file=sys.stderr)
+        1 / 0  # noqa: B018
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("missing", ["operator", "masks"])
+def test_where_there_is_nothing_to_replace_all_stays(monkeypatch: Any, missing: str) -> None:
+    if missing == "operator":
+        monkeypatch.setattr("stages.trace.as_eager._RESAMPLING", ["upsample_of_the_future"])
+    else:
+        monkeypatch.delattr(masking_utils, "find_packed_sequence_indices")
+    before = kernels()
+    with unnoticed(), whole_operators():
+        assert missing == "masks" or kernels() == before
+        assert hasattr(masking_utils, "find_packed_sequence_indices") == (missing == "operator")
+    assert kernels() == before
