@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 export PYTHON
 export PYTHONPATH := $(CURDIR)/workflow/progress
 
-.PHONY: plan zoo test check bench clean
+.PHONY: plan zoo test check bench crash clean
 
 plan: $(VENV)/plan.done
 	@workflow/plan.sh $(BIN) $(CONFIG) $(CORES)
@@ -27,6 +27,9 @@ check: $(VENV)/test.done
 
 bench: $(VENV)/test.done
 	$(BIN)/python -m tests.bench
+
+crash: $(VENV)/test.done
+	$(BIN)/python -m tests.crash
 
 $(VENV)/plan.done: pyproject.toml constraints.txt workflow/environment.sh
 	workflow/environment.sh $(VENV) models
