@@ -117,8 +117,13 @@ def mixtral(
     vocabulary: int = 500,
     batch: int = 2,
     tokens: int = 32,
+    multiply: str = "batched_mm",
 ) -> Factory:
-    """MixtralForCausalLM: each token is routed to two experts."""
+    """MixtralForCausalLM: each token is routed to two experts.
+
+    `multiply` is how the experts' matrices are multiplied: "batched_mm", or "grouped_mm", an
+    operator of transformers' own.
+    """
     from transformers import MixtralConfig, MixtralForCausalLM
 
     config = MixtralConfig(
@@ -131,6 +136,7 @@ def mixtral(
         vocab_size=vocabulary,
         max_position_embeddings=tokens,
         use_cache=False,
+        experts_implementation=multiply,
     )
     return MixtralForCausalLM(config).train(), ((_tokens(vocabulary, batch, tokens),), {})
 
