@@ -1,7 +1,8 @@
 """`make crash`: kills a run at random moments, and looks at what the next one makes of it.
 
 Each time the next plain run ends well, its plans are those of a run that nobody disturbed, byte
-for byte, and an audit finds nothing wrong.
+for byte, and an audit finds nothing wrong. Runs begin with the profile that is there, every fifth
+one without, so that measuring is killed too; what nobody disturbed is then run afterwards.
 """
 
 from __future__ import annotations
@@ -11,9 +12,13 @@ import random
 import sys
 import tempfile
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.crash.place import Place
+
+ANEW = 5
+"""Of how many runs one begins without a profile."""
 
 
 def main() -> int:
@@ -22,41 +27,64 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=30, help="how many times to kill a run")
     parser.add_argument("--seed", type=int, default=0, help="decides the moments")
     options = parser.parse_args()
-    chance = random.Random(options.seed)
+    started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         place = Place.make(Path(folder) / "checkout", Path(folder) / "store")
         place.run()
-        place.forget()
-        seconds = place.run()
-        plans = place.plans()
-        print(f"undisturbed: {seconds:.1f} s, {len(plans)} files of plans", flush=True)
-        wrong = [
-            number
-            for number in range(1, options.kills + 1)
-            if not survived(place, chance.uniform(0, seconds), plans, number)
-        ]
-    print(f"{options.kills - len(wrong)} of {options.kills} kills were survived")
-    return 1 if wrong else 0
+        trial = Trial(place, random.Random(options.seed))
+        trial.undisturbed()
+        lost = [number for number in range(1, options.kills + 1) if not trial.survived(number)]
+    taken = time.monotonic() - started
+    print(f"{options.kills - len(lost)} of {options.kills} kills were survived, in {taken:.0f} s")
+    return 1 if lost else 0
 
 
-def survived(place: Place, moment: float, plans: dict[str, bytes], number: int) -> bool:
-    """Kills a new run after `moment` seconds and says whether the next one is as undisturbed."""
-    place.forget()
-    running = place.start()
-    time.sleep(moment)
-    killed = place.kill(running)
-    what = f"kill {number} after {moment:.1f} s" if killed else f"run {number}, ended before"
-    try:
-        seconds = place.run()
-    except AssertionError as error:
-        print(f"{what}: the next run failed\n{error}", flush=True)
-        return False
-    found, audited = place.plans(), place.audit()
-    changed = sorted(name for name in {*plans, *found} if plans.get(name) != found.get(name))
-    good = not changed and audited.returncode == 0
-    verdict = "the same plans" if good else f"{', '.join(changed)} differ\n{audited.stdout}"
-    print(f"{what}: the next run took {seconds:.1f} s, {verdict}", flush=True)
-    return good
+@dataclass
+class Trial:
+    """Where runs are killed, and the plans and the seconds of one that was not."""
+
+    place: Place
+    chance: random.Random
+    seconds: float = 0.0
+    plans: dict[str, bytes] = field(default_factory=dict)
+
+    def undisturbed(self) -> None:
+        """Runs undisturbed, with the profile that is there."""
+        self.place.forget()
+        self.seconds = self.place.run()
+        self.plans = self.place.plans()
+        print(f"undisturbed: {self.seconds:.1f} s, {len(self.plans)} files of plans", flush=True)
+
+    def survived(self, number: int) -> bool:
+        """Kills a new run and says whether the next one is as if nobody had."""
+        anew = number % ANEW == 0
+        self.place.forget(profile=anew)
+        what = self.killed(f"kill {number}{', measuring anew' if anew else ''}")
+        try:
+            seconds = self.place.run()
+        except AssertionError as error:
+            print(f"{what}: the next run failed\n{error}", flush=True)
+            return False
+        found, audited = self.place.plans(), self.place.audit()
+        if anew:
+            self.undisturbed()
+        names = sorted({*self.plans, *found})
+        wrong = [f"{name} differs" for name in names if self.plans.get(name) != found.get(name)]
+        wrong += audited.stdout.splitlines() if audited.returncode else []
+        verdict = "; ".join(wrong) or "the same plans"
+        print(f"{what}: the next run took {seconds:.1f} s, {verdict}", flush=True)
+        return not wrong
+
+    def killed(self, name: str) -> str:
+        """Starts a run, kills it at some moment and says what was done when, and meanwhile."""
+        moment = self.chance.uniform(0, self.seconds)
+        told = len(self.place.told())
+        running = self.place.start()
+        time.sleep(moment)
+        if not self.place.kill(running):
+            return f"{name}, too late"
+        last = self.place.told()[told:][-1:]
+        return f"{name} after {moment:.1f} s, {last[0] if last else 'before the first step'}"
 
 
 if __name__ == "__main__":

@@ -68,10 +68,10 @@ class Place:
                 start_new_session=True,
             )
 
-    def begun(self) -> int:
-        """How many jobs all runs here have begun."""
+    def told(self) -> list[str]:
+        """The steps that all runs here have begun, in their words."""
         lines = (self.folder / "log.txt").read_text().splitlines()
-        return sum("] tower: " in line for line in lines)
+        return [line.partition("] ")[2] for line in lines if line.startswith("[")]
 
     def run(self) -> float:
         """A run to its end, which must be a good one; returns its seconds."""
@@ -97,9 +97,10 @@ class Place:
             time.sleep(0.05)
         return not ended
 
-    def forget(self) -> None:
-        """Back to before the first run, but for the profile."""
-        for path in (self.folder / "results", self.folder / ".snakemake", self.store / "options"):
+    def forget(self, profile: bool = False) -> None:
+        """Back to before the first run, but for the profile unless that is to be forgotten too."""
+        store = self.store if profile else self.store / "options"
+        for path in (self.folder / "results", self.folder / ".snakemake", store):
             shutil.rmtree(path, ignore_errors=True)
 
     def audit(self) -> subprocess.CompletedProcess[str]:
