@@ -6,13 +6,15 @@ them, and theirs. Installed packages are covered by their versions.
 
 from __future__ import annotations
 
-import ast
 import hashlib
+import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+
+from schemas.syntax import read_module
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -43,15 +45,6 @@ def factory_versions(factory: str, search_path: Iterable[Path | str] = ()) -> di
     return _versions([factory.partition(":")[0]], _folders(search_path))
 
 
-def syntax(source: str) -> str:
-    """Source code as its syntax tree, written without positions, comments and docstrings."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            node.body = [line for line in node.body if not _is_text(line)]
-    return ast.dump(tree)
-
-
 def _modules(room: Path, root: Path) -> list[str]:
     return [_name_of(path, root) for path in sorted(room.rglob("*.py"))]
 
@@ -69,7 +62,7 @@ def _fingerprint(modules: Iterable[str], folders: Sequence[Path], files: Iterabl
     total = hashlib.sha256()
     local, foreign = _closure(modules, folders)
     for name in sorted(local):
-        total.update(f"{name} {_module(local[name])[0]}\n".encode())
+        total.update(f"{name} {read_module(local[name]).digest}\n".encode())
     for name in sorted(foreign):
         total.update(f"{name} {_version(name)}\n".encode())
     for path in sorted(files):
@@ -88,80 +81,24 @@ def _closure(names: Iterable[str], folders: Sequence[Path]) -> tuple[dict[str, P
                 foreign.add(name.partition(".")[0])
         elif name not in local:
             local[name] = path
-            waiting += _module(path)[1]
+            waiting += read_module(path).imports
             waiting += _ancestors(name)
     return local, foreign - sys.stdlib_module_names
 
 
 def _find(name: str, folders: Sequence[Path]) -> Path | None:
-    relative = Path(*name.split("."))
+    relative = name.replace(".", os.sep)
     for folder in folders:
-        for path in (folder / relative / "__init__.py", (folder / relative).with_suffix(".py")):
-            if path.is_file():
-                return path
+        start = f"{folder}{os.sep}{relative}"
+        for path in (f"{start}{os.sep}__init__.py", f"{start}.py"):
+            if os.path.isfile(path):  # noqa: PTH113 - asked thousands of times
+                return Path(path)
     return None
 
 
 def _ancestors(name: str) -> list[str]:
     parts = name.split(".")
     return [".".join(parts[:length]) for length in range(1, len(parts))]
-
-
-def _module(path: Path) -> tuple[str, tuple[str, ...]]:
-    """The digest of a module's syntax tree and the names of what it may import."""
-    state = path.stat()
-    return _read_module(path.resolve(), state.st_mtime_ns, state.st_size, path.name)
-
-
-@cache
-def _read_module(path: Path, changed: int, size: int, name: str) -> tuple[str, tuple[str, ...]]:
-    data = path.read_bytes()
-    try:
-        source = data.decode()
-        written = syntax(source)
-    except (SyntaxError, UnicodeDecodeError, ValueError):
-        return hashlib.sha256(data).hexdigest(), ()
-    names = tuple(dict.fromkeys(imports(ast.parse(source), _package(path))))
-    return hashlib.sha256(written.encode()).hexdigest(), names
-
-
-def imports(tree: ast.AST, package: str = "") -> Iterator[str]:
-    """The dotted names that code may import when it runs: modules, and what is taken from them.
-
-    `package` resolves relative imports. What stands under `if TYPE_CHECKING` never runs.
-    """
-    for node in _running(tree):
-        if isinstance(node, ast.Import):
-            yield from (name.name for name in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = _absolute(node, package)
-            yield base
-            yield from (f"{base}.{name.name}" for name in node.names)
-
-
-def _running(node: ast.AST) -> Iterator[ast.AST]:
-    yield node
-    checked = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
-    children = node.orelse if checked and isinstance(node, ast.If) else ast.iter_child_nodes(node)
-    for child in children:
-        yield from _running(child)
-
-
-def _absolute(node: ast.ImportFrom, package: str) -> str:
-    if not node.level:
-        return node.module or ""
-    parts = package.split(".")
-    return ".".join([*parts[: len(parts) - node.level + 1], *filter(None, [node.module])])
-
-
-def _package(path: Path) -> str:
-    """The dotted name of the package that a file is in, found by its __init__.py files."""
-    parts: list[str] = []
-    folder = path.parent
-    while (folder / "__init__.py").is_file():
-        parts.insert(0, folder.name)
-        folder = folder.parent
-    return ".".join(parts)
 
 
 def _name_of(path: Path, root: Path) -> str:
@@ -177,14 +114,11 @@ def _resources(room: Path, root: Path) -> list[Path]:
         path
         for folder in folders
         for path in folder.rglob("*")
-        if path.is_file() and path.suffix not in (".py", ".pyc", ".md", ".nbi", ".nbc")
+        if path.is_file() and path.suffix not in (".py", ".md") and "__pycache__" not in path.parts
     ]
 
 
-def _is_text(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-
-
+@cache
 def _version(name: str) -> str:
     try:
         return metadata.version(name)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas.fingerprint import imports
+from schemas.syntax import imports
 from stages.__main__ import STAGES
 
 ROOT = Path(__file__).parents[1]

@@ -1,11 +1,14 @@
 #!/bin/sh
-# plan.sh BIN CONFIG CORES: runs the workflow with the programs in BIN, one line a step, then prints
-# the table of plans.
+# plan.sh BIN CONFIG CORES: says what is to be done and why, runs the workflow with the programs in
+# BIN, one line a step, then prints the table of plans.
 set -u
 
 PATH=$(cd "$1" && pwd):$PATH
 config=$2
 cores=$3
+
+# What a run imports is compiled once, not at each start.
+unset PYTHONDONTWRITEBYTECODE
 
 # One run at a time in this folder. Unlike Snakemake's own lock, which --nolock leaves out, this one
 # ends with its processes: a run that was killed does not stop the next one.
@@ -21,8 +24,44 @@ except OSError:
     fcntl.flock(9, fcntl.LOCK_EX)
 END
 
-snakemake --profile workflow/profiles/default --logger tightfit --configfile "$config" \
-    --cores "$cores" --nolock
-status=$?
-python -m stages summary --configuration "$config" || status=1
+run() {
+    snakemake --profile workflow/profiles/default --logger tightfit --configfile "$config" \
+        --cores "$cores" --nolock "$@"
+}
+
+summary() {
+    python -m stages summary --configuration "$config"
+}
+
+# What there is to do, and meanwhile the table as it is now: it stands where there is nothing to do.
+if [ -t 1 ]; then
+    export FORCE_COLOR=1 COLUMNS="$(stty size 2>/dev/null <&1 | cut -d ' ' -f 2)"
+fi
+summary >.snakemake/table.txt 2>&1 &
+table=$!
+status=0
+todo=$(run --dry-run --logger-tightfit-why 2>&1) || status=$?
+todo=$(printf '%s\n' "$todo" | sed '/^Using profile /d')
+told=0
+wait $table || told=$?
+
+if [ $status -ne 0 ]; then
+    printf '%s\n' "$todo" >&2
+    exit $status
+fi
+printf '%s\n' "$todo"
+case $todo in
+*"To do: "*) ;;
+*)
+    cat .snakemake/table.txt
+    exit $told
+    ;;
+esac
+
+# Graphs are traced again in a run of their own: Snakemake then sees which of them changed.
+case $todo in
+*", up to "*) run traced_again ;;
+esac
+run || status=$?
+summary || status=1
 exit $status

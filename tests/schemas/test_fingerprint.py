@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from schemas.fingerprint import factory_fingerprint, stage_fingerprint, syntax
+from schemas.fingerprint import factory_fingerprint, stage_fingerprint
+from schemas.syntax import syntax
 
 Write = Callable[[str, str], None]
 

@@ -25,13 +25,15 @@ class Workplace:
     checkout: Path
     folder: Path
 
-    def snakemake(self, *options: str) -> subprocess.CompletedProcess[str]:
+    def snakemake(
+        self, *options: str, profile: str = "default"
+    ) -> subprocess.CompletedProcess[str]:
         """Runs the workflow with the configuration `config.yaml` of the folder."""
-        profile = self.checkout / "workflow/profiles/default"
+        profiles = self.checkout / "workflow/profiles"
         command = [
             str(Path(sys.executable).with_name("snakemake")),
             *("--snakefile", str(self.checkout / "Snakefile"), "--directory", str(self.folder)),
-            *("--profile", str(profile), "--logger", "tightfit"),
+            *("--profile", str(profiles / profile), "--logger", "tightfit"),
             *("--configfile", str(self.folder / "config.yaml"), "--cores", "2", *options),
         ]
         return self._run(command, self.checkout / "workflow/progress")

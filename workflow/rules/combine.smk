@@ -10,13 +10,13 @@ rule frontier:
     log:
         f"{STRATEGY}/logs/frontier.txt",
     params:
-        code=stage_fingerprint("combine"),
+        code=code_of("combine"),
     message:
         "{wildcards.model}: planning with {wildcards.strategy}"
     shell:
-        "python -m stages combine --graph {input.graph} --costs {input.costs}"
-        " --blocks {input.blocks} --options {input.options} --strategy {wildcards.strategy}"
-        " --out {output} --error-file {log}"
+        "python -m stages combine --graph {input.graph:q} --costs {input.costs:q}"
+        " --blocks {input.blocks:q} --options {input.options:q} --strategy {wildcards.strategy}"
+        " --out {output:q} --error-file {log:q}"
 
 
 rule combine:
@@ -33,10 +33,10 @@ rule combine:
     params:
         budget=lambda wildcards: SETTINGS.budget(wildcards.model, wildcards.budget),
         folder=subpath(output.plan, parent=True),
-        code=stage_fingerprint("combine"),
+        code=code_of("combine"),
     message:
         "{wildcards.model}: choosing {wildcards.strategy} for {params.budget}"
     shell:
-        "python -m stages combine --frontier {input.frontier} --graph {input.graph}"
-        " --costs {input.costs} --budget {params.budget} --out {params.folder}"
-        " --error-file {log}"
+        "python -m stages combine --frontier {input.frontier:q} --graph {input.graph:q}"
+        " --costs {input.costs:q} --budget {params.budget:q} --out {params.folder:q}"
+        " --error-file {log:q}"

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from functools import cache
 from pathlib import Path
 
 CHECKOUT = Path(workflow.basedir)
@@ -34,6 +35,10 @@ STRATEGY = f"{MODEL}/{{strategy}}"
 POINT = f"{STRATEGY}/{{budget}}"
 DONE = f"{SETTINGS.results}/index.done"
 
+# What running a model asks a cluster for: a GPU, or, to measure, a node without other jobs.
+GPU = {} if SETTINGS.device == "cpu" else {"gpu": 1}
+ALONE = GPU or {"slurm_extra": "--exclusive"}
+
 
 wildcard_constraints:
     model="|".join(map(re.escape, SETTINGS.models)),
@@ -60,6 +65,16 @@ def source(wildcards):
 
 def source_code(wildcards):
     """The fingerprint of the code that builds a model."""
-    return factory_fingerprint(
-        SETTINGS.models[wildcards.model].factory, SETTINGS.search_path
-    )
+    return code_behind(SETTINGS.models[wildcards.model].factory)
+
+
+@cache
+def code_behind(factory):
+    """The fingerprint of the code of a factory."""
+    return f"source {factory_fingerprint(factory, SETTINGS.search_path)}"
+
+
+@cache
+def code_of(stage):
+    """The fingerprint of the code of a stage."""
+    return f"code of {stage} {stage_fingerprint(stage)}"

@@ -8,9 +8,9 @@ rule generate:
     log:
         f"{POINT}/logs/generate.txt",
     params:
-        code=stage_fingerprint("generate"),
+        code=code_of("generate"),
     message:
         "{wildcards.model}: writing the module of {wildcards.strategy} {wildcards.budget}"
     shell:
-        "python -m stages generate --graph {input.graph} --schedule {input.schedule}"
-        " --plan {input.plan} --out {output} --error-file {log}"
+        "python -m stages generate --graph {input.graph:q} --schedule {input.schedule:q}"
+        " --plan {input.plan:q} --out {output:q} --error-file {log:q}"

@@ -7,9 +7,9 @@ rule partition:
     log:
         f"{MODEL}/logs/partition.txt",
     params:
-        code=stage_fingerprint("partition"),
+        code=code_of("partition"),
     message:
         "{wildcards.model}: cutting the graph into blocks"
     shell:
-        "python -m stages partition --graph {input.graph} --costs {input.costs}"
-        " --out {output} --error-file {log}"
+        "python -m stages partition --graph {input.graph:q} --costs {input.costs:q}"
+        " --out {output:q} --error-file {log:q}"

@@ -9,13 +9,14 @@ rule profile:
     threads: workflow.cores
     resources:
         measuring=1,
+        **ALONE,
     params:
         source=source,
         device=SETTINGS.device,
         store=SETTINGS.store,
-        code=stage_fingerprint("profile"),
+        code=code_of("profile"),
     message:
         "{wildcards.model}: measuring each distinct op"
     shell:
-        "python -m stages profile {params.source:q} --graph {input.graph} --device {params.device}"
-        " --library {params.store} --out {output} --error-file {log}"
+        "python -m stages profile {params.source:q} --graph {input.graph:q} --device {params.device:q}"
+        " --library {params.store:q} --out {output:q} --error-file {log:q}"

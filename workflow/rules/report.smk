@@ -8,12 +8,12 @@ rule perfetto:
     log:
         f"{POINT}/logs/perfetto.txt",
     params:
-        code=stage_fingerprint("report"),
+        code=code_of("report"),
     message:
         "{wildcards.model}: writing the trace of {wildcards.strategy} {wildcards.budget}"
     shell:
-        "python -m stages report --perfetto {input.schedule} --graph {input.graph}"
-        " --out {output} --error-file {log}"
+        "python -m stages report --perfetto {input.schedule:q} --graph {input.graph:q}"
+        " --out {output:q} --error-file {log:q}"
 
 
 rule report:
@@ -27,12 +27,12 @@ rule report:
         f"{MODEL}/logs/report.txt",
     params:
         folder=subpath(output.page, parent=True),
-        code=stage_fingerprint("report"),
+        code=code_of("report"),
     message:
         "{wildcards.model}: writing the report"
     shell:
-        "python -m stages report --model-dir {params.folder} --out {output.page}"
-        " --error-file {log}"
+        "python -m stages report --model-dir {params.folder:q} --out {output.page:q}"
+        " --error-file {log:q}"
 
 
 rule index:
@@ -45,16 +45,16 @@ rule index:
         f"{SETTINGS.results}/logs/index.txt",
     params:
         folder=subpath(output.page, parent=True),
-        code=stage_fingerprint("report"),
+        code=code_of("report"),
     message:
         "writing the index"
     shell:
-        "python -m stages report --index {params.folder} --out {output.page} --error-file {log}"
+        "python -m stages report --index {params.folder:q} --out {output.page:q} --error-file {log:q}"
 
 
 # What failed has a page too, without the mark that it is done: the next run tries again.
 onerror:
     shell(
-        f"python -m stages report --failed {SETTINGS.results}"
-        f" --out {SETTINGS.results}/index.html"
+        "python -m stages report --failed {SETTINGS.results:q}"
+        " --out {SETTINGS.results:q}/index.html"
     )

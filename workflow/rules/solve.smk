@@ -12,10 +12,10 @@ rule solve:
         peaks=SETTINGS.peaks,
         saves=SETTINGS.saves,
         store=SETTINGS.store,
-        code=stage_fingerprint("solve"),
+        code=code_of("solve"),
     message:
         "{wildcards.model}: finding the options of each distinct block"
     shell:
-        "python -m stages solve --blocks {input} --store {params.store} --engine {params.engine}"
-        " --peaks {params.peaks} --saves {params.saves} --jobs {threads}"
-        " --out {output} --error-file {log}"
+        "python -m stages solve --blocks {input:q} --store {params.store:q} --engine {params.engine:q}"
+        " --peaks {params.peaks:q} --saves {params.saves:q} --jobs {threads}"
+        " --out {output:q} --error-file {log:q}"

@@ -3,13 +3,26 @@ rule trace:
         f"{MODEL}/graph.arrow",
     log:
         f"{MODEL}/logs/trace.txt",
+    resources:
+        **GPU,
     params:
         source=source,
         source_code=source_code,
         device=SETTINGS.device,
-        code=stage_fingerprint("trace"),
+        code=code_of("trace"),
     message:
         "{wildcards.model}: tracing the training step"
     shell:
-        "python -m stages trace {params.source:q} --name {wildcards.model} --device {params.device}"
-        " --out {output} --error-file {log}"
+        "python -m stages trace {params.source:q} --name {wildcards.model} --device {params.device:q}"
+        " --out {output:q} --error-file {log:q}"
+
+
+# What is traced anew while plans of it are there: they are redone only if the graph changed, which
+# Snakemake sees in a run of its own.
+rule traced_again:
+    input:
+        [
+            graph
+            for graph in expand(f"{MODEL}/graph.arrow", model=SETTINGS.models)
+            if Path(graph).exists()
+        ],

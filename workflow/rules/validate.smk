@@ -12,14 +12,15 @@ rule validate:
     threads: workflow.cores
     resources:
         measuring=1,
+        **ALONE,
     params:
         source=source,
         device=SETTINGS.device,
         pairs=SETTINGS.pairs,
-        code=stage_fingerprint("validate"),
+        code=code_of("validate"),
     message:
         "{wildcards.model}: running {wildcards.strategy} {wildcards.budget} against the model"
     shell:
-        "python -m stages validate {params.source:q} --graph {input.graph} --plan {input.plan}"
-        " --module {input.module} --device {params.device} --pairs {params.pairs}"
-        " --line {output.line} --out {output.measurement} --error-file {log}"
+        "python -m stages validate {params.source:q} --graph {input.graph:q} --plan {input.plan:q}"
+        " --module {input.module:q} --device {params.device:q} --pairs {params.pairs:q}"
+        " --line {output.line:q} --out {output.measurement:q} --error-file {log:q}"

@@ -3,14 +3,27 @@
 A stage tells its own errors in one sentence, so that what Snakemake adds to them (the rule, the
 shell command, tracebacks of its own) is left to its log file.
 """
-
-from __future__ import annotations
+# Snakemake reads the types of the settings' fields: annotations are no strings here.
 
 import logging
 import sys
+from dataclasses import dataclass, field
 
 from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
+from snakemake_interface_logger_plugins.settings import LogHandlerSettingsBase
+
+from snakemake_logger_plugin_tightfit.why import Job, told
+
+
+@dataclass
+class LogHandlerSettings(LogHandlerSettingsBase):
+    """Options of the plugin."""
+
+    why: bool = field(
+        default=False,
+        metadata={"help": "Instead of each step, say at the end what is to be done and why."},
+    )
 
 
 class LogHandler(LogHandlerBase):
@@ -25,6 +38,15 @@ class LogHandler(LogHandlerBase):
     def __post_init__(self) -> None:
         self.done = 0
         self.total = 0
+        self.jobs: list[Job] = []
+        self.why = isinstance(self.settings, LogHandlerSettings) and self.settings.why
+
+    def close(self) -> None:
+        """Says why, if asked to."""
+        if self.jobs:
+            print("\n".join(told(self.jobs)), file=sys.stderr, flush=True)
+            self.jobs = []
+        super().close()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Prints what a user wants to know of a record, or nothing."""
@@ -39,6 +61,10 @@ class LogHandler(LogHandlerBase):
             self.total = data.get("stats", {}).get("total", 0)
         elif event == LogEvent.PROGRESS:
             self.done, self.total = data["done"], data["total"]
+        elif event == LogEvent.JOB_INFO and self.why:
+            logs = tuple(map(str, data.get("log") or ()))
+            wildcards = dict(data.get("wildcards") or {})
+            self.jobs.append(Job(data["rule_name"], wildcards, data["reason"], logs))
         elif event == LogEvent.JOB_INFO:
             return self._job(data.get("rule_msg"))
         elif event in (None, LogEvent.ERROR):

@@ -1,0 +1,90 @@
+"""What a run says it will do, from the reasons that Snakemake gives."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "workflow/progress"))
+
+from snakemake_logger_plugin_tightfit.why import Job, told
+
+CODE = "code of generate 0123456789abcdef"
+SOURCE = "source 0123456789abcdef"
+FOLLOWS = "Input files updated by another job: results/a/graph.arrow"
+MODEL = {"model": "a"}
+POINT = {**MODEL, "strategy": "rotor", "budget": "80pct"}
+
+
+def params(now: str) -> str:
+    return (
+        "Params have changed since last execution: Union of exclusive params before and now "
+        f"across all output: before: 'x' now: {now!r} "
+    )
+
+
+@pytest.mark.parametrize(
+    ("job", "cause"),
+    [
+        (Job("trace", MODEL, "Missing output files: a/graph.arrow"), "it is new"),
+        (Job("trace", MODEL, params(SOURCE)), "its source, or what that imports, was edited"),
+        (Job("trace", MODEL, params("8")), "its settings in the configuration changed"),
+        (Job("generate", POINT, params(CODE)), "the code of the stage generate changed"),
+        (Job("frontier", POINT, "Missing output files: f"), "the strategy rotor is new"),
+        (Job("combine", POINT, "Missing output files: p"), "the budget 80pct is new for rotor"),
+        (Job("solve", MODEL, "Missing output files: o, x"), "missing: o, x"),
+        (Job("solve", MODEL, "Updated input files: b.arrow"), "changed by hand: b.arrow"),
+        (Job("validate", POINT, "Incomplete output files: m"), "a run before was interrupted"),
+        (
+            Job("report", MODEL, "Set of input files has changed since last execution"),
+            "a plan is new or was removed",
+        ),
+        (Job("solve", MODEL, "Code has changed since last execution"), "the rule solve of the"),
+    ],
+)
+def test_each_reason_has_its_words(job: Job, cause: str) -> None:
+    lines = told([job])
+    assert lines[0] in ("To do: 1 step", "To do: up to 1 step")
+    assert f"1 step: {cause}" in lines[1]
+
+
+def test_what_failed_before_is_tried_again(tmp_path: Path) -> None:
+    log = tmp_path / "trace.txt"
+    log.write_text("trace: no such luck\n")
+    job = Job("trace", MODEL, "Missing output files: a/graph.arrow", (str(log),))
+    assert told([job])[1] == "  a, 1 step: it failed before and is tried again"
+
+
+def test_nothing_to_do_says_nothing() -> None:
+    assert told([]) == []
+    assert told([Job("all", {}, FOLLOWS)]) == []
+
+
+def test_what_follows_is_counted_and_not_a_cause_of_its_own() -> None:
+    jobs = [
+        Job("trace", MODEL, "Missing output files: results/a/graph.arrow"),
+        Job("partition", MODEL, f"Missing output files: results/a/blocks.arrow; {FOLLOWS}"),
+        Job("combine", POINT, f"Missing output files: results/a/x; {FOLLOWS}"),
+        Job("index", {}, FOLLOWS),
+        Job("all", {}, FOLLOWS),
+    ]
+    assert told(jobs) == ["To do: 4 steps", "  a, 3 steps: it is new"]
+
+
+def test_an_edited_model_may_need_less() -> None:
+    jobs = [Job("trace", MODEL, params(SOURCE)), Job("partition", MODEL, FOLLOWS)]
+    assert told(jobs)[0] == "To do: up to 2 steps"
+    assert told(jobs)[1].startswith("  a, up to 2 steps: ")
+
+
+def test_a_model_with_two_causes_tells_both() -> None:
+    other = {**POINT, "budget": "60pct"}
+    jobs = [
+        Job("combine", POINT, "Missing output files: x"),
+        Job("combine", other, "Missing output files: y"),
+    ]
+    assert told(jobs)[1] == (
+        "  a, 2 steps: the budget 80pct is new for rotor; the budget 60pct is new for rotor"
+    )

@@ -1,0 +1,106 @@
+"""Says in a user's words what a run will do and why, from what Snakemake says of its jobs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+RUN = "the run"
+"""What stands for a model where a job belongs to none."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job that Snakemake will run: its rule, wildcards, reason, and log files."""
+
+    rule: str
+    wildcards: Mapping[str, str]
+    reason: str
+    logs: tuple[str, ...] = ()
+
+    @property
+    def model(self) -> str:
+        """The model it is for, or the run."""
+        return self.wildcards.get("model", RUN)
+
+    @property
+    def follows(self) -> bool:
+        """Whether it runs just because a job before it does."""
+        return "updated by another job" in self.reason
+
+
+def told(jobs: Iterable[Job]) -> list[str]:
+    """The lines to print, the first with the number of steps, then one a model, by name; none where
+    there is nothing to do."""
+    todo = [job for job in jobs if job.rule != "all"]
+    if not todo:
+        return []
+    lines = [f"To do: {_at_most(todo)}{_steps(len(todo))}"]
+    for model in sorted({job.model for job in todo}):
+        own = [job for job in todo if job.model == model]
+        causes = _causes(own)
+        if causes:
+            lines.append(f"  {model}, {_at_most(own)}{_steps(len(own))}: {'; '.join(causes)}")
+    return lines
+
+
+def _at_most(jobs: list[Job]) -> str:
+    """Whether fewer steps may do: what follows a trace is needed just where the graph changed."""
+    again = any(job.rule == "trace" and "Missing output" not in job.reason for job in jobs)
+    return "up to " if again else ""
+
+
+def _steps(number: int) -> str:
+    return f"{number} step" if number == 1 else f"{number} steps"
+
+
+def _causes(jobs: list[Job]) -> list[str]:
+    """Why the jobs of one model run, each cause once."""
+    first = [job for job in jobs if not job.follows and _cause(job)]
+    traced = [job for job in first if job.rule == "trace" and "Missing output" in job.reason]
+    return list(dict.fromkeys(_cause(job) for job in traced or first))
+
+
+def _cause(job: Job) -> str:
+    reason = job.reason
+    if "ncomplete output" in reason:
+        return "a run before was interrupted"
+    if "Missing output" in reason:
+        return _missing(job)
+    if "Params have changed" in reason:
+        return _changed(reason)
+    if "Updated input" in reason:
+        files = reason.partition("Updated input files: ")[2].partition(";")[0]
+        return f"changed by hand: {files}"
+    if "Set of input files" in reason:
+        return "a plan is new or was removed"
+    if "Code has changed" in reason:
+        return f"the rule {job.rule} of the workflow changed"
+    return ""
+
+
+def _missing(job: Job) -> str:
+    if any(Path(log).is_file() for log in job.logs):
+        return "it failed before and is tried again"
+    strategy = job.wildcards.get("strategy", "")
+    if job.rule == "trace":
+        return "it is new"
+    if job.rule == "frontier":
+        return f"the strategy {strategy} is new"
+    if job.rule == "combine":
+        return f"the budget {job.wildcards['budget']} is new for {strategy}"
+    files = job.reason.partition("Missing output files: ")[2].partition(";")[0]
+    return f"missing: {files}"
+
+
+def _changed(reason: str) -> str:
+    """From the parameters that were and are: fingerprints say what they are of."""
+    new = reason.partition(" now: ")[2]
+    stages = re.findall(r"code of (\w+) [0-9a-f]{16}", new)
+    if stages:
+        return f"the code of the stage {stages[0]} changed"
+    if re.search(r"source [0-9a-f]{16}", new):
+        return "its source, or what that imports, was edited"
+    return "its settings in the configuration changed"
