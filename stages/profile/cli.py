@@ -67,6 +67,7 @@ def made(options: argparse.Namespace) -> list[Made]:
 def _measure(graph: Graph, options: argparse.Namespace) -> Costs:
     import torch
 
+    from stages.device.check import check_program
     from stages.device.factory import build, require_device
     from stages.profile.device import describe_device
     from stages.profile.library import open_library
@@ -77,6 +78,7 @@ def _measure(graph: Graph, options: argparse.Namespace) -> Costs:
     require_device(options.device)
     if torch.device(options.device).type != graph.device:
         raise ConfigError(f"--device {options.device}: the graph was traced for {graph.device}")
+    check_program(graph, options.graph)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     loss = None

@@ -38,6 +38,13 @@ class Workplace:
         ]
         return self._run(command, self.checkout / "workflow/progress")
 
+    def plan(self) -> subprocess.CompletedProcess[str]:
+        """Runs what `make plan` runs, where the folder is the checkout itself."""
+        script = str(self.checkout / "workflow/plan.sh")
+        binaries = str(Path(sys.executable).parent)
+        command = [script, binaries, "config.yaml", "2"]
+        return self._run(command, self.checkout / "workflow/progress")
+
     def stage(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Runs a stage by hand."""
         return self._run([sys.executable, "-m", "stages", *words], self.checkout)
@@ -57,16 +64,22 @@ class Workplace:
         )
 
 
+def copy_checkout(folder: Path) -> Path:
+    """Copies what a run needs of this checkout, compiled code too, into an empty folder."""
+    for part in PARTS:
+        if (ROOT / part).is_dir():
+            shutil.copytree(ROOT / part, folder / part)
+        else:
+            shutil.copy2(ROOT / part, folder / part)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     """A copy, so that what is edited meanwhile or by a test changes no other run."""
-    checkout, folder = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("run")
-    for part in PARTS:
-        if (ROOT / part).is_dir():
-            shutil.copytree(ROOT / part, checkout / part)
-        else:
-            shutil.copy2(ROOT / part, checkout / part)
-    return Workplace(checkout, folder)
+    return Workplace(
+        copy_checkout(tmp_path_factory.mktemp("checkout")), tmp_path_factory.mktemp("run")
+    )
 
 
 @pytest.fixture(scope="session")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -72,19 +70,6 @@ def configuration(**changes: Any) -> dict[str, Any]:
     return {"models": MODELS, "solver": {"peaks": 2, "saves": 2}, "pairs": 2, **changes}
 
 
-def plan(place: Workplace) -> Run:
-    """What `make plan` runs, in the checkout."""
-    script = place.checkout / "workflow/plan.sh"
-    return subprocess.run(
-        [str(script), str(Path(sys.executable).parent), "config.yaml", "2"],
-        cwd=place.checkout,
-        env={**os.environ, "PYTHONPATH": str(place.checkout / "workflow/progress")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def steps(run: Run) -> list[str]:
     """What a run did or would do, in the words of the rules."""
     return [line.partition("] ")[2] for line in run.stderr.splitlines() if line[:1] == "["]
@@ -109,7 +94,7 @@ def first(workplace: Workplace) -> tuple[Workplace, Run]:
     for name, source in SOURCES.items():
         (place.folder / name).write_text(source)
     place.configure(configuration())
-    return place, plan(place)
+    return place, place.plan()
 
 
 @pytest.fixture
@@ -170,7 +155,7 @@ def test_a_comment_in_a_model_is_no_edit(place: Workplace, name: str, old: str, 
 def test_an_edit_that_leaves_the_graph_alone_is_traced_and_nothing_else(place: Workplace) -> None:
     before = (place.folder / "results/mine/graph.arrow").read_bytes()
     edit(place.folder / "layers.py", "2 * width)\n        self.act", "width * 2)\n        self.act")
-    run = plan(place)
+    run = place.plan()
     assert run.returncode == 0, run.stderr
     assert run.stdout.startswith(
         "To do: up to 11 steps\n"
@@ -196,12 +181,12 @@ def test_an_edited_layer_is_solved_alone_and_not_again_when_undone(place: Workpl
         "writing the index",
     }
     edit(place.folder / "mine.py", "[nn.GELU(), nn.GELU()", "[nn.GELU(), nn.Tanh()")
-    run = plan(place)
+    run = place.plan()
     assert run.returncode == 0, run.stderr
     assert sorted(steps(run)) == sorted(followed)
     assert solves(run) == ["mine: solved 1, 3 from the store"]
     edit(place.folder / "mine.py", "[nn.GELU(), nn.Tanh()", "[nn.GELU(), nn.GELU()")
-    undone = plan(place)
+    undone = place.plan()
     assert undone.returncode == 0, undone.stderr
     assert sorted(steps(undone)) == sorted(followed)
     assert solves(undone) == ["mine: solved 0, 3 from the store"]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -142,3 +143,22 @@ def test_a_loss_may_keep_tensors(
     assert loss.net == 4 * 3 * 4 + 8
     with pytest.raises(ConfigError, match="--arguments"):
         run(*words, "--arguments", "rows")
+
+
+@pytest.mark.parametrize(
+    ("target", "sentence"),
+    [
+        ("aten.from_file.default", "is not the name of an operator"),
+        ("aten.addmm.default", "refuses its arguments"),
+    ],
+)
+def test_nothing_of_a_doctored_graph_runs(
+    gpt2: Graph, graph_path: Path, target: str, sentence: str
+) -> None:
+    last = next(op for op in reversed(gpt2.ops) if op.target == "aten.sum.dim_IntList")
+    ops = [replace(op, target=target) if op is last else op for op in gpt2.ops]
+    write_graph(graph_path, replace(gpt2, ops=ops))
+    folder = graph_path.parent
+    with pytest.raises(ArtifactError, match=rf"graph\.arrow: op {last.id} .*{sentence}"):
+        run("--graph", graph_path, "--library", folder / "store", "--out", folder / "costs.arrow")
+    assert [path.name for path in folder.iterdir()] == ["graph.arrow"]
