@@ -5,6 +5,9 @@ Factories as those of `data.models`.
 
 from __future__ import annotations
 
+import contextlib
+import io
+
 import torch
 from torch import nn
 
@@ -39,19 +42,20 @@ def uno(width: int = 16, modes: int = 8, batch: int = 4, size: int = 32) -> Fact
     """UNO: coarser and finer grids with skips between them."""
     from neuralop.models import UNO
 
-    model = UNO(
-        in_channels=3,
-        out_channels=1,
-        hidden_channels=width,
-        lifting_channels=2 * width,
-        projection_channels=2 * width,
-        n_layers=3,
-        uno_out_channels=[width, 2 * width, width],
-        uno_n_modes=[[modes, modes]] * 3,
-        uno_scalings=[[1.0, 1.0], [0.5, 0.5], [2.0, 2.0]],
-        horizontal_skips_map={2: 0},
-        channel_mlp_skip="linear",
-    )
+    with _silence():
+        model = UNO(
+            in_channels=3,
+            out_channels=1,
+            hidden_channels=width,
+            lifting_channels=2 * width,
+            projection_channels=2 * width,
+            n_layers=3,
+            uno_out_channels=[width, 2 * width, width],
+            uno_n_modes=[[modes, modes]] * 3,
+            uno_scalings=[[1.0, 1.0], [0.5, 0.5], [2.0, 2.0]],
+            horizontal_skips_map={2: 0},
+            channel_mlp_skip="linear",
+        )
     return model.train(), (_fields(batch, size), {})
 
 
@@ -59,19 +63,25 @@ def codano(width: int = 8, modes: int = 8, batch: int = 2, size: int = 32) -> Fa
     """CODANO: attention between the variables of a field."""
     from neuralop.models import CODANO
 
-    model = CODANO(
-        lifting_channels=width,
-        hidden_variable_codimension=width,
-        projection_channels=width,
-        n_layers=2,
-        n_modes=[[modes, modes]] * 2,
-        n_heads=[2, 2],
-        per_layer_scaling_factors=[[1, 1]] * 2,
-        attention_scaling_factors=[1, 1],
-        attention_token_dim=width // 2,
-    )
+    with _silence():
+        model = CODANO(
+            lifting_channels=width,
+            hidden_variable_codimension=width,
+            projection_channels=width,
+            n_layers=2,
+            n_modes=[[modes, modes]] * 2,
+            n_heads=[2, 2],
+            per_layer_scaling_factors=[[1, 1]] * 2,
+            attention_scaling_factors=[1, 1],
+            attention_token_dim=width // 2,
+        )
     return model.train(), (_fields(batch, size), {})
 
 
 def _fields(batch: int, size: int) -> tuple[torch.Tensor]:
     return (torch.randn(batch, 3, size, size),)
+
+
+def _silence() -> contextlib.AbstractContextManager[object]:
+    """Within it nothing is printed: some models tell their settings while they are made."""
+    return contextlib.redirect_stdout(io.StringIO())

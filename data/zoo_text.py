@@ -126,6 +126,7 @@ def mixtral(
     """
     from transformers import MixtralConfig, MixtralForCausalLM
 
+    experts_are: dict[str, Any] = {"experts_implementation": multiply}
     config = MixtralConfig(
         num_hidden_layers=layers,
         hidden_size=width,
@@ -136,7 +137,7 @@ def mixtral(
         vocab_size=vocabulary,
         max_position_embeddings=tokens,
         use_cache=False,
-        experts_implementation=multiply,
+        **experts_are,
     )
     return MixtralForCausalLM(config).train(), ((_tokens(vocabulary, batch, tokens),), {})
 

@@ -159,8 +159,11 @@ def _load(folder: Path) -> ModelResults | None:
 
 
 def _line(model: str, result: PlanResult, report: str) -> Line:
-    plan, found = result.plan, outcome(result)
-    measured = result.measurement.measured_peak if result.measurement else None
+    plan, found, run = result.plan, outcome(result), result.measurement
+    measured = run.measured_peak if run else None
+    note = found.sentence if found.state == "bad" else ""
+    if not note and run is not None and run.bits_equal is False:
+        note = run.sentence
     return Line(
         model,
         plan.strategy,
@@ -171,7 +174,7 @@ def _line(model: str, result: PlanResult, report: str) -> Line:
         "" if found.ratio is None or not found.measured else ratio(found.ratio),
         report,
         found.state,
-        found.sentence if found.state == "bad" else "",
+        note,
     )
 
 

@@ -78,7 +78,8 @@ def outcome(result: PlanResult) -> Outcome:
         return Outcome("bad", "failed", sentence, peak, relative, measured, fits)
     if plan.budget == NO_BUDGET:
         state: State = "good" if measured else "warning"
-        return Outcome(state, "baseline", f"{figures}.", peak, relative, measured, True)
+        sentence = f"{figures}.{_unequal(result)}"
+        return Outcome(state, "baseline", sentence, peak, relative, measured, True)
     asked = f"{plan.budget} ({size(plan.budget_bytes or 0)} for the step)"
     if not fits:
         sentence = f"Misses {asked}: {figures}."
@@ -86,8 +87,14 @@ def outcome(result: PlanResult) -> Outcome:
     if not measured:
         sentence = f"Should fit {asked}: {figures}, not measured yet."
         return Outcome("warning", "should fit", sentence, peak, relative, False, True)
-    sentence = f"Fits {asked}: {figures}."
+    sentence = f"Fits {asked}: {figures}.{_unequal(result)}"
     return Outcome("good", "fits", sentence, peak, relative, True, True)
+
+
+def _unequal(result: PlanResult) -> str:
+    """Why a plan that did not fail is not equal bit for bit, after a space; "" where it is."""
+    found = result.measurement
+    return f" {found.sentence}" if found is not None and found.bits_equal is False else ""
 
 
 def _predicted_ratio(result: PlanResult) -> float | None:

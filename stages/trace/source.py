@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import sysconfig
 import traceback
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _TORCH = str(Path(torch.__file__).parent)
+_PYTHON = sysconfig.get_path("stdlib")
 _OWN = str(Path(__file__).parents[1])
 
 
@@ -32,7 +34,8 @@ def source_of(meta: dict[str, Any]) -> str:
 
 
 def location_of(error: BaseException | None) -> str:
-    """The "file:line" of the innermost frame outside PyTorch and tightfit that an error left."""
+    """The "file:line" of the innermost frame that an error left outside PyTorch, tightfit and
+    Python's own library."""
     frames: list[tuple[str, int]] = []
     while error is not None:
         frames = [
@@ -40,8 +43,16 @@ def location_of(error: BaseException | None) -> str:
             for frame in traceback.extract_tb(error.__traceback__)
         ] + frames
         error = error.__cause__ or error.__context__
-    outside = [frame for frame in frames if not frame[0].startswith((_OWN, "<"))]
+    outside = [
+        frame
+        for frame in frames
+        if not frame[0].startswith((_OWN, "<")) and not _of_python(frame[0])
+    ]
     return _innermost(outside, anywhere=False)
+
+
+def _of_python(file: str) -> bool:
+    return file.startswith(_PYTHON) and "-packages" not in file
 
 
 def _innermost(frames: list[tuple[str, int]], anywhere: bool = True) -> str:

@@ -35,6 +35,30 @@ class Difference:
     bits_equal: bool
     first: str
 
+    @property
+    def largest(self) -> float:
+        """The largest of all."""
+        return max(self.output, self.gradient, self.buffer)
+
+    def within(self, times: float, other: Difference) -> bool:
+        """True when outputs, gradients and buffers each differ by no more than `times` what those
+        of another difference do, and none is missing."""
+        mine = (self.output, self.gradient, self.buffer)
+        theirs = (other.output, other.gradient, other.buffer)
+        return self.largest < math.inf and all(
+            one <= times * limit for one, limit in zip(mine, theirs, strict=True)
+        )
+
+    def joined(self, other: Difference) -> Difference:
+        """The larger of two differences, each of outputs, gradients and buffers."""
+        return Difference(
+            max(self.output, other.output),
+            max(self.gradient, other.gradient),
+            max(self.buffer, other.buffer),
+            self.bits_equal and other.bits_equal,
+            self.first or other.first,
+        )
+
 
 def leave_trail(
     module: nn.Module, stepper: Stepper, samples: list[Sample], seed: int, steps: int = 2

@@ -57,6 +57,13 @@ def test_a_measurement_that_contradicts_the_plan() -> None:
     assert found.sentence == "Failed: the gradient of w differs by 1"
 
 
+def test_results_that_are_not_reproducible_are_told() -> None:
+    why = "The original model's results differ from run to run."
+    found = outcome(result(PLAN, bits_equal=False, sentence=why))
+    assert (found.state, found.word) == ("good", "fits")
+    assert found.sentence.endswith(f"the unplanned step. {why}")
+
+
 def test_a_stage_that_broke() -> None:
     found = outcome(result(PLAN, measured=False, error="validate: the module does not load"))
     assert (found.state, found.word) == ("bad", "failed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import torch
@@ -353,3 +354,14 @@ def checkpointed() -> Made:
     model, sample = gpt2(1, 32, 2, 50, 2, 8)
     model.gradient_checkpointing_enable()  # type: ignore[operator]
     return model, (sample[0], {"output_hidden_states": True})
+
+
+class Decoding(nn.Module):
+    """Fails inside Python's own library."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * json.loads("no number")
+
+
+def decoding() -> Made:
+    return Decoding().train(), ((torch.randn(2, requires_grad=True),), {})

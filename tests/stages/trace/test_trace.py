@@ -181,6 +181,7 @@ def test_in_place_forms_are_offered_where_an_input_is_alone_in_its_storage() -> 
         ("overwriting", ["input", "in place"]),
         ("sparse", ["strided"]),
         ("detached", ["no output of the model depends"]),
+        ("decoding", ["tests/stages/trace/modules.py:", "JSONDecodeError"]),
     ],
 )
 def test_what_cannot_be_traced_is_told_in_a_sentence(name: str, words: list[str]) -> None:
