@@ -104,9 +104,8 @@ def _bound(problem: Problem, frontier: Frontier, seconds: float, budget: int) ->
 def _sentence(verdict: Verdict, point: Point, frontier: Frontier, gap: float) -> str:
     slower = point.seconds / frontier.keep_all_seconds
     words = f"{verdict}: {point.peak:,} bytes, {slower:.3f} times keep-all's predicted time"
-    if verdict == "optimal":
-        return words
-    return f"{words}, at most {gap:.1%} above the best possible{_clock(frontier)}"
+    worth = "" if verdict == "optimal" else f", at most {gap:.1%} above the best possible"
+    return f"{words}{worth}{_clock(frontier)}"
 
 
 def _clock(frontier: Frontier) -> str:

@@ -3,15 +3,18 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from schemas.blocks import Block, Blocks, problem_digest, write_blocks
 from schemas.errors import ArtifactError, TightfitError
 from schemas.options import Option, read_options
-from stages.solve import shelf
+from stages.solve import search, shelf
 from stages.solve.cli import add_arguments, run
+from stages.solve.engine import Verdict, solve
 from stages.solve.search import Grid
 from tests.stages.solve.blocks import perceptron
 
@@ -48,6 +51,24 @@ def test_the_same_arguments_give_the_same_bytes(tmp_path: Path) -> None:
         shelf.solve_to_shelf("d" * 64, problem, tmp_path / folder, "highs", GRID)
         paths.append(shelf.shelf_path(tmp_path / folder, "d" * 64, "highs", GRID))
     assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+def test_solves_that_the_clock_ended_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf.solve_to_shelf("a" * 64, perceptron(), tmp_path, "highs", GRID)
+    ended = []
+
+    def by_the_clock(*arguments: Any, **words: Any) -> Verdict:
+        ended.append(replace(solve(*arguments, **words), limit="clock"))
+        return ended[-1]
+
+    monkeypatch.setattr(search, "solve", by_the_clock)
+    shelf.solve_to_shelf("b" * 64, perceptron(), tmp_path, "highs", GRID)
+    paths = [shelf.shelf_path(tmp_path, digest * 64, "highs", GRID) for digest in "ab"]
+    assert ended
+    assert [shelf.clock_limited([path]) for path in paths] == [0, len(ended)]
+    assert shelf.clock_limited(paths * 2) == 2 * len(ended)
 
 
 def test_a_damaged_shelf_is_refused(tmp_path: Path) -> None:
