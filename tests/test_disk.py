@@ -35,6 +35,16 @@ def no_superuser() -> None:
     ctypes.CDLL(None).prctl(drop, override, 0, 0, 0)
 
 
+@pytest.fixture
+def modes_hold(tmp_path: Path) -> None:
+    """Skips where what is read-only is written all the same."""
+    (tmp_path / "sealed").mkdir(mode=0o555)
+    code = "import os; os.mkdir('sealed/inside')"
+    if python(tmp_path, ["-c", code], no_superuser).returncode == 0:
+        pytest.skip("modes of files hold nobody back here")
+    (tmp_path / "sealed").rmdir()
+
+
 def python(
     folder: Path, words: list[str], before: Callable[[], None]
 ) -> subprocess.CompletedProcess[str]:
@@ -150,6 +160,7 @@ def read_only(store: Path) -> None:
         path.chmod(0o555 if path.is_dir() else 0o444)
 
 
+@pytest.mark.usefixtures("modes_hold")
 def test_a_read_only_store_is_read(blocks: Path) -> None:
     assert solve(blocks, no_superuser).returncode == 0
     made = (blocks / "out/options.arrow").read_bytes()
@@ -161,6 +172,7 @@ def test_a_read_only_store_is_read(blocks: Path) -> None:
     assert read_options(blocks / "out/options.arrow")
 
 
+@pytest.mark.usefixtures("modes_hold")
 def test_a_read_only_store_that_lacks_something_is_a_sentence(blocks: Path) -> None:
     (blocks / "store/options").mkdir(parents=True)
     read_only(blocks / "store")
@@ -184,6 +196,7 @@ except TightfitError as error:
 """
 
 
+@pytest.mark.usefixtures("modes_hold")
 def test_a_read_only_library_is_read(tmp_path: Path, before: dict[str, bytes]) -> None:
     read_only(tmp_path / "store")
     result = python(tmp_path, ["-c", LOOK_UP], no_superuser)

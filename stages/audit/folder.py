@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,7 +69,7 @@ def audit(folder: Path) -> Audit:
         if plan not in damaged:
             sentences += complaints_of(Point.of(plan, damaged))
     sentences += _records(found, damaged)
-    return Audit(sentences, found.counts())
+    return Audit(list(dict.fromkeys(sentences)), found.counts())
 
 
 @dataclass(frozen=True)
@@ -124,20 +125,29 @@ def _records(found: _Found, damaged: set[Path]) -> list[str]:
     sentences = []
     made = [*found.artifacts, *found.plans, *found.modules, *found.pages]
     for path in made:
-        if path not in damaged and not record_path(path).exists():
+        if path not in damaged and not record_path(path).exists() and not _of_a_store(path):
             sentences.append(f"{path}: there is no record of how it was made")
     for record in found.records:
         file = described(record)
         if file.exists() and file not in damaged:
             try:
-                sentences += _against_record(file)
+                sentences += _against_record(file, damaged)
             except ArtifactError as error:
                 sentences.append(str(error))
     return sentences
 
 
-def _against_record(file: Path) -> list[str]:
-    """Whether a file is what its record is about, and so are the files it was made of.
+def _of_a_store(path: Path) -> bool:
+    """Whether a file says of itself how it was made, as solved blocks do, or was made bit by bit,
+    as libraries of costs are."""
+    return path.suffix == ".arrow" and (
+        "code" in store.header(path).metadata or path.parent.name == "profile"
+    )
+
+
+def _against_record(file: Path, damaged: Collection[Path]) -> list[str]:
+    """Whether a file is what its record is about, and so are the files it was made of, those of a
+    store too.
 
     Those that are not there any more, or lie elsewhere now, say nothing against it.
     """
@@ -146,11 +156,14 @@ def _against_record(file: Path) -> list[str]:
         return [f"{file}: was changed after it was made, by its record"]
     sentences = []
     for entry in record.inputs:
-        path = file.parent / entry.path
+        path = Path(os.path.normpath(file.parent / entry.path))
+        if path in damaged or not path.exists():
+            continue
         try:
-            same = not path.exists() or digest_of(path) == entry.digest
-        except ArtifactError:
-            continue  # told where that file is looked at
+            same = digest_of(path) == entry.digest
+        except ArtifactError as error:
+            sentences.append(str(error))
+            continue
         if not same:
             sentences.append(f"{file}: was made of another {entry.path} than is there now")
     return sentences

@@ -165,6 +165,10 @@ def _replayed(point: Point, graph: Graph, costs: Costs, steps: list[Step]) -> It
     ):
         if claimed != found:
             yield f"{point.path}: {name} is {claimed}, where the schedule replays to {found}"
+    if plan.lower_bound is not None and plan.time is not None:
+        gap = max(plan.time / plan.lower_bound - 1, 0.0) if plan.lower_bound > 0 else 0.0
+        if plan.gap != gap:
+            yield f"{point.path}: gap is {plan.gap}, where time and lower_bound make it {gap}"
 
 
 def _module(point: Point) -> Iterator[str]:

@@ -58,8 +58,7 @@ class Trial:
     def survived(self, number: int) -> bool:
         """Kills a new run and says whether the next one is as if nobody had."""
         anew = number % ANEW == 0
-        self.place.forget(profile=anew)
-        what = self.killed(f"kill {number}{', measuring anew' if anew else ''}")
+        what = f"kill {number}{', measuring anew,' if anew else ''} {self.killed(anew)}"
         try:
             seconds = self.place.run()
         except AssertionError as error:
@@ -75,16 +74,18 @@ class Trial:
         print(f"{what}: the next run took {seconds:.1f} s, {verdict}", flush=True)
         return not wrong
 
-    def killed(self, name: str) -> str:
-        """Starts a run, kills it at some moment and says what was done when, and meanwhile."""
-        moment = self.chance.uniform(0, self.seconds)
-        told = len(self.place.told())
-        running = self.place.start()
-        time.sleep(moment)
-        if not self.place.kill(running):
-            return f"{name}, too late"
-        last = self.place.told()[told:][-1:]
-        return f"{name} after {moment:.1f} s, {last[0] if last else 'before the first step'}"
+    def killed(self, anew: bool) -> str:
+        """Starts a run, kills it at some moment and says when, and in which step that was."""
+        while True:
+            self.place.forget(profile=anew)
+            moment = self.chance.uniform(0, self.seconds)
+            told = len(self.place.told())
+            running = self.place.start()
+            time.sleep(moment)
+            if self.place.kill(running):
+                last = self.place.told()[told:][-1:]
+                return f"after {moment:.1f} s, {last[0] if last else 'before the first step'}"
+            self.seconds = moment  # it had ended: the machine is less busy than before
 
 
 if __name__ == "__main__":

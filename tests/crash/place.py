@@ -27,6 +27,8 @@ def tower(layers=6, width=64, batch=256):
 """
 
 PLANS = ("plan.json", "schedule.arrow", "sequence.arrow")
+PATIENCE = 1800
+"""Seconds after which a run is said to hang."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class Place:
 
     def end(self, running: subprocess.Popen[bytes]) -> None:
         """Waits for a run, which must end well."""
-        if running.wait(timeout=600) != 0:
+        if running.wait(timeout=PATIENCE) != 0:
             raise AssertionError((self.folder / "log.txt").read_text()[-4000:])
 
     def kill(self, running: subprocess.Popen[bytes]) -> bool:
@@ -90,7 +92,7 @@ class Place:
         if not ended:
             os.killpg(running.pid, signal.SIGKILL)
             running.wait()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE
         while left := _session(running.pid):
             if time.monotonic() > deadline:
                 raise AssertionError(f"the processes {left} outlive their group")

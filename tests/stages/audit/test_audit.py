@@ -107,6 +107,28 @@ def test_another_version_and_another_kind(run: Path, capsys: pytest.CaptureFixtu
     assert "blocks.arrow: is a 'tightfit.dream', which this program does not know" in found
 
 
+def test_an_artifact_with_other_fields(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fewer = store.ArtifactType(SCHEDULE.name, SCHEDULE.version, SCHEDULE.schema.remove(0))
+    store.write(f"{POINT}/schedule.arrow", fewer, [])
+    assert f"{POINT}/schedule.arrow: the fields are not those of {SCHEDULE}" in complaints(capsys)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"peak": 1}'])
+def test_a_plan_that_is_none(run: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path(f"{POINT}/plan.json").write_text(text)
+    found = complaints(capsys)
+    assert sum(line.startswith(f"{POINT}/plan.json: ") for line in found) == 1, found
+
+
+def test_a_store_is_whole_or_not(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert complaints(capsys, "store") == []
+    solved = sorted(Path("store/options").iterdir())
+    solved[0].write_bytes(solved[0].read_bytes()[:-9])
+    sentence = f"{solved[0]}: is not a complete Arrow file"
+    assert complaints(capsys, "store") == [sentence]
+    assert complaints(capsys) == [sentence]
+
+
 def rewrite_plan(**changes: Any) -> None:
     document = store.read_json(f"{POINT}/plan.json")
     assert set(changes) <= set(document)
@@ -155,6 +177,14 @@ CHANGES: dict[str, tuple[Callable[[], Any], str]] = {
     "peak": (lambda: rewrite_plan(peak=7), "plan.json: peak is 7, where the schedule replays to"),
     "time": (lambda: rewrite_plan(time=1e-9), "plan.json: time is 1e-09, where the schedule"),
     "recomputed": (lambda: rewrite_plan(recomputed=99), "plan.json: recomputed is 99, where"),
+    "gap": (lambda: rewrite_plan(gap=0.0), "plan.json: gap is 0.0, where time and lower_bound"),
+    "bound": (lambda: rewrite_plan(lower_bound=0.0), "where time and lower_bound make it 0.0"),
+    "record of another": (
+        lambda: shutil.copy(
+            f"{MODEL}/lineage/costs.arrow.json", f"{MODEL}/lineage/graph.arrow.json"
+        ),
+        "graph.arrow: was changed after it was made, by its record",
+    ),
     "budget": (
         lambda: rewrite_plan(budget_total=9, budget_bytes=9),
         "is above the budget of 9 bytes",
