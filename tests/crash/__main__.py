@@ -1,7 +1,7 @@
 """`make crash`: kills a run at random moments, and looks at what the next one makes of it.
 
 Each time the next plain run ends well, its plans are those of a run that nobody disturbed, byte
-for byte, and an audit finds nothing wrong. Runs begin with the profile that is there, every fifth
+for byte, and an audit finds nothing wrong. Runs begin with the profile that is there, every tenth
 one without, so that measuring is killed too; what nobody disturbed is then run afterwards.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.crash.place import Place
 
-ANEW = 5
+ANEW = 10
 """Of how many runs one begins without a profile."""
 
 
