@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -112,6 +113,22 @@ def read_config(path: Path | str) -> Config:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: is not YAML ({' '.join(str(error).split())})") from error
     return parse_config(document, str(path))
+
+
+def require_folders(config: Config, source: str = "config.yaml") -> None:
+    """Checks that results and store can be folders, and that results can be written.
+
+    A store may be one that is only read. Raises ConfigError with a line for each error.
+    """
+    problems = []
+    for key, path in (("results", config.results), ("store", config.store)):
+        there = next(place for place in (Path(path), *Path(path).parents) if place.exists())
+        if not there.is_dir():
+            problems.append(f"{key}: {there} is a file, expected a folder")
+        elif key == "results" and not os.access(there, os.W_OK):
+            problems.append(f"{key}: {there} is read-only, expected a folder to write to")
+    if problems:
+        raise ConfigError(_message(source, problems))
 
 
 def _budgets_of(strategy: str, budgets: Iterable[str]) -> list[tuple[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.budget import UNITS, parse_budget
-from schemas.config import SCHEMA_PATH, parse_config, read_config
+from schemas.config import SCHEMA_PATH, parse_config, read_config, require_folders
 from schemas.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -145,6 +146,33 @@ def test_reading_a_file_names_the_file(tmp_path: Path) -> None:
     path.write_text("models: {a: {factory: f}}")
     with pytest.raises(ConfigError, match=r"broken.yaml: models.a.factory: \"f\" was found"):
         read_config(path)
+
+
+def test_folders_that_cannot_be_are_told_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    require_folders(parse_config(minimal()))
+    Path("notes.txt").touch()
+    config = parse_config(minimal(results="notes.txt", store=str(tmp_path / "notes.txt/a/b")))
+    with pytest.raises(ConfigError) as caught:
+        require_folders(config)
+    assert str(caught.value).splitlines() == [
+        "config.yaml has 2 errors:",
+        "  results: notes.txt is a file, expected a folder",
+        f"  store: {tmp_path}/notes.txt is a file, expected a folder",
+    ]
+
+
+def test_results_are_written_and_a_store_may_be_read_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    config = parse_config(minimal(results=str(tmp_path / "made"), store=str(tmp_path)))
+    with pytest.raises(ConfigError) as caught:
+        require_folders(config)
+    sentence = f"results: {tmp_path} is read-only, expected a folder to write to"
+    assert str(caught.value) == f"config.yaml: {sentence}"
 
 
 def test_the_shipped_configuration_is_valid_and_plans_the_three_models() -> None:

@@ -38,6 +38,19 @@ def test_errors_of_the_configuration_are_told_all_at_once(
         assert sentence in result.stderr
 
 
+def test_folders_that_cannot_be_are_told_in_a_sentence(
+    workplace: Workplace, tiny: dict[str, Any]
+) -> None:
+    (workplace.folder / "notes.txt").touch()
+    folders = {"results": "notes.txt", "store": "notes.txt/store"}
+    workplace.configure({"models": {"tiny": tiny}, **folders})
+    result = workplace.snakemake("--dry-run")
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    for key in folders:
+        assert f"{key}: notes.txt is a file, expected a folder" in result.stderr
+
+
 @pytest.mark.parametrize("option", ["--lint"])
 def test_the_workflow_is_tidy(workplace: Workplace, tiny: dict[str, Any], option: str) -> None:
     workplace.configure({"models": {"tiny": tiny}})

@@ -8,7 +8,7 @@ from pathlib import Path
 CHECKOUT = Path(workflow.basedir)
 sys.path.insert(0, str(CHECKOUT))
 
-from schemas.config import parse_config
+from schemas.config import parse_config, require_folders
 from schemas.errors import ConfigError
 from schemas.fingerprint import factory_fingerprint, stage_fingerprint
 
@@ -19,6 +19,7 @@ if "models" not in config:
 
 try:
     SETTINGS = parse_config(config, "the configuration")
+    require_folders(SETTINGS, "the configuration")
 except ConfigError as error:
     sys.exit(str(error))
 
