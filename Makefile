@@ -1,21 +1,24 @@
 # make plan: plan the models of config.yaml.  make zoo: those of zoo.yaml.  make test: run the tests.
-# Each makes .venv first.
+# Each makes .venv first.  PROFILE=slurm sends the jobs of plan and zoo to a cluster.
 
 VENV ?= .venv
 CONFIG ?= config.yaml
-CORES ?= all
+PROFILE ?= default
+CORES ?=
 
 BIN := $(VENV)/bin
 export PYTHON
 export PYTHONPATH := $(CURDIR)/workflow/progress
 
-.PHONY: plan zoo test check bench crash clean
+CLUSTER := $(if $(filter-out default,$(PROFILE)),$(VENV)/cluster.done)
 
-plan: $(VENV)/plan.done
-	@workflow/plan.sh $(BIN) $(CONFIG) $(CORES)
+.PHONY: plan zoo test check bench crash slurm clean
 
-zoo: $(VENV)/zoo.done
-	@workflow/plan.sh $(BIN) zoo.yaml $(CORES)
+plan: $(VENV)/plan.done $(CLUSTER)
+	@workflow/plan.sh $(BIN) $(CONFIG) "$(CORES)" $(PROFILE)
+
+zoo: $(VENV)/zoo.done $(CLUSTER)
+	@workflow/plan.sh $(BIN) zoo.yaml "$(CORES)" $(PROFILE)
 
 test: check
 	$(BIN)/pytest -n 2 --dist loadscope
@@ -24,12 +27,17 @@ check: $(VENV)/test.done
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/snakefmt --check Snakefile workflow/rules
 
 bench: $(VENV)/test.done
 	$(BIN)/python -m tests.bench
 
 crash: $(VENV)/test.done
 	$(BIN)/python -m tests.crash
+
+slurm: $(VENV)/test.done $(VENV)/cluster.done
+	tests/slurm/install.sh
+	$(BIN)/pytest -v tests/slurm/test_short.py tests/slurm/whole.py
 
 $(VENV)/plan.done: pyproject.toml constraints.txt workflow/environment.sh
 	workflow/environment.sh $(VENV) models
@@ -41,6 +49,10 @@ $(VENV)/zoo.done: pyproject.toml constraints.txt workflow/environment.sh
 
 $(VENV)/test.done: pyproject.toml constraints.txt workflow/environment.sh
 	workflow/environment.sh $(VENV) models,zoo,test
+	@touch $(VENV)/plan.done $(VENV)/zoo.done $@
+
+$(VENV)/cluster.done: pyproject.toml constraints.txt workflow/environment.sh
+	workflow/environment.sh $(VENV) models,zoo,cluster
 	@touch $(VENV)/plan.done $(VENV)/zoo.done $@
 
 clean:

@@ -1,11 +1,12 @@
 #!/bin/sh
-# plan.sh BIN CONFIG CORES: says what is to be done and why, runs the workflow with the programs in
-# BIN, one line a step, then prints the table of plans.
+# plan.sh BIN CONFIG [CORES [PROFILE]]: says what is to be done and why, runs the workflow with the
+# programs in BIN, one line a step, then prints the table of plans.
 set -u
 
 PATH=$(cd "$1" && pwd):$PATH
 config=$2
-cores=$3
+cores=${3:-}
+profile=${4:-default}
 
 # What a run imports is compiled once, not at each start.
 unset PYTHONDONTWRITEBYTECODE
@@ -25,8 +26,8 @@ except OSError:
 END
 
 run() {
-    snakemake --profile workflow/profiles/default --logger tightfit --configfile "$config" \
-        --cores "$cores" --nolock "$@"
+    snakemake --profile "workflow/profiles/$profile" --logger tightfit --configfile "$config" \
+        ${cores:+--cores "$cores"} --nolock "$@"
 }
 
 summary() {

@@ -13,7 +13,7 @@ import psutil
 from tests.slurm.cluster import Cluster, wait_until
 from tests.workflow.conftest import Workplace
 
-SLURM = ("--slurm-init-seconds-before-status-checks", "2", "--latency-wait", "20")
+SLURM = ("--slurm-init-seconds-before-status-checks", "1", "--latency-wait", "20")
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,6 @@ class Job:
     cpus: int
     memory: str
     time: str
-    gpus: str
 
     @property
     def rule(self) -> str:
@@ -88,15 +87,24 @@ def send_and_crash(
 
 def jobs(cluster: Cluster) -> list[Job]:
     """All jobs, in the order in which they were sent."""
-    rows = cluster.jobs("%i", "%T", "%k", "%P", "%C", "%m", "%l", "%b")
+    rows = cluster.jobs("%i", "%T", "%k", "%P", "%C", "%m", "%l")
     found = [Job(row[0], row[1], row[2], row[3], int(row[4]), *row[5:]) for row in rows]
     return sorted(found, key=lambda job: int(job.number))
 
 
 def restarts(cluster: Cluster, number: str) -> int:
     """How often Slurm started a job again."""
+    return int(_details(cluster, number)["Restarts"])
+
+
+def gpus(cluster: Cluster, number: str) -> int:
+    """How many GPUs a job asked for."""
+    return int(_details(cluster, number).get("TresPerJob", "0").rpartition(":")[2])
+
+
+def _details(cluster: Cluster, number: str) -> dict[str, str]:
     words = " ".join(cluster.ask("scontrol", "show", "job", number)).split()
-    return int(next(word for word in words if word.startswith("Restarts=")).partition("=")[2])
+    return dict(word.split("=", 1) for word in words if "=" in word)
 
 
 def _end_runs() -> None:

@@ -40,7 +40,7 @@ ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 MpiDefault=none
 JobAcctGatherType=jobacct_gather/linux
-JobAcctGatherFrequency=1
+JobAcctGatherFrequency=task=1
 JobAcctGatherParams=OverMemoryKill
 AccountingStorageType=accounting_storage/none
 SelectType=select/cons_tres
@@ -107,8 +107,7 @@ class Cluster:
     def on_the_node(self) -> list[psutil.Process]:
         """The node's daemon, what watches over the jobs, and the jobs, in this order."""
         found = [process for process in psutil.process_iter() if self._is_on_the_node(process)]
-        watching = {each for process in found for each in process.parents() if _watches(each)}
-        return sorted(watching, key=lambda each: each.pid) + found
+        return sorted(found, key=lambda process: not process.name().startswith("slurm"))
 
     def environment(self) -> dict[str, str]:
         """What Slurm's commands and what sends jobs need in their environment."""
@@ -124,13 +123,13 @@ class Cluster:
         )
 
     def _is_on_the_node(self, process: psutil.Process) -> bool:
-        try:
+        with suppress(psutil.Error):
+            if process.name() == "slurmstepd":  # It writes over its environment.
+                return Path(process.cwd()) == self.folder
             environment = process.environ()
-            name = process.name()
-        except psutil.Error:
-            return False
-        here = environment.get("SLURM_CONF") == str(self.settings)
-        return here and (name == "slurmd" or "SLURM_JOB_ID" in environment)
+            here = environment.get("SLURM_CONF") == str(self.settings)
+            return here and (process.name() == "slurmd" or "SLURM_JOB_ID" in environment)
+        return False
 
 
 @contextmanager
@@ -156,10 +155,6 @@ def wait_until(there: Callable[[], object], seconds: float = 60) -> None:
     while not there():
         assert time.monotonic() < end, f"waited {seconds} s in vain"
         time.sleep(0.2)
-
-
-def _watches(process: psutil.Process) -> bool:
-    return process.name() == "slurmstepd"
 
 
 def _write_settings(cluster: Cluster) -> None:

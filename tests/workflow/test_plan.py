@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from typing import Any
 
@@ -165,3 +166,25 @@ def test_an_edit_of_the_code_redoes_what_follows_and_a_comment_nothing(
 def test_every_file_is_whole_under_its_own_name(finished: Finished) -> None:
     names = [path.name for path in (finished[0].folder / "results").rglob("*") if path.is_file()]
     assert {name for name in names if name.startswith(".")} <= {".snakemake_timestamp"}
+
+
+def test_no_job_that_plans_or_reports_loads_torch(
+    settled: tuple[Workplace, dict[str, Any]],
+) -> None:
+    workplace = settled[0]
+    rules = ["partition", "solve", "frontier", "combine", "perfetto", "report", "index"]
+    shutil.rmtree(workplace.folder / "store/options")
+    seen = workplace.folder / "seen"
+    there = workplace.checkout / "torch.py"
+    there.write_text(f"open({str(seen)!r}, 'a').close()\nraise ImportError('no PyTorch here')\n")
+    try:
+        result = workplace.snakemake("--forcerun", *rules, "--allowed-rules", *rules)
+        assert not seen.exists()
+        traced = ["--factory", "data.models:gpt2", "--name", "tiny", "--out", "graph.arrow"]
+        assert workplace.stage("trace", *traced).returncode != 0
+        assert seen.exists()
+    finally:
+        there.unlink()
+    assert result.returncode == 0, result.stderr
+    assert len(jobs(result)) == 10
+    assert any((workplace.folder / "store/options").iterdir())

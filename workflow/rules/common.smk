@@ -40,6 +40,10 @@ DONE = f"{SETTINGS.results}/index.done"
 GPU = {} if SETTINGS.device == "cpu" else {"gpu": 1}
 ALONE = GPU or {"slurm_extra": "--exclusive"}
 
+# Jobs in containers see what is declared and nothing else. Elsewhere a report is made from a folder,
+# and what is in it is left out of a graph of jobs that has enough to look at.
+APART = workflow.storage_settings.default_storage_provider is not None
+
 
 wildcard_constraints:
     model="|".join(map(re.escape, SETTINGS.models)),
@@ -47,12 +51,29 @@ wildcard_constraints:
     budget="[A-Za-z0-9.]+",
 
 
-def points(model, file):
-    """The path of a file of every plan of a model."""
+def points(model, *files):
+    """The paths of files of every plan of a model."""
     return [
         f"{SETTINGS.results}/{point.model}/{point.strategy}/{point.directory}/{file}"
         for point in SETTINGS.points(model)
+        for file in files
     ]
+
+
+def compared(model):
+    """What the index reads of a model, where it has to be declared."""
+    strategies = SETTINGS.models[model].strategies
+    frontiers = expand(f"{STRATEGY}/frontier.arrow", model=model, strategy=strategies)
+    return frontiers + points(model, "plan.json", "measurement.arrow") if APART else []
+
+
+def reported(model):
+    """What a report reads of a model besides, where it has to be declared."""
+    files = [
+        f"{MODEL}/{name}.arrow" for name in ("graph", "costs", "blocks", "options")
+    ]
+    of_plans = points(model, "sequence.arrow", "schedule.arrow", "line.arrow")
+    return compared(model) + expand(files, model=model) + of_plans if APART else []
 
 
 def source(wildcards):

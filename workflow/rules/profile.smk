@@ -8,8 +8,8 @@ rule profile:
         f"{MODEL}/logs/profile.txt",
     threads: workflow.cores
     resources:
-        measuring=1,
         **ALONE,
+        measuring=1,
     params:
         source=source,
         device=SETTINGS.device,

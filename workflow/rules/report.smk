@@ -20,6 +20,7 @@ rule report:
     input:
         lambda wildcards: points(wildcards.model, "measurement.arrow"),
         lambda wildcards: points(wildcards.model, "trace.json"),
+        lambda wildcards: reported(wildcards.model),
     output:
         page=f"{MODEL}/report.html",
         done=touch(f"{MODEL}/report.done"),
@@ -38,6 +39,7 @@ rule report:
 rule index:
     input:
         expand(f"{MODEL}/report.done", model=SETTINGS.models),
+        [path for model in SETTINGS.models for path in compared(model)],
     output:
         page=f"{SETTINGS.results}/index.html",
         done=touch(DONE),

@@ -11,8 +11,8 @@ rule validate:
         f"{POINT}/logs/validate.txt",
     threads: workflow.cores
     resources:
-        measuring=1,
         **ALONE,
+        measuring=1,
     params:
         source=source,
         device=SETTINGS.device,

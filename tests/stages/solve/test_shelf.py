@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -42,6 +43,27 @@ def test_a_block_is_solved_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         shelf.solve_all({digest: problem}, tmp_path, "cbc", GRID, 2)
     with pytest.raises(AssertionError, match="solved again"):
         shelf.solve_all({digest: problem}, tmp_path, "highs", Grid(peaks=3, saves=2), 2)
+
+
+def test_as_many_blocks_are_solved_at_a_time_as_there_are_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running: list[str] = []
+    most = []
+    together = Barrier(3)
+
+    def solve_apart(digest: str, *arguments: object) -> list[Option]:
+        running.append(digest)
+        together.wait(60)
+        most.append(len(running))
+        together.wait(60)
+        running.remove(digest)
+        return []
+
+    monkeypatch.setattr(shelf, "_solve_apart", solve_apart)
+    blocks = {f"{place:064}": perceptron() for place in range(6)}
+    shelf.solve_all(blocks, tmp_path, "highs", GRID, 3)
+    assert most == [3] * 6
 
 
 def test_the_same_arguments_give_the_same_bytes(tmp_path: Path) -> None:

@@ -1,0 +1,57 @@
+"""The profiles for clusters, as far as a dry run goes; tests/slurm has a real one."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from typing import Any
+
+import pytest
+
+from tests.workflow.conftest import Workplace
+
+
+def configure(workplace: Workplace, tiny: dict[str, Any]) -> None:
+    workplace.configure({"models": {"tiny": tiny}, "strategies": ["unplanned"], "device": "cuda"})
+
+
+@pytest.mark.parametrize("profile", ["slurm", "kubernetes"])
+def test_a_cluster_is_sent_one_job_a_step(
+    workplace: Workplace, tiny: dict[str, Any], profile: str
+) -> None:
+    need(profile)
+    configure(workplace, tiny)
+    result = workplace.snakemake("--dry-run", profile=profile)
+    assert result.returncode == 0, result.stderr
+    steps = [line.partition("] ")[2] for line in result.stderr.splitlines() if line[:1] == "["]
+    assert len(steps) == 11
+    assert steps.count("tiny: finding the options of each distinct block") == 1
+    assert not (workplace.folder / "results").exists()
+
+
+def test_pods_are_given_all_that_the_index_is_made_of(
+    workplace: Workplace, tiny: dict[str, Any]
+) -> None:
+    need("kubernetes")
+    configure(workplace, tiny)
+    result = workplace.snakemake("--filegraph", profile="kubernetes")
+    assert result.returncode == 0, result.stderr
+    index = next(part for part in result.stdout.split("shape=none") if ">index<" in part)
+    read = re.findall(r"/tightfit/run/results/tiny/([a-z/.]+)", index)
+    assert set(read) == {
+        "report.done",
+        "unplanned/frontier.arrow",
+        "unplanned/none/measurement.arrow",
+        "unplanned/none/plan.json",
+    }
+
+
+def need(profile: str) -> None:
+    """Skips the test where the profile's plugins are not installed."""
+    plugins = {
+        "slurm": ["snakemake_executor_plugin_slurm"],
+        "kubernetes": ["snakemake_executor_plugin_kubernetes", "snakemake_storage_plugin_fs"],
+    }
+    missing = [name for name in plugins[profile] if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"{', '.join(missing)} is not installed: make slurm installs it")
