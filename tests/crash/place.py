@@ -19,7 +19,7 @@ FACTORY = """
 import torch
 
 
-def tower(layers=6, width=64, batch=256):
+def tower(layers=6, width=32, batch=128):
     steps = []
     for _ in range(layers):
         steps += [torch.nn.Linear(width, width), torch.nn.GELU(), torch.nn.LayerNorm(width)]
