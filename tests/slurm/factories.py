@@ -24,7 +24,7 @@ def slow(seconds: float) -> Made:
 
 def hungry(megabytes: int) -> Made:
     """A model that takes so much memory to build, for as long as Slurm needs to see it."""
-    held = torch.ones(megabytes * 250_000)
+    held = b"m" * (megabytes * 1_000_000)
     time.sleep(5)
     del held
     return tower()
