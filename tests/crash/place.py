@@ -27,6 +27,7 @@ def tower(layers=6, width=32, batch=128):
 """
 
 PLANS = ("plan.json", "schedule.arrow", "sequence.arrow")
+BINARIES = Path(sys.executable).parent
 PATIENCE = 1800
 """Seconds after which a run is said to hang."""
 
@@ -59,10 +60,19 @@ class Place:
 
     def start(self) -> subprocess.Popen[bytes]:
         """Starts what `make plan` runs, in a process group of its own."""
-        binaries = str(Path(sys.executable).parent)
+        return self._start("workflow/plan.sh", str(BINARIES), "small.yaml", "2")
+
+    def start_modules(self) -> subprocess.Popen[bytes]:
+        """Starts the part of the workflow that ends with modules: nothing is validated."""
+        profile = ("--profile", "workflow/profiles/default", "--logger", "tightfit")
+        configuration = ("--configfile", "small.yaml", "--cores", "2")
+        target = "results/tower/rockmate/70pct/module"
+        return self._start(str(BINARIES / "snakemake"), *profile, *configuration, "--", target)
+
+    def _start(self, *command: str) -> subprocess.Popen[bytes]:
         with (self.folder / "log.txt").open("ab") as log:
             return subprocess.Popen(
-                ["workflow/plan.sh", binaries, "small.yaml", "2"],
+                command,
                 cwd=self.folder,
                 env={**os.environ, "PYTHONPATH": str(self.folder / "workflow/progress")},
                 stdout=log,
