@@ -142,6 +142,16 @@ class Graph:
         read = {self.values[value].storage for value in op.inputs}
         return all(self.values[value].storage in read for value in op.outputs if value != NONE)
 
+    def held_values(self) -> set[int]:
+        """Values that the caller holds to the end of the step: the outputs, the tangents where no
+        loss makes them, else those that are the gradient which the loss itself is given."""
+        values = {output.value for output in self.outputs}
+        for op in self.ops:
+            if op.target == LOSS_TARGET:
+                places = decode_arguments(op)[1].get("held", []) if self.has_loss else None
+                values.update(op.outputs if places is None else [op.outputs[at] for at in places])
+        return values - {NONE}
+
     def fixed_storages(self) -> set[int]:
         """Storages of parameters, buffers, inputs and constants: outside the step's own memory."""
         return {value.storage for value in self.values if value.kind in FIXED_KINDS}

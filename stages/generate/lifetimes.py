@@ -35,9 +35,8 @@ def uses(graph: Graph, steps: Sequence[Step]) -> Uses:
     fixed = {value.id for value in graph.values if value.kind in FIXED_KINDS}
     outputs = [output.value for output in graph.outputs if output.value != NONE]
     gradients = {gradient.gradient for gradient in graph.gradients}
-    tangents = [] if graph.has_loss else [output.tangent for output in graph.outputs]
     storage = [value.storage for value in graph.values]
-    held = {storage[value] for value in (*fixed, *outputs, *gradients, *tangents) if value != NONE}
+    held = {storage[value] for value in (*fixed, *gradients, *graph.held_values())}
     last: dict[int, int] = {}
     late: set[int] = set()
     handed: set[int] = set()

@@ -41,10 +41,7 @@ def _made(graph: Graph, op: Op) -> list[int]:
 
 def _held(graph: Graph) -> set[int]:
     """Storages that the caller holds until the end of the step."""
-    values = [output.value for output in graph.outputs]
-    if not graph.has_loss:
-        values += [output.tangent for output in graph.outputs]
-    return {graph.values[value].storage for value in values if value != NONE}
+    return {graph.values[value].storage for value in graph.held_values()}
 
 
 def _node(graph: Graph, costs: Costs, op: Op, fixed: set[int]) -> Node:

@@ -83,10 +83,7 @@ class _Play:
         self.views = {op.id for op in graph.ops if graph.is_view(op)}
         self.state_bytes = self.costs.random_state().net
         self.gradients = {gradient.gradient for gradient in graph.gradients}
-        held = [output.value for output in graph.outputs]
-        if not graph.has_loss:
-            held += [output.tangent for output in graph.outputs]
-        self.held = {graph.values[value].storage for value in held if value != NONE} - self.fixed
+        self.held = {graph.values[value].storage for value in graph.held_values()} - self.fixed
 
     def refuse(self, reason: str) -> ScheduleError:
         return ScheduleError(f"step {self.position} of the schedule: {reason}")

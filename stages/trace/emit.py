@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -33,7 +34,9 @@ from stages.trace.program import Call, Program, Variable
 class Emitter:
     """Numbers variables, storages and calls in their order."""
 
-    def __init__(self, program: Program, device: str) -> None:
+    def __init__(self, program: Program, device: str, held: Collection[int] = ()) -> None:
+        """`held` numbers the outputs whose tangent the caller of the loss holds."""
+        self.held = held
         self.program = program
         self.device = device
         self.readers = program.readers()
@@ -145,7 +148,10 @@ class Emitter:
         """Adds the loss: it reads the outputs that receive gradients and makes their tangents."""
         inputs = [self.ids[self.program.outputs[number]] for number in self.program.tangents]
         outputs = [self.value(tangent) for tangent in self.program.tangents.values()]
-        arguments = encode_arguments([{"value": value} for value in inputs], {})
+        held = [place for place, number in enumerate(self.program.tangents) if number in self.held]
+        arguments = encode_arguments(
+            [{"value": value} for value in inputs], {"held": held} if held else {}
+        )
         distinct = list(dict.fromkeys(inputs))
         self.ops.append(
             Op(

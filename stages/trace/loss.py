@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch.utils import _pytree as pytree
@@ -10,6 +11,7 @@ from torch.utils import _pytree as pytree
 from schemas.errors import ModelError
 from stages.device.factory import Built
 from stages.trace.capture import Leaf
+from stages.trace.layout import storage_of
 
 
 def output_gradients(
@@ -19,6 +21,38 @@ def output_gradients(
 
     Raises ModelError when the loss fails or is not a scalar that depends on an output.
     """
+    with _loss_of(built, outputs, leaves, tree) as (grown, loss):
+        return _gradients(loss.reshape(()), grown)
+
+
+def held_gradients(
+    built: Built, outputs: Sequence[torch.Tensor], leaves: list[Leaf], tree: pytree.TreeSpec
+) -> set[int]:
+    """The numbers of the outputs whose gradient is the one that the loss itself is given, or a view
+    of it, as where the model computes its loss: `backward` holds that one until it returns."""
+    with _loss_of(built, outputs, leaves, tree) as (grown, loss):
+        given = torch.ones_like(loss)
+        found = enumerate(_gradients(loss, grown, given))
+        return {
+            number
+            for number, gradient in found
+            if gradient is not None and storage_of(gradient) == storage_of(given)
+        }
+
+
+def _gradients(
+    loss: torch.Tensor, grown: list[torch.Tensor], given: torch.Tensor | None = None
+) -> list[torch.Tensor | None]:
+    wanted = [tensor for tensor in grown if tensor.requires_grad]
+    found = iter(torch.autograd.grad(loss, wanted, given, allow_unused=True))
+    return [next(found) if tensor.requires_grad else None for tensor in grown]
+
+
+@contextlib.contextmanager
+def _loss_of(
+    built: Built, outputs: Sequence[torch.Tensor], leaves: list[Leaf], tree: pytree.TreeSpec
+) -> Iterator[tuple[list[torch.Tensor], torch.Tensor]]:
+    """Leaves that stand for the outputs, and the loss that is made of them, without memory."""
     assert built.loss is not None
     mode = outputs[0].fake_mode  # type: ignore[attr-defined]
     allowed, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
@@ -31,9 +65,7 @@ def output_gradients(
                 raise ModelError(
                     f"{built.label}: the loss is no scalar tensor that depends on an output"
                 )
-            wanted = [tensor for tensor in grown if tensor.requires_grad]
-            found = iter(torch.autograd.grad(loss.reshape(()), wanted, allow_unused=True))
-            return [next(found) if tensor.requires_grad else None for tensor in grown]
+            yield grown, loss
     except ModelError:
         raise
     except Exception as error:

@@ -18,7 +18,7 @@ from stages.trace.dropout import exact_dropout
 from stages.trace.emit import Emitter
 from stages.trace.gradients import own_gradients
 from stages.trace.layout import lay_out
-from stages.trace.loss import output_gradients
+from stages.trace.loss import held_gradients, output_gradients
 from stages.trace.program import program_of
 
 
@@ -53,7 +53,11 @@ def trace(built: Built, name: str, device: str = "cpu") -> Graph:
     lay_out(program, tangents)
     place_writes(program)
     own_gradients(program)
-    return Emitter(program, torch.device(device).type).graph(
+    held: set[int] = set()
+    if loss is not None:
+        fakes = [output.fake for output in program.outputs]
+        held = held_gradients(built, fakes, captured.leaves, captured.output_tree)
+    return Emitter(program, torch.device(device).type, held).graph(
         captured.leaves,
         built.samples[0],
         {name for name, weight in built.model.named_parameters() if weight.requires_grad},

@@ -4,7 +4,9 @@ it cannot."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -124,6 +126,21 @@ def test_a_loss_leaves_out_what_it_does_not_use() -> None:
     owners = {graph.values[gradient.value].path for gradient in graph.gradients}
     assert owners == {"body.weight", "body.bias", "used.weight", "used.bias"}
     assert len(ops_of(graph, LOSS_TARGET)) == 1
+
+
+@pytest.mark.parametrize(
+    ("loss", "held"),
+    [
+        (lambda output: output["y"].sum(), True),
+        (lambda output: output["y"].sum() + output["y"][0, 0], False),
+        (lambda output: output["y"].mean(), False),
+    ],
+)
+def test_the_gradient_that_a_loss_is_given_is_held(loss: Any, held: bool) -> None:
+    built = replace(made("structured"), loss=loss)
+    graph = trace(built, "structured")
+    [output] = [output for output in graph.outputs if output.tangent != NONE][:1]
+    assert (output.tangent in graph.held_values()) == held
 
 
 def test_only_draws_are_random() -> None:

@@ -63,6 +63,17 @@ def net() -> tuple[Any, ...]:
     return Net(), samples
 
 
+class Losing(nn.Module):
+    """Gives its own loss; the first layer's backward takes most memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 512), nn.Linear(512, 4)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": self.second(self.first(x).tanh()).square().mean()}
+
+
 def total(output: dict[str, torch.Tensor]) -> torch.Tensor:
     return output["result"].square().mean()
 
@@ -210,7 +221,7 @@ def test_a_loss_must_be_there_as_it_was_traced(graph: Graph, tmp_path: Path) -> 
         validate(graph, check_result((*net(), total), "net"), PLAN, tmp_path, 0)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "resnet", "loss"])
+@pytest.mark.parametrize("name", ["gpt2", "resnet", "loss", "own loss"])
 def test_replay_predicts_the_peak_to_the_byte(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,6 +230,7 @@ def test_replay_predicts_the_peak_to_the_byte(
         "gpt2": lambda: models.gpt2(1, 32, 2, 50, 2, 8, dropout=0.1),
         "resnet": lambda: models.resnet("resnet10", 2, 32),
         "loss": lambda: (*net(), total),
+        "own loss": lambda: (Losing(), ((torch.randn(6, 8),), {}), lambda output: output["loss"]),
     }[name]()
     built = check_result(made, name)
     graph = trace(built, name)
