@@ -151,9 +151,12 @@ def test_an_edit_of_the_code_redoes_what_follows_and_a_comment_nothing(
         file = workplace.checkout / path
         file.write_text("# a comment\n" + file.read_text())
     assert "Nothing to be done" in workplace.snakemake("--dry-run").stderr
-    with (workplace.checkout / "stages/generate/cli.py").open("a") as code:
-        code.write("\nCHANGED = True\n")
-    assert jobs(workplace.snakemake("--dry-run")) == {
+    code = workplace.checkout / "stages/generate/cli.py"
+    before = code.read_text()
+    code.write_text(f"{before}\nCHANGED = True\n")
+    edited = workplace.snakemake("--dry-run")
+    code.write_text(before)
+    assert jobs(edited) == {
         "tiny: writing the module of rockmate 50pct",
         "tiny: writing the module of unplanned none",
         "tiny: running rockmate 50pct against the model",

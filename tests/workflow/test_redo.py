@@ -60,7 +60,7 @@ SOURCES = {"layers.py": LAYERS, "mine.py": MINE, "theirs.py": THEIRS}
 
 MODELS = {
     "mine": {"factory": "mine:tower", "budgets": ["50%"], "strategies": ["rockmate"]},
-    "theirs": {"factory": "theirs:tower", "budgets": ["50%"], "strategies": ["rockmate"]},
+    "theirs": {"factory": "theirs:tower", "strategies": ["unplanned"]},
 }
 
 Run = subprocess.CompletedProcess[str]
@@ -195,14 +195,14 @@ def test_an_edited_layer_is_solved_alone_and_not_again_when_undone(place: Workpl
 def test_another_budget_is_planned_alone(place: Workplace) -> None:
     models = {**MODELS, "mine": {**MODELS["mine"], "budgets": ["50%", "80%"]}}
     place.configure(configuration(models=models))
-    assert steps(place.snakemake("--dry-run")) == [
+    assert set(steps(place.snakemake("--dry-run"))) == {
         "mine: choosing rockmate for 80%",
         "mine: writing the module of rockmate 80pct",
         "mine: writing the trace of rockmate 80pct",
         "mine: running rockmate 80pct against the model",
         "mine: writing the report",
         "writing the index",
-    ]
+    }
     assert reasons(place) == [
         "To do: 6 steps",
         "  mine, 5 steps: the budget 80pct is new for rockmate",
