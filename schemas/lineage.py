@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import platform
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -90,15 +90,10 @@ def read_record(file: Path | str) -> Record:
     path = record_path(file)
     if not path.exists():
         raise ArtifactError(f"{file}: there is no record of how it was made")
-    document = store.read_json(path)
-    names = [entry.name for entry in fields(Record)]
-    if sorted(document) != sorted(names):
-        raise ArtifactError(f"{path}: does not hold exactly {', '.join(names)}")
-    for name, kind in (("settings", dict), ("versions", dict), ("inputs", list)):
-        if not isinstance(document[name], kind):
-            raise ArtifactError(f"{path}: {name} is not what a record has there")
-    for name in ("digest", "stage", "code", "source"):
-        if not isinstance(document[name], str):
+    document = store.read_fields(path, Record)
+    kinds = {"settings": dict, "versions": dict, "inputs": list}
+    for name, value in document.items():
+        if not isinstance(value, kinds.get(name, str)):
             raise ArtifactError(f"{path}: {name} is not what a record has there")
     try:
         inputs = [Input(**entry) for entry in document["inputs"]]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from schemas import store
@@ -38,14 +38,12 @@ def made_from_bytes(made_from: MadeFrom) -> bytes:
 def read_made_from(directory: Path | str) -> MadeFrom:
     """What a module says it was made from; raises ArtifactError where it does not say it."""
     path = Path(directory) / MADE_FROM
-    document = store.read_json(path)
-    names = [field.name for field in fields(MadeFrom)]
-    if sorted(document) != sorted(names):
-        raise ArtifactError(f"{path}: does not hold exactly {', '.join(names)}")
+    document = store.read_fields(path, MadeFrom)
     files = document["files"]
     if not isinstance(files, dict):
         raise ArtifactError(f"{path}: files is no mapping from names to digests")
-    for digest in (*(document[name] for name in names if name != "files"), *files.values()):
+    named = (value for name, value in document.items() if name != "files")
+    for digest in (*named, *files.values()):
         if not isinstance(digest, str) or len(digest) != 64:
             raise ArtifactError(f"{path}: {digest!r} is no digest")
     return MadeFrom(**document)

@@ -12,7 +12,7 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +121,16 @@ def read_json(path: Path | str) -> dict[str, Any]:
         raise ArtifactError(f"{path}: is not JSON ({error})") from error
     if not isinstance(document, dict):
         raise ArtifactError(f"{path}: is not a JSON object")
+    return document
+
+
+def read_fields(path: Path | str, kind: type) -> dict[str, Any]:
+    """Reads a JSON object with exactly the fields of a dataclass, whose values are not checked;
+    raises ArtifactError when it has others, or is none."""
+    document = read_json(path)
+    names = [field.name for field in fields(kind)]
+    if sorted(document) != sorted(names):
+        raise ArtifactError(f"{path}: does not hold exactly {', '.join(names)}")
     return document
 
 
