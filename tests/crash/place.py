@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 
-from tests.workflow.conftest import PARTS, ROOT
+from tests.workflow.conftest import copy_checkout
 
 FACTORY = """
 import torch
@@ -42,10 +42,8 @@ class Place:
     @classmethod
     def make(cls, folder: Path, store: Path) -> Place:
         """Copies the checkout, with what was compiled of it, and configures a small run."""
-        for part in PARTS:
-            copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy2
-            folder.mkdir(parents=True, exist_ok=True)
-            copy(ROOT / part, folder / part)
+        folder.mkdir(parents=True, exist_ok=True)
+        copy_checkout(folder)
         (folder / "towers.py").write_text(FACTORY)
         document = {
             "models": {"tower": {"factory": "towers:tower"}},
