@@ -41,7 +41,7 @@ class Plan:
     step, None without a budget; `budget_bytes` is what that leaves to the step itself, beyond
     parameters, buffers and inputs, and `peak` what the plan uses of it. `verdict` "optimal" names
     its class in `optimal_in`; "feasible" comes with `lower_bound`, the least seconds of any plan
-    within the budget, and `gap`, the share of `time` above it; "infeasible" with
+    within the budget, and `gap`, the share of `time` above it (`gap_of`); "infeasible" with
     `smallest_budget`, the smallest `budget_total` known to work, and no time or peak. `sentence`
     says the verdict in words. `before_polish` is the strategy's own sequence, `keep_all` the step
     without recomputation, `recomputed` the number of ops that run again and `recomputed_time`
@@ -71,6 +71,11 @@ class Plan:
     def feasible(self) -> bool:
         """True when there is a schedule to run."""
         return self.verdict != "infeasible"
+
+
+def gap_of(time: float, lower_bound: float) -> float:
+    """The share of `time` that no plan can save more of: 1 - lower_bound / time, at least 0."""
+    return max(1.0 - lower_bound / time, 0.0) if time > 0 else 0.0
 
 
 def write_plan(path: Path | str, plan: Plan) -> None:

@@ -16,7 +16,7 @@ from schemas.frontier import read_frontier
 from schemas.graph import Graph, read_graph
 from schemas.measurement import read_measurement
 from schemas.module import MADE_FROM, module_digest, module_files, read_made_from
-from schemas.plan import Plan, plan_digest, read_plan
+from schemas.plan import Plan, gap_of, plan_digest, read_plan
 from schemas.schedule import Step, read_schedule
 from stages.replay.referee import replay
 
@@ -166,7 +166,7 @@ def _replayed(point: Point, graph: Graph, costs: Costs, steps: list[Step]) -> It
         if claimed != found:
             yield f"{point.path}: {name} is {claimed}, where the schedule replays to {found}"
     if plan.lower_bound is not None and plan.time is not None:
-        gap = max(plan.time / plan.lower_bound - 1, 0.0) if plan.lower_bound > 0 else 0.0
+        gap = gap_of(plan.time, plan.lower_bound)
         if plan.gap != gap:
             yield f"{point.path}: gap is {plan.gap}, where time and lower_bound make it {gap}"
 

@@ -8,7 +8,7 @@ from schemas.budget import NO_BUDGET, parse_budget
 from schemas.costs import Costs
 from schemas.frontier import Frontier, Point
 from schemas.graph import NONE, Graph
-from schemas.plan import Cost, Fixed, Plan, Verdict
+from schemas.plan import Cost, Fixed, Plan, Verdict, gap_of
 from schemas.problem import Problem
 from schemas.schedule import Step
 from stages.combine.bounds import least_seconds
@@ -70,7 +70,7 @@ def choose(
         return refusal, None, []
     played = replay(graph, costs, Opener(graph, problem).schedule(point.executions, point.in_place))
     bound = _bound(problem, frontier, played.seconds, own if own is not None else point.peak)
-    gap = max(played.seconds / bound - 1, 0.0) if bound > 0 else 0.0
+    gap = gap_of(played.seconds, bound)
     verdict: Verdict = "optimal" if gap <= TOLERANCE else "feasible"
     plan = Plan(
         strategy=frontier.strategy,
@@ -104,7 +104,7 @@ def _bound(problem: Problem, frontier: Frontier, seconds: float, budget: int) ->
 def _sentence(verdict: Verdict, point: Point, frontier: Frontier, gap: float) -> str:
     slower = point.seconds / frontier.keep_all_seconds
     words = f"{verdict}: {point.peak:,} bytes, {slower:.3f} times keep-all's predicted time"
-    worth = "" if verdict == "optimal" else f", at most {gap:.1%} above the best possible"
+    worth = "" if verdict == "optimal" else f", no plan is more than {gap:.1%} faster"
     return f"{words}{worth}{_clock(frontier)}"
 
 

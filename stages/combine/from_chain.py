@@ -63,7 +63,7 @@ def plan_chain(
     The budget counts all that the chain counts, its input included. The lower bound is that of
     persistent sequences.
     """
-    from schemas.plan import Cost, Plan, Verdict
+    from schemas.plan import Cost, Plan, Verdict, gap_of
 
     fixed = fixed_bytes(chain)
     keep_all = frontier.keep_all
@@ -73,7 +73,7 @@ def plan_chain(
     optimal_in = "" if chosen is None else _optimal_in(frontier, size, chosen, bound)
     verdict: Verdict = "infeasible" if chosen is None else "optimal" if optimal_in else "feasible"
     own = None if chosen is None else Cost(chosen.seconds, chosen.peak)
-    gap = None if chosen is None else _gap(chosen.seconds, bound)
+    gap = None if chosen is None else gap_of(chosen.seconds, bound)
     plan = Plan(
         strategy=strategy,
         budget=budget.text,
@@ -138,10 +138,6 @@ def _optimal_in(frontier: ChainFrontier, budget: int, chosen: ChainPlan, bound: 
     if chosen.seconds <= frontier.rounded(budget) * (1 + ROUNDING):
         return f"{EXACT} at {frontier.slots} slots"
     return ""
-
-
-def _gap(seconds: float, bound: float) -> float:
-    return max(0.0, 1.0 - bound / seconds) if seconds > 0 else 0.0
 
 
 def _sentence(

@@ -178,7 +178,7 @@ CHANGES: dict[str, tuple[Callable[[], Any], str]] = {
     "time": (lambda: rewrite_plan(time=1e-9), "plan.json: time is 1e-09, where the schedule"),
     "recomputed": (lambda: rewrite_plan(recomputed=99), "plan.json: recomputed is 99, where"),
     "gap": (lambda: rewrite_plan(gap=0.0), "plan.json: gap is 0.0, where time and lower_bound"),
-    "bound": (lambda: rewrite_plan(lower_bound=0.0), "where time and lower_bound make it 0.0"),
+    "bound": (lambda: rewrite_plan(lower_bound=0.0), "where time and lower_bound make it 1.0"),
     "record of another": (
         lambda: shutil.copy(
             f"{MODEL}/lineage/costs.arrow.json", f"{MODEL}/lineage/graph.arrow.json"

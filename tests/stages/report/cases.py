@@ -233,7 +233,7 @@ def plan_of(
         time=None if result is None else result.seconds,
         peak=None if result is None else result.peak,
         lower_bound=None if result is None else 0.95 * result.seconds,
-        gap=None if result is None else 1 / 0.95 - 1,
+        gap=None if result is None else 0.05,
         optimal_in="" if result is None else "sequences of options",
         smallest_budget=9_000_000,
         before_polish=None if result is None else figures,

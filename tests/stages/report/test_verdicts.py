@@ -87,7 +87,7 @@ def test_a_baseline_has_no_budget_to_meet() -> None:
 
 def test_bounds_in_words() -> None:
     assert "below 46.6 ms; this one takes 49.0 ms, 5.3% more" in bound_words(result(PLAN))
-    assert proof(PLAN) == "within 5.3% of the bound"
+    assert proof(PLAN) == "within 5.0% of the bound"
     best = replace(PLAN, verdict="optimal", optimal_in="all plans of this graph", gap=0.0)
     assert bound_words(result(best)).endswith("among all plans of this graph.")
     assert proof(best) == "optimal"
