@@ -3,7 +3,7 @@ failed, a budget that no plan meets and a plan not yet measured all still have a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -25,11 +25,14 @@ T = TypeVar("T")
 
 ERRORS = "logs/*.txt"
 """Beside what a stage makes: its error, one file a stage, empty or absent where it went well."""
+BEFORE_PLANS = ("trace", "profile", "partition", "solve")
+"""The stages of a model that its plans are made from."""
 
 
 @dataclass(frozen=True)
 class PlanResult:
-    """One point of a run: a plan with what was made of it. `folder` is strategy/budget."""
+    """One point of a run: a plan with what was made of it. `folder` is strategy/budget; `error` is
+    the sentence of the stage that failed for it, or of one before it that failed since."""
 
     plan: Plan
     folder: str
@@ -126,17 +129,26 @@ def _plan(folder: Path, whole: bool) -> PlanResult:
         sequence=(_maybe(folder / "sequence.arrow", read_sequence) or []) if whole else [],
         measurement=_maybe(folder / "measurement.arrow", read_measurement),
         line=_maybe(folder / "line.arrow", read_line) if whole else None,
-        error=error_of(folder),
+        error=error_of(folder) or _outdated(folder),
     )
+
+
+def _outdated(folder: Path) -> str:
+    """Why the plan in a folder could not be made anew, "" where it is as new as its model."""
+    strategy = folder.parent
+    error = error_of(strategy) or error_of(strategy.parent, BEFORE_PLANS)
+    return f"{error} (this plan is from an earlier run)" if error else ""
 
 
 def _maybe(path: Path, reader: Callable[[Path], T]) -> T | None:
     return reader(path) if path.exists() else None
 
 
-def error_of(folder: Path) -> str:
-    """The latest error of a stage that worked in a folder, "" where all went well."""
-    told = [path for path in folder.glob(ERRORS) if path.stat().st_size]
+def error_of(folder: Path, stages: Container[str] | None = None) -> str:
+    """The latest error of a stage that worked in a folder, of those named only, "" where all went
+    well."""
+    logs = [path for path in folder.glob(ERRORS) if stages is None or path.stem in stages]
+    told = [path for path in logs if path.stat().st_size]
     latest = max(told, key=lambda path: (path.stat().st_mtime_ns, path.name), default=None)
     return latest.read_text(encoding="utf-8", errors="replace").strip() if latest else ""
 

@@ -64,6 +64,9 @@ def outcome(result: PlanResult) -> Outcome:
     plan, found = result.plan, result.measurement
     peak: int | None = plan.peak
     relative = _predicted_ratio(result)
+    if result.error:
+        sentence = f"Failed: {result.error}"
+        return Outcome("bad", "failed", sentence, peak, relative, False, False)
     if not plan.feasible:
         return Outcome("bad", plan.verdict, _without_plan(result), None, None, False, False)
     measured = found is not None and found.measured_peak is not None
@@ -71,8 +74,6 @@ def outcome(result: PlanResult) -> Outcome:
         peak, relative = found.measured_peak, found.time_ratio or relative
     fits = peak is not None and (plan.budget_bytes is None or peak <= plan.budget_bytes)
     figures = _figures(peak or 0, relative, measured)
-    if result.error:
-        return Outcome("bad", "failed", f"Failed: {result.error}", peak, relative, False, False)
     if found is not None and found.verdict == FAILED:
         sentence = f"Failed: {found.sentence or figures}"
         return Outcome("bad", "failed", sentence, peak, relative, measured, fits)

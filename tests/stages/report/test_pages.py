@@ -22,6 +22,7 @@ from stages.report.index import run_index
 from stages.report.load import load_model, load_run
 from stages.report.page import model_page
 from stages.report.render import render_index, render_model
+from stages.report.verdicts import outcome
 from tests.stages.report.cases import small_graph, write_results
 
 EVIL = '<script>alert("x")</script>&\'"><img src=x onerror=alert(1)>'
@@ -129,9 +130,9 @@ def test_hover_data_is_json(results: Path) -> None:
         assert len(document["owners"]) == 4
 
 
-def write_error(folder: Path, sentence: str) -> None:
+def write_error(folder: Path, sentence: str, stage: str = "stage") -> None:
     (folder / "logs").mkdir(parents=True)
-    (folder / "logs" / "stage.txt").write_text(sentence)
+    (folder / "logs" / f"{stage}.txt").write_text(sentence)
 
 
 def test_a_page_is_the_same_every_time(results: Path) -> None:
@@ -201,6 +202,28 @@ def test_a_damaged_artifact_is_one_sentence(results: Path, tmp_path: Path) -> No
     path.write_bytes(bytes(data))
     with pytest.raises(ArtifactError, match=r"schedule\.arrow"):
         load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("place", "stage", "outdated"),
+    [
+        ("small", "trace", {"rockmate", "unplanned"}),
+        ("small", "solve", {"rockmate", "unplanned"}),
+        ("small", "report", set()),
+        ("small/rockmate", "frontier", {"rockmate"}),
+    ],
+)
+def test_a_plan_that_could_not_be_made_anew_does_not_fit(
+    results: Path, tmp_path: Path, place: str, stage: str, outdated: set[str]
+) -> None:
+    shutil.copytree(results, tmp_path / "results")
+    write_error(tmp_path / "results" / place, "no operator", stage)
+    plans = load_model(tmp_path / "results" / "small").plans
+    assert {plan.plan.strategy for plan in plans} == {"rockmate", "unplanned"}
+    for plan in plans:
+        old = plan.plan.strategy in outdated
+        assert plan.error == ("no operator (this plan is from an earlier run)" if old else "")
+        assert (outcome(plan).word == "failed") == old
 
 
 def test_index_has_a_row_for_every_plan_and_failure(results: Path, tmp_path: Path) -> None:
