@@ -16,3 +16,12 @@ rule all:
     default_target: True
     input:
         DONE,
+
+
+# While jobs wait, a limit on jobs a second has Snakemake look for jobs to start once more a second
+# for each that has ended: after hundreds of them that takes a third of a core. The usual limit, of
+# 100, goes; another one is somebody's wish.
+onstart:
+    limit = workflow.scheduling_settings.max_jobs_per_timespan
+    if limit and limit.max_jobs == 100:
+        workflow.scheduler.job_rate_limiter = None

@@ -12,9 +12,12 @@ import tempfile
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import pulp
+
+if TYPE_CHECKING:
+    from highspy import HighsCallbackEvent
 
 Engine = Literal["highs", "cbc"]
 ENGINES = ("highs", "cbc")
@@ -27,10 +30,12 @@ _PRINTED = 5e-4
 @dataclass(frozen=True)
 class Limits:
     """When a solve ends before the optimum is proven: at an absolute `gap` of the objective, at
-    `nodes` of the search tree, and, as the last guard, after `seconds`."""
+    `nodes` of the search tree, when HiGHS has asked `checks` times whether to go on (which it does
+    between rounds of its work, within a node too), and, as the last guard, after `seconds`."""
 
     gap: float = 0.0
     nodes: int = 100_000
+    checks: int = 1_000_000
     seconds: float = 600.0
 
 
@@ -70,6 +75,7 @@ def _solve_highs(program: pulp.LpProblem, limits: Limits, warm: bool) -> Verdict
             if warm and given:
                 columns, values = zip(*given, strict=True)
                 lp.solverModel.setSolution(len(columns), list(columns), list(values))
+            lp.solverModel.cbMipInterrupt.subscribe(_Checks(limits.checks))
             lp.solverModel.run()
 
         def findSolutionValues(self, lp: pulp.LpProblem) -> tuple[int, int]:  # noqa: N802
@@ -101,6 +107,18 @@ def _solve_highs(program: pulp.LpProblem, limits: Limits, warm: bool) -> Verdict
         variable.varValue = values[variable.index]
     bound = info.mip_dual_bound if info.mip_node_count >= 0 else info.objective_function_value
     return _solved(info.objective_function_value, bound, limit)
+
+
+class _Checks:
+    """Tells HiGHS to stop after so many calls."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def __call__(self, event: HighsCallbackEvent) -> None:
+        self.left -= 1
+        if self.left <= 0 and event.data_in is not None:
+            event.data_in.user_interrupt = True
 
 
 def _solve_cbc(program: pulp.LpProblem, limits: Limits, warm: bool) -> Verdict:

@@ -18,16 +18,18 @@ class Grid:
     """How densely and how long a block's options are searched.
 
     `peaks` x `saves` pairs of limits; a share `gap` of a run's seconds that need not be gained;
-    at most `nodes` of the search tree a solve, and `seconds` as the last guard; programs of up to
-    `variables` binary variables may recompute any node, larger ones forward nodes only; no ILP
-    beyond `largest`. What fits these limits takes a few seconds a solve, far from the guard.
+    at most `nodes` of the search tree and `checks` of HiGHS a solve, and `seconds` as the last
+    guard; programs of up to `variables` binary variables may recompute any node, larger ones
+    forward nodes only; no ILP beyond `largest`. What fits these limits takes half a minute a solve
+    at most, far from the guard.
     """
 
     peaks: int = 4
     saves: int = 6
     gap: float = 0.003
     nodes: int = 300
-    seconds: float = 60.0
+    checks: int = 300
+    seconds: float = 300.0
     variables: int = 500
     largest: int = 1500
 
@@ -108,7 +110,7 @@ def _search(
             continue
         if known:
             ilp.start_from(known.run)
-        limits = Limits(slack / ilp.scale, grid.nodes, grid.seconds)
+        limits = Limits(slack / ilp.scale, grid.nodes, grid.checks, grid.seconds)
         verdict = solve(ilp.program, engine, limits, warm=known is not None)
         clock += verdict.limit == "clock"
         bounds.append(Bound(peak, save, base + verdict.bound * ilp.scale))

@@ -24,23 +24,16 @@ from schemas.problem import Problem
 from stages.solve.engine import Engine
 from stages.solve.search import Grid, search_block
 
-REVISION = 1
+REVISION = 2
 """Goes up whenever the same block, grid and engine would get other options than before."""
 
 
 def shelf_path(store: Path, digest: str, engine: Engine, grid: Grid) -> Path:
     """Where the store keeps the options of a block: STORE/options/<digest>-<grid>-<engine>."""
     density = f"{grid.peaks}x{grid.saves}"
-    efforts = (grid.gap, grid.nodes, grid.seconds, grid.variables, grid.largest)
-    defaults = Grid()
-    usual = (
-        defaults.gap,
-        defaults.nodes,
-        defaults.seconds,
-        defaults.variables,
-        defaults.largest,
-    )
-    effort = "" if efforts == usual else "-" + "-".join(f"{effort:g}" for effort in efforts)
+    usual = Grid(peaks=grid.peaks, saves=grid.saves)
+    efforts = [value for name, value in asdict(grid).items() if name not in ("peaks", "saves")]
+    effort = "" if grid == usual else "-" + "-".join(f"{effort:g}" for effort in efforts)
     return store / "options" / f"{digest}-{density}{effort}-{engine}-{REVISION}.arrow"
 
 

@@ -1,13 +1,16 @@
-"""The profiles for clusters, as far as a dry run goes; tests/slurm has a real one."""
+"""What the profiles ask of Snakemake. Those for clusters as far as a dry run goes; tests/slurm has
+a real one."""
 
 from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
 from typing import Any
 
 import pytest
 
+from tests.slurm import hollow
 from tests.workflow.conftest import Workplace
 
 
@@ -44,6 +47,27 @@ def test_pods_are_given_all_that_the_index_is_made_of(
         "unplanned/none/measurement.arrow",
         "unplanned/none/plan.json",
     }
+
+
+@pytest.mark.parametrize(
+    ("options", "limit"), [((), "None"), (("--max-jobs-per-timespan", "7/1s"), "7")]
+)
+def test_jobs_are_limited_in_a_second_where_that_is_asked_for_alone(
+    workplace: Workplace, tiny: dict[str, Any], options: tuple[str, ...], limit: str
+) -> None:
+    workplace.configure({"models": {"tiny": tiny}})
+    shutil.copy(hollow.__file__, workplace.checkout / "stages/__main__.py")
+    watched = workplace.checkout / "Watched"
+    watched.write_text(
+        'include: "Snakefile"\n'
+        "onsuccess:\n"
+        "    limiter = workflow.scheduler.job_rate_limiter\n"
+        '    print("limit:", limiter and limiter.max_jobs)\n'
+    )
+    graph = "results/tiny/graph.arrow"
+    result = workplace.snakemake("--snakefile", str(watched), *options, graph, "--force")
+    assert result.returncode == 0, result.stderr
+    assert f"limit: {limit}" in result.stdout
 
 
 def need(profile: str) -> None:

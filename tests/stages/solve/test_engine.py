@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pulp
 import pytest
@@ -48,6 +49,16 @@ def test_the_same_work_gives_the_same_result(engine: Engine) -> None:
     second = solve(knapsack(40), engine, Limits(nodes=20))
     assert first == second
     assert first.limit == "work"
+
+
+def test_work_within_a_node_is_limited_too() -> None:
+    at_the_root = Limits(nodes=1)
+    whole = solve(knapsack(40), "highs", at_the_root)
+    first = solve(knapsack(40), "highs", replace(at_the_root, checks=2))
+    assert first == solve(knapsack(40), "highs", replace(at_the_root, checks=2))
+    assert first.limit == "work"
+    assert first.bound <= whole.bound
+    assert first != whole
 
 
 @pytest.mark.parametrize("engine", ENGINES)
