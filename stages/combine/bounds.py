@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from schemas.costs import Costs
+from schemas.graph import NONE, Graph
 from schemas.problem import Node, Problem
 
 
@@ -25,8 +27,14 @@ def least_peak(problem: Problem) -> int:
     return largest
 
 
-def least_seconds(problem: Problem, budget: int) -> float:
-    """Seconds that every plan within the budget takes at least.
+def least_seconds(graph: Graph, costs: Costs, problem: Problem, budget: int) -> float:
+    """Seconds that every plan of a step within the budget takes at least: those of its nodes, and
+    of the views that they read, once each."""
+    return least_seconds_of_nodes(problem, budget) + _seconds_of_views(graph, costs)
+
+
+def least_seconds_of_nodes(problem: Problem, budget: int) -> float:
+    """Seconds that every plan within the budget takes at least, views left out.
 
     Every node runs once. What the backward reads of the forward is either there while the loss
     runs, within the budget, or made again afterwards; the cheapest bytes to make again, taken
@@ -53,6 +61,24 @@ def least_seconds(problem: Problem, budget: int) -> float:
     return once + _cheapest(
         [(size, _fastest_again(problem.nodes[maker])) for maker, size in groups.items()], missing
     )
+
+
+def _seconds_of_views(graph: Graph, costs: Costs) -> float:
+    """Seconds of the views that every plan makes, once each: of what ops read when they first run,
+    of what the caller is given, and of what those are views of."""
+    views = [op for op in graph.ops if graph.is_view(op)]
+    maker = {value: op for op in views for value in op.outputs if value != NONE}
+    first_run = [op for op in graph.ops if not graph.is_view(op)]
+    pending = [value for op in first_run for value in op.inputs]
+    pending += [output.value for output in graph.outputs]
+    pending += [gradient.gradient for gradient in graph.gradients]
+    needed: set[int] = set()
+    while pending:
+        op = maker.get(pending.pop())
+        if op is not None and op.id not in needed:
+            needed.add(op.id)
+            pending += op.inputs
+    return sum(costs.of(graph, op).seconds for op in views if op.id in needed)
 
 
 def _fastest(node: Node) -> float:

@@ -69,7 +69,8 @@ def choose(
         )  # fmt: skip
         return refusal, None, []
     played = replay(graph, costs, Opener(graph, problem).schedule(point.executions, point.in_place))
-    bound = _bound(problem, frontier, played.seconds, own if own is not None else point.peak)
+    least = least_seconds(graph, costs, problem, own if own is not None else point.peak)
+    bound = min(least, played.seconds)
     gap = gap_of(played.seconds, bound)
     verdict: Verdict = "optimal" if gap <= TOLERANCE else "feasible"
     plan = Plan(
@@ -93,12 +94,6 @@ def choose(
         solver=solver,
     )
     return plan, point, played.steps
-
-
-def _bound(problem: Problem, frontier: Frontier, seconds: float, budget: int) -> float:
-    """Seconds no plan within the budget goes below. Views are in the schedule's time but not in
-    the problem's, so they are left out of the bound: it stays one."""
-    return min(least_seconds(problem, budget), seconds)
 
 
 def _sentence(verdict: Verdict, point: Point, frontier: Frontier, gap: float) -> str:

@@ -45,7 +45,7 @@ def frontier(
         keep_all_peak=everything.peak,
         keep_all_seconds=everything.seconds,
         lower_bound_peak=least_peak(problem),
-        lower_bound_seconds=least_seconds(problem, everything.peak),
+        lower_bound_seconds=least_seconds(graph, costs, problem, everything.peak),
         optimal_in=strategy.optimal_in,
         points=pareto(points),
     )

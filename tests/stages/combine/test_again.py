@@ -7,7 +7,7 @@ import pytest
 
 from schemas.problem import Node, Problem, Repeat, Storage
 from stages.combine.arrays import arrays
-from stages.combine.bounds import least_seconds
+from stages.combine.bounds import least_seconds_of_nodes
 from stages.combine.kernel import memory_line, prune
 from stages.combine.lifetimes import lifetimes
 from stages.combine.polish import Polisher
@@ -71,4 +71,4 @@ def test_polish_runs_it_again_where_memory_is_short(problem: Problem) -> None:
 
 
 def test_the_bound_counts_the_shorter_form(problem: Problem) -> None:
-    assert least_seconds(problem, 5 + 4) <= 15.0
+    assert least_seconds_of_nodes(problem, 5 + 4) <= 15.0

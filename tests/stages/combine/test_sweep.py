@@ -9,6 +9,7 @@ import pytest
 
 from schemas.frontier import Frontier
 from schemas.problem import Problem
+from stages.combine.bounds import least_seconds
 from stages.combine.choose import choose
 from stages.combine.frontier import frontier
 from stages.combine.registry import strategy
@@ -80,6 +81,13 @@ def test_less_budget_is_never_a_higher_peak_nor_a_faster_step(
         assert less < more
         assert lower <= higher
         assert longer >= shorter
+
+
+def test_no_point_is_faster_than_its_bound(model: tuple[Any, Any, Problem, Frontier]) -> None:
+    graph, costs, problem, made = model
+    for point in made.points:
+        least = least_seconds(graph, costs, problem, point.peak)
+        assert 0 < least <= point.seconds * (1 + 1e-9)
 
 
 def test_a_budget_between_two_points_takes_the_lower_peak(

@@ -17,9 +17,9 @@ from schemas.graph import (
 from schemas.problem import Problem
 
 
-def graph_of(problem: Problem, views: bool) -> tuple[Graph, Costs]:
+def graph_of(problem: Problem, views: bool, view_seconds: float = 0.0) -> tuple[Graph, Costs]:
     """A graph whose condensed form is the problem, and its costs; with `views`, every node reads
-    its inputs through a view of them. Value i is all of storage i."""
+    its inputs through a view of them, which takes `view_seconds`. Value i is all of storage i."""
     values = [
         _value(
             index,
@@ -41,7 +41,7 @@ def graph_of(problem: Problem, views: bool) -> tuple[Graph, Costs]:
                 view = _value(len(values), problem.storages[storage].bytes, storage)
                 values.append(view)
                 ops.append(_op(len(ops), "aten.view.default", node.phase, [storage], [view.id]))
-                rows.append((ops[-1], NONE, 0.0, 0, 0))
+                rows.append((ops[-1], NONE, view_seconds, 0, 0))
                 reads[place] = view.id
         value_of = dict(zip(node.inputs, reads, strict=True))
         overwritten = list(dict.fromkeys(value_of[reuse.storage] for reuse in node.reuses))

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.problem import Problem
+from stages.combine.bounds import least_peak, least_seconds
+from stages.combine.opening import Opener
+from stages.combine.polish import Polisher
+from stages.replay.condense import condense
+from stages.replay.referee import replay
+from tests.stages.combine.problems import problems, two_layers
+from tests.stages.replay.graphs import graph_of
+
+
+@settings(max_examples=200, deadline=None)
+@given(problems(), st.booleans(), st.integers(0, 100))
+def test_no_plan_that_is_found_goes_below_a_bound(
+    problem: Problem, in_place: bool, percent: int
+) -> None:
+    graph, costs = graph_of(problem, True, view_seconds=0.5)
+    condensed = condense(graph, costs)
+    polisher = Polisher(condensed)
+    found = polisher.polish({}, polisher.measure(polisher.keep_all)[0] * percent // 100)
+    for sequence in (polisher.keep_all, found.sequence):
+        if len(set(sequence)) < len(condensed.nodes):
+            continue
+        executions = [condensed.nodes[index].op for index in sequence]
+        played = replay(graph, costs, Opener(graph, condensed).schedule(executions, in_place))
+        assert least_peak(condensed) <= played.peak
+        assert least_seconds(graph, costs, condensed, played.peak) <= played.seconds + 1e-9
+
+
+def test_each_view_that_is_read_counts_once() -> None:
+    problem = two_layers()
+    for views, seconds in ((False, 3.0), (True, 3.0 + 3 * 0.5)):
+        graph, costs = graph_of(problem, views, view_seconds=0.5)
+        condensed = condense(graph, costs)
+        everything = Opener(graph, condensed).schedule([node.op for node in condensed.nodes], False)
+        played = replay(graph, costs, everything)
+        assert played.seconds == pytest.approx(seconds)
+        assert least_seconds(graph, costs, condensed, played.peak) == pytest.approx(seconds)
