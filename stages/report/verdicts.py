@@ -115,10 +115,17 @@ def _without_plan(result: PlanResult) -> str:
     plan = result.plan
     if plan.verdict == "timeout" and plan.sentence:
         return plan.sentence
-    known = plan.smallest_budget
-    rest = f"the smallest budget known to work is {size(known)}" if known else "no plan is known"
-    asked = f"{plan.budget} ({size(plan.budget_total or 0)} in all)"
-    return f"Does not fit {asked}: {rest}."
+    asked, known = _apart(plan.budget_total or 0, plan.smallest_budget or 0)
+    rest = "no plan is known"
+    if plan.smallest_budget:
+        rest = f"the smallest budget known to work is {known}"
+    return f"Does not fit {plan.budget} ({asked} in all): {rest}."
+
+
+def _apart(one: int, other: int) -> tuple[str, str]:
+    """Two sizes in words, to the byte where rounded ones would look the same."""
+    rounded = size(one), size(other)
+    return rounded if rounded[0] != rounded[1] else (f"{one:,} bytes", f"{other:,} bytes")
 
 
 def proof(plan: Plan) -> str:

@@ -78,6 +78,13 @@ def test_a_budget_that_is_too_small() -> None:
     assert bound_words(result(plan, measured=False)) == "" and proof(plan) == ""
 
 
+def test_a_budget_that_is_missed_by_little_is_told_to_the_byte() -> None:
+    plan = replace(plan_of(GRAPH, COSTS, "rockmate", "5%", 1_000, None), budget_total=8_999_000)
+    sentence = outcome(result(plan, measured=False)).sentence
+    assert "5% (8,999,000 bytes in all)" in sentence
+    assert "known to work is 9,000,000 bytes." in sentence
+
+
 def test_a_baseline_has_no_budget_to_meet() -> None:
     plan = plan_of(GRAPH, COSTS, "unplanned", "none", None, EVERYTHING)
     assert outcome(result(plan)).word == "baseline"
