@@ -28,14 +28,16 @@ def frontier(
     """The plans of a strategy, each replayed at true sizes, by falling peak.
 
     `problem` is the graph condensed, `candidates` what the strategy made of it and `keep_all` the
-    captured order, which polish starts from too. A strategy that is not polished keeps its
-    candidates as they are, with no op in place. The result does not depend on `workers`, the
-    number of threads. Raises ScheduleError when replay refuses a candidate.
+    captured order, which polish starts from too, and which is a point itself where ops in place
+    take longer. A strategy that is not polished keeps its candidates as they are, with no op in
+    place. The result does not depend on `workers`, the number of threads. Raises ScheduleError
+    when replay refuses a candidate.
     """
     played = _Played(graph, costs, problem)
     everything = played.replay(keep_all.executions, in_place=False)
     if strategy.polished:
         points = _polished(played, [*candidates, keep_all], workers)
+        points.append(played.point(keep_all.executions, keep_all, False))
     else:
         points = [played.point(candidate.executions, candidate, False) for candidate in candidates]
     return Frontier(

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
+from schemas.costs import Costs, op_key
 from schemas.frontier import Frontier
 from schemas.problem import Problem
 from stages.combine.bounds import least_seconds
 from stages.combine.choose import choose
 from stages.combine.frontier import frontier
-from stages.combine.registry import strategy
+from stages.combine.registry import Candidate, strategy
 from stages.partition.chain import partition
 from stages.replay.condense import condense
 from stages.replay.referee import replay
@@ -88,6 +90,24 @@ def test_no_point_is_faster_than_its_bound(model: tuple[Any, Any, Problem, Front
     for point in made.points:
         least = least_seconds(graph, costs, problem, point.peak)
         assert 0 < least <= point.seconds * (1 + 1e-9)
+
+
+def test_where_memory_is_no_matter_nothing_is_slower_than_the_plain_step(
+    model: tuple[Any, Any, Problem, Frontier],
+) -> None:
+    graph, costs, problem, made = model
+    assert made.points[0].seconds <= made.keep_all_seconds
+    forms = {op_key(graph, op, value) for op in graph.ops for value in op.in_place}
+    rows = costs.rows.values()
+    costs = Costs(
+        [dataclasses.replace(row, seconds=2.0) if row.key in forms else row for row in rows],
+        costs.device,
+    )
+    problem = condense(graph, costs)
+    everything = Candidate([node.op for node in problem.nodes], [], "plain")
+    made = frontier(graph, "digest", costs, problem, strategy("rockmate"), [], everything)
+    assert made.points[0].seconds == made.keep_all_seconds
+    assert made.points[0].peak == made.keep_all_peak
 
 
 def test_a_budget_between_two_points_takes_the_lower_peak(
