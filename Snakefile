@@ -23,5 +23,5 @@ rule all:
 # 100, goes; another one is somebody's wish.
 onstart:
     limit = workflow.scheduling_settings.max_jobs_per_timespan
-    if limit and limit.max_jobs == 100:
+    if limit and (limit.max_jobs, limit.timespan) == (100, 1):
         workflow.scheduler.job_rate_limiter = None

@@ -6,12 +6,13 @@ from __future__ import annotations
 import importlib.util
 import re
 import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.slurm import hollow
-from tests.workflow.conftest import Workplace
+from tests.workflow.conftest import Workplace, copy_checkout
 
 
 def configure(workplace: Workplace, tiny: dict[str, Any]) -> None:
@@ -50,14 +51,20 @@ def test_pods_are_given_all_that_the_index_is_made_of(
 
 
 @pytest.mark.parametrize(
-    ("options", "limit"), [((), "None"), (("--max-jobs-per-timespan", "7/1s"), "7")]
+    ("options", "limit"),
+    [
+        ((), "None"),
+        (("--max-jobs-per-timespan", "7/1s"), "7"),
+        (("--max-jobs-per-timespan", "100/1m"), "100"),
+    ],
 )
 def test_jobs_are_limited_in_a_second_where_that_is_asked_for_alone(
-    workplace: Workplace, tiny: dict[str, Any], options: tuple[str, ...], limit: str
+    tmp_path: Path, tiny: dict[str, Any], options: tuple[str, ...], limit: str
 ) -> None:
+    workplace = Workplace(copy_checkout(tmp_path), tmp_path)
     workplace.configure({"models": {"tiny": tiny}})
-    shutil.copy(hollow.__file__, workplace.checkout / "stages/__main__.py")
-    watched = workplace.checkout / "Watched"
+    shutil.copy(hollow.__file__, tmp_path / "stages/__main__.py")
+    watched = tmp_path / "Watched"
     watched.write_text(
         'include: "Snakefile"\n'
         "onsuccess:\n"
@@ -65,7 +72,7 @@ def test_jobs_are_limited_in_a_second_where_that_is_asked_for_alone(
         '    print("limit:", limiter and limiter.max_jobs)\n'
     )
     graph = "results/tiny/graph.arrow"
-    result = workplace.snakemake("--snakefile", str(watched), *options, graph, "--force")
+    result = workplace.snakemake("--snakefile", str(watched), *options, graph)
     assert result.returncode == 0, result.stderr
     assert f"limit: {limit}" in result.stdout
 
