@@ -135,9 +135,13 @@ def _plan(folder: Path, whole: bool) -> PlanResult:
 
 def _outdated(folder: Path) -> str:
     """Why the plan in a folder could not be made anew, "" where it is as new as its model."""
-    strategy = folder.parent
-    error = error_of(strategy) or error_of(strategy.parent, BEFORE_PLANS)
+    error = error_before(folder)
     return f"{error} (this plan is from an earlier run)" if error else ""
+
+
+def error_before(folder: Path) -> str:
+    """The error of a stage that the point in a folder waits for: its strategy's or its model's."""
+    return error_of(folder.parent) or error_of(folder.parent.parent, BEFORE_PLANS)
 
 
 def _maybe(path: Path, reader: Callable[[Path], T]) -> T | None:

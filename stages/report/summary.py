@@ -10,7 +10,7 @@ from pathlib import Path
 from schemas.budget import NO_BUDGET
 from schemas.config import Config, read_config
 from schemas.errors import ConfigError
-from stages.report.load import ModelResults, PlanResult, error_of, load_model
+from stages.report.load import ModelResults, PlanResult, error_before, error_of, load_model
 from stages.report.verdicts import outcome
 from stages.report.words import ratio, size
 
@@ -138,7 +138,8 @@ def _lines(folder: Path, config: Config | None) -> Iterator[Line]:
         if plan_here is not None:
             yield _line(folder.name, plan_here, report)
         else:
-            error = _error(folder, point.strategy, point.directory)
+            place = folder / point.strategy / point.directory
+            error = error_of(place) or error_before(place)
             budget = _budget(point.budget)
             yield Line(
                 folder.name,
@@ -180,11 +181,3 @@ def _line(model: str, result: PlanResult, report: str) -> Line:
 
 def _budget(written: str) -> str:
     return "-" if written == NO_BUDGET else written
-
-
-def _error(folder: Path, strategy: str, budget: str) -> str:
-    """What the stage that could not go on said, of the point, its strategy or its model."""
-    for place in (folder / strategy / budget, folder / strategy, folder):
-        if error := error_of(place):
-            return error
-    return ""

@@ -20,8 +20,8 @@ class Grid:
     `peaks` x `saves` pairs of limits; a share `gap` of a run's seconds that need not be gained;
     at most `nodes` of the search tree and `checks` of HiGHS a solve, and `seconds` as the last
     guard; programs of up to `variables` binary variables may recompute any node, larger ones
-    forward nodes only; no ILP beyond `largest`. What fits these limits takes half a minute a solve
-    at most, far from the guard.
+    forward nodes only; no ILP beyond `largest`. What fits these limits takes up to about half a
+    minute a solve, far from the guard.
     """
 
     peaks: int = 4
