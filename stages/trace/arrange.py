@@ -28,7 +28,7 @@ def arrange(program: Program) -> None:
     }
     results = [*program.outputs, *(new for _, new in program.writes)]
     early = _ancestors(makers, results, random)
-    needed = _ancestors(makers, [*results, *program.gradients.values()], random)
+    needed = _ancestors(makers, [*results, *program.gradient_values()], random)
     written = {buffer for buffer, _ in program.writes}
     early |= _ancestors(
         makers,

@@ -9,13 +9,11 @@ as it is.
 from __future__ import annotations
 
 import contextlib
-import io
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import fx
 from torch._C import DispatchKey
 
 _RESAMPLING = (
@@ -56,23 +54,42 @@ def _forget_choice(overload: torch._ops.OpOverload) -> None:
 
 
 @contextlib.contextmanager
-def unnoticed() -> Iterator[None]:
-    """Within it a model that asks is told that it is not being exported, and the half-made graph of
-    one that cannot be is not printed.
+def compiling() -> Iterator[None]:
+    """Within it a model that asks is told that it is being compiled, since it cannot look at the
+    data of its tensors; PyTorch's own code is told that it is not, and does what eager does."""
+
+    def asked(question: Callable[[], bool]) -> Callable[[], bool]:
+        def answer() -> bool:
+            asking = sys._getframe(1).f_globals.get("__name__", "")
+            return question() or asking.partition(".")[0] != "torch"
+
+        return answer
+
+    with _replaced(torch.compiler, "is_compiling", asked):
+        yield
+
+
+@contextlib.contextmanager
+def packed_sequences(count_up: Callable[[torch.Tensor], bool]) -> Iterator[None]:
+    """Within it transformers masks packed sequences where eager does.
 
     transformers looks whether the tokens' positions are those of several packed sequences, which
-    need a mask; while it is exported it cannot look and always makes one. Positions that hang on
-    no input are worked out here, so that it is made where eager makes one.
+    need a mask; of tensors without data it cannot know and always makes one. `count_up`
+    says of positions that hang on no input whether they follow one another.
     """
-    printed = io.StringIO()
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_replaced(torch.compiler, "is_exporting", _only_for_pytorch))
-        masking = sys.modules.get("transformers.masking_utils")
-        if hasattr(masking, _PACKED):
-            stack.enter_context(_replaced(masking, _PACKED, _looking_at_positions))
-        with contextlib.redirect_stderr(printed):
-            yield
-    sys.stderr.write(printed.getvalue())
+    masking = sys.modules.get("transformers.masking_utils")
+    if not hasattr(masking, _PACKED):
+        yield
+        return
+
+    def looking(find_packed: Callable[[torch.Tensor], Any]) -> Callable[..., Any]:
+        def find(positions: torch.Tensor) -> Any:
+            return None if count_up(positions) else find_packed(positions)
+
+        return find
+
+    with _replaced(masking, _PACKED, looking):
+        yield
 
 
 @contextlib.contextmanager
@@ -83,64 +100,3 @@ def _replaced(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[Non
         yield
     finally:
         setattr(owner, name, original)
-
-
-def _only_for_pytorch(question: Callable[[], bool]) -> Callable[[], bool]:
-    """The question's answer for PyTorch itself, whose capture hangs on it, False for all others."""
-
-    def answer() -> bool:
-        asking = sys._getframe(1).f_globals.get("__name__", "")
-        return asking.partition(".")[0] == "torch" and question()
-
-    return answer
-
-
-def _looking_at_positions(find_packed: Callable[[torch.Tensor], Any]) -> Callable[..., Any]:
-    def find(positions: torch.Tensor) -> Any:
-        return None if _count_up(positions) else find_packed(positions)
-
-    return find
-
-
-def _count_up(positions: torch.Tensor) -> bool:
-    """True where positions of an export under way hang on no input and follow one another."""
-    from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    mode = get_proxy_mode()
-    made: Any = None if mode is None else get_proxy_slot(positions, mode.tracer, None)
-    if made is None:
-        return False
-    steps = _reach(made.proxy.node, lambda node: node.all_input_nodes)
-    if not all(_is_fixed(step) for step in steps):
-        return False
-    values: dict[fx.Node, Any] = {}
-    with _disable_current_modes(), torch.no_grad():
-        for step in sorted(steps):
-            args, kwargs = fx.node.map_arg((step.args, step.kwargs), lambda node: values[node])
-            values[step] = step.target(*args, **kwargs)  # type: ignore[operator]
-        return bool((values[made.proxy.node].diff(dim=-1) == 1).all())
-
-
-def _is_fixed(step: fx.Node) -> bool:
-    """True for a call that gives the same each time, and that nothing is written into."""
-    target = step.target
-    if not isinstance(target, torch._ops.OpOverload):
-        return False
-    users = _reach(step, lambda node: node.users)
-    written = any(
-        isinstance(user.target, torch._ops.OpOverload) and user.target._schema.is_mutable
-        for user in users
-    )
-    return not written and torch.Tag.nondeterministic_seeded not in target.tags
-
-
-def _reach(node: fx.Node, following: Callable[[fx.Node], Iterable[fx.Node]]) -> list[fx.Node]:
-    """The node and all that follow it, each once."""
-    reached = {node: None}
-    waiting = [node]
-    while waiting:
-        fresh = [other for other in following(waiting.pop()) if other not in reached]
-        reached.update(dict.fromkeys(fresh))
-        waiting.extend(fresh)
-    return list(reached)

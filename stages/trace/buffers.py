@@ -25,7 +25,10 @@ def ignores_statistics(call: Call) -> bool:
 
 def place_writes(program: Program) -> None:
     """Adds a `copy_` for each written buffer right after the new value is made, but after the last
-    reader of the old one; later readers of the new value read the buffer."""
+    reader of the old one; later readers of the new value in the forward read the buffer.
+
+    The backward reads no written buffer: a later forward may have written it again by then.
+    """
     for buffer, new in program.writes:
         _keep_old_value(program, buffer)
         _place_write(program, buffer, new)
@@ -73,10 +76,24 @@ def _place_write(program: Program, buffer: Variable, new: Variable) -> None:
         [buffer],
     )
     if new.kind == "intermediate":
+        outlives = _outlives_forward(program, new)
+        views = _aliases(program, new)
+        mode = fake_mode_of(program)
         for call in program.calls[position:]:
-            call.replace(new, buffer)
+            if ignores_statistics(call) or not outlives:
+                call.replace(new, buffer)
+            if not outlives and any(variable in views for variable in call.made()):
+                run_fake(call, mode)
     program.calls.insert(position, copy)
     program.forward += 1
+
+
+def _outlives_forward(program: Program, new: Variable) -> bool:
+    """True where the backward reads the new value of a buffer, or the model returns it."""
+    aliases = _aliases(program, new)
+    backward = program.calls[program.forward :]
+    late = [variable for call in backward for variable in _sensitive_inputs(call)]
+    return any(variable in aliases for variable in [*late, *program.outputs])
 
 
 def _aliases(program: Program, buffer: Variable) -> set[Variable]:

@@ -1,13 +1,15 @@
-"""Captures a model's joint forward and backward with PyTorch's export and AOTAutograd.
+"""Captures a model's joint forward and backward with PyTorch's AOTAutograd.
 
 The only module that touches the private capture API (torch 2.11 to 2.13); what it gives is a
-`Capture` in plain FX terms.
+`Capture` in plain FX terms. The forward really runs, on tensors without memory, and autograd runs
+its backward, so that what Python does in either is captured.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import random
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,23 +17,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx, nn
-from torch.utils import _pytree as pytree
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from schemas.errors import ModelError
 from stages.device.factory import Built
-from stages.trace.as_eager import unnoticed, whole_operators
+from stages.trace.as_eager import compiling, packed_sequences, whole_operators
+from stages.trace.checkpoints import without_checkpoints
+from stages.trace.forward import FakeConstantError, Forward, Leaf
 from stages.trace.source import location_of
 
 aten = torch.ops.aten
-
-
-@dataclass(frozen=True)
-class Leaf:
-    """One leaf of the model's output: a tensor, numbered as in `Capture.outputs`, or a constant."""
-
-    tensor: int | None
-    constant: Any = None
 
 
 @dataclass(frozen=True)
@@ -41,8 +37,8 @@ class Capture:
     `parameters`, `buffers` map placeholders to names, `inputs` to the number of the leaf of
     (args, kwargs), `tangents` to the number of the output. `outputs` are the distinct output
     tensors; `writes` maps a buffer's name to its new value; `gradients` maps a parameter's name or
-    the number of an input leaf to its gradient. `constants` holds the tensors that the model made
-    itself, by the name of their "buffer".
+    the number of an input leaf to what autograd adds up to its gradient, in that order.
+    `constants` holds the tensors that are no parameters, buffers or inputs.
     """
 
     graph: fx.GraphModule
@@ -52,10 +48,10 @@ class Capture:
     tangents: dict[fx.Node, int]
     outputs: list[fx.Node]
     writes: dict[str, fx.Node]
-    gradients: dict[str | int, fx.Node]
-    constants: dict[str, torch.Tensor]
+    gradients: dict[str | int, list[fx.Node]]
+    constants: dict[fx.Node, torch.Tensor]
     leaves: list[Leaf]
-    output_tree: pytree.TreeSpec
+    output_tree: str
 
 
 def capture(built: Built, wanted: Callable[[Capture], set[int]] | None = None) -> Capture:
@@ -75,25 +71,25 @@ def capture(built: Built, wanted: Callable[[Capture], set[int]] | None = None) -
 
 
 def _capture(built: Built, chosen: set[int] | None = None) -> Capture:
-    result = _joint(built, *_export(built, chosen))
-    if any("mkldnn_rnn" in str(node.target) for node in result.graph.graph.nodes):
-        # The export takes a recurrent layer of oneDNN for inference; its plain form can be trained.
-        with torch.backends.mkldnn.flags(enabled=False):
-            return _joint(built, *_export(built, chosen))
-    return result
+    from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
-
-def _export(
-    built: Built, chosen: set[int] | None = None
-) -> tuple[fx.GraphModule, list[Leaf], pytree.TreeSpec]:
-    args, kwargs = built.samples[0]
     _register_outputs()
-    with built.fake_mode or contextlib.nullcontext(), unnoticed():
-        program = torch.export.export(built.model, args, kwargs, strict=False)
-        module = program.module(check_guards=False)
-    assert isinstance(module, fx.GraphModule)
-    leaves, tree = _separate_outputs(module, chosen)
-    return module, leaves, tree
+    forward = Forward(built, chosen)
+    mode = built.fake_mode or FakeTensorMode(allow_non_fake_inputs=True)
+    with (
+        contextlib.ExitStack() as stack,
+        mode,
+        _same_random_numbers(),
+        torch.enable_grad(),
+        whole_operators(),
+        without_checkpoints(),
+        packed_sequences(forward.follower.known.count_up),
+        compiling(),
+    ):
+        tensors = tuple(forward.tensors(mode))
+        joint = aot_export_joint_with_descriptors(stack, forward.face(), tensors)
+    forward.check_runs()
+    return _describe(built, joint.graph_module, forward)
 
 
 def _register_outputs() -> None:
@@ -104,72 +100,25 @@ def _register_outputs() -> None:
         executorch.register_dynamic_cache_export_support()
 
 
-def _separate_outputs(
-    module: fx.GraphModule, chosen: set[int] | None
-) -> tuple[list[Leaf], pytree.TreeSpec]:
-    """Makes each distinct output a clone of its own, so that none is an alias of another tensor
-    and each has one tangent; those that are not chosen are detached first."""
-    _keep_old_buffers(module)
-    output = module.graph.output_node()
-    numbers: dict[fx.Node, int] = {}
-    leaves = []
-    for leaf in output.args[0]:  # type: ignore[union-attr]
-        if isinstance(leaf, fx.Node):
-            leaves.append(Leaf(numbers.setdefault(leaf, len(numbers))))
-        else:
-            leaves.append(Leaf(None, leaf))
-    clones = []
-    with module.graph.inserting_before(output):
-        for node, number in numbers.items():
-            if chosen is not None and number not in chosen:
-                node = module.graph.call_function(aten.detach.default, (node,))
-            clones.append(module.graph.call_function(aten.clone.default, (node,)))
-    output.args = (tuple(clones),)
-    codegen: Any = module.graph._codegen
-    info = codegen.pytree_info
-    codegen.pytree_info = info._replace(out_spec=pytree.tree_structure([0] * len(clones)))
-    module.recompile()
-    return leaves, info.out_spec
+@contextlib.contextmanager
+def _same_random_numbers() -> Iterator[None]:
+    """Puts the generators of Python, NumPy and PyTorch back to where they were."""
+    numpy = sys.modules.get("numpy")
+    states = random.getstate(), numpy.random.get_state() if numpy else None
+    with torch.random.fork_rng([]):
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            if numpy:
+                numpy.random.set_state(states[1])
 
 
-def _keep_old_buffers(module: fx.GraphModule) -> None:
-    """Lets the readers of a buffer that the forward assigns anew read a clone of the old one,
-    since the export turns the assignment into a write."""
-    for node in module.graph.find_nodes(op="call_function", target=aten.copy_.default):
-        buffer = node.args[0]
-        if isinstance(buffer, fx.Node) and buffer.op == "get_attr":
-            with module.graph.inserting_after(buffer):
-                old = module.graph.call_function(aten.clone.default, (buffer,))
-            buffer.replace_all_uses_with(old, lambda user: user not in (old, node))  # noqa: B023
-
-
-def _joint(
-    built: Built, module: fx.GraphModule, leaves: list[Leaf], tree: pytree.TreeSpec
-) -> Capture:
-    from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
-
-    constants = _constants_to_buffers(built.model, module)
-    args, kwargs = built.samples[0]
-    with (
-        contextlib.ExitStack() as stack,
-        built.fake_mode or contextlib.nullcontext(),
-        whole_operators(),
-    ):
-        joint = aot_export_joint_with_descriptors(stack, module, args, kwargs)
-        graph = joint.graph_module
-    return _describe(built, graph, constants, leaves, tree)
-
-
-def _describe(
-    built: Built,
-    graph: fx.GraphModule,
-    constants: dict[str, torch.Tensor],
-    leaves: list[Leaf],
-    tree: pytree.TreeSpec,
-) -> Capture:
+def _describe(built: Built, graph: fx.GraphModule, forward: Forward) -> Capture:
     from torch._functorch._aot_autograd import descriptors as d
 
-    result = Capture(graph, {}, {}, {}, {}, [], {}, {}, constants, leaves, tree)
+    leaves, tree = forward.leaves, forward.output_tree
+    result = Capture(graph, {}, {}, {}, {}, [], {}, {}, _constants(graph), leaves, tree)
     for node in graph.graph.find_nodes(op="placeholder"):
         desc = node.meta["desc"]
         if isinstance(desc, d.ParamAOTInput):
@@ -177,7 +126,7 @@ def _describe(
         elif isinstance(desc, d.BufferAOTInput):
             result.buffers[node] = desc.target
         elif isinstance(desc, d.PlainAOTInput):
-            result.inputs[node] = desc.idx
+            result.inputs[node] = forward.places[desc.idx]
         elif isinstance(desc, d.TangentAOTInput) and isinstance(desc.output, d.PlainAOTOutput):
             result.tangents[node] = desc.output.idx
         else:
@@ -187,44 +136,92 @@ def _describe(
     for node, desc in zip(output.args[0], output.meta["desc"], strict=True):  # type: ignore
         if not isinstance(node, fx.Node):
             continue
-        if isinstance(desc, d.PlainAOTOutput):
+        if isinstance(desc, d.PlainAOTOutput) and desc.idx >= forward.returned:
+            result.writes[forward.assigned[desc.idx - forward.returned]] = node
+        elif isinstance(desc, d.PlainAOTOutput):
             outputs[desc.idx] = node
         elif isinstance(desc, d.InputMutationAOTOutput):
-            result.writes[_written_buffer(desc.mutated_input, d)] = node
+            result.writes[_written_buffer(desc.mutated_input, d, forward)] = node
         elif isinstance(desc, d.GradAOTOutput):
             if isinstance(desc.grad_of, d.ParamAOTInput):
-                result.gradients[desc.grad_of.target] = node
+                result.gradients[desc.grad_of.target] = _contributions(node)
             elif isinstance(desc.grad_of, d.PlainAOTInput):
-                result.gradients[desc.grad_of.idx] = node
+                result.gradients[forward.places[desc.grad_of.idx]] = _contributions(node)
         else:
             raise ModelError(f"{built.label}: the capture has an unknown result {desc!r}")
     result.outputs.extend(outputs[number] for number in sorted(outputs))
+    _place_backward(graph)
+    for path in forward.shown:
+        if path in result.writes and path not in forward.assigned:
+            raise ModelError(
+                f"{built.label}: the model returns its buffer {path!r}, which it writes: a later "
+                "forward would change what was returned; return a copy (clone())"
+            )
     return result
 
 
-def _written_buffer(desc: Any, d: Any) -> str:
+def _written_buffer(desc: Any, d: Any, forward: Forward) -> str:
     if isinstance(desc, d.BufferAOTInput):
         return desc.target
     if isinstance(desc, d.ParamAOTInput):
-        raise ModelError(f"the model writes to its parameter {desc.target!r} during the forward")
-    raise ModelError(f"the model changes its input {getattr(desc, 'idx', desc)} in place")
+        raise ModelError(
+            f"{forward.built.label}: the model writes to its parameter {desc.target!r} during the "
+            "forward"
+        )
+    raise ModelError(
+        f"{forward.built.label}: the model changes its input {forward.path(desc.idx)} in place"
+    )
 
 
-def _constants_to_buffers(model: nn.Module, module: fx.GraphModule) -> dict[str, torch.Tensor]:
-    """Registers tensors that are neither parameters nor buffers of the exported module as buffers,
-    which the capture turns into inputs, and returns them."""
-    own = {name for name, _ in model.named_buffers(remove_duplicate=False)}
-    own |= {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    constants: dict[str, torch.Tensor] = {}
-    for submodule in module.modules():
-        for name, tensor in list(vars(submodule).items()):
-            if isinstance(tensor, torch.Tensor):
-                delattr(submodule, name)
-                submodule.register_buffer(name, tensor)
-    for name, tensor in module.named_buffers(remove_duplicate=False):
-        if name not in own:
-            constants[name] = tensor
-    return constants
+def _constants(graph: fx.GraphModule) -> dict[fx.Node, torch.Tensor]:
+    return {
+        node: getattr(graph, str(node.target)) for node in graph.graph.find_nodes(op="get_attr")
+    }
+
+
+def _fake_constants(built: Built) -> str:
+    """Says which plain tensor attributes of a model have no data."""
+    names = [
+        f"{path}.{name}" if path else name
+        for path, module in built.model.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, FakeTensor)
+    ]
+    named = f" ({', '.join(names)})" if names else ""
+    return f"a tensor of the model{named} has no data under fake tensors"
+
+
+_SUM = "Gradient addition node"
+"""What AOTAutograd writes beside the sums that autograd makes of gradients that meet."""
+
+
+def _contributions(gradient: fx.Node) -> list[fx.Node]:
+    """What autograd adds up to a gradient, in its order."""
+    is_sum = (
+        gradient.target is aten.add.Tensor
+        and not gradient.kwargs
+        and _SUM in (gradient.stack_trace or "")
+        and len(gradient.users) == 1
+    )
+    if not is_sum:
+        return [gradient]
+    earlier, last = gradient.args[:2]
+    if not (isinstance(earlier, fx.Node) and isinstance(last, fx.Node)):
+        return [gradient]
+    return [*_contributions(earlier), last]
+
+
+def _place_backward(graph: fx.GraphModule) -> None:
+    """Gives the backward's nodes the module and the source line of their forward."""
+    forward: dict[Any, fx.Node] = {}
+    for node in graph.graph.nodes:
+        number = node.meta.get("seq_nr")
+        made_by = node if number is None else forward.setdefault(number, node)
+        if _SUM in (node.stack_trace or ""):
+            made_by = node.args[0]
+        if made_by is not node and "nn_module_stack" not in node.meta:
+            node.meta["nn_module_stack"] = made_by.meta.get("nn_module_stack", {})
+            node.meta["stack_trace"] = made_by.meta.get("stack_trace", "")
 
 
 @contextlib.contextmanager
@@ -242,6 +239,8 @@ def _errors(built: Built) -> Iterator[None]:
     except ModelError:
         raise
     except Exception as error:
+        if "Unexpected fake buffer" in str(error):
+            raise FakeConstantError(_fake_constants(built)) from error
         where = location_of(error)
         place = f" at {where}" if where else ""
         raise ModelError(

@@ -7,7 +7,6 @@ from collections.abc import Collection
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from schemas.errors import ModelError
 from schemas.graph import (
@@ -25,8 +24,9 @@ from schemas.graph import (
     encode_arguments,
 )
 from stages.device.operators import encode_plain, is_random, position_of
+from stages.device.trees import flatten
 from stages.trace.buffers import ignores_statistics
-from stages.trace.capture import Leaf
+from stages.trace.forward import Leaf
 from stages.trace.layout import fills_its_storage, storage_of
 from stages.trace.program import Call, Program, Variable
 
@@ -51,7 +51,7 @@ class Emitter:
     def graph(self, leaves: list[Leaf], sample: Any, trainable: set[str], **metadata: Any) -> Graph:
         """The whole graph; `sample` is (args, kwargs), `leaves` are those of the output and
         `trainable` names the parameters that require a gradient, whether they get one or not."""
-        flat, tree = pytree.tree_flatten(sample)
+        flat, tree = flatten(sample)
         for variable in self.program.fixed:
             self.value(variable, variable.path in trainable)
         for index, variable in self.program.inputs.items():
@@ -82,9 +82,10 @@ class Emitter:
             outputs=[self.output(leaf) for leaf in leaves],
             gradients=[
                 Gradient(self.ids[owner], self.ids[gradient])
-                for owner, gradient in self.program.gradients.items()
+                for owner, gradients in self.program.gradients.items()
+                for gradient in gradients
             ],
-            input_tree=pytree.treespec_dumps(tree),
+            input_tree=tree,
             **metadata,
         )
 

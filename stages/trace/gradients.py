@@ -21,16 +21,16 @@ def own_gradients(program: Program) -> None:
     gradient, is part of a larger storage, or has other strides than its parameter."""
     held = [*program.fixed, *program.inputs.values(), *program.tangents.values(), *program.outputs]
     taken = {storage_of(variable.fake) for variable in held}
-    for owner, gradient in reversed(list(program.gradients.items())):
-        steals = (
-            storage_of(gradient.fake) not in taken
-            and fills_its_storage(gradient.fake)
-            and obeys_layout_contract(gradient.fake, owner.fake)
-        )
-        if not steals:
-            gradient = _copy(program, gradient, owner)
-            program.gradients[owner] = gradient
-        taken.add(storage_of(gradient.fake))
+    for owner, parts in reversed(list(program.gradients.items())):
+        for number, gradient in reversed(list(enumerate(parts))):
+            steals = (
+                storage_of(gradient.fake) not in taken
+                and fills_its_storage(gradient.fake)
+                and obeys_layout_contract(gradient.fake, owner.fake)
+            )
+            if not steals:
+                gradient = parts[number] = _copy(program, gradient, owner)
+            taken.add(storage_of(gradient.fake))
 
 
 def obeys_layout_contract(gradient: torch.Tensor, parameter: torch.Tensor) -> bool:

@@ -6,16 +6,16 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch.utils import _pytree as pytree
 
 from schemas.errors import ModelError
 from stages.device.factory import Built
-from stages.trace.capture import Leaf
+from stages.device.trees import read_tree
+from stages.trace.forward import Leaf
 from stages.trace.layout import storage_of
 
 
 def output_gradients(
-    built: Built, outputs: Sequence[torch.Tensor], leaves: list[Leaf], tree: pytree.TreeSpec
+    built: Built, outputs: Sequence[torch.Tensor], leaves: list[Leaf], tree: str
 ) -> list[torch.Tensor | None]:
     """The gradient of each output, None where the loss sends none, as fake tensors.
 
@@ -26,7 +26,7 @@ def output_gradients(
 
 
 def held_gradients(
-    built: Built, outputs: Sequence[torch.Tensor], leaves: list[Leaf], tree: pytree.TreeSpec
+    built: Built, outputs: Sequence[torch.Tensor], leaves: list[Leaf], tree: str
 ) -> set[int]:
     """The numbers of the outputs whose gradient is the one that the loss itself is given, or a view
     of it, as where the model computes its loss: `backward` holds that one until it returns."""
@@ -50,7 +50,7 @@ def _gradients(
 
 @contextlib.contextmanager
 def _loss_of(
-    built: Built, outputs: Sequence[torch.Tensor], leaves: list[Leaf], tree: pytree.TreeSpec
+    built: Built, outputs: Sequence[torch.Tensor], leaves: list[Leaf], tree: str
 ) -> Iterator[tuple[list[torch.Tensor], torch.Tensor]]:
     """Leaves that stand for the outputs, and the loss that is made of them, without memory."""
     assert built.loss is not None
@@ -60,7 +60,7 @@ def _loss_of(
         with mode, torch.enable_grad():
             grown = [_leaf(output) for output in outputs]
             flat = [leaf.constant if leaf.tensor is None else grown[leaf.tensor] for leaf in leaves]
-            loss = built.loss(pytree.tree_unflatten(flat, tree))
+            loss = built.loss(read_tree(tree).unflatten(flat))
             if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
                 raise ModelError(
                     f"{built.label}: the loss is no scalar tensor that depends on an output"

@@ -14,6 +14,7 @@ from schemas.errors import ModelError
 from schemas.graph import ValueKind
 from stages.device.operators import NAMESPACES
 from stages.trace.capture import Capture
+from stages.trace.forward import FakeConstantError
 from stages.trace.source import module_of, source_of
 
 aten = torch.ops.aten
@@ -23,6 +24,7 @@ _PASS_THROUGH = (
     aten.alias.default,
     aten.lift.default,
     aten.lift_fresh.default,
+    aten.lift_fresh_copy.default,
 )
 _NO_EFFECT = ("_assert", "sym_constrain", "_functional_assert", "_functional_sym_constrain")
 
@@ -80,8 +82,9 @@ class Program:
     """A trained step in the making.
 
     `inputs` are by the number of their leaf in (args, kwargs); `tangents` by the number of the
-    output; `writes` pairs a buffer with its new value; `gradients` maps a parameter or input to its
-    gradient. `forward` counts the calls before the loss once they are ordered.
+    output; `writes` pairs a buffer with its new value; `gradients` maps a parameter or input to
+    what autograd adds up to its gradient, in that order. `forward` counts the calls before the loss
+    once they are ordered.
     """
 
     fixed: list[Variable]
@@ -90,8 +93,12 @@ class Program:
     calls: list[Call]
     outputs: list[Variable]
     writes: list[tuple[Variable, Variable]]
-    gradients: dict[Variable, Variable]
+    gradients: dict[Variable, list[Variable]]
     forward: int = 0
+
+    def gradient_values(self) -> list[Variable]:
+        """All that is handed to autograd."""
+        return [part for parts in self.gradients.values() for part in parts]
 
     def readers(self) -> dict[Variable, list[Call]]:
         """For each variable that is read, the calls that read it, in order."""
@@ -117,6 +124,7 @@ class _Lowering:
         self.names = names
         self.environment: dict[fx.Node, Any] = {}
         self.fixed: dict[str, Variable] = {}
+        self.constants: dict[int, Variable] = {}
         self.program = Program([], {}, {}, [], [], [], {})
 
     def run(self) -> Program:
@@ -126,16 +134,47 @@ class _Lowering:
             elif node.op == "call_function":
                 self.environment[node] = self.call(node)
             elif node.op == "get_attr":
-                raise ModelError(f"the capture made the constant {node.target!r}, unsupported")
+                self.environment[node] = self.constant(node)
         self.program.outputs = [self.output(node) for node in self.capture.outputs]
         for name, node in self.capture.writes.items():
             self.program.writes.append((self.fixed[self.names[name][0]], self.environment[node]))
-        for key, node in self.capture.gradients.items():
+        for key, nodes in self.capture.gradients.items():
             owner = (
                 self.program.inputs[key] if isinstance(key, int) else self.fixed[self.names[key][0]]
             )
-            self.add_gradient(owner, self.environment[node])
+            parts = self.program.gradients.setdefault(owner, [])
+            parts.extend(self.environment[node] for node in nodes)
         return self.program
+
+    def constant(self, node: fx.Node) -> Variable:
+        """A tensor that is no parameter, buffer or input, the same for all its places."""
+        tensor = self.capture.constants[node]
+        if tensor.requires_grad:
+            raise ModelError(
+                "the model reads a trained tensor that is none of its parameters, as where layers "
+                "are kept in a plain list: register it (nn.Parameter, nn.ModuleList)"
+            )
+        known = self.constants.get(id(tensor))
+        if known is None:
+            with node.meta["val"].fake_mode if "val" in node.meta else self.mode():
+                fake = torch.empty_strided(
+                    tensor.shape,
+                    torch.empty(tensor.shape, device="meta").stride(),
+                    dtype=tensor.dtype,
+                    device=tensor.device,
+                )
+            data = _bytes(str(node.target), tensor)
+            known = self.constants[id(tensor)] = Variable("constant", fake, data=data)
+            self.program.fixed.append(known)
+        return known
+
+    def mode(self) -> Any:
+        """The mode that the capture's tensors belong to."""
+        for node in self.capture.graph.graph.nodes:
+            value = node.meta.get("val")
+            if isinstance(value, torch.Tensor):
+                return value.fake_mode  # type: ignore[attr-defined]
+        raise ModelError("the model has neither parameters nor tensors among its inputs")
 
     def placeholder(self, node: fx.Node) -> Any:
         capture = self.capture
@@ -151,12 +190,6 @@ class _Lowering:
             self.program.tangents[capture.tangents[node]] = variable
             return variable
         name = capture.parameters.get(node) or capture.buffers[node]
-        if name in capture.constants:
-            with fake.fake_mode:
-                fake = torch.empty(fake.shape, dtype=fake.dtype, device=fake.device)
-            variable = Variable("constant", fake, data=_bytes(name, capture.constants[name]))
-            self.program.fixed.append(variable)
-            return variable
         path, *aliases = self.names[name]
         if path not in self.fixed:
             kind: ValueKind = "parameter" if node in capture.parameters else "buffer"
@@ -174,7 +207,7 @@ class _Lowering:
         )
         if target is operator.getitem:
             return args[0][args[1]]
-        if target in _PASS_THROUGH or self.is_old_buffer(target, args):
+        if target in _PASS_THROUGH:
             return args[0]
         if target is aten.copy.default and _only_copies(*args[:2]):
             return args[1]
@@ -204,15 +237,6 @@ class _Lowering:
         )
         return made
 
-    def is_old_buffer(self, target: Any, args: Any) -> bool:
-        """True for the clone of a buffer from before its write: reading the buffer says as much."""
-        return (
-            target is aten.clone.default
-            and isinstance(args[0], Variable)
-            and args[0].kind == "buffer"
-            and any(self.names[name][0] == args[0].path for name in self.capture.writes)
-        )
-
     def output(self, node: fx.Node) -> Variable:
         """The output under the clone that the capture was given to keep outputs apart."""
         made = self.environment[node]
@@ -224,14 +248,6 @@ class _Lowering:
                 del self.program.calls[index]
                 return call.args[0]
         raise AssertionError(f"the output {node} is made by no call")
-
-    def add_gradient(self, owner: Variable, gradient: Variable) -> None:
-        earlier = self.program.gradients.get(owner)
-        if earlier is not None:
-            total = Variable("intermediate", earlier.fake)
-            self.program.calls.append(Call(aten.add.Tensor, (earlier, gradient), {}, [total]))
-            gradient = total
-        self.program.gradients[owner] = gradient
 
 
 def _only_copies(old: Variable, new: Any) -> bool:
@@ -260,7 +276,3 @@ def _bytes(name: str, tensor: torch.Tensor) -> bytes:
         raise FakeConstantError(f"the tensor {name!r} of the model has no data under fake tensors")
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
-
-
-class FakeConstantError(ModelError):
-    """A plain tensor attribute of the model is part of the program, so the model must be real."""

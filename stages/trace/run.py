@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from schemas.errors import ModelError
 from schemas.graph import LOSS_TARGET, NONE, Graph, Value, decode_arguments
 from stages.device.operators import decode, resolve
+from stages.device.trees import flatten
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,8 @@ def run_graph(
     for gradient in graph.gradients:
         owner = graph.values[gradient.value]
         key = owner.path if owner.kind == "parameter" else places[owner.id]
-        gradients[key] = values[gradient.gradient]
+        part = values[gradient.gradient]
+        gradients[key] = gradients[key] + part if key in gradients else part
     return Outcome(_outputs(graph, values), gradients, values)
 
 
@@ -77,7 +79,7 @@ def _fixed_values(
 ) -> dict[int, torch.Tensor]:
     tensors: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
     tensors.update(model.named_buffers(remove_duplicate=False))
-    leaves = pytree.tree_leaves((tuple(args), kwargs))
+    leaves = flatten((tuple(args), kwargs))[0]
     values = {
         value: leaf.detach()
         for value, leaf in zip(graph.inputs, leaves, strict=True)

@@ -51,6 +51,11 @@ def location_of(error: BaseException | None) -> str:
     return _innermost(outside, anywhere=False)
 
 
+def is_foreign(file: str) -> bool:
+    """True for a file that is neither PyTorch's nor tightfit's own."""
+    return not file.startswith((_TORCH, _OWN, "<frozen"))
+
+
 def _of_python(file: str) -> bool:
     return file.startswith(_PYTHON) and "-packages" not in file
 

@@ -6,7 +6,6 @@ import json
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from schemas.errors import ModelError
 from schemas.graph import Graph
@@ -63,7 +62,7 @@ def trace(built: Built, name: str, device: str = "cpu") -> Graph:
         {name for name, weight in built.model.named_parameters() if weight.requires_grad},
         model=name,
         has_loss=loss is not None,
-        output_tree=pytree.treespec_dumps(captured.output_tree),
+        output_tree=captured.output_tree,
         guards=json.dumps(_guards(built.model, torch.device(device).type)),
     )
 

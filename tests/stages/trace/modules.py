@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import random
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -365,3 +367,143 @@ class Decoding(nn.Module):
 
 def decoding() -> Made:
     return Decoding().train(), ((torch.randn(2, requires_grad=True),), {})
+
+
+class Reversal(torch.autograd.Function):
+    """Gradient reversal: its backward is not that of its forward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return -0.5 * gradients[0]
+
+
+class Pythonic(nn.Module):
+    """Python in the backward: a function of its own, and a hook of a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.last = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x).tanh()
+        hidden.register_hook(lambda gradient: gradient * 3)
+        return self.last(Reversal.apply(hidden))
+
+
+def pythonic() -> Made:
+    return Pythonic(), ((torch.randn(3, 4),), {})
+
+
+class Stepping(nn.Module):
+    """A buffer that is written in place, whose new value the backward needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.scale: torch.Tensor
+        self.register_buffer("scale", torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.scale.mul_(1.5)
+        return self.linear(x) * self.scale.view(1, 4).clone() + self.linear(x * self.scale.sum())
+
+
+def stepping() -> Made:
+    return Stepping(), ((torch.randn(3, 4),), {})
+
+
+class Showing(Stepping):
+    """Returns a view of the buffer that it writes."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x), self.scale.view(2, 2)
+
+
+def showing() -> Made:
+    return Showing(), ((torch.randn(3, 4),), {})
+
+
+class Listing(nn.Module):
+    """Keeps a layer where PyTorch does not see it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.others = [nn.Linear(4, 4)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.others[0](self.first(x))
+
+
+def listing() -> Made:
+    return Listing(), ((torch.randn(3, 4),), {})
+
+
+class Filling(nn.Linear):
+    """Writes into the dictionary that it is given."""
+
+    def forward(self, x: torch.Tensor, found: dict[str, torch.Tensor]) -> torch.Tensor:
+        found["hidden"] = super().forward(x)
+        return found["hidden"].tanh()
+
+
+def filling() -> Made:
+    return Filling(4, 4), ((torch.randn(3, 4), {"first": torch.randn(1)}), {})
+
+
+class Jumping(nn.Module):
+    """Leaves out a layer now and then, as Python's random numbers fall."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            if random.random() < 0.5:
+                x = layer(x)
+        return x + self.layers[0](x)
+
+
+def jumping() -> Made:
+    return Jumping(), ((torch.randn(3, 4),), {})
+
+
+class Pair(NamedTuple):
+    left: torch.Tensor
+    right: torch.Tensor
+
+
+@dataclass
+class Record:
+    pair: Pair
+    label: str
+
+
+class Naming(nn.Linear):
+    """Is given and returns named tuples and dataclasses."""
+
+    def forward(self, given: Record) -> Record:
+        y = super().forward(given.pair.left) * given.pair.right
+        return Record(Pair(y, y.square()), "done")
+
+
+def naming() -> Made:
+    return Naming(4, 4), ((Record(Pair(torch.randn(3, 4), torch.randn(4)), "x"),), {})
+
+
+class Twice(nn.Linear):
+    """Uses its weight three times."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(super().forward(super().forward(x)).tanh())
+
+
+def twice() -> Made:
+    return Twice(4, 4), ((torch.randn(3, 4, requires_grad=True),), {})

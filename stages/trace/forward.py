@@ -1,0 +1,202 @@
+"""The model's forward as a function of tensors alone, which is what can be captured."""
+
+from __future__ import annotations
+
+import random
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from schemas.errors import ModelError
+from stages.device.factory import Built
+from stages.device.trees import flatten, read_tree
+from stages.trace.following import Event, Follower, first_difference
+
+aten = torch.ops.aten
+
+
+class FakeConstantError(ModelError):
+    """A plain tensor attribute of the model is part of the program, so the model must be real."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One leaf of the model's output: a tensor, numbered as in `Forward.run`, or a constant."""
+
+    tensor: int | None
+    constant: Any = None
+
+
+class Forward:
+    """Runs the forward of a model on the tensors among the leaves of its first sample.
+
+    Each leaf is a tensor of its own, whatever they share in the sample, and hooks of the model
+    itself are left out, since they run at each call. `chosen` numbers the outputs that receive
+    gradients, None stands for all that can. After a run `leaves` and `output_tree` tell what the
+    model returned; behind the `returned` tensors of the output come the new values of the buffers
+    that the forward `assigned` instead of writing into them. `shown` names the buffers that
+    the output has a tensor's memory of.
+    """
+
+    def __init__(self, built: Built, chosen: set[int] | None) -> None:
+        self.built = built
+        self.model = built.model
+        self.chosen = chosen
+        self.given, text = flatten(built.samples[0])
+        self.tree = read_tree(text)
+        self.places = [i for i, leaf in enumerate(self.given) if isinstance(leaf, torch.Tensor)]
+        self.follower = Follower(self.model)
+        self.leaves: list[Leaf] = []
+        self.output_tree = ""
+        self.returned = 0
+        self.assigned: list[str] = []
+        self.shown: list[str] = []
+        self.runs: list[list[Event]] = []
+
+    def tensors(self, mode: Any) -> list[torch.Tensor]:
+        """The tensors to run it on, without memory."""
+        made = []
+        for place in self.places:
+            like = self.given[place]
+            if type(like) not in (torch.Tensor, nn.Parameter) and not _is_fake(like):
+                kind = type(like).__name__
+                raise ModelError(f"{self.built.label}: an input is a {kind}, no plain tensor")
+            with mode:
+                made.append(
+                    torch.empty_strided(
+                        like.shape, like.stride(), dtype=like.dtype, device=like.device
+                    ).requires_grad_(like.requires_grad)
+                )
+        return made
+
+    def buffers(self) -> dict[str, tuple[nn.Module, str]]:
+        """The modules that hold buffers, and their names there, by path."""
+        return {
+            f"{path}.{name}" if path else name: (module, name)
+            for path, module in self.model.named_modules()
+            for name in module._buffers
+        }
+
+    def path(self, number: int) -> str:
+        """What a person would call an input tensor."""
+        return self.tree.paths("input")[self.places[number]]
+
+    def face(self) -> nn.Module:
+        """A module with the model's parameters and buffers whose call is `run`."""
+        base = type(self.model)
+
+        def call(_: nn.Module, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return self.run(*tensors)
+
+        metaclass: Any = type(base)
+        kind = metaclass(base.__name__, (base,), {"__call__": call, "forward": call})
+        face = object.__new__(kind)
+        object.__setattr__(face, "__dict__", vars(self.model))
+        return face
+
+    def run(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The distinct tensors of the output, each a clone, so that none is an alias of another
+        tensor and each has one tangent; those that are not chosen are detached first."""
+        given = list(self.given)
+        for place, tensor in zip(self.places, tensors, strict=True):
+            given[place] = tensor
+        args, kwargs = self.tree.unflatten(given)
+        _reseed(len(self.runs))
+        before = {path: m._buffers[name] for path, (m, name) in self.buffers().items()}
+        with self.follower.following():
+            output = self.model.forward(*args, **kwargs)
+        self.runs.append(self.follower.log)
+        self.check_arguments((args, kwargs), given)
+        return self.take_apart(output, before)
+
+    def check_arguments(self, arguments: Any, given: list[Any]) -> None:
+        """Refuses a forward that writes into the lists and dictionaries of its caller."""
+        leaves, text = flatten(arguments)
+        if text == flatten(self.tree.unflatten(given))[1]:
+            changed = [
+                path
+                for path, mine, other in zip(self.tree.paths(""), leaves, given, strict=True)
+                if mine is not other
+            ]
+            if not changed:
+                return
+        raise ModelError(
+            f"{self.built.label}: the forward changes a list or a dictionary that it is given, "
+            "which a plan would not do: let it work on a copy"
+        )
+
+    def take_apart(self, output: Any, before: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+        """Numbers the tensors of an output and clones them, then writes assigned buffers."""
+        leaves, self.output_tree = flatten(output)
+        distinct: dict[int, torch.Tensor] = {}
+        numbers: dict[int, int] = {}
+        self.leaves = []
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                number = numbers.setdefault(id(leaf), len(numbers))
+                distinct[number] = leaf
+                self.leaves.append(Leaf(number))
+            else:
+                self.leaves.append(Leaf(None, leaf))
+        clones = []
+        for number, tensor in distinct.items():
+            if self.chosen is not None and number not in self.chosen:
+                tensor = tensor.detach()
+            clones.append(aten.clone.default(tensor))
+        self.returned = len(clones)
+        bases = {id(_base(tensor)) for tensor in distinct.values()}
+        held = ((path, module._buffers[name]) for path, (module, name) in self.buffers().items())
+        self.shown = [path for path, buffer in held if id(buffer) in bases]
+        return (*clones, *self.take_assigned(before))
+
+    def take_assigned(self, before: dict[str, Any]) -> list[torch.Tensor]:
+        """The new values of assigned buffers, which are then again the tensors that they were."""
+        self.assigned = []
+        values = []
+        for path, (module, name) in self.buffers().items():
+            old, new = before.get(path), module._buffers[name]
+            if old is None or new is old:
+                continue
+            if new is None or new.shape != old.shape or new.dtype != old.dtype:
+                raise ModelError(
+                    f"{self.built.label}: the model changes the shape or dtype of its buffer "
+                    f"{path!r}"
+                )
+            self.assigned.append(path)
+            values.append(aten.clone.default(new.detach()))
+            module._buffers[name] = old
+        return values
+
+    def check_runs(self) -> None:
+        """Refuses a forward that did not do the same each time that it ran, other numbers in
+        Python's and NumPy's generators apart."""
+        first, *others = self.runs
+        for other in others:
+            place = first_difference(first, other)
+            if place is not None:
+                raise ModelError(
+                    f"{self.built.label}: the forward does not run the same way twice"
+                    f"{f' (at {place})' if place else ''}; it may depend on random numbers of "
+                    "Python or NumPy, on a counter or on the time, which a plan would freeze"
+                )
+
+
+def _base(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that a view is a view of."""
+    return tensor._base if tensor._is_view() and tensor._base is not None else tensor
+
+
+def _is_fake(tensor: torch.Tensor) -> bool:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(tensor, FakeTensor)
+
+
+def _reseed(number: int) -> None:
+    random.seed(number)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(number)
