@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from typing import Any
 
 import torch
@@ -10,7 +12,11 @@ from torch.utils import _pytree as pytree
 
 from schemas.errors import ArtifactError
 from schemas.graph import FIXED_KINDS, LOSS_TARGET, NONE, Graph, Op, Value, decode_arguments
-from stages.device.operators import WRITE_TARGET, decode, resolve
+from stages.device.admission import hidden_writes
+from stages.device.operators import WRITE_TARGET, decode, is_random, resolve
+
+_MOST = 2**60
+"""Bytes that no tensor has; PyTorch's own arithmetic overflows not far above."""
 
 
 def check_program(graph: Graph, where: str) -> None:
@@ -33,6 +39,15 @@ class _Check:
     def run(self) -> None:
         for value in self.graph.values:
             self.extent(value)
+        logger = logging.getLogger("torch._subclasses.fake_tensor")
+        level = logger.level
+        logger.setLevel(logging.CRITICAL)  # it prints a traceback of what is refused here in words
+        try:
+            self.program()
+        finally:
+            logger.setLevel(level)
+
+    def program(self) -> None:
         with self.mode, torch.no_grad():
             for value in self.graph.values:
                 if value.kind in (*FIXED_KINDS, "tangent"):
@@ -48,10 +63,14 @@ class _Check:
         """A value lies within its storage."""
         if 0 in value.shape:
             return
+        if math.prod(value.shape) * 16 >= _MOST:
+            raise self.fail(f"value {value.id} is larger than any memory")
         last = value.offset + sum(
             (size - 1) * stride for size, stride in zip(value.shape, value.strides, strict=True)
         )
         size = (last + 1) * getattr(torch, value.dtype).itemsize
+        if size >= _MOST:
+            raise self.fail(f"value {value.id} is larger than any memory")
         if size > self.graph.storages[value.storage] and value.kind == "intermediate":
             raise self.fail(f"value {value.id} does not fit into its storage")
 
@@ -67,19 +86,27 @@ class _Check:
         what = f"op {op.id} ({op.target})"
         if bool(op.writes) != (op.target == WRITE_TARGET):
             raise self.fail(f"{what} writes what it does not say")
-        args, kwargs = decode_arguments(op)
-        if op.writes and args[0] != {"value": op.writes[0]}:
+        encoded, kwargs = decode_arguments(op)
+        if op.writes and encoded[:1] != [{"value": op.writes[0]}]:
             raise self.fail(f"{what} writes what it does not say")
+        sizes = {value: _size(self.tensors[value]) for value in op.inputs}
         try:
-            results = resolve(op.target)(
-                *decode(args, self.tensors),
-                **{name: decode(item, self.tensors) for name, item in kwargs.items()},
-            )
+            overload = resolve(op.target)
+            args = decode(encoded, self.tensors)
+            named = {name: decode(item, self.tensors) for name, item in kwargs.items()}
+            mutates = overload._schema.is_mutable and not op.writes
+            if mutates or hidden_writes(overload, args, named) or named.get("pin_memory"):
+                raise ArtifactError("it has effects beside its results")
+            if op.random != is_random(overload, args):
+                raise ArtifactError("whether it draws random numbers is not what the graph says")
+            results = overload(*args, **named)
         except ArtifactError as error:
             raise self.fail(f"{what}: {error}") from error
         except Exception as error:  # whatever an operator makes of doctored arguments
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise self.fail(f"{what} refuses its arguments: {first}") from error
+        if any(_size(self.tensors[value]) != size for value, size in sizes.items()):
+            raise self.fail(f"{what} reaches beyond the memory of what it reads")
         if not op.writes:
             self.results(op, what, pytree.tree_leaves(results))
 
@@ -103,6 +130,10 @@ class _Check:
                 raise self.fail(f"{what} makes a view, which the graph calls a new tensor")
             fresh = viewed is None and list(result.stride()) != value.strides
             self.tensors[output] = self.tensor(value) if fresh else result
+
+
+def _size(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().nbytes()
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -17,12 +17,12 @@ import torch
 
 from schemas.errors import ArtifactError
 from schemas.graph import DTYPES
+from stages.device.admission import objection
 
 WRITE_TARGET = "aten.copy_.default"
 """The one operator with a side effect that a graph may call: it writes a buffer."""
 
 NAMESPACES = ("aten", "prims")
-_FORBIDDEN = ("from_file", "set_data", "_import_py_pickle")
 _TARGET = re.compile(r"([a-z]+)\.([A-Za-z_][A-Za-z0-9_]*)\.([A-Za-z_][A-Za-z0-9_]*)")
 _MEMORY_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
 
@@ -31,18 +31,19 @@ _MEMORY_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "cha
 def resolve(target: str) -> torch._ops.OpOverload:
     """The operator that "namespace.name.overload" names.
 
-    Raises ArtifactError unless it is an existing operator of PyTorch itself without side effects,
-    an in-place form of the table below, or the write of a buffer.
+    Raises ArtifactError unless it is an existing operator of PyTorch itself that takes and makes
+    tensors without side effects, an in-place form of the table below, or the write of a buffer.
     """
     match = _TARGET.fullmatch(target)
-    if match is None or match[1] not in NAMESPACES or match[2] in _FORBIDDEN:
+    if match is None or match[1] not in NAMESPACES:
         raise ArtifactError(f"{target!r} is not the name of an operator that a graph may call")
     packet = getattr(getattr(torch.ops, match[1]), match[2], None)
     overload = getattr(packet, match[3], None)
     if not isinstance(overload, torch._ops.OpOverload):
         raise ArtifactError(f"this PyTorch ({torch.__version__}) has no operator {target!r}")
-    if overload._schema.is_mutable and target != WRITE_TARGET and target not in _MUTABLE:
-        raise ArtifactError(f"the operator {target!r} changes its arguments")
+    reason = objection(overload, target == WRITE_TARGET or target in _MUTABLE)
+    if reason is not None:
+        raise ArtifactError(f"the operator {target!r} {reason}")
     return overload
 
 

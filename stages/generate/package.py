@@ -24,7 +24,7 @@ from stages.replay.referee import replay
 
 _RUNTIME = Path(__file__).parent / "runtime"
 _COPIED = ("chain.py", "facts.py", "guards.py", "outputs.py", "wrap.py")
-_AGAIN = Path(__file__).parents[1] / "device/again.py"
+_DEVICE = Path(__file__).parents[1] / "device"
 
 
 def write_package(
@@ -55,8 +55,9 @@ def package(graph: Graph, steps: Sequence[Step], plan: Mapping[str, Any]) -> dic
     }
     for name in _COPIED:
         texts[name] = (_RUNTIME / name).read_text()
+    texts["trees.py"] = (_DEVICE / "trees.py").read_text()
     if "from .again import" in program.text:
-        texts["again.py"] = _AGAIN.read_text()
+        texts["again.py"] = (_DEVICE / "again.py").read_text()
     files = {name: text.encode() for name, text in texts.items()}
     data = constants(graph, program)
     return files if data is None else files | {"constants.bin": data}

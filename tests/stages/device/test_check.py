@@ -62,3 +62,49 @@ def test_doctored_graphs_do_not() -> None:
         with pytest.raises(ArtifactError, match=r"^graph\.arrow: "):
             check_program(case, "graph.arrow")
             pytest.fail(f"case {index} passes")
+
+
+BEYOND = [
+    ("aten.as_strided.default", "[2,3,4,4],[48,16,4,1],1"),
+    ("aten.as_strided.default", "[2,3,4,4],[480,16,4,1]"),
+    ("aten.as_strided.default", "[4611686018427387904,4],[0,0]"),
+    ("aten.as_strided_copy.default", "[2,3,4,4],[480,16,4,1]"),
+    ("prims.as_strided.default", "[2,3,4,4],[480,16,4,1],0"),
+    ("aten.expand.default", "[4611686018427387904,3,4,4]"),
+    ("aten.resize.default", "[1000]"),
+    ("aten.resize_.default", "[1000]"),
+    ("aten._copy_from.default", '{"value":0}'),
+    ("aten.native_batch_norm.default", 'null,null,{"value":0},null,true,0.1,0.1'),
+    ("aten.bernoulli.default", ""),
+    ("aten.relu_.default", ""),
+    ("aten.add_.Scalar", "1"),
+]
+
+
+@pytest.mark.parametrize(("target", "rest"), BEYOND)
+def test_an_op_keeps_to_the_memory_of_what_it_reads(
+    target: str, rest: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    graph = graph_of("normalised")
+    op = next(op for op in graph.ops if op.target == "aten.relu.default")
+    [read] = op.inputs
+    rest = rest.replace('"value":0', f'"value":{read}')
+    text = f'{{"args":[{{"value":{read}}}{"," + rest if rest else ""}],"kwargs":{{}}}}'
+    doctored = with_op(graph, op.target, target=target, arguments=text)
+    with pytest.raises(ArtifactError, match=r"^graph\.arrow: [^\n]*$"):
+        check_program(doctored, "graph.arrow")
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("size", [2**40, 2**62, 2**63 - 1])
+@pytest.mark.parametrize("kind", ["parameter", "input", "intermediate"])
+def test_sizes_beyond_any_memory_are_refused(size: int, kind: str) -> None:
+    graph = graph_of("normalised")
+    index = next(value.id for value in graph.values if value.kind == kind and value.shape)
+    values = list(graph.values)
+    shape = [size, *values[index].shape[1:]]
+    for changes in ({"shape": shape}, {"strides": shape}, {"offset": size}):
+        values[index] = replace(graph.values[index], **changes)
+        if values[index].kind == "intermediate" or size > 2**60:
+            with pytest.raises(ArtifactError, match=r"^graph\.arrow: value "):
+                check_program(replace(graph, values=values), "graph.arrow")

@@ -1,0 +1,400 @@
+"""Nested structures of a call's arguments and of its result, written down as text.
+
+Reading a text imports nothing and calls nothing, and a class that it names is only found where it
+has been imported already. Objects are rebuilt from their state, so that no constructor runs, but
+for classes registered with PyTorch's pytree, which rebuild themselves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from inspect import Parameter, Signature
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+_DEPTH, _NODES = 100, 1_000_000
+_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+_REGISTERED_BY_NAME = ("transformers.cache_utils:DynamicCache",)
+_SEQUENCES: dict[str, type] = {"tuple": tuple, "list": list, "size": torch.Size}
+_MAPPINGS: dict[str, type] = {"dict": dict, "ordered": OrderedDict}
+_WORDS = {kind: word for word, kind in (_SEQUENCES | _MAPPINGS).items()}
+
+
+def flatten(value: Any) -> tuple[list[Any], str]:
+    """The leaves of a value, and the text of its structure, which `read_tree` takes.
+
+    Structure are tuples, lists and dictionaries of exactly these types, ordered dictionaries,
+    named tuples, dataclasses, ordered dictionaries that are dataclasses too (model outputs), and
+    classes registered with pytree whose context is plain. Anything else is a leaf: so are objects
+    of classes that nobody can find by their name, and dictionaries with other keys than strings,
+    integers and booleans. Raises ValueError where the value is nested too deeply, or in itself.
+    """
+    leaves: list[Any] = []
+    tree = _described(value, leaves, 0, [0])
+    return leaves, json.dumps(tree.written(), separators=(",", ":"))
+
+
+def read_tree(text: str) -> Tree:
+    """The structure that a text describes; raises ValueError, in a sentence, where it does not."""
+    try:
+        written = json.loads(text, parse_constant=_refuse_constant)
+        return _read(written, 0, [0])
+    except (RecursionError, TypeError, json.JSONDecodeError):
+        raise ValueError("the text of a structure is not JSON of the known form") from None
+
+
+@dataclasses.dataclass(frozen=True)
+class Tree:
+    """A structure: a leaf where `kind` is "", else an object of that kind with its `children`.
+
+    `name` is the "module:qualname" of a class. `keys` name the children: keys of a mapping or
+    attributes. `context` is what a registered class says of itself, and of a model output how many
+    of its keys are items; the others are attributes beside them.
+    """
+
+    kind: str = ""
+    children: tuple[Tree, ...] = ()
+    name: str = ""
+    keys: tuple[Any, ...] = ()
+    context: Any = None
+    count: int = dataclasses.field(init=False, compare=False)
+    """The number of leaves."""
+
+    def __post_init__(self) -> None:
+        count = sum(child.count for child in self.children) if self.kind else 1
+        object.__setattr__(self, "count", count)
+
+    def unflatten(self, leaves: Iterable[Any]) -> Any:
+        """The value of this structure that has these leaves.
+
+        Raises ValueError where they are too few or too many, or a class is not there or is
+        another than the text says.
+        """
+        given = list(leaves)
+        if len(given) != self.count:
+            raise ValueError(f"{len(given)} leaves are given for a structure of {self.count}")
+        return self._built(iter(given))
+
+    def flatten_as(self, value: Any, name: str = "it") -> list[Any]:
+        """The leaves of a value of this structure.
+
+        Raises ValueError where its structure is another, with words that begin with `name`.
+        """
+        leaves: list[Any] = []
+        self._take(value, name, leaves)
+        return leaves
+
+    def paths(self, name: str) -> list[str]:
+        """What a person would write to get at each leaf of the value `name`."""
+        if not self.kind:
+            return [name]
+        steps = zip(self._steps(), self.children, strict=True)
+        return [path for step, child in steps for path in child.paths(name + step)]
+
+    def bind(self, signature: Signature) -> dict[str, tuple[Tree, list[int]]]:
+        """The arguments, by the name of the parameter, of a call whose (args, kwargs) this is:
+        their structures, and the positions of their leaves among all leaves.
+
+        Builds nothing. Raises TypeError where the signature takes no such call, ValueError where
+        this is no structure of a call.
+        """
+        if self.kind != "tuple" or [child.kind for child in self.children] != ["tuple", "dict"]:
+            raise ValueError("the structure is not that of a call's arguments")
+        args, kwargs = self.children
+        if not _are(list(kwargs.keys), (str,)):
+            raise ValueError("the structure is not that of a call's arguments")
+        named = dict(zip(kwargs.keys, _placed(kwargs.children, args.count), strict=True))
+        bound = signature.bind(*_placed(args.children, 0), **named)
+        return {
+            name: _joined(signature.parameters[name].kind, given)
+            for name, given in bound.arguments.items()
+        }
+
+    def written(self) -> Any:
+        """The JSON of this structure, as `read_tree` takes its text."""
+        if not self.kind:
+            return None
+        children = [child.written() for child in self.children]
+        plain = self.kind in _SEQUENCES
+        return [self.kind, children, *([] if plain else [self.name, [*self.keys], self.context])]
+
+    def _steps(self) -> Iterator[str]:
+        if self.kind in _SEQUENCES or self.kind == "registered":
+            yield from (f"[{position}]" for position in range(len(self.children)))
+        for key in self.keys:
+            attribute = self.kind not in _MAPPINGS and _is_word(key)
+            yield f".{key}" if attribute else f"[{key!r}]"
+
+    def _built(self, leaves: Iterator[Any]) -> Any:
+        if not self.kind:
+            return next(leaves)
+        items = [child._built(leaves) for child in self.children]
+        if self.kind == "size" and not _are(items, (int,)):
+            return tuple(items)
+        if self.kind in _SEQUENCES:
+            return _SEQUENCES[self.kind](items)
+        if self.kind in _MAPPINGS:
+            return _MAPPINGS[self.kind](zip(self.keys, items, strict=True))
+        kind = _class_of(self)
+        try:
+            return _CLASSES[self.kind][2](self, kind, items)
+        except Exception as error:  # whatever a class makes of parts that it was not made of
+            raise ValueError(f"no {self.name} can be made of these parts ({error})") from error
+
+    def _take(self, value: Any, name: str, leaves: list[Any]) -> None:
+        if not self.kind:
+            leaves.append(value)
+            return
+        found, items = _opened(value) or (Tree(), [])
+        if not self._admits(found):
+            raise ValueError(f"{name} is a {found.said(value)} instead of a {self.said()}")
+        if found.keys != self.keys or found.context != self.context:
+            mine, own = [*found.keys, found.context], [*self.keys, self.context]
+            raise ValueError(f"{name} has the parts {mine} instead of {own}")
+        if len(items) != len(self.children):
+            raise ValueError(f"{name} has {len(items)} parts instead of {len(self.children)}")
+        for step, child, item in zip(self._steps(), self.children, items, strict=True):
+            child._take(item, name + step, leaves)
+
+    def _admits(self, found: Tree) -> bool:
+        if self.kind in ("tuple", "size"):
+            return found.kind in ("tuple", "size")
+        return found.kind == self.kind and found.name in (self.name, _in_main(self.name))
+
+    def said(self, value: Any = None) -> str:
+        """A word for the outermost structure; a leaf's is the type of its value."""
+        words = {"": type(value).__qualname__, "ordered": "OrderedDict", "size": "tuple"}
+        return self.name.partition(":")[2] or words.get(self.kind, self.kind)
+
+
+def _described(value: Any, leaves: list[Any], depth: int, seen: list[int]) -> Tree:
+    _count(depth, seen)
+    found = _opened(value)
+    if found is None:
+        leaves.append(value)
+        return Tree()
+    tree, items = found
+    children = tuple(_described(item, leaves, depth + 1, seen) for item in items)
+    return dataclasses.replace(tree, children=children)
+
+
+def _opened(value: Any) -> tuple[Tree, list[Any]] | None:
+    """The outermost structure of a value, without children, and what it holds; None for a leaf."""
+    kind = type(value)
+    if kind in _SEQUENCES.values():
+        return Tree(_WORDS[kind]), list(value)
+    if kind in _MAPPINGS.values():
+        known = _are(list(value), (str, int, bool))
+        tree = Tree(_WORDS[kind], keys=tuple(value))
+        return (tree, list(value.values())) if known else None
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    if not _NAME.fullmatch(name) or _find(name) is not kind:
+        return None
+    return next(
+        (take(value, name) for belongs, take, _ in _CLASSES.values() if belongs(kind)), None
+    )
+
+
+def _open_namedtuple(value: Any, name: str) -> tuple[Tree, list[Any]] | None:
+    if getattr(value, "__dict__", None):
+        return None
+    return Tree("namedtuple", name=name, keys=type(value)._fields), list(value)
+
+
+def _open_dataclass(value: Any, name: str) -> tuple[Tree, list[Any]] | None:
+    """All attributes of the instance: its fields, and what was set beside them."""
+    fields = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
+    state = {name: getattr(value, name) for name in fields}
+    state |= {k: v for k, v in getattr(value, "__dict__", {}).items() if k not in state}
+    if not all(map(_is_word, state)):
+        return None
+    return Tree("dataclass", name=name, keys=tuple(state)), list(state.values())
+
+
+def _open_output(value: Any, name: str) -> tuple[Tree, list[Any]] | None:
+    held, attributes = dict(OrderedDict.items(value)), vars(value)
+    state = {key: item for key, item in attributes.items() if key not in held}
+    same = all(attributes.get(key, item) is item for key, item in held.items())
+    if not same or not all(map(_is_word, (*held, *state))):
+        return None
+    tree = Tree("output", name=name, keys=(*held, *state), context=len(held))
+    return tree, [*held.values(), *state.values()]
+
+
+def _open_registered(value: Any, name: str) -> tuple[Tree, list[Any]] | None:
+    try:
+        items, context = pytree.SUPPORTED_NODES[type(value)].flatten_fn(value)
+    except Exception:  # whatever a class makes of a state that it cannot take apart
+        return None
+    known = _is_plain(context, 0)
+    return (Tree("registered", name=name, context=context), list(items)) if known else None
+
+
+def _rebuild_namedtuple(tree: Tree, kind: Any, items: list[Any]) -> Any:
+    if kind._fields != tree.keys:
+        raise ValueError("its fields are others")
+    return tuple.__new__(kind, items)
+
+
+def _rebuild_dataclass(tree: Tree, kind: Any, items: list[Any]) -> Any:
+    made = object.__new__(kind)
+    fields = {field.name for field in dataclasses.fields(kind)}
+    for key, item in zip(tree.keys, items, strict=True):
+        if key in fields:
+            object.__setattr__(made, key, item)
+        else:
+            vars(made)[key] = item
+    return made
+
+
+def _rebuild_output(tree: Tree, kind: Any, items: list[Any]) -> Any:
+    made: Any = OrderedDict.__new__(kind)
+    for key, item in zip(tree.keys[: tree.context], items, strict=False):
+        OrderedDict.__setitem__(made, key, item)
+    vars(made).update(zip(tree.keys, items, strict=True))
+    return made
+
+
+def _rebuild_registered(tree: Tree, kind: Any, items: list[Any]) -> Any:
+    return pytree.SUPPORTED_NODES[kind].unflatten_fn(items, tree.context)
+
+
+def _is_namedtuple(kind: type) -> bool:
+    fields = getattr(kind, "_fields", None)
+    return issubclass(kind, tuple) and isinstance(fields, tuple) and all(map(_is_word, fields))
+
+
+def _is_dataclass(kind: type) -> bool:
+    own = dataclasses.is_dataclass(kind) and kind.__new__ is object.__new__
+    return own and not issubclass(kind, torch.nn.Module)
+
+
+def _is_output(kind: type) -> bool:
+    return dataclasses.is_dataclass(kind) and issubclass(kind, OrderedDict)
+
+
+def _is_registered(kind: type) -> bool:
+    if kind not in pytree.SUPPORTED_NODES or kind.__module__ in ("collections", "builtins"):
+        return False
+    named = f"{kind.__module__}:{kind.__qualname__}" in _REGISTERED_BY_NAME
+    return named or issubclass(kind, (tuple, list, dict)) or dataclasses.is_dataclass(kind)
+
+
+_Open = Callable[[Any, str], tuple[Tree, list[Any]] | None]
+_Rebuild = Callable[[Tree, Any, list[Any]], Any]
+_CLASSES: dict[str, tuple[Callable[[type], bool], _Open, _Rebuild]] = {
+    "namedtuple": (_is_namedtuple, _open_namedtuple, _rebuild_namedtuple),
+    "dataclass": (_is_dataclass, _open_dataclass, _rebuild_dataclass),
+    "output": (_is_output, _open_output, _rebuild_output),
+    "registered": (_is_registered, _open_registered, _rebuild_registered),
+}
+"""Kinds of classes: which belong to it, how an object is taken apart, and how it is rebuilt."""
+
+
+def _class_of(tree: Tree) -> type:
+    """The class that a structure names; raises ValueError where it is not there, or is no class of
+    that kind."""
+    module, _, qualname = tree.name.partition(":")
+    kind = _find(tree.name) or _find(_in_main(tree.name))
+    if kind is None:
+        raise ValueError(f"there is no class {qualname} in {module}, or it is not imported yet")
+    if not _CLASSES[tree.kind][0](kind):
+        raise ValueError(f"{tree.name} is not of the kind {tree.kind!r}, which was written of it")
+    return kind
+
+
+def _find(name: str) -> type | None:
+    """The class of a name, among what has been imported; nothing is asked that could import."""
+    module, _, qualname = name.partition(":")
+    place: Any = sys.modules.get(module)
+    if not isinstance(place, ModuleType):
+        return None
+    for part in qualname.split("."):
+        place = vars(place).get(part)
+        if not isinstance(place, type):
+            return None
+    return place
+
+
+def _in_main(name: str) -> str:
+    """A script's classes have this name while it runs, and another when it is imported."""
+    return f"__main__:{name.partition(':')[2]}"
+
+
+def _placed(trees: Sequence[Tree], start: int) -> Iterator[tuple[Tree, list[int]]]:
+    for tree in trees:
+        yield tree, list(range(start, start + tree.count))
+        start += tree.count
+
+
+def _joined(kind: Any, given: Any) -> tuple[Tree, list[int]]:
+    """One argument of a call; what a parameter gathers is one tuple, or one dictionary."""
+    if kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
+        return given
+    named = kind is Parameter.VAR_KEYWORD
+    parts = list(given.values()) if named else list(given)
+    children, keys = tuple(tree for tree, _ in parts), tuple(given) if named else ()
+    positions = [position for _, places in parts for position in places]
+    return Tree("dict" if named else "tuple", children, keys=keys), positions
+
+
+def _read(written: Any, depth: int, seen: list[int]) -> Tree:
+    _count(depth, seen)
+    if written is None:
+        return Tree()
+    if not isinstance(written, list) or len(written) not in (2, 5) or not _are(written[:1], (str,)):
+        raise ValueError("a structure is of an unknown form")
+    kind, parts, name, keys, context = (*written, "", [], None)[:5]
+    if not isinstance(parts, list) or not _is_known(kind, name, keys, context, len(parts)):
+        raise ValueError(f"a structure is of an unknown form, {str(kind)[:40]!r}")
+    children = tuple(_read(part, depth + 1, seen) for part in parts)
+    return Tree(kind, children, name, tuple(keys), context)
+
+
+def _is_known(kind: str, name: Any, keys: Any, context: Any, count: int) -> bool:
+    if kind in _SEQUENCES:
+        return name == "" and keys == [] and context is None
+    if kind in _MAPPINGS:
+        return name == "" and context is None and _names(keys, (str, int, bool), count)
+    if kind not in _CLASSES or not isinstance(name, str) or not _NAME.fullmatch(name):
+        return False
+    if kind == "registered":
+        return keys == [] and _is_plain(context, 0)
+    fits = type(context) is int and 0 <= context <= count if kind == "output" else context is None
+    return fits and _names(keys, (str,), count) and all(map(_is_word, keys))
+
+
+def _names(keys: Any, kinds: tuple[type, ...], count: int) -> bool:
+    return _are(keys, kinds) and len(set(keys)) == len(keys) == count
+
+
+def _are(items: Any, kinds: tuple[type, ...]) -> bool:
+    return isinstance(items, list) and all(type(item) in kinds for item in items)
+
+
+def _is_word(key: Any) -> bool:
+    return type(key) is str and key.isidentifier() and not key.startswith("__")
+
+
+def _is_plain(context: Any, depth: int) -> bool:
+    if type(context) is list and depth < _DEPTH:
+        return all(_is_plain(item, depth + 1) for item in context)
+    return type(context) in (str, int, bool, type(None))
+
+
+def _count(depth: int, seen: list[int]) -> None:
+    seen[0] += 1
+    if depth > _DEPTH or seen[0] > _NODES:
+        raise ValueError(f"a structure is nested more than {_DEPTH} deep, or has too many parts")
+
+
+def _refuse_constant(text: str) -> Any:
+    raise ValueError(f"the text of a structure holds {text}, which is no JSON")
