@@ -42,8 +42,8 @@ def simulate(problem: Problem, run: Run) -> Figures:
     """Plays a run; every storage is freed right after its last use before it is made again.
 
     A random node that runs twice has its saved state from before its first run to after its last,
-    and one more while it is restored, as the referee counts it. Raises ValueError when a node reads what has not been made, runs
-    again though it must not, or the loss's inputs are missing.
+    and one more while it is restored, as the referee counts it. Raises ValueError when a node reads
+    what has not been made, runs again though it must not, or the loss's inputs are missing.
     """
     order = [*run.forward, problem.loss, *run.backward]
     check_order(problem, order)
