@@ -18,6 +18,7 @@ from schemas.errors import ModelError
 from schemas.graph import LOSS_TARGET, NONE, Graph
 from stages.device.factory import Built
 from stages.device.meter import Timing, session, time_calls
+from stages.profile.ambient import plain_state, trained_state
 from stages.profile.code import code_of
 from stages.profile.measure import make_cost
 from stages.profile.operands import make_tensor, normal
@@ -35,6 +36,11 @@ def measure_loss(graph: Graph, loss: Loss, known: Cost | None = None) -> Cost:
     each time; where it is that of `known`, what a loss of the same code cost, that is the cost.
     Raises ModelError when the loss fails.
     """
+    with trained_state(graph):
+        return _measure_loss(graph, loss, known)
+
+
+def _measure_loss(graph: Graph, loss: Loss, known: Cost | None) -> Cost:
     op = next(op for op in graph.ops if op.target == LOSS_TARGET)
     run = _LossRun(graph, loss)
     try:
@@ -95,7 +101,8 @@ class _LossRun:
                 self.leaves.append(json.loads(output.constant))
                 continue
             if output.value not in made:
-                tensor = make_tensor(graph.values[output.value], normal, device)
+                with plain_state():
+                    tensor = make_tensor(graph.values[output.value], normal, device)
                 made[output.value] = tensor
                 if output.tangent != NONE:
                     self.differentiable.append(tensor.requires_grad_())
