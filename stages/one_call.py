@@ -105,23 +105,12 @@ def _built(
     return move(built, device), device
 
 
-def _name(built: Built) -> str:
-    """A label for the model; with a loss, one that names its code, since a loss is measured by
-    the model's label."""
-    name = type(built.model).__name__
-    if built.loss is None:
-        return name
-    code = getattr(built.loss, "__code__", None)
-    text = repr((code.co_code, code.co_consts, code.co_names) if code else built.loss)
-    return f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-
-
 def _trace(built: Built, store: Path, device: str) -> Path:
     """The path of the traced graph in the store."""
     from schemas.graph import write_graph
     from stages.trace.trace import trace
 
-    graph = trace(built, _name(built), device)
+    graph = trace(built, type(built.model).__name__, device)
     path = _filed(store / "calls", "graph.arrow", lambda path: write_graph(path, graph))
     keep_records("trace", Made([path], [], {"name": graph.model, "device": device}))
     return path

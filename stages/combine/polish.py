@@ -89,8 +89,9 @@ class Polisher:
         """Polished sequences for a grid of budgets from keep-all's peak down to where no start
         can be repaired any more; `least` is a peak that no sequence goes below.
 
-        Each budget is polished by itself, so that the result does not depend on `workers`; then
-        each takes over what a smaller budget found, where relaxing that is faster.
+        Each budget is polished by itself and the grid ends at the first that is missed, so that
+        the result does not depend on `workers`; then each takes over what a smaller budget found,
+        where relaxing that is faster.
         """
         measured = [self.measure(sequence) for sequence in starts]
         found: list[tuple[int, Polished]] = []
@@ -104,9 +105,10 @@ class Polisher:
                         group,
                     )
                 )
-                found += zip(group, results, strict=True)
-                if any(result.peak > budget for budget, result in found[-workers:]):
-                    break
+                for budget, result in zip(group, results, strict=True):
+                    found.append((budget, result))
+                    if result.peak > budget:
+                        return self._inherit(found)
         return self._inherit(found)
 
     def _inherit(self, found: Sequence[tuple[int, Polished]]) -> list[Polished]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,9 +18,14 @@ from schemas.graph import NONE, Graph, Op, decode_arguments
 from stages.device.again import batch_norm_again
 from stages.device.meter import Timing, measure, time_calls
 from stages.device.operators import decode, in_place_calls, position_of, resolve
+from stages.profile.ambient import plain_state
 from stages.profile.forms import RANDOM_STATE_KEY
-from stages.profile.operands import contents_of, extent, make_operands, refill
+from stages.profile.operands import contents_of, extent, refill
+from stages.profile.origins import REFUSALS, attempts
 from stages.profile.sweep import make_sweep
+
+HOST_BYTES = 64 << 20
+"""Ops of a GPU that take no more than this are tried on the CPU first."""
 
 SECONDS = 0.05
 """Time spent on the repeated calls of one op, more where they differ much."""
@@ -34,15 +39,39 @@ def measure_op(
     caches as a step has them. Raises ModelError when the op fails."""
     overload = resolve(op.target)
     try:
-        with torch.no_grad():
-            operands = make_operands(graph, op, overload, device)
-            run = _OpRun(graph, op, overload, operands, limit)
+        with plain_state():
+            run = _accepted(graph, op, overload, device, limit)
             return [run.cost(value) for value in (NONE, AGAIN, *op.in_place) if value in wanted]
-    except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
+    except REFUSALS as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(
             f"op {op.id} ({op.target}) of {graph.model} cannot be run: {reason}"
         ) from error
+
+
+def _accepted(
+    graph: Graph, op: Op, overload: OpOverload, device: torch.device, limit: int
+) -> _OpRun:
+    """The op with the first operands that it takes; raises the first refusal where it takes none.
+
+    An op of a GPU is tried on the CPU first: there an operand outside its domain is an error like
+    any other, on a GPU it ends the process's use of it.
+    """
+    refusal: BaseException | None = None
+    small = footprint(graph, op) <= HOST_BYTES
+    for on_host in (True, False) if device.type == "cuda" and small else (False,):
+        for number, attempt in enumerate(attempts(graph, op, overload, device, limit)):
+            try:
+                run = _OpRun(graph, op, overload, attempt(), limit, plain=number == 0)
+                (run.on_host() if on_host else run).ordinary()()
+            except torch.OutOfMemoryError:
+                raise
+            except REFUSALS as error:
+                refusal = refusal or error
+            else:
+                return run
+    assert refusal is not None
+    raise refusal
 
 
 def footprint(graph: Graph, op: Op) -> int:
@@ -58,13 +87,14 @@ def footprint(graph: Graph, op: Op) -> int:
 
 def measure_random_state(device: torch.device) -> Cost:
     """The row of the random state: the bytes of one, the seconds of a save and a restore."""
-    if device.type == "cuda":
-        size, timing = 0, time_calls(device, lambda: _renew_cuda_state(device))
-    else:
-        usage, state = measure(device, torch.get_rng_state)
-        size = usage.net
-        del state
-        timing = time_calls(device, lambda: torch.set_rng_state(torch.get_rng_state()))
+    with plain_state():
+        if device.type == "cuda":
+            size, timing = 0, time_calls(device, lambda: _renew_cuda_state(device))
+        else:
+            usage, state = measure(device, torch.get_rng_state)
+            size = usage.net
+            del state
+            timing = time_calls(device, lambda: torch.set_rng_state(torch.get_rng_state()))
     return Cost(
         RANDOM_STATE_KEY, RANDOM_STATE_TARGET, NONE, timing.median, timing.spread, size, size
     )
@@ -76,13 +106,15 @@ def _renew_cuda_state(device: torch.device) -> None:
 
 @dataclass
 class _OpRun:
-    """Runs the forms of one op on operands that stay the same."""
+    """Runs the forms of one op on operands that stay the same, or are filled again; with `plain`
+    they are the ordinary fills."""
 
     graph: Graph
     op: Op
     overload: OpOverload
     operands: dict[int, Tensor]
     limit: int
+    plain: bool = True
 
     def cost(self, in_place: int) -> Cost:
         """Runs a form once to warm up, once for its memory, and often for its time."""
@@ -151,14 +183,26 @@ class _OpRun:
 
     def renewal(self, value: int) -> Callable[[], None]:
         """What gives an overwritten operand new contents."""
+        operand = self.operands[value]
+        if not self.plain:
+            kept = operand.clone()
+            return lambda: _restore(operand, kept)
         fill = contents_of(self.graph, self.op, self.overload, value)
         return lambda: refill(self.operands[value], self.graph.values[value], fill)
+
+    def on_host(self) -> _OpRun:
+        """The same op with its operands on the CPU."""
+        return replace(self, operands={key: value.cpu() for key, value in self.operands.items()})
 
     def decoded(self) -> tuple[list[Any], dict[str, Any]]:
         """The arguments of the call, with the operands in place of the values."""
         args, kwargs = decode_arguments(self.op)
         decoded = {name: decode(argument, self.operands) for name, argument in kwargs.items()}
         return [decode(argument, self.operands) for argument in args], decoded
+
+
+def _restore(operand: Tensor, kept: Tensor) -> None:
+    operand.copy_(kept)
 
 
 def make_cost(graph: Graph, op: Op, in_place: int, timing: Timing, peak: int, net: int) -> Cost:

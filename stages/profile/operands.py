@@ -51,9 +51,12 @@ _FORWARDS: dict[str, tuple[str, dict[str, int]]] = {
 
 
 def make_operands(
-    graph: Graph, op: Op, overload: OpOverload, device: torch.device
+    graph: Graph, op: Op, overload: OpOverload, device: torch.device, ordinary: Fill | None = None
 ) -> dict[int, Tensor]:
-    """Tensors for all values that an op reads, by value id, each in a storage of its own."""
+    """Tensors for all values that an op reads, by value id, each in a storage of its own.
+
+    `ordinary` fills what needs no particular contents: `normal` unless given.
+    """
     named = _named_arguments(op, overload)
     name = op_name(overload)
     fills = _fills(graph, name, named)
@@ -62,7 +65,7 @@ def make_operands(
     def make(values: Iterator[int]) -> None:
         for value in values:
             if value not in operands:
-                fill = fills.get(value, normal)
+                fill = fills.get(value, ordinary or normal)
                 operands[value] = make_tensor(graph.values[value], fill, device)
 
     if name in _FORWARDS:
@@ -136,6 +139,14 @@ def positive(base: Tensor) -> None:
         normal(base)
     else:
         base.fill_(1)
+
+
+def unit(base: Tensor) -> None:
+    """Numbers in the unit interval, masks and integers as in `normal`."""
+    if base.dtype.is_floating_point:
+        _tile(base, torch.rand(min(base.numel(), _TILE)) * 0.98 + 0.01)
+    else:
+        normal(base)
 
 
 def below(bound: int) -> Fill:

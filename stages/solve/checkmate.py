@@ -118,7 +118,8 @@ def _ancestors(problem: Problem, among: set[int], nodes: Iterable[int]) -> set[i
 
 class Checkmate:
     """The ILP of one block: `program` minimises the seconds of recomputation, in shares of
-    `scale` seconds. `feasible` is False where constants alone break a limit."""
+    `scale` seconds. `feasible` is False where constants alone break a limit. Saved random states
+    are not counted: what it proves holds with them too, and `simulate` adds them to a solution."""
 
     def __init__(self, problem: Problem, stages: Sequence[Stage], peak: int, save: int) -> None:
         """Builds the program for limits in bytes, counted as in `schemas.options`."""

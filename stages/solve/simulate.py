@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -40,23 +41,22 @@ class Figures:
 def simulate(problem: Problem, run: Run) -> Figures:
     """Plays a run; every storage is freed right after its last use before it is made again.
 
-    A random node that runs twice keeps its saved state from the first run to the last, and one
-    more while it is restored. Raises ValueError when a node reads what has not been made, runs
-    again though it must not, or the loss's inputs are missing.
+    A random node that runs twice has its saved state from before its first run to after its last,
+    and one more while it is restored, as the referee counts it. Raises ValueError when a node reads
+    what has not been made, runs again though it must not, or the loss's inputs are missing.
     """
     order = [*run.forward, problem.loss, *run.backward]
     check_order(problem, order)
     change = _changes(problem, order)
+    runs = Counter(order)
     live = 0
     before, peaks = [], []
-    seen: set[int] = set()
     for step, position in enumerate(order):
         node = problem.nodes[position]
-        restored = problem.state_bytes if node.random and position in seen else 0
+        saving = node.random and runs[position] > 1
         before.append(live)
-        peaks.append(live + node.peak + restored)
+        peaks.append(live + node.peak + (problem.state_bytes if saving else 0))
         live += change[step]
-        seen.add(position)
     middle = len(run.forward)
     return Figures(
         save=before[middle],

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from data import models
-from schemas.costs import Costs, Device
+from schemas.costs import Costs, Device, op_key, write_costs
 from schemas.errors import ArtifactError, ConfigError, ModelError
 from schemas.graph import LOSS_TARGET, NONE, Graph
 from stages.device.factory import check_result
@@ -22,6 +22,7 @@ from stages.profile import measure
 from stages.profile.device import describe_device
 from stages.profile.forms import distinct_forms
 from stages.profile.library import Library, device_digest, open_library
+from stages.profile.loss import library_key
 from stages.profile.profile import profile
 from stages.trace.trace import trace
 
@@ -201,6 +202,47 @@ def test_a_loss_needs_the_factory_and_must_work(tmp_path: Path) -> None:
             profile(graph, None, opened)
         with pytest.raises(ModelError, match="loss of classifier"):
             profile(graph, lambda output: output["absent"], opened)
+
+
+def scaled(hidden: int) -> Any:
+    def loss(output: dict[str, Any]) -> torch.Tensor:
+        logits = output["logits"]
+        return (logits.unsqueeze(-1) * torch.ones(hidden)).exp().mean()
+
+    return loss
+
+
+def test_losses_of_one_label_and_shape_have_costs_of_their_own(tmp_path: Path) -> None:
+    graph = graph_of((*classifier()[:2], scaled(2)))
+    key = op_key(graph, next(op for op in graph.ops if op.target == LOSS_TARGET))
+    peaks = []
+    for loss in (cross_entropy, scaled(2), scaled(500), scaled(2)):
+        with library(tmp_path) as opened:
+            peaks.append(profile(graph, loss, opened).rows[key].peak)
+    assert len(set(peaks)) == 3 and peaks[1] == peaks[3]
+    assert peaks[2] > 4 * 4 * 5 * 500
+
+
+def test_a_loss_that_is_the_same_keeps_its_costs(tmp_path: Path) -> None:
+    graph = graph_of((*classifier()[:2], scaled(2)))
+    digests = []
+    for _ in range(2):
+        with library(tmp_path / "store") as opened:
+            digests.append(write_costs(tmp_path / "costs.arrow", profile(graph, scaled(2), opened)))
+    assert digests[0] == digests[1]
+
+
+def test_what_a_loss_takes_is_measured_even_where_its_code_is_known(tmp_path: Path) -> None:
+    graph = graph_of((*classifier()[:2], scaled(2)))
+    loss = scaled(2)
+    known = library_key(graph, loss)
+    assert known is not None
+    key = op_key(graph, next(op for op in graph.ops if op.target == LOSS_TARGET))
+    with library(tmp_path) as opened:
+        honest = profile(graph, loss, opened).rows[key]
+        opened.add([replace(opened.costs.rows[known], peak=1 << 40)])
+        assert profile(graph, loss, opened).rows[key].peak == honest.peak
+        assert opened.costs.rows[known].peak == honest.peak
 
 
 def test_libraries_of_devices_are_apart(tmp_path: Path) -> None:

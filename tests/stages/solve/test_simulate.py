@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.problem import Problem
+from stages.combine.opening import Opener
+from stages.replay.referee import replay
 from stages.solve.hand import (
     backward_nodes,
     drop,
@@ -18,6 +21,8 @@ from stages.solve.hand import (
     without_useless,
 )
 from stages.solve.simulate import Run, simulate
+from tests.stages.combine.problems import problems
+from tests.stages.replay.graphs import graph_of
 from tests.stages.solve.blocks import perceptron, tiny_blocks
 
 
@@ -74,6 +79,37 @@ def test_a_random_node_that_runs_again_keeps_its_state() -> None:
     before, after = simulate(plain, run), simulate(random_, run)
     assert after.save == before.save + 3
     assert simulate(random_, keep_all(plain)).save == simulate(plain, keep_all(plain)).save
+
+
+def test_a_state_is_there_while_the_first_run_executes() -> None:
+    problem = perceptron(state_bytes=3, random=True)
+    problem.nodes[0] = replace(problem.nodes[0], peak=90)
+    assert simulate(problem, keep_all(problem)).forward_peak == 90
+    assert simulate(problem, drop(problem, {1})).forward_peak == 93
+
+
+@settings(deadline=None, max_examples=200)
+@given(problems(), st.randoms(use_true_random=False))
+def test_peaks_with_random_states_are_the_referees(problem: Problem, chance: random.Random) -> None:
+    nodes = [
+        replace(node, random=chance.random() < 0.5, peak=node.peak + chance.randrange(30))
+        if node.phase == "forward"
+        else node
+        for node in problem.nodes
+    ]
+    problem = replace(problem, nodes=nodes, state_bytes=5)
+    dropped = {storage for storage in droppable(problem) if chance.random() < 0.7}
+    run = drop(problem, dropped, again=chance.random() < 0.5)
+    figures = simulate(problem, run)
+    graph, costs = graph_of(problem, views=False)
+    order = [*run.forward, problem.loss, *run.backward]
+    played = replay(graph, costs, Opener(graph, problem).schedule(order, in_place=False))
+    peaks = [step.peak for step in played.steps if step.action == "compute"]
+    computed = [step.op for step in played.steps if step.action in ("compute", "loss")]
+    loss = computed.index(problem.loss)
+    assert figures.forward_peak == max([played.saved, *peaks[:loss]])
+    assert figures.backward_peak == max(peaks[loss:], default=0)
+    assert figures.save == played.saved
 
 
 @pytest.mark.parametrize(
