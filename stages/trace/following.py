@@ -48,6 +48,8 @@ class Follower(TorchFunctionMode):
         with self._described(place):
             result = func(*args, **named)
         self.log.append((words, place))
+        if isinstance(result, torch.Tensor):
+            self._numbers[result] = len(self.log)
         self.known.follow(func, args, named, result)
         return result
 
@@ -92,9 +94,9 @@ class Follower(TorchFunctionMode):
                     meta[name] = value
 
     def _words(self, argument: Any) -> str:
-        """What two equal runs give alike: tensors by number, bytes of arrays, plain values."""
+        """What two equal runs give alike: tensors by their maker, bytes of arrays, plain values."""
         if isinstance(argument, torch.Tensor):
-            number = self._numbers.setdefault(argument, len(self._numbers))
+            number = self._numbers.get(argument, "")
             return f"#{number} {argument.dtype}{list(argument.shape)}"
         if isinstance(argument, list | tuple):
             return f"[{', '.join(map(self._words, argument))}]"
