@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 from schemas.errors import ArtifactError
 from schemas.graph import FIXED_KINDS, LOSS_TARGET, NONE, Graph, Op, Value, decode_arguments
 from stages.device.operators import WRITE_TARGET, decode, resolve
+from stages.device.recurrent import LAYER, WORKSPACE
 
 
 def check_program(graph: Graph, where: str) -> None:
@@ -81,7 +82,17 @@ class _Check:
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise self.fail(f"{what} refuses its arguments: {first}") from error
         if not op.writes:
-            self.results(op, what, pytree.tree_leaves(results))
+            made = pytree.tree_leaves(results)
+            if op.target == LAYER and len(op.outputs) == len(made):
+                made[WORKSPACE] = self.workspace(op, what)
+            self.results(op, what, made)
+
+    def workspace(self, op: Op, what: str) -> torch.Tensor:
+        """The workspace that the graph says: a fake layer makes none."""
+        number = op.outputs[WORKSPACE]
+        if number == NONE or len(self.graph.values[number].shape) != 1:
+            raise self.fail(f"{what} makes no workspace")
+        return self.tensor(self.graph.values[number])
 
     def results(self, op: Op, what: str, results: list[Any]) -> None:
         if len(results) != len(op.outputs):

@@ -25,6 +25,7 @@ from stages.replay.referee import replay
 _RUNTIME = Path(__file__).parent / "runtime"
 _COPIED = ("chain.py", "facts.py", "guards.py", "outputs.py", "wrap.py")
 _AGAIN = Path(__file__).parents[1] / "device/again.py"
+_RECURRENT = Path(__file__).parents[1] / "device/recurrent.py"
 
 
 def write_package(
@@ -57,6 +58,8 @@ def package(graph: Graph, steps: Sequence[Step], plan: Mapping[str, Any]) -> dic
         texts[name] = (_RUNTIME / name).read_text()
     if "from .again import" in program.text:
         texts["again.py"] = _AGAIN.read_text()
+    if "from .recurrent import" in program.text:
+        texts["recurrent.py"] = _RECURRENT.read_text()
     files = {name: text.encode() for name, text in texts.items()}
     data = constants(graph, program)
     return files if data is None else files | {"constants.bin": data}

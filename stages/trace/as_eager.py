@@ -18,36 +18,38 @@ import torch
 from torch import fx
 from torch._C import DispatchKey
 
-_RESAMPLING = (
-    "upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d "
-    "_upsample_nearest_exact2d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d "
-    "upsample_trilinear3d upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa"
-).split()
+_KEPT = ("dropout", "native_batch_norm", "cudnn_batch_norm")
 _KEYS = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
 _PACKED = "find_packed_sequence_indices"
 
 
 @contextlib.contextmanager
 def whole_operators() -> Iterator[None]:
-    """Within it resampling is one operator forward and one backward."""
+    """Within it PyTorch's operators run the kernels that eager runs, not Python in their place."""
     hidden = []
-    for overload in _overloads(_RESAMPLING):
-        kernels = getattr(overload, "py_kernels", {})
+    for overload in _with_python():
+        kernels = overload.py_kernels
         hidden.append((overload, {key: kernels.pop(key) for key in _KEYS if key in kernels}))
         _forget_choice(overload)
     try:
         yield
     finally:
         for overload, kernels in hidden:
-            if kernels:
-                overload.py_kernels.update(kernels)
+            overload.py_kernels.update(kernels)
             _forget_choice(overload)
 
 
-def _overloads(names: list[str]) -> Iterator[torch._ops.OpOverload]:
-    for packet in (getattr(torch.ops.aten, name, None) for name in names):
-        if packet is not None:
-            yield from (getattr(packet, overload) for overload in packet.overloads())
+def _with_python() -> Iterator[torch._ops.OpOverload]:
+    """The operators that have a kernel in Python for one of the keys that only tracing asks for."""
+    for name in torch._C._dispatch_get_all_op_names():
+        namespace, _, rest = name.partition("::")
+        packet_name, _, overload_name = rest.partition(".")
+        if namespace != "aten" or packet_name in _KEPT:
+            continue
+        packet = getattr(torch.ops.aten, packet_name, None)
+        overload = getattr(packet, overload_name or "default", None)
+        if any(key in getattr(overload, "py_kernels", ()) for key in _KEYS):
+            yield overload
 
 
 def _forget_choice(overload: torch._ops.OpOverload) -> None:

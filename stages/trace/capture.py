@@ -75,12 +75,7 @@ def capture(built: Built, wanted: Callable[[Capture], set[int]] | None = None) -
 
 
 def _capture(built: Built, chosen: set[int] | None = None) -> Capture:
-    result = _joint(built, *_export(built, chosen))
-    if any("mkldnn_rnn" in str(node.target) for node in result.graph.graph.nodes):
-        # The export takes a recurrent layer of oneDNN for inference; its plain form can be trained.
-        with torch.backends.mkldnn.flags(enabled=False):
-            return _joint(built, *_export(built, chosen))
-    return result
+    return _joint(built, *_export(built, chosen))
 
 
 def _export(
