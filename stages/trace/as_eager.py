@@ -17,26 +17,64 @@ from typing import Any
 import torch
 from torch import fx
 from torch._C import DispatchKey
+from torch._functorch._aot_autograd import collect_metadata_analysis
+from torch.fx.experimental import proxy_tensor
 
 _KEPT = ("dropout", "native_batch_norm", "cudnn_batch_norm")
 _KEYS = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
+_MIRROR = "_mirror_autograd_meta_to"
+_UNCACHED = "disable_autocast_cache"
 _PACKED = "find_packed_sequence_indices"
 
 
 @contextlib.contextmanager
 def whole_operators() -> Iterator[None]:
-    """Within it PyTorch's operators run the kernels that eager runs, not Python in their place."""
+    """Within it PyTorch's operators run the kernels that eager runs, not Python in their place,
+    and autocast casts a leaf once for all its uses."""
     hidden = []
     for overload in _with_python():
         kernels = overload.py_kernels
         hidden.append((overload, {key: kernels.pop(key) for key in _KEYS if key in kernels}))
         _forget_choice(overload)
     try:
-        yield
+        with _kept_casts():
+            yield
     finally:
         for overload, kernels in hidden:
             overload.py_kernels.update(kernels)
             _forget_choice(overload)
+
+
+@contextlib.contextmanager
+def _kept_casts() -> Iterator[None]:
+    """Leaves autocast its cache, as it is in eager, but empty for each tracing: casts that another
+    tracing made are unknown to it. Only leaves are kept there, so leaves stay leaves."""
+    with contextlib.ExitStack() as stack:
+        if hasattr(torch, _MIRROR):
+            stack.enter_context(_replaced(torch, _MIRROR, _mirroring_leaves))
+        for module in (collect_metadata_analysis, proxy_tensor):
+            if hasattr(module, _UNCACHED):
+                stack.enter_context(_replaced(module, _UNCACHED, lambda _: _emptied_cache))
+        yield
+
+
+def _mirroring_leaves(mirror: Callable[..., None]) -> Callable[..., None]:
+    def to(source: torch.Tensor, other: torch.Tensor) -> None:
+        if source.is_leaf and source.requires_grad:
+            other.requires_grad_()
+        else:
+            mirror(source, other)
+
+    return to
+
+
+@contextlib.contextmanager
+def _emptied_cache() -> Iterator[None]:
+    torch.clear_autocast_cache()
+    try:
+        yield
+    finally:
+        torch.clear_autocast_cache()
 
 
 def _with_python() -> Iterator[torch._ops.OpOverload]:
@@ -69,6 +107,7 @@ def unnoticed() -> Iterator[None]:
     printed = io.StringIO()
     with contextlib.ExitStack() as stack:
         stack.enter_context(_replaced(torch.compiler, "is_exporting", _only_for_pytorch))
+        stack.enter_context(_kept_casts())
         masking = sys.modules.get("transformers.masking_utils")
         if hasattr(masking, _PACKED):
             stack.enter_context(_replaced(masking, _PACKED, _looking_at_positions))
