@@ -14,6 +14,7 @@ from schemas.errors import ArtifactError
 from schemas.graph import FIXED_KINDS, LOSS_TARGET, NONE, Graph, Op, Value, decode_arguments
 from stages.device.admission import hidden_writes
 from stages.device.operators import WRITE_TARGET, decode, is_random, resolve
+from stages.device.recurrent import LAYER, WORKSPACE
 
 _MOST = 2**60
 """Bytes that no tensor has; PyTorch's own arithmetic overflows not far above."""
@@ -108,7 +109,17 @@ class _Check:
         if any(_size(self.tensors[value]) != size for value, size in sizes.items()):
             raise self.fail(f"{what} reaches beyond the memory of what it reads")
         if not op.writes:
-            self.results(op, what, pytree.tree_leaves(results))
+            made = pytree.tree_leaves(results)
+            if op.target == LAYER and len(op.outputs) == len(made):
+                made[WORKSPACE] = self.workspace(op, what)
+            self.results(op, what, made)
+
+    def workspace(self, op: Op, what: str) -> torch.Tensor:
+        """The workspace that the graph says: a fake layer makes none."""
+        number = op.outputs[WORKSPACE]
+        if number == NONE or len(self.graph.values[number].shape) != 1:
+            raise self.fail(f"{what} makes no workspace")
+        return self.tensor(self.graph.values[number])
 
     def results(self, op: Op, what: str, results: list[Any]) -> None:
         if len(results) != len(op.outputs):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 from schemas.errors import ArtifactError
 from schemas.graph import DTYPES
 from stages.device.admission import objection
+from stages.device.recurrent import LAYER, recurrent_layer
 
 WRITE_TARGET = "aten.copy_.default"
 """The one operator with a side effect that a graph may call: it writes a buffer."""
@@ -45,6 +46,12 @@ def resolve(target: str) -> torch._ops.OpOverload:
     if reason is not None:
         raise ArtifactError(f"the operator {target!r} {reason}")
     return overload
+
+
+def runner(target: str) -> Callable[..., Any]:
+    """What runs the operator as a training step does; raises ArtifactError as `resolve` does."""
+    overload = resolve(target)
+    return recurrent_layer if target == LAYER else overload
 
 
 def decode(argument: Any, values: Mapping[int, Any]) -> Any:

@@ -18,6 +18,7 @@ from stages.device.operators import (
     position_of,
     resolve,
 )
+from stages.device.recurrent import LAYER
 from stages.generate.naming import Names, identifier
 
 
@@ -69,7 +70,14 @@ class Operators:
     def bindings(self) -> list[str]:
         """One line for each operator, in the order of their names."""
         ordered = sorted(self._bound.items(), key=lambda item: item[1])
-        return [f"{name} = torch.ops.{target}" for target, name in ordered]
+        return [f"{name} = {self._bound_to(target)}" for target, name in ordered]
+
+    def imports(self) -> list[str]:
+        """The lines that import what some of the names are bound to."""
+        return ["from .recurrent import recurrent_layer"] if LAYER in self._bound else []
+
+    def _bound_to(self, target: str) -> str:
+        return "recurrent_layer" if target == LAYER else f"torch.ops.{target}"
 
 
 def statements(

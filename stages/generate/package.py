@@ -58,6 +58,8 @@ def package(graph: Graph, steps: Sequence[Step], plan: Mapping[str, Any]) -> dic
     texts["trees.py"] = (_DEVICE / "trees.py").read_text()
     if "from .again import" in program.text:
         texts["again.py"] = (_DEVICE / "again.py").read_text()
+    if "from .recurrent import" in program.text:
+        texts["recurrent.py"] = (_DEVICE / "recurrent.py").read_text()
     files = {name: text.encode() for name, text in texts.items()}
     data = constants(graph, program)
     return files if data is None else files | {"constants.bin": data}

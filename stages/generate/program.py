@@ -14,8 +14,8 @@ from stages.generate.lifetimes import depending, uses
 from stages.generate.naming import Names, comment, megabytes, value_names
 
 _RUNTIME = (
-    "torch", "step", "random_state", "drawing_from", "batch_norm_again", "outputs", "tangents",
-    "gradients",
+    "torch", "step", "random_state", "drawing_from", "batch_norm_again", "recurrent_layer",
+    "outputs", "tangents", "gradients",
 )  # fmt: skip
 _WIDTH = 84
 _INDENT = "    "
@@ -127,7 +127,8 @@ class _Writer:
             lines += ["from .again import batch_norm_again"]
         if self.states:
             lines += ["from .chain import drawing_from, random_state"]
-        if self.states or self.shortened:
+        lines += self.operators.imports()
+        if self.states or self.shortened or self.operators.imports():
             lines += [""]
         lines += [*self.operators.bindings(), "", "", "def step("]
         for value in arguments:

@@ -17,7 +17,7 @@ from schemas.errors import ModelError
 from schemas.graph import NONE, Graph, Op, decode_arguments
 from stages.device.again import batch_norm_again
 from stages.device.meter import Timing, measure, time_calls
-from stages.device.operators import decode, in_place_calls, position_of, resolve
+from stages.device.operators import decode, in_place_calls, position_of, resolve, runner
 from stages.profile.ambient import plain_state
 from stages.profile.forms import RANDOM_STATE_KEY
 from stages.profile.operands import contents_of, extent, refill
@@ -155,9 +155,9 @@ class _OpRun:
 
     def ordinary(self) -> Callable[[], Any]:
         """The op itself."""
-        overload = self.overload
+        run = runner(self.op.target)
         args, kwargs = self.decoded()
-        return lambda: overload(*args, **kwargs)
+        return lambda: run(*args, **kwargs)
 
     def overwriting(self, value: int) -> Callable[[], Any]:
         """The in-place form that overwrites a value."""

@@ -15,37 +15,77 @@ from typing import Any
 
 import torch
 from torch._C import DispatchKey
+from torch._functorch._aot_autograd import collect_metadata_analysis
+from torch.fx.experimental import proxy_tensor
 
-_RESAMPLING = (
-    "upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d "
-    "_upsample_nearest_exact2d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d "
-    "upsample_trilinear3d upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa"
-).split()
+_KEPT = ("dropout", "native_batch_norm", "cudnn_batch_norm")
 _KEYS = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
+_MIRROR = "_mirror_autograd_meta_to"
+_UNCACHED = "disable_autocast_cache"
 _PACKED = "find_packed_sequence_indices"
 
 
 @contextlib.contextmanager
 def whole_operators() -> Iterator[None]:
-    """Within it resampling is one operator forward and one backward."""
+    """Within it PyTorch's operators run the kernels that eager runs, not Python in their place,
+    and autocast casts a leaf once for all its uses."""
     hidden = []
-    for overload in _overloads(_RESAMPLING):
-        kernels = getattr(overload, "py_kernels", {})
+    for overload in _with_python():
+        kernels = overload.py_kernels
         hidden.append((overload, {key: kernels.pop(key) for key in _KEYS if key in kernels}))
         _forget_choice(overload)
     try:
-        yield
+        with _kept_casts():
+            yield
     finally:
         for overload, kernels in hidden:
-            if kernels:
-                overload.py_kernels.update(kernels)
+            overload.py_kernels.update(kernels)
             _forget_choice(overload)
 
 
-def _overloads(names: list[str]) -> Iterator[torch._ops.OpOverload]:
-    for packet in (getattr(torch.ops.aten, name, None) for name in names):
-        if packet is not None:
-            yield from (getattr(packet, overload) for overload in packet.overloads())
+@contextlib.contextmanager
+def _kept_casts() -> Iterator[None]:
+    """Leaves autocast its cache, as it is in eager, but empty for each tracing: casts that another
+    tracing made are unknown to it. Only leaves are kept there, so leaves stay leaves."""
+    with contextlib.ExitStack() as stack:
+        if hasattr(torch, _MIRROR):
+            stack.enter_context(_replaced(torch, _MIRROR, _mirroring_leaves))
+        for module in (collect_metadata_analysis, proxy_tensor):
+            if hasattr(module, _UNCACHED):
+                stack.enter_context(_replaced(module, _UNCACHED, lambda _: _emptied_cache))
+        yield
+
+
+def _mirroring_leaves(mirror: Callable[..., None]) -> Callable[..., None]:
+    def to(source: torch.Tensor, other: torch.Tensor) -> None:
+        if source.is_leaf and source.requires_grad:
+            other.requires_grad_()
+        else:
+            mirror(source, other)
+
+    return to
+
+
+@contextlib.contextmanager
+def _emptied_cache() -> Iterator[None]:
+    torch.clear_autocast_cache()
+    try:
+        yield
+    finally:
+        torch.clear_autocast_cache()
+
+
+def _with_python() -> Iterator[torch._ops.OpOverload]:
+    """The operators that have a kernel in Python for one of the keys that only tracing asks for."""
+    for name in torch._C._dispatch_get_all_op_names():
+        namespace, _, rest = name.partition("::")
+        packet_name, _, overload_name = rest.partition(".")
+        if namespace != "aten" or packet_name in _KEPT:
+            continue
+        packet = getattr(torch.ops.aten, packet_name, None)
+        overload = getattr(packet, overload_name or "default", None)
+        if any(key in getattr(overload, "py_kernels", ()) for key in _KEYS):
+            yield overload
 
 
 def _forget_choice(overload: torch._ops.OpOverload) -> None:

@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from schemas.errors import ModelError
+from stages.device.recurrent import LAYER, WORKSPACE, workspace_bytes
 from stages.trace.program import Call, Program, Variable
 
 aten = torch.ops.aten
@@ -162,6 +163,17 @@ def run_fake(call: Call, mode: FakeTensorMode) -> None:
         if result.layout != torch.strided:
             raise ModelError(f"{call.source}: {call.target} makes a tensor that is not strided")
         output.fake = result
+    if str(call.target) == LAYER:
+        _give_workspace(call, mode, args)
+
+
+def _give_workspace(call: Call, mode: FakeTensorMode, args: tuple[Any, ...]) -> None:
+    """Gives a recurrent layer the workspace that its fake version leaves empty."""
+    workspace = call.outputs[WORKSPACE]
+    if workspace is not None:
+        size = workspace_bytes(args)
+        with mode:
+            workspace.fake = torch.empty(size, dtype=torch.uint8)
 
 
 def _probe(call: Call) -> list[tuple[int, ...] | None] | None:

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from schemas.errors import ModelError
 from schemas.graph import LOSS_TARGET, NONE, Graph, Value, decode_arguments
-from stages.device.operators import decode, resolve
+from stages.device.operators import decode, runner
 from stages.device.trees import flatten
 
 
@@ -46,7 +46,7 @@ def run_graph(
         else:
             call_args, call_kwargs = decode_arguments(op)
             with torch.no_grad():
-                results = resolve(op.target)(
+                results = runner(op.target)(
                     *decode(call_args, values),
                     **{name: decode(item, values) for name, item in call_kwargs.items()},
                 )

@@ -46,8 +46,10 @@ def nothing(tensor: torch.Tensor) -> bool:
 
 
 def kernels() -> dict[str, list[Any]]:
-    packet = torch.ops.aten.upsample_bilinear2d
-    return {name: list(getattr(packet, name).py_kernels) for name in packet.overloads()}
+    names = "upsample_bilinear2d lstm gru rnn_tanh matmul native_batch_norm dropout".split()
+    packets = [getattr(torch.ops.aten, name) for name in names]
+    overloads = [getattr(packet, name) for packet in packets for name in packet.overloads()]
+    return {str(overload): list(overload.py_kernels) for overload in overloads}
 
 
 @pytest.mark.parametrize(
@@ -86,7 +88,7 @@ def test_all_is_put_back_after_an_error() -> None:
 @pytest.mark.parametrize("missing", ["operator", "masks"])
 def test_where_there_is_nothing_to_replace_all_stays(monkeypatch: Any, missing: str) -> None:
     if missing == "operator":
-        monkeypatch.setattr("stages.trace.as_eager._RESAMPLING", ["upsample_of_the_future"])
+        monkeypatch.setattr("stages.trace.as_eager._KEYS", ())
     else:
         monkeypatch.delattr(masking_utils, "find_packed_sequence_indices")
     before = kernels()

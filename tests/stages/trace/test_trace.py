@@ -16,7 +16,6 @@ from schemas.errors import ModelError
 from schemas.graph import LOSS_TARGET, NONE, Graph
 from stages.device.factory import Built, build
 from stages.trace.program import FakeConstantError
-from stages.trace.run import run_graph
 from stages.trace.trace import trace
 from tests.stages.trace.compare import check_against_eager
 
@@ -51,18 +50,6 @@ def test_without_memory_it_is_the_same_graph(name: str) -> None:
 def test_dropout_is_that_of_eager(p: float, dtype: str, tmp_path: Path) -> None:
     built = build(f"{MODULES}:dropout", {"p": p, "dtype": dtype})
     check_against_eager(trace(built, "dropout"), built, tmp_path / "graph.arrow")
-
-
-def test_recurrent_layers_are_trained_in_their_plain_form() -> None:
-    built = made("recurrent")
-    graph = trace(built, "recurrent")
-    args, kwargs = built.samples[0]
-    output, (hidden, cell) = built.model(*args, **kwargs)
-    tangents = [torch.randn_like(leaf) for leaf in (output, hidden, cell)]
-    torch.autograd.backward([output, hidden, cell], tangents)
-    outcome = run_graph(graph, built.model, args, kwargs, lambda leaves: tangents)
-    for name, parameter in built.model.named_parameters():
-        torch.testing.assert_close(outcome.gradients[name], parameter.grad)
 
 
 def test_autocast_around_the_trace_is_captured_and_recorded(tmp_path: Path) -> None:
