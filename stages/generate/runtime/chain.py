@@ -17,6 +17,7 @@ import torch
 from .facts import Interface, Tangent
 
 Step = Callable[..., Generator[list[torch.Tensor], list[torch.Tensor], None]]
+Watched = list[tuple[str, torch.Tensor, int]]
 
 
 class Run:
@@ -29,7 +30,7 @@ class Run:
         self.device = tensors[0].device
         self.program: Any = step(*tensors)
         self.message: list[torch.Tensor] | None = None
-        self.watched: list[tuple[str, torch.Tensor, int]] = []
+        self.watched: list[Watched] = []
 
     def advance(self) -> list[torch.Tensor]:
         """Runs to the next stop and returns what the step yields there: a list to be emptied."""
@@ -38,20 +39,24 @@ class Run:
             return self.program.send(message)
 
     def watch(self, tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
-        """Remembers the versions of the tensors that the backward is going to read."""
-        read = [(self._describe(i), tensors[i]) for i in self.interface.watched]
-        read += [("an output", outputs[i]) for i in self.interface.watched_outputs]
-        self.watched = [(name, tensor, tensor._version) for name, tensor in read]
+        """Remembers the versions of the tensors that each slice of the backward is going to read.
+
+        They are listed for the last slice first, so that each takes its own off the end."""
+        facts = self.interface
+        for read, returned in zip(facts.watched, facts.watched_outputs, strict=True):
+            found = [(self._describe(i), tensors[i]) for i in read]
+            found += [("an output", outputs[i]) for i in returned]
+            self.watched.append([(name, tensor, tensor._version) for name, tensor in found])
+        self.watched.reverse()
 
     def check_watched(self) -> None:
-        """Refuses a backward through tensors that have changed since the forward."""
-        for name, tensor, version in self.watched:
+        """Refuses to run the next slice on tensors that have changed since the forward."""
+        for name, tensor, version in self.watched.pop():
             if tensor._version != version:
                 raise RuntimeError(
-                    f"{name} was changed in place between the forward and the backward, "
+                    f"{name} was changed in place between the forward and the end of the backward, "
                     f"which needs it as it was"
                 )
-        self.watched = []
 
     def _describe(self, position: int) -> str:
         tensor = self.interface.tensors[position]
@@ -83,7 +88,6 @@ class _Outputs(torch.autograd.Function):
             raise RuntimeError(
                 "a planned module has no double backward, call it without create_graph=True"
             )
-        run.check_watched()
         expected = run.interface.tangents
         for number, tangent in enumerate(tangents):
             if expected[number] is None and tangent is not None:
@@ -110,10 +114,17 @@ class _Slice(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, token: torch.Tensor) -> tuple[Any, ...]:
         run, ctx.run = ctx.run, None
+        run.check_watched()
         gradients = run.advance()
-        handed = (None, token, *gradients)
+        handed = (None, token, *[_alone(gradient) for gradient in gradients])
         gradients.clear()
         return handed
+
+
+def _alone(gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """The gradient without the tensor that it is a view of: autograd adds further parts to it in
+    place where nobody else holds its storage."""
+    return gradient if gradient is None or not gradient._is_view() else gradient.detach()
 
 
 def execute(
