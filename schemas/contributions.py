@@ -7,6 +7,8 @@ when its first contribution leaves.
 
 from __future__ import annotations
 
+import itertools
+
 from schemas.graph import Graph
 
 
@@ -23,5 +25,5 @@ def further_contributions(graph: Graph) -> dict[int, int]:
     return {
         value: before
         for parts in contributions(graph).values()
-        for before, value in zip(parts, parts[1:], strict=False)
+        for before, value in itertools.pairwise(parts)
     }

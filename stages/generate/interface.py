@@ -110,10 +110,12 @@ def _output(graph: Graph, program: Program, positions: dict[int, int], output: O
 
 
 def _tangents(graph: Graph, program: Program) -> list[str]:
-    return [
-        f"Tangent({tuple(value.shape)!r}, {tuple(value.strides)!r}, {value.dtype!r})"
-        for value in (graph.values[tangent] for tangent in program.tangents)
-    ] + ["None" for _ in program.unused]
+    texts = []
+    for tangent in program.tangents:
+        value = graph.values[tangent]
+        fields = f"{tuple(value.shape)!r}, {tuple(value.strides)!r}, {value.dtype!r}"
+        texts.append(f"Tangent({fields}{', True' if tangent in program.overwritten else ''})")
+    return texts + ["None" for _ in program.unused]
 
 
 def _plain(text: str) -> str:

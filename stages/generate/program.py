@@ -30,7 +30,8 @@ class Program:
     `plain`: the outputs that receive gradients, those that could but do not in the traced loss, and
     the others. Then it is sent `tangents`, one for each differentiable, and yields at each further
     stop gradients: those of the values in one of `slices`, a value repeated where its gradient
-    arrives in parts. `watched` are, for each slice, the fixed values and outputs that it reads.
+    arrives in parts. `watched` are, for each slice, the fixed values and outputs that it reads,
+    `overwritten` the tangents that it writes over.
     """
 
     text: str
@@ -41,6 +42,7 @@ class Program:
     tangents: list[int]
     slices: list[list[int]]
     watched: list[list[int]]
+    overwritten: set[int]
 
 
 def write_program(graph: Graph, steps: Sequence[Step], title: str) -> Program:
@@ -110,7 +112,14 @@ class _Writer:
             tangents=self.loss.outputs,
             slices=self.slices,
             watched=self.watched,
+            overwritten=self.overwritten(),
         )
+
+    def overwritten(self) -> set[int]:
+        """The tangents in whose storage a step puts something else."""
+        storage = [value.storage for value in self.graph.values]
+        written = {storage[step.in_place] for step in self.steps if step.in_place != NONE}
+        return {tangent for tangent in self.loss.outputs if storage[tangent] in written}
 
     def arguments(self) -> list[int]:
         """All inputs, and the other fixed values that the program reads or its caller names."""

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from .facts import Interface, Tangent
+from .arrived import arrived, own
+from .facts import Interface
 
 Step = Callable[..., Generator[list[torch.Tensor], list[torch.Tensor], None]]
 Watched = list[tuple[str, torch.Tensor, int]]
@@ -35,6 +36,8 @@ class Run:
     def advance(self) -> list[torch.Tensor]:
         """Runs to the next stop and returns what the step yields there: a list to be emptied."""
         message, self.message = self.message, None
+        if message is not None:
+            own(message, self.interface.tangents)
         with torch.no_grad(), _plain_precision(self.device), _current(self.device):
             return self.program.send(message)
 
@@ -96,7 +99,7 @@ class _Outputs(torch.autograd.Function):
                     f"does not use it"
                 )
         run.message = [
-            _arrived(tangent, layout, run.device)
+            arrived(tangent, layout, run.device)
             for tangent, layout in zip(tangents, expected, strict=True)
             if layout is not None
         ]
@@ -173,27 +176,6 @@ def _set_random_state(state: torch.Tensor, device: str) -> None:
         torch.cuda.set_rng_state(state)
     else:
         torch.set_rng_state(state)
-
-
-def _arrived(tangent: torch.Tensor | None, expected: Tangent, device: torch.device) -> torch.Tensor:
-    """The gradient of an output in the layout the step was made for; zeros where none came."""
-    if tangent is not None and _has_layout(tangent, expected):
-        return tangent
-    made = torch.empty_strided(
-        expected.shape, expected.strides, dtype=getattr(torch, expected.dtype), device=device
-    )
-    return made.zero_() if tangent is None else made.copy_(tangent)
-
-
-def _has_layout(tangent: torch.Tensor, expected: Tangent) -> bool:
-    if tangent.stride() == expected.strides:
-        return True
-    return all(
-        size == 1 or stride == wanted
-        for size, stride, wanted in zip(
-            expected.shape, tangent.stride(), expected.strides, strict=True
-        )
-    )
 
 
 def _plain_precision(device: torch.device) -> contextlib.AbstractContextManager[Any]:

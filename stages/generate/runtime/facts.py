@@ -47,11 +47,13 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Tangent:
-    """The layout in which the step expects the gradient of an output."""
+    """The layout in which the step expects the gradient of an output, and whether the step
+    overwrites it."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: str
+    overwritten: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,9 @@ class Interface:
     made for a loss that gives it none. `slices` lists, for each part of the backward in order, the
     positions in `tensors` that its gradients belong to, a position repeated where its gradient
     arrives in parts. `watched` are, for each part, the positions of tensors, `watched_outputs` of
-    outputs of the step, that it reads and that nothing may change before. `eval_modules` are the submodules that were in evaluation mode. `autocast` is, by
-    device type, the dtype that autocast was on with, or None.
+    outputs of the step, that it reads and that nothing may change before. `eval_modules` are the
+    submodules that were in evaluation mode. `autocast` is, by device type, the dtype that autocast
+    was on with, or None.
     """
 
     model: str

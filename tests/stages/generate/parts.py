@@ -18,7 +18,7 @@ def in_parts(graph: Graph) -> Graph:
         if op.target != "aten.add.Tensor" or len(op.inputs) != 2:
             return [value]
         dropped.add(op.id)
-        return parts(op.inputs[0]) + [op.inputs[1]]
+        return [*parts(op.inputs[0]), op.inputs[1]]
 
     for gradient in graph.gradients:
         gradients += [Gradient(gradient.value, part) for part in parts(gradient.gradient)]

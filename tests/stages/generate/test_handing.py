@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -168,7 +169,7 @@ def test_a_part_is_added_at_once_and_the_whole_waits_for_the_last_read(
     ours = [value for value in handed if value in parts_of]
     assert ours == [*parts_of[1:], parts_of[0]]
     played = replay(graph, costs, steps).steps
-    for before, step in zip(played, played[1:], strict=False):
+    for before, step in itertools.pairwise(played):
         if step.action == "gradient" and step.value in parts_of[1:]:
             size = graph.storages[graph.values[step.value].storage]
             assert step.live == before.live - size
