@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from schemas.budget import NO_BUDGET, parse_budget
+from schemas.contributions import contributions
 from schemas.costs import Costs
 from schemas.frontier import Frontier, Point
 from schemas.graph import NONE, Graph
@@ -31,7 +32,7 @@ def fixed_bytes(graph: Graph) -> Fixed:
 
     return Fixed(
         parameters=of_kind("parameter"),
-        gradients=size(gradient.gradient for gradient in graph.gradients),
+        gradients=size(parts[0] for parts in contributions(graph).values()),
         buffers=of_kind("buffer", "constant"),
         inputs=of_kind("input"),
         outputs=size(output.value for output in graph.outputs),

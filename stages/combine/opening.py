@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from schemas.again import makes_of, reads_of
+from schemas.contributions import contributions, further_contributions
 from schemas.costs import Costs
 from schemas.errors import ScheduleError
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op
@@ -82,13 +83,21 @@ class _Opening:
                 self.make_view(output.value)
         self.run(op, position)
         overwritten = self.ends.overwrites[position]
+        parts: list[int] = []
         for storage in self.ends.dying[position] + self.ends.unused[position]:
-            if storage != overwritten:
+            if storage in self.handing.parts:
+                parts.append(self.handing.parts[storage])
+                continue
+            if storage != overwritten and storage < len(self.graph.storages):
                 self.out.append(Step("free", value=self.any_value(storage)))
             self.forget(storage)
-        for value in self.handing.ready(position):
+        parts.sort(key=self.handing.order.index)
+        for value in parts + self.handing.ready(position):
+            self.make_view(self.handing.first.get(value, value))
             self.make_view(value)
             self.out.append(Step("gradient", value=value))
+        for value in parts:
+            self.forget(self.graph.values[value].storage)
 
     def run(self, op: Op, position: int) -> None:
         """The steps of one execution, with the random state before and after it."""
@@ -139,21 +148,24 @@ class _Opening:
 
 
 class _Handing:
-    """Which gradients are handed over after which position."""
+    """Which gradients are handed over after which position: each when it is complete and its owner
+    is read no more. `parts` are, by storage, the contributions added to another one at once."""
 
     def __init__(self, graph: Graph, problem: Problem, sequence: list[int]) -> None:
-        last_use: dict[int, int] = {}
-        for position, index in enumerate(sequence):
-            node = problem.nodes[index]
-            for storage in node.inputs + node.outputs:
-                last_use[storage] = position
-        values = list(dict.fromkeys(gradient.gradient for gradient in graph.gradients))
-        sizes = {value: graph.storages[graph.values[value].storage] for value in values}
-        limit = sum(sizes.values()) / SLICES
+        parts = contributions(graph)
+        storage = [value.storage for value in graph.values]
+        self.order = list(further_contributions(graph))
+        self.parts = {storage[value]: value for value in self.order}
+        self.first = {part: values[0] for values in parts.values() for part in values}
+        last_use = _last_uses(graph, problem, sequence, {storage[owner] for owner in parts})
         finished: dict[int, list[int]] = {}
-        for value in values:
-            position = last_use.get(graph.values[value].storage, len(sequence) - 1)
-            finished.setdefault(position, []).append(value)
+        sizes: dict[int, int] = {}
+        for owner, values in parts.items():
+            uses = [last_use.get(storage[value], len(sequence) - 1) for value in values]
+            position = max([last_use.get(storage[owner], 0), *uses])
+            finished.setdefault(position, []).append(values[0])
+            sizes[values[0]] = graph.storages[storage[values[0]]]
+        limit = sum(sizes.values()) / SLICES
         self.slices: dict[int, list[int]] = {}
         pending: list[int] = []
         for position in sorted(finished):
@@ -164,3 +176,19 @@ class _Handing:
 
     def ready(self, position: int) -> list[int]:
         return self.slices.get(position, [])
+
+
+def _last_uses(
+    graph: Graph, problem: Problem, sequence: list[int], owners: set[int]
+) -> dict[int, int]:
+    """By storage, the last position that reads or makes it; of fixed storages those of `owners`."""
+    last_use: dict[int, int] = {}
+    started: set[int] = set()
+    for position, index in enumerate(sequence):
+        node = problem.nodes[index]
+        op = graph.ops[node.op]
+        read = (graph.values[value].storage for value in reads_of(graph, op, op.id in started))
+        started.add(op.id)
+        for storage in (*node.inputs, *node.outputs, *owners.intersection(read)):
+            last_use[storage] = position
+    return last_use

@@ -121,20 +121,19 @@ def _check_tangents(graph: Graph) -> None:
 
 
 def _check_gradients(graph: Graph) -> None:
-    """Autograd keeps a gradient that it is given, so it must share its bytes with nothing."""
+    """Autograd keeps a gradient that it is given, or adds further ones of its owner to it, so it
+    must share its bytes with nothing."""
     storage = [value.storage for value in graph.values]
     held = [value for output in graph.outputs for value in (output.value, output.tangent)]
     taken = {storage[value] for value in held if value != NONE} | graph.fixed_storages()
-    owners: set[int] = set()
     for gradient in graph.gradients:
         owner, made = graph.values[gradient.value], graph.values[gradient.gradient]
         if owner.kind not in ("parameter", "input") or not owner.requires_grad:
             raise ArtifactError(f"{graph.model}: value {owner.id} can have no gradient")
-        if owner.id in owners or made.kind in FIXED_KINDS or made.storage in taken:
+        if made.kind in FIXED_KINDS or made.storage in taken:
             raise ArtifactError(
                 f"{graph.model}: the gradient of value {owner.id} shares bytes with another value"
             )
         if made.shape != owner.shape or made.dtype != owner.dtype:
             raise ArtifactError(f"{graph.model}: the gradient of value {owner.id} is unlike it")
-        owners.add(owner.id)
         taken.add(made.storage)

@@ -17,10 +17,8 @@ from stages.generate.program import Program
 def interface_text(graph: Graph, program: Program) -> str:
     """The module that defines INTERFACE."""
     positions = {value: position for position, value in enumerate(program.arguments)}
-    owners = {gradient.gradient: gradient.value for gradient in graph.gradients}
     yielded = program.differentiable + program.unused + program.plain
-    watched = tuple(positions[value] for value in program.watched if value in positions)
-    watched_outputs = tuple(yielded.index(v) for v in program.watched if v in yielded)
+    places = {value: position for position, value in enumerate(yielded)}
     eval_modules, autocast = guards_of(graph)
     lines = [
         '"""What the plan was specialised to."""',
@@ -38,12 +36,9 @@ def interface_text(graph: Graph, program: Program) -> str:
         *_block("outputs", [_output(graph, program, positions, leaf) for leaf in graph.outputs]),
         f"    output_tree={graph.output_tree!r},",
         *_block("tangents", _tangents(graph, program)),
-        *_block(
-            "slices",
-            [repr(tuple(positions[owners[value]] for value in part)) for part in program.slices],
-        ),
-        f"    watched={watched!r},",
-        f"    watched_outputs={watched_outputs!r},",
+        *_block("slices", [_known(part, positions) for part in program.slices]),
+        *_block("watched", [_known(part, positions) for part in program.watched]),
+        *_block("watched_outputs", [_known(part, places) for part in program.watched]),
         f"    eval_modules=frozenset({sorted(eval_modules)!r}),",
         f"    autocast={autocast!r},",
         ")",
@@ -67,6 +62,11 @@ def _aligned(data: bytes) -> bytes:
 
 def _block(name: str, items: list[str]) -> list[str]:
     return [f"    {name}=(", *(f"        {item}," for item in items), "    ),"]
+
+
+def _known(values: list[int], positions: dict[int, int]) -> str:
+    """The positions of those values that have one."""
+    return repr(tuple(positions[value] for value in values if value in positions))
 
 
 def _tensors(graph: Graph, program: Program) -> list[str]:
@@ -110,10 +110,12 @@ def _output(graph: Graph, program: Program, positions: dict[int, int], output: O
 
 
 def _tangents(graph: Graph, program: Program) -> list[str]:
-    return [
-        f"Tangent({tuple(value.shape)!r}, {tuple(value.strides)!r}, {value.dtype!r})"
-        for value in (graph.values[tangent] for tangent in program.tangents)
-    ] + ["None" for _ in program.unused]
+    texts = []
+    for tangent in program.tangents:
+        value = graph.values[tangent]
+        fields = f"{tuple(value.shape)!r}, {tuple(value.strides)!r}, {value.dtype!r}"
+        texts.append(f"Tangent({fields}{', True' if tangent in program.overwritten else ''})")
+    return texts + ["None" for _ in program.unused]
 
 
 def _plain(text: str) -> str:

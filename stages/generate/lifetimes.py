@@ -17,14 +17,14 @@ class Uses:
 
     `ends` are, by step, the values that nothing names after it although their storage is not
     freed there: those of inputs, outputs, tangents and gradients, which others hold. `fixed` are
-    the values that are there before the step, `unread` those inputs that nothing reads. `watched`
-    are fixed values and outputs that are read after the loss, through whatever view.
+    the values that are there before the step, `unread` those inputs that nothing reads. `late` are,
+    by step after the loss, the storages that it reads.
     """
 
     ends: dict[int, list[int]]
     fixed: set[int]
     unread: list[int]
-    watched: list[int]
+    late: dict[int, list[int]]
 
 
 def uses(graph: Graph, steps: Sequence[Step]) -> Uses:
@@ -38,7 +38,7 @@ def uses(graph: Graph, steps: Sequence[Step]) -> Uses:
     storage = [value.storage for value in graph.values]
     held = {storage[value] for value in (*fixed, *gradients, *graph.held_values())}
     last: dict[int, int] = {}
-    late: set[int] = set()
+    late: dict[int, list[int]] = {}
     handed: set[int] = set()
     after_loss = False
     done: set[int] = set()
@@ -52,7 +52,7 @@ def uses(graph: Graph, steps: Sequence[Step]) -> Uses:
         if step.action == "gradient":
             handed.add(storage[step.value])
         if after_loss:
-            late.update(storage[value] for value in read)
+            late[index] = [storage[value] for value in read]
         after_loss = after_loss or step.action == "loss"
         last.update({value: index for value in (*read, *made) if storage[value] in held})
     ends: dict[int, list[int]] = {}
@@ -63,7 +63,7 @@ def uses(graph: Graph, steps: Sequence[Step]) -> Uses:
         {index: sorted(values) for index, values in ends.items()},
         fixed,
         [value for value in graph.inputs if value != NONE and value not in last],
-        _watched(graph, fixed, outputs, late),
+        late,
     )
 
 
@@ -96,11 +96,15 @@ def _touched(
     return read, makes_of(graph, op, repeated)
 
 
-def _watched(graph: Graph, fixed: set[int], outputs: list[int], late: set[int]) -> list[int]:
-    """Buffers that the step itself writes may change, constants never do."""
+def watched(graph: Graph, read: set[int]) -> list[int]:
+    """The fixed values and outputs in the storages `read` that nothing may change before: buffers
+    that the step itself writes may change, constants never do."""
     written = {value for op in graph.ops for value in op.writes}
-    changeable = [
-        value for value in sorted(fixed - written) if graph.values[value].kind != "constant"
+    fixed = [
+        value.id
+        for value in graph.values
+        if value.kind in FIXED_KINDS and value.kind != "constant" and value.id not in written
     ]
-    own = [value for value in dict.fromkeys(outputs) if value not in fixed]
-    return [value for value in changeable + own if graph.values[value].storage in late]
+    outputs = [output.value for output in graph.outputs if output.value != NONE]
+    own = list(dict.fromkeys(fixed + outputs))
+    return [value for value in own if graph.values[value].storage in read]

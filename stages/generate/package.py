@@ -23,7 +23,9 @@ from stages.generate.program import write_program
 from stages.replay.referee import replay
 
 _RUNTIME = Path(__file__).parent / "runtime"
-_COPIED = ("chain.py", "facts.py", "guards.py", "outputs.py", "wrap.py")
+_COPIED = (
+    "arrived.py", "call.py", "chain.py", "facts.py", "guards.py", "outputs.py", "wrap.py",
+)  # fmt: skip
 _DEVICE = Path(__file__).parents[1] / "device"
 
 

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from schemas.again import again, makes_of
+from schemas.contributions import contributions
 from schemas.errors import ScheduleError
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op
 from schemas.schedule import Step
 from stages.generate.calls import Operators, Statement, statements
-from stages.generate.lifetimes import depending, uses
+from stages.generate.lifetimes import depending, uses, watched
 from stages.generate.naming import Names, comment, megabytes, value_names
 
 _RUNTIME = (
@@ -28,8 +29,9 @@ class Program:
     `arguments` are the values it takes, in order. First it yields `differentiable`, `unused` and
     `plain`: the outputs that receive gradients, those that could but do not in the traced loss, and
     the others. Then it is sent `tangents`, one for each differentiable, and yields at each further
-    stop one of `slices`: gradients. `watched` are the fixed values and outputs that it reads after
-    the loss.
+    stop gradients: those of the values in one of `slices`, a value repeated where its gradient
+    arrives in parts. `watched` are, for each slice, the fixed values and outputs that it reads,
+    `overwritten` the tangents that it writes over.
     """
 
     text: str
@@ -39,7 +41,8 @@ class Program:
     plain: list[int]
     tangents: list[int]
     slices: list[list[int]]
-    watched: list[int]
+    watched: list[list[int]]
+    overwritten: set[int]
 
 
 def write_program(graph: Graph, steps: Sequence[Step], title: str) -> Program:
@@ -59,7 +62,10 @@ class _Writer:
     steps: Sequence[Step]
     lines: list[str] = field(default_factory=list)
     slices: list[list[int]] = field(default_factory=list)
-    handing: list[int] = field(default_factory=list)
+    watched: list[list[int]] = field(default_factory=list)
+    reading: set[int] = field(default_factory=set)
+    handing: list[tuple[int, int]] = field(default_factory=list)
+    delivered: set[int] = field(default_factory=set)
     ended: list[str] = field(default_factory=list)
     bound: dict[int, list[int]] = field(default_factory=dict)
     states: dict[int, str] = field(default_factory=dict)
@@ -78,6 +84,8 @@ class _Writer:
         self.operators = Operators(self.reserved, targets)
         self.names = value_names(graph, self.reserved)
         self.uses = uses(graph, self.steps)
+        self.parts = contributions(graph)
+        self.owners = {part: owner for owner, parts in self.parts.items() for part in parts}
         self.views = {op.id for op in graph.ops if graph.is_view(op)}
         self.loss = next(op for op in graph.ops if op.target == LOSS_TARGET)
         source = {output.tangent: output.value for output in graph.outputs}
@@ -103,8 +111,15 @@ class _Writer:
             plain=self.plain,
             tangents=self.loss.outputs,
             slices=self.slices,
-            watched=self.uses.watched,
+            watched=self.watched,
+            overwritten=self.overwritten(),
         )
+
+    def overwritten(self) -> set[int]:
+        """The tangents in whose storage a step puts something else."""
+        storage = [value.storage for value in self.graph.values]
+        written = {storage[step.in_place] for step in self.steps if step.in_place != NONE}
+        return {tangent for tangent in self.loss.outputs if storage[tangent] in written}
 
     def arguments(self) -> list[int]:
         """All inputs, and the other fixed values that the program reads or its caller names."""
@@ -143,6 +158,7 @@ class _Writer:
         self.remark("forward")
         for index, step in enumerate(self.steps):
             getattr(self, f"on_{step.action}")(step, self.uses.ends.get(index, []))
+            self.reading.update(self.uses.late.get(index, []))
             self.live = step.live
         self.hand_over()
         self.flush()
@@ -214,7 +230,15 @@ class _Writer:
             self.forget(self.graph.values[step.value].storage)
 
     def on_gradient(self, step: Step, ends: list[int]) -> None:
-        self.handing.append(step.value)
+        """A first contribution leaves with the second one; its own step says that all have left."""
+        owner = self.owners[step.value]
+        first = self.parts[owner][0]
+        parts = list(dict.fromkeys((first, step.value)))
+        new = [value for value in parts if value not in self.delivered]
+        self.delivered.update(new)
+        self.handing += [(owner, value) for value in new]
+        if not new and owner not in {waiting for waiting, _ in self.handing}:
+            self.handing.append((owner, NONE))
 
     def on_save_random(self, step: Step, ends: list[int]) -> None:
         self.hand_over()
@@ -230,15 +254,17 @@ class _Writer:
         """Yields the gradients that are waiting, without keeping any of them."""
         if not self.handing:
             return
-        names = [self.names[value] for value in self.handing]
+        values = [value for _, value in self.handing]
+        names = ["None" if value == NONE else self.names[value] for value in values]
         ready, self.ended = self.ended, []
         self.statement(Statement("gradients", "", names), 1, None)
-        self.end(self.handing)
+        self.end([value for value in values if value != NONE])
         self.ended += ready
         self.flush()
         self.line("yield gradients", self.live)
-        self.slices.append(self.handing)
-        self.handing = []
+        self.slices.append([owner for owner, _ in self.handing])
+        self.watched.append(watched(self.graph, self.reading))
+        self.handing, self.reading = [], set()
 
     def forget(self, storage: int) -> None:
         """All names of a storage end."""

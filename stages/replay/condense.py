@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from schemas.again import again
+from schemas.contributions import further_contributions
 from schemas.costs import AGAIN, Costs
+from schemas.errors import ArtifactError
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op
 from schemas.problem import Node, Problem, Repeat, Reuse, Storage
 
@@ -14,7 +18,10 @@ def condense(graph: Graph, costs: Costs) -> Problem:
     Nodes are the ops that make storages or write, and the loss, in graph order; views are left
     out, their uses counting as uses of the storage. Storages keep the ids they have in the graph;
     those of parameters, buffers, inputs and constants are there but no node names them. What the
-    loss leaves allocated beyond the tangents is one more storage, held, at the end of the list.
+    loss leaves allocated beyond the tangents is one more storage, held, after these. Makers of
+    contributions to one gradient run in their order, each further one once: it reads a storage
+    without bytes that the one before it makes. Raises ArtifactError where the graph makes them in
+    another order.
     """
     fixed = graph.fixed_storages()
     kept = [op for op in graph.ops if not graph.is_view(op)]
@@ -22,13 +29,21 @@ def condense(graph: Graph, costs: Costs) -> Problem:
         storage: position for position, op in enumerate(kept) for storage in _made(graph, op)
     }
     held = _held(graph)
-    gradients = {graph.values[gradient.gradient].storage for gradient in graph.gradients}
+    further = further_contributions(graph)
+    gradients = {
+        graph.values[gradient.gradient].storage
+        for gradient in graph.gradients
+        if gradient.gradient not in further
+    }
     nodes = [_node(graph, costs, op, fixed) for op in kept]
     storages = [
         Storage(size, producer.get(storage, NONE), storage in held, storage in gradients)
         for storage, size in enumerate(graph.storages)
     ]
     _append_loss_remainder(graph, costs, nodes, storages)
+    for value, before in further.items():
+        made, after = (graph.values[each].storage for each in (before, value))
+        _order_contributions(nodes, storages, made, after)
     return Problem(nodes, storages, costs.random_state().net)
 
 
@@ -87,3 +102,28 @@ def _append_loss_remainder(
     if remainder > 0:
         loss.outputs.append(len(storages))
         storages.append(Storage(remainder, position, held=True, gradient=False))
+
+
+def _order_contributions(
+    nodes: list[Node], storages: list[Storage], before: int, after: int
+) -> None:
+    """Lets the maker of the storage `after` run once, after the maker of `before`, and nobody
+    overwrite it."""
+    earlier, later = storages[before].producer, storages[after].producer
+    if not NONE < earlier <= later:
+        raise ArtifactError("the contributions to a gradient are not made in their order")
+    if earlier < later:
+        _order(nodes, storages, earlier, later)
+    for position, node in enumerate(nodes):
+        reuses = [reuse for reuse in node.reuses if reuse.storage != after]
+        if len(reuses) != len(node.reuses):
+            nodes[position] = replace(node, reuses=reuses)
+
+
+def _order(nodes: list[Node], storages: list[Storage], earlier: int, later: int) -> None:
+    token = len(storages)
+    storages.append(Storage(0, earlier, held=False, gradient=False))
+    nodes[earlier] = replace(
+        nodes[earlier], outputs=[*nodes[earlier].outputs, token], repeatable=False
+    )
+    nodes[later] = replace(nodes[later], inputs=[*nodes[later].inputs, token], repeatable=False)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from schemas.again import again, makes_of, reads_of
+from schemas.contributions import contributions, further_contributions
 from schemas.costs import AGAIN, Costs
 from schemas.errors import ScheduleError
 from schemas.graph import FIXED_KINDS, LOSS_TARGET, NONE, Graph, Op
@@ -38,7 +39,8 @@ def replay(graph: Graph, costs: Costs, steps: Sequence[Step], accumulate: bool =
     With `accumulate`, `.grad` is already there, so that a gradient is freed once handed over.
     Raises ScheduleError, naming the step, when an input is not live, a storage is freed twice or
     leaked, an op that must run once runs again, random draws change their order, or an output,
-    gradient or buffer update is missing.
+    gradient or buffer update is missing. A gradient may be taken up by an optimiser at once, so it
+    leaves after the last read of its parameter or input: a later one is refused.
     """
     play = _Play(graph, costs, accumulate)
     filled = [play.step(index, step) for index, step in enumerate(steps)]
@@ -72,6 +74,7 @@ class _Play:
     live_storages: set[int] = field(default_factory=set)
     done: set[int] = field(default_factory=set)
     handed: set[int] = field(default_factory=set)
+    gone: dict[int, str] = field(default_factory=dict)
     states: set[int] = field(default_factory=set)
     restoring: int = NONE
     last_draw: int = -1
@@ -83,6 +86,9 @@ class _Play:
         self.views = {op.id for op in graph.ops if graph.is_view(op)}
         self.state_bytes = self.costs.random_state().net
         self.gradients = {gradient.gradient for gradient in graph.gradients}
+        self.parts = contributions(graph)
+        self.owners = {part: owner for owner, parts in self.parts.items() for part in parts}
+        self.further = further_contributions(graph)
         self.held = {graph.values[value].storage for value in graph.held_values()} - self.fixed
 
     def refuse(self, reason: str) -> ScheduleError:
@@ -127,6 +133,9 @@ class _Play:
                 raise self.refuse(
                     f"op {op.id} ({op.target}) reads value {value}, which is not live"
                 )
+            left = self.gone.get(self.graph.values[value].storage)
+            if left is not None:
+                raise self.refuse(f"op {op.id} ({op.target}) reads value {value} after {left}")
         if step.in_place != NONE and step.in_place not in op.in_place:
             raise self.refuse(f"op {op.id} ({op.target}) cannot overwrite value {step.in_place}")
         form = step.in_place
@@ -218,10 +227,10 @@ class _Play:
         storage = self.graph.values[step.value].storage
         if storage in self.held:
             raise self.refuse(f"value {step.value} is freed, but the caller holds it")
-        if any(
-            self.graph.values[value].storage == storage
-            for value in (self.gradients if not self.accumulate else self.gradients - self.handed)
-        ):
+        kept = self.gradients - self.handed
+        if not self.accumulate:
+            kept |= self.gradients - self.further.keys()
+        if any(self.graph.values[value].storage == storage for value in kept):
             raise self.refuse(f"the gradient in value {step.value} is freed")
         self.forget(storage)
         return self.live_bytes
@@ -233,9 +242,24 @@ class _Play:
             raise self.refuse(f"the gradient {step.value} is not live")
         self.handed.add(step.value)
         storage = self.graph.values[step.value].storage
-        if self.accumulate and storage not in self.held:
+        owner = self.owners[step.value]
+        if step.value in self.further:
+            self.add_contribution(step.value)
+        elif missing := set(self.parts[owner]) - self.handed:
+            raise self.refuse(f"the gradient {step.value} lacks contributions {sorted(missing)}")
+        else:
+            left = f"the gradient of value {owner} was handed over"
+            self.gone[self.graph.values[owner].storage] = left
+        if (self.accumulate or step.value in self.further) and storage not in self.held:
             self.forget(storage)
         return self.live_bytes
+
+    def add_contribution(self, value: int) -> None:
+        first, before = self.parts[self.owners[value]][0], self.further[value]
+        if first not in self.live_values or before not in self.handed | {first}:
+            raise self.refuse(f"the contribution {value} is handed over before {before}")
+        left = f"contributions were added to the gradient {first}"
+        self.gone[self.graph.values[first].storage] = left
 
     def save_random(self, step: Step) -> int:
         if not 0 <= step.op < len(self.graph.ops) or not self.graph.ops[step.op].random:
@@ -264,7 +288,8 @@ class _Play:
         unwritten = {op.id for op in graph.ops if op.writes} - self.done
         if unwritten:
             raise self.refuse(f"the buffer updates {sorted(unwritten)} never run")
-        gradients = {graph.values[value].storage for value in self.gradients}
+        first = self.gradients - self.further.keys()
+        gradients = {graph.values[value].storage for value in first}
         kept = self.held | (set() if self.accumulate else gradients)
         if self.live_storages - kept or self.states:
             leaked = sorted(self.live_storages - kept)

@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 
-from .facts import Interface, Tangent
+from .arrived import arrived, own
+from .facts import Interface
 
 Step = Callable[..., Generator[list[torch.Tensor], list[torch.Tensor], None]]
+Watched = list[tuple[str, torch.Tensor, int]]
 
 
 class Run:
@@ -29,29 +31,35 @@ class Run:
         self.device = tensors[0].device
         self.program: Any = step(*tensors)
         self.message: list[torch.Tensor] | None = None
-        self.watched: list[tuple[str, torch.Tensor, int]] = []
+        self.watched: list[Watched] = []
 
     def advance(self) -> list[torch.Tensor]:
         """Runs to the next stop and returns what the step yields there: a list to be emptied."""
         message, self.message = self.message, None
+        if message is not None:
+            own(message, self.interface.tangents)
         with torch.no_grad(), _plain_precision(self.device), _current(self.device):
             return self.program.send(message)
 
     def watch(self, tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
-        """Remembers the versions of the tensors that the backward is going to read."""
-        read = [(self._describe(i), tensors[i]) for i in self.interface.watched]
-        read += [("an output", outputs[i]) for i in self.interface.watched_outputs]
-        self.watched = [(name, tensor, tensor._version) for name, tensor in read]
+        """Remembers the versions of the tensors that each slice of the backward is going to read.
+
+        They are listed for the last slice first, so that each takes its own off the end."""
+        facts = self.interface
+        for read, returned in zip(facts.watched, facts.watched_outputs, strict=True):
+            found = [(self._describe(i), tensors[i]) for i in read]
+            found += [("an output", outputs[i]) for i in returned]
+            self.watched.append([(name, tensor, tensor._version) for name, tensor in found])
+        self.watched.reverse()
 
     def check_watched(self) -> None:
-        """Refuses a backward through tensors that have changed since the forward."""
-        for name, tensor, version in self.watched:
+        """Refuses to run the next slice on tensors that have changed since the forward."""
+        for name, tensor, version in self.watched.pop():
             if tensor._version != version:
                 raise RuntimeError(
-                    f"{name} was changed in place between the forward and the backward, "
+                    f"{name} was changed in place between the forward and the end of the backward, "
                     f"which needs it as it was"
                 )
-        self.watched = []
 
     def _describe(self, position: int) -> str:
         tensor = self.interface.tensors[position]
@@ -83,7 +91,6 @@ class _Outputs(torch.autograd.Function):
             raise RuntimeError(
                 "a planned module has no double backward, call it without create_graph=True"
             )
-        run.check_watched()
         expected = run.interface.tangents
         for number, tangent in enumerate(tangents):
             if expected[number] is None and tangent is not None:
@@ -92,7 +99,7 @@ class _Outputs(torch.autograd.Function):
                     f"does not use it"
                 )
         run.message = [
-            _arrived(tangent, layout, run.device)
+            arrived(tangent, layout, run.device)
             for tangent, layout in zip(tangents, expected, strict=True)
             if layout is not None
         ]
@@ -110,10 +117,17 @@ class _Slice(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, token: torch.Tensor) -> tuple[Any, ...]:
         run, ctx.run = ctx.run, None
+        run.check_watched()
         gradients = run.advance()
-        handed = (None, token, *gradients)
+        handed = (None, token, *[_alone(gradient) for gradient in gradients])
         gradients.clear()
         return handed
+
+
+def _alone(gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """The gradient without the tensor that it is a view of: autograd adds further parts to it in
+    place where nobody else holds its storage."""
+    return gradient if gradient is None or not gradient._is_view() else gradient.detach()
 
 
 def execute(
@@ -162,27 +176,6 @@ def _set_random_state(state: torch.Tensor, device: str) -> None:
         torch.cuda.set_rng_state(state)
     else:
         torch.set_rng_state(state)
-
-
-def _arrived(tangent: torch.Tensor | None, expected: Tangent, device: torch.device) -> torch.Tensor:
-    """The gradient of an output in the layout the step was made for; zeros where none came."""
-    if tangent is not None and _has_layout(tangent, expected):
-        return tangent
-    made = torch.empty_strided(
-        expected.shape, expected.strides, dtype=getattr(torch, expected.dtype), device=device
-    )
-    return made.zero_() if tangent is None else made.copy_(tangent)
-
-
-def _has_layout(tangent: torch.Tensor, expected: Tangent) -> bool:
-    if tangent.stride() == expected.strides:
-        return True
-    return all(
-        size == 1 or stride == wanted
-        for size, stride, wanted in zip(
-            expected.shape, tangent.stride(), expected.strides, strict=True
-        )
-    )
 
 
 def _plain_precision(device: torch.device) -> contextlib.AbstractContextManager[Any]:

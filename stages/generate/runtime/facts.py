@@ -47,11 +47,13 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Tangent:
-    """The layout in which the step expects the gradient of an output."""
+    """The layout in which the step expects the gradient of an output, and whether the step
+    overwrites it."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: str
+    overwritten: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,10 +64,11 @@ class Interface:
     (args, kwargs), whose structure is `input_tree`: positions in `tensors`, or plain. `tangents`
     are, for each differentiable output, the layout of its gradient, or None where the plan was
     made for a loss that gives it none. `slices` lists, for each part of the backward in order, the
-    positions in `tensors` that its gradients belong to. `watched` are positions of tensors,
-    `watched_outputs` of outputs of the step, that the backward reads and that nothing may change
-    before. `eval_modules` are the submodules that were in evaluation mode. `autocast` is, by
-    device type, the dtype that autocast was on with, or None.
+    positions in `tensors` that its gradients belong to, a position repeated where its gradient
+    arrives in parts. `watched` are, for each part, the positions of tensors, `watched_outputs` of
+    outputs of the step, that it reads and that nothing may change before. `eval_modules` are the
+    submodules that were in evaluation mode. `autocast` is, by device type, the dtype that autocast
+    was on with, or None.
     """
 
     model: str
@@ -77,7 +80,7 @@ class Interface:
     output_tree: str
     tangents: tuple[Tangent | None, ...]
     slices: tuple[tuple[int, ...], ...]
-    watched: tuple[int, ...]
-    watched_outputs: tuple[int, ...]
+    watched: tuple[tuple[int, ...], ...]
+    watched_outputs: tuple[tuple[int, ...], ...]
     eval_modules: frozenset[str]
     autocast: dict[str, str | None]

@@ -29,8 +29,6 @@ def graph_of(problem: Problem, views: bool, view_seconds: float = 0.0) -> tuple[
         )
         for index, storage in enumerate(problem.storages)
     ]
-    parameter = _value(len(values), 1, len(problem.storages), "parameter")
-    values.append(parameter)
     ops: list[Op] = []
     rows: list[tuple[Op, int, float, int, int]] = []
     for node in problem.nodes:
@@ -64,7 +62,12 @@ def graph_of(problem: Problem, views: bool, view_seconds: float = 0.0) -> tuple[
         rows.append((op, NONE, node.seconds, node.peak, made))
         for value, reuse in zip(overwritten, node.reuses, strict=True):
             rows.append((op, value, reuse.seconds, reuse.peak, 0))
-    gradients = [index for index, storage in enumerate(problem.storages) if storage.gradient]
+    gradients = []
+    for index, storage in enumerate(problem.storages):
+        if storage.gradient:
+            owner = _value(len(values), 1, len(problem.storages), "parameter")
+            values.append(owner)
+            gradients.append(Gradient(owner.id, index))
     loss = problem.nodes[problem.loss]
     graph = Graph(
         model="made up",
@@ -85,7 +88,7 @@ def graph_of(problem: Problem, views: bool, view_seconds: float = 0.0) -> tuple[
             for index, storage in enumerate(problem.storages)
             if storage.held and index not in loss.inputs + loss.outputs
         ],
-        gradients=[Gradient(parameter.id, gradient) for gradient in gradients],
+        gradients=gradients,
         input_tree="",
         output_tree="",
         guards="{}",

@@ -4,7 +4,7 @@ from dataclasses import replace as with_fields
 
 import pytest
 
-from schemas.costs import Costs
+from schemas.costs import Cost, Costs
 from schemas.errors import ScheduleError
 from schemas.graph import Graph
 from schemas.schedule import Step
@@ -76,3 +76,16 @@ def test_what_is_missing_at_the_end_is_refused() -> None:
     without_free = [step for step in steps if step.action != "free"]
     refused(graph, costs, without_free, r"the storages \[0\] are never freed")
     refused(graph, costs, [], r"the outputs \[1\] are not live")
+
+
+def test_a_gradient_leaves_after_the_last_read_of_its_parameter() -> None:
+    graph, costs, steps = made([0, 1, 2, 3])
+    owner = graph.gradients[0].value
+    last = graph.ops[-1]
+    late = with_fields(last, id=last.id + 1, inputs=[owner], outputs=[], in_place=[])
+    graph = with_fields(graph, ops=[*graph.ops, late])
+    costs.of = lambda graph, op, in_place=-1: Cost("", "", -1, 0.0, 0.0, 0, 0)  # type: ignore[method-assign]
+    read = Step("compute", op=late.id)
+    refused(graph, costs, [*steps, read], f"reads value {owner} after the gradient of value")
+    before = next(place for place, step in enumerate(steps) if step.action == "gradient")
+    replay(graph, costs, [*steps[:before], read, *steps[before:]])

@@ -1,0 +1,29 @@
+"""Gradients that arrive in parts: one owner, several values, which autograd adds up.
+
+The first contribution is what becomes `.grad`; each further one is added to it as soon as it is
+handed over, in the order of `Graph.gradients`, and is then gone. The owner's gradient is complete
+when its first contribution leaves.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from schemas.graph import Graph
+
+
+def contributions(graph: Graph) -> dict[int, list[int]]:
+    """By owner, the values whose sum is its gradient, in the order in which they are added."""
+    found: dict[int, list[int]] = {}
+    for gradient in graph.gradients:
+        found.setdefault(gradient.value, []).append(gradient.gradient)
+    return found
+
+
+def further_contributions(graph: Graph) -> dict[int, int]:
+    """By contribution that is not its owner's first, the one before it."""
+    return {
+        value: before
+        for parts in contributions(graph).values()
+        for before, value in itertools.pairwise(parts)
+    }

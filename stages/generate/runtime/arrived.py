@@ -1,0 +1,55 @@
+"""Gradients of outputs as they arrive: in the layout, and of the ownership, that the step needs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import torch
+
+from .facts import Tangent
+
+
+def arrived(tangent: torch.Tensor | None, expected: Tangent, device: torch.device) -> torch.Tensor:
+    """The gradient of an output in the layout the step was made for; zeros where none came."""
+    if tangent is not None and _has_layout(tangent, expected):
+        return tangent
+    made = torch.empty_strided(
+        expected.shape, expected.strides, dtype=getattr(torch, expected.dtype), device=device
+    )
+    return made.zero_() if tangent is None else made.copy_(tangent)
+
+
+def own(tangents: list[torch.Tensor], expected: Sequence[Tangent | None]) -> None:
+    """Replaces gradients that the step overwrites by copies, where anybody else has hold of them
+    or of their memory: the caller, a hook, another part of the graph."""
+    wanted = [layout for layout in expected if layout is not None]
+    for position, layout in enumerate(wanted):
+        if layout.overwritten and not _is_alone(tangents, position):
+            # A clone keeps the strides of what is dense, which `arrived` has seen to.
+            tangents[position] = tangents[position].detach().clone()
+
+
+def _is_alone(tensors: list[torch.Tensor], position: int) -> bool:
+    """Whether a list alone holds a tensor, and the tensor alone its memory."""
+    # What the checking itself holds is what it holds of a tensor just made.
+    return tensors[position].untyped_storage().resizable() and (
+        _holders(tensors, position) == _holders([torch.empty(1)], 0)
+    )
+
+
+def _holders(tensors: list[torch.Tensor], position: int) -> tuple[int, int, int]:
+    """How often a tensor is held in C++ and in Python, and its storage."""
+    storage = torch._C._storage_Use_Count(tensors[position].untyped_storage()._cdata)
+    return tensors[position]._use_count(), sys.getrefcount(tensors[position]), storage
+
+
+def _has_layout(tangent: torch.Tensor, expected: Tangent) -> bool:
+    if tangent.stride() == expected.strides:
+        return True
+    return all(
+        size == 1 or stride == wanted
+        for size, stride, wanted in zip(
+            expected.shape, tangent.stride(), expected.strides, strict=True
+        )
+    )
