@@ -20,11 +20,16 @@ from stages.generate.check import check_interface
 from stages.generate.interface import constants, interface_text
 from stages.generate.naming import comment, megabytes
 from stages.generate.program import write_program
+from stages.generate.watched import watched_bytes
 from stages.replay.referee import replay
 
 _RUNTIME = Path(__file__).parent / "runtime"
-_COPIED = ("chain.py", "facts.py", "guards.py", "outputs.py", "wrap.py")
-_AGAIN = Path(__file__).parents[1] / "device/again.py"
+_COPIED = (
+    *("chain.py", "facts.py", "guards.py", "outputs.py", "places.py", "ties.py", "watch.py"),
+    "wrap.py",
+)
+_DEVICE = Path(__file__).parents[1] / "device"
+_AGAIN = _DEVICE / "again.py"
 
 
 def write_package(
@@ -55,9 +60,11 @@ def package(graph: Graph, steps: Sequence[Step], plan: Mapping[str, Any]) -> dic
     }
     for name in _COPIED:
         texts[name] = (_RUNTIME / name).read_text()
+    texts["readings.py"] = (_DEVICE / "readings.py").read_text()
     if "from .again import" in program.text:
         texts["again.py"] = _AGAIN.read_text()
     files = {name: text.encode() for name, text in texts.items()}
+    files["watched.json"] = watched_bytes(graph)
     data = constants(graph, program)
     return files if data is None else files | {"constants.bin": data}
 
@@ -205,8 +212,8 @@ def load(model, otherwise="error"):
     It is of the model's class, shares all its state, and is called as the model is. In the other
     mode (`eval()`), and where no gradient is wanted, it runs the model's own forward. A call that
     differs from what the plan was made for raises PlanMismatch or, with otherwise="original", runs
-    the model's own forward. Submodules are not called, so their forward hooks do not run, and plain
-    attributes (a dropout's probability) are those the plan was made for.
+    the model's own forward: so do hooks on submodules, which are not called, and attributes,
+    globals and settings that the plan's trace read and that have changed since.
     """
     return wrap(model, INTERFACE, step, otherwise, load)
 '''
