@@ -20,13 +20,16 @@ from stages.generate.check import check_interface
 from stages.generate.interface import constants, interface_text
 from stages.generate.naming import comment, megabytes
 from stages.generate.program import write_program
+from stages.generate.watched import watched_bytes
 from stages.replay.referee import replay
 
 _RUNTIME = Path(__file__).parent / "runtime"
 _COPIED = (
-    "arrived.py", "call.py", "chain.py", "facts.py", "guards.py", "outputs.py", "wrap.py",
-)  # fmt: skip
+    *("arrived.py", "call.py", "chain.py", "facts.py", "guards.py", "outputs.py", "places.py"),
+    *("ties.py", "watch.py", "wrap.py"),
+)
 _DEVICE = Path(__file__).parents[1] / "device"
+_SHARED = ("readings.py", "trees.py")
 
 
 def write_package(
@@ -57,12 +60,14 @@ def package(graph: Graph, steps: Sequence[Step], plan: Mapping[str, Any]) -> dic
     }
     for name in _COPIED:
         texts[name] = (_RUNTIME / name).read_text()
-    texts["trees.py"] = (_DEVICE / "trees.py").read_text()
+    for name in _SHARED:
+        texts[name] = (_DEVICE / name).read_text()
     if "from .again import" in program.text:
         texts["again.py"] = (_DEVICE / "again.py").read_text()
     if "from .recurrent import" in program.text:
         texts["recurrent.py"] = (_DEVICE / "recurrent.py").read_text()
     files = {name: text.encode() for name, text in texts.items()}
+    files["watched.json"] = watched_bytes(graph)
     data = constants(graph, program)
     return files if data is None else files | {"constants.bin": data}
 
@@ -210,8 +215,8 @@ def load(model, otherwise="error"):
     It is of the model's class, shares all its state, and is called as the model is. In the other
     mode (`eval()`), and where no gradient is wanted, it runs the model's own forward. A call that
     differs from what the plan was made for raises PlanMismatch or, with otherwise="original", runs
-    the model's own forward. Submodules are not called, so their forward hooks do not run, and plain
-    attributes (a dropout's probability) are those the plan was made for.
+    the model's own forward: so do hooks on submodules, which are not called, and attributes,
+    globals and settings that the plan's trace read and that have changed since.
     """
     return wrap(model, INTERFACE, step, otherwise, load)
 '''

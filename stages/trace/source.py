@@ -66,10 +66,10 @@ def _innermost(frames: list[tuple[str, int]], anywhere: bool = True) -> str:
     if not chosen:
         return ""
     file, line = chosen[-1]
-    return f"{_short(file)}:{line}"
+    return f"{short_path(file)}:{line}"
 
 
-def _short(file: str) -> str:
+def short_path(file: str) -> str:
     """A file below the current directory, a folder that Python searches or an installed package
     without what leads there: the same on every machine."""
     path = Path(file)

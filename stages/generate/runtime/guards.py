@@ -11,6 +11,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from .facts import Interface, Tensor
+from .ties import Ties
+from .watch import Difference, Watch, read_description
 
 
 class PlanMismatch(RuntimeError):  # noqa: N818
@@ -20,7 +22,8 @@ class PlanMismatch(RuntimeError):  # noqa: N818
 class Guards:
     """Everything a plan was specialised to, laid out for one model.
 
-    Raises RuntimeError when the model lacks a parameter, a buffer or a submodule of the plan.
+    Raises RuntimeError when the model is another one: of other modules, parameters or buffers, or
+    with other attributes where the plan's trace read them.
     """
 
     def __init__(self, interface: Interface, model: torch.nn.Module, package: Path) -> None:
@@ -36,6 +39,14 @@ class Guards:
         self.dtypes = [getattr(torch, tensor.dtype) for tensor in tensors]
         self.needs = [tensor.requires_grad for tensor in tensors]
         self.names = [self.call.names.get(i, t.path) for i, t in enumerate(tensors)]
+        watched, written = read_description(package)
+        try:
+            self.watch = Watch(watched, dict(model.named_modules(remove_duplicate=False)))
+        except (KeyError, TypeError, ValueError) as error:
+            raise RuntimeError(f"{package / 'watched.json'} is not what was generated") from error
+        except Difference as difference:
+            raise RuntimeError(_of_this(interface, str(difference))) from None
+        self.ties = Ties(tensors, self.names, written)
 
     def gather(
         self, model: torch.nn.Module, args: Sequence[Any], kwargs: dict[str, Any]
@@ -43,10 +54,17 @@ class Guards:
         """The tensors the step takes, in order; raises PlanMismatch where one does not fit."""
         self.check_autocast()
         tensors: list[Any] = [None] * len(self.interface.tensors)
-        self.modules.gather(model, tensors)
+        modules = self.modules.gather(model, tensors)
+        try:
+            self.watch.check(modules)
+        except Difference as difference:
+            raise PlanMismatch(str(difference)) from None
         self.call.gather(args, kwargs, tensors)
         self.constants.gather(tensors)
         self.check(tensors)
+        tie = self.ties.difference(tensors)
+        if tie is not None:
+            raise PlanMismatch(tie)
         return tensors
 
     def check_autocast(self) -> None:
@@ -134,8 +152,8 @@ class _Modules:
             owner, _, name = path.rpartition(".")
             target.append((position, numbers[owner], name))
 
-    def gather(self, model: torch.nn.Module, tensors: list[Any]) -> None:
-        """Puts parameters and buffers at their positions."""
+    def gather(self, model: torch.nn.Module, tensors: list[Any]) -> list[torch.nn.Module]:
+        """Puts parameters and buffers at their positions; the modules at all paths."""
         modules = [model]
         try:
             for parent, name in self.walk:
@@ -160,6 +178,7 @@ class _Modules:
                 raise PlanMismatch(
                     f"{self.paths[number]} is in {found} mode, the plan was made in {made} mode"
                 )
+        return modules
 
     def _join(self, owner: int, name: str) -> str:
         return f"{self.paths[owner]}.{name}" if self.paths[owner] else name
@@ -255,6 +274,15 @@ def _constant(tensor: Tensor, data: bytearray, device: torch.device) -> torch.Te
 
 def _planned(interface: Interface) -> str:
     return f"the plan was made for {interface.model}"
+
+
+def _of_this(interface: Interface, sentence: str) -> str:
+    """What is said of a model, said of the model that is loaded."""
+    if sentence.startswith("the model "):
+        sentence = f"this {sentence.removeprefix('the ')}"
+    elif not sentence.startswith(("this ", "the ")):
+        sentence = f"this model's {sentence}"
+    return f"{_planned(interface)} and {sentence}"
 
 
 def _paths(name: str, value: Any) -> Iterator[tuple[int, str]]:

@@ -1,0 +1,325 @@
+"""What a model's forward reads beside tensors, written down as JSON so that it can be compared.
+
+A value that Python code may read is written as itself where it is None, a truth value, an integer,
+a finite float or a text, and else as a list that begins with a word: a container with its items, a
+function with its name and the digest of its code, a tensor with the digest of its bytes, any other
+object with its type. The file travels with a generated package and needs only PyTorch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import functools
+import hashlib
+import math
+import pathlib
+import sys
+import sysconfig
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+ABSENT = object()
+"""Stands for what is not there."""
+
+_GONE = ["absent"]
+_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+_REPEATED = (range, slice, type(...), type(NotImplemented), pathlib.PurePath)
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+_DESCRIPTORS = (
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+)
+_PYTHON = sysconfig.get_path("stdlib")
+_DEEPEST = 12
+
+
+def encode(value: Any, own: Mapping[int, str] | None = None, depth: int = 0) -> Any:
+    """A value as JSON. `own` gives the path of each tensor and module of the model by its id."""
+    own = own or {}
+    if value is ABSENT:
+        return _GONE
+    if id(value) in own and isinstance(value, torch.Tensor | torch.nn.Module):
+        return ["own", own[id(value)]]
+    kind = type(value)
+    if value is None or kind in (bool, int, str) or (kind is float and math.isfinite(value)):
+        return value
+    if kind in (float, complex, bytes) or isinstance(value, _REPEATED):
+        return ["plain", kind.__name__, repr(value)]
+    if isinstance(value, enum.Enum):
+        return ["enum", *_named(kind), value.name]
+    if isinstance(value, _TORCH):
+        return ["torch", str(value)]
+    if isinstance(value, torch.Tensor):
+        return ["tensor", list(value.shape), str(value.dtype), digest_of(value)]
+    if isinstance(value, list | tuple | set | frozenset | dict):
+        return _container(value, own, depth)
+    if _is_array(value):
+        return ["array", repr(value.shape), str(value.dtype), _sha(value.tobytes())]
+    return _code(value, own, depth)
+
+
+def _container(value: Any, own: Mapping[int, str], depth: int) -> Any:
+    if depth > _DEEPEST:
+        return ["object", *_named(type(value))]
+    names = _named(type(value))
+    if isinstance(value, dict):
+        pairs = [[encode(key, own, depth + 1), encode(value[key], own, depth + 1)] for key in value]
+        return ["dict", *names, pairs]
+    items = [encode(item, own, depth + 1) for item in value]
+    if isinstance(value, set | frozenset):
+        items.sort(key=repr)
+    return ["items", *names, items]
+
+
+def _code(value: Any, own: Mapping[int, str], depth: int) -> Any:
+    if isinstance(value, property):
+        return ["property", *_code(value.fget, own, depth)[1:]]
+    if isinstance(value, staticmethod | classmethod):
+        return _code(value.__func__, own, depth)
+    if isinstance(value, functools.partial):
+        parts = (value.func, value.args, value.keywords)
+        return ["partial", *(encode(part, own, depth + 1) for part in parts)]
+    if isinstance(value, _FUNCTIONS):
+        code = getattr(value, "__code__", None)
+        digest = None if code is None or installed(code.co_filename) else code_digest(code)
+        return ["function", *_named(value), digest]
+    if isinstance(value, type):
+        return ["class", *_named(value)]
+    if isinstance(value, types.ModuleType):
+        return ["python", value.__name__]
+    if isinstance(value, _DESCRIPTORS) or type(value).__module__.startswith(
+        ("torch._ops", "numpy")
+    ):
+        return ["plain", type(value).__name__, str(value)]
+    return ["object", *_named(type(value))]
+
+
+def _named(thing: Any) -> list[str]:
+    module = getattr(thing, "__module__", None) or ""
+    name = getattr(thing, "__qualname__", None) or getattr(thing, "__name__", None)
+    return [str(module), str(name or type(thing).__name__)]
+
+
+def _is_array(value: Any) -> bool:
+    return type(value).__module__ == "numpy" and type(value).__name__ == "ndarray"
+
+
+def type_of(module: torch.nn.Module) -> list[str]:
+    """The module and the qualified name of a module's class, of the original of a planned one."""
+    return _named(getattr(type(module), "_tightfit_original", type(module)))
+
+
+def installed(file: str) -> bool:
+    """True for a file of Python's own library, of an installed package, or of no file."""
+    if "site-packages" in file or "dist-packages" in file:
+        return True
+    return file.startswith((_PYTHON, "<frozen", "<string>", "<__array"))
+
+
+def code_digest(code: types.CodeType) -> str:
+    """Python's version and a digest of what a code does, whatever its file and its lines."""
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return f"{version}:{_sha(repr(_parts(code)).encode())[:24]}"
+
+
+def _parts(code: types.CodeType) -> tuple[Any, ...]:
+    return (
+        code.co_code,
+        code.co_names,
+        code.co_varnames,
+        code.co_freevars,
+        code.co_argcount,
+        tuple(_constant(constant) for constant in code.co_consts),
+    )
+
+
+def _constant(constant: Any) -> Any:
+    if isinstance(constant, types.CodeType):
+        return _parts(constant)
+    if isinstance(constant, frozenset):
+        return sorted(map(repr, constant))
+    return type(constant).__name__, repr(constant)
+
+
+def digest_of(tensor: torch.Tensor) -> str | None:
+    """A digest of a tensor's elements, None where it has no bytes."""
+    if type(tensor).__name__ == "FakeTensor" or tensor.layout != torch.strided:
+        return None
+    if tensor.device.type == "meta":
+        return None
+    plain = tensor.detach()
+    if plain.device.type != "cpu" or not plain.is_contiguous() or plain.is_conj():
+        plain = plain.cpu().resolve_conj().contiguous()
+    size = plain.numel() * plain.element_size()
+    return _sha(ctypes.string_at(plain.data_ptr(), size) if size else b"")
+
+
+def _sha(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+_NAMED = ("function", "class", "object", "property", "enum")
+
+
+def agree(expected: Any, found: Any) -> bool:
+    """True where two written values are the same.
+
+    The module of a function or class is ignored where it is the script that was started; digests
+    are compared where both are there and, for code, of one version of Python.
+    """
+    if type(expected) is not type(found):
+        return False
+    if not isinstance(expected, list):
+        return bool(expected == found)
+    if len(expected) != len(found):
+        return False
+    if not expected or expected[0] != found[0]:
+        return all(map(agree, expected, found))
+    if expected[0] in ("items", "dict", *_NAMED) and len(expected) > 2:
+        return _same_name(expected, found) and all(map(_same_part, expected[3:], found[3:]))
+    if expected[0] == "tensor" and len(expected) == 4:
+        return expected[1:3] == found[1:3] and _same_part(expected[3], found[3])
+    return all(map(agree, expected, found))
+
+
+def _same_name(expected: list[Any], found: list[Any]) -> bool:
+    script = "__main__" in (expected[1], found[1])
+    return expected[2] == found[2] and (script or expected[1] == found[1])
+
+
+def _same_part(expected: Any, found: Any) -> bool:
+    if isinstance(expected, list):
+        return agree(expected, found)
+    if expected is None or found is None or expected == found:
+        return True
+    return ":" in expected and expected.partition(":")[0] != found.partition(":")[0]
+
+
+def say(written: Any, other: Any = None) -> str:
+    """A written value in a few words, for a sentence; `other` is what it differs from."""
+    if not isinstance(written, list) or not written:
+        text = repr(written)
+        return text if len(text) < 60 else f"a {type(written).__name__} of {len(text)} characters"
+    word = written[0]
+    if word == "absent":
+        return "nothing"
+    if word in ("plain", "torch", "own", "python"):
+        return str(written[-1])
+    if word == "enum":
+        return ".".join(written[2:])
+    if word in ("items", "dict"):
+        return _say_items(written, other)
+    if word == "tensor":
+        alike = isinstance(other, list) and other[:3] == written[:3]
+        return "other values" if alike else f"a {written[2]} tensor of shape {written[1]}"
+    if word in _NAMED:
+        kind = "" if word == "class" else "a " if word == "object" else f"the {word} "
+        alike = isinstance(other, list) and other[:3] == written[:3]
+        return f"{kind}{written[2]}" + (" of other code" if alike else "")
+    return "another value"
+
+
+def _say_items(written: list[Any], other: Any) -> str:
+    kind, items = written[2], written[3]
+    if len(items) > 4 or any(isinstance(item, list) for item in items):
+        alike = isinstance(other, list) and other[:3] == written[:3]
+        return f"a {kind} with other items" if alike else f"a {kind} of {len(items)} items"
+    return f"a {kind} of {', '.join(map(say, items))}" if items else f"an empty {kind}"
+
+
+_SDPA = ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp")
+_ALWAYS = {
+    "the default dtype": lambda: str(torch.get_default_dtype()),
+    "torch.backends.mkldnn.enabled": lambda: bool(torch._C._get_mkldnn_enabled()),
+    "torch.backends.cudnn.enabled": lambda: bool(torch._C._get_cudnn_enabled()),
+    "the use of deterministic algorithms": torch.are_deterministic_algorithms_enabled,
+}
+_ATTENTION = {
+    f"torch.backends.cuda.{name}_enabled()": getattr(torch.backends.cuda, f"{name}_enabled")
+    for name in _SDPA
+    if hasattr(torch.backends.cuda, f"{name}_enabled")
+}
+STATES: dict[str, Any] = _ALWAYS | _ATTENTION
+"""What is set for the whole process and changes what runs: how to ask for it, by its name."""
+
+ATTENTION_STATES = frozenset(_ATTENTION)
+
+
+def check_form(description: Any) -> None:
+    """Raises ValueError unless a description has the form that `stages.trace.watching` writes."""
+    if description is None:
+        return
+    fields = {
+        "modules": (list, _is_module),
+        "tensors": (list, _is_tensor),
+        "holders": (list, _is_holder),
+        "names": (list, _is_names),
+        "hooks": (list, _is_texts),
+        "states": (dict, None),
+    }
+    if not isinstance(description, dict) or not set(fields) <= set(description):
+        raise ValueError("the description of what is watched lacks a part")
+    for name, (kind, test) in fields.items():
+        part = description[name]
+        if not isinstance(part, kind) or (test and not all(map(test, part))):
+            raise ValueError(f"the description of what is watched has {name} of an unknown form")
+    if not all(isinstance(value, str | bool) for value in description["states"].values()):
+        raise ValueError("the description of what is watched has states of an unknown form")
+
+
+def _is_texts(item: Any) -> bool:
+    return isinstance(item, list) and all(isinstance(part, str) for part in item)
+
+
+def _is_module(item: Any) -> bool:
+    return _is_texts(item) and len(item) == 3
+
+
+def _is_tensor(item: Any) -> bool:
+    return (
+        isinstance(item, list)
+        and len(item) == 4
+        and _is_texts(item[:2])
+        and (item[2] is None or isinstance(item[2], list))
+        and (item[3] is None or isinstance(item[3], str))
+    )
+
+
+def _is_names(item: Any) -> bool:
+    return (
+        isinstance(item, list)
+        and len(item) == 3
+        and isinstance(item[0], str)
+        and item[1] in ("_modules", "_parameters", "_buffers")
+        and _is_texts(item[2])
+    )
+
+
+def _is_holder(item: Any) -> bool:
+    return (
+        isinstance(item, dict)
+        and set(item) == {"place", "shown", "kind", "reads"}
+        and isinstance(item["shown"], str)
+        and item["kind"] in ("fields", "class", "cells")
+        and isinstance(item["reads"], dict)
+        and isinstance(item["place"], list)
+        and bool(item["place"])
+        and all(isinstance(step, list) and step and _is_step(step) for step in item["place"])
+    )
+
+
+def _is_step(step: list[Any]) -> bool:
+    if step[0] in ("globals", "function"):
+        return len(step) == 1
+    if len(step) != 2:
+        return False
+    if step[0] == "item":
+        return type(step[1]) is int
+    words = ("module", "python", "field", "class", "cell", "global")
+    return step[0] == "key" or (step[0] in words and isinstance(step[1], str))

@@ -1,0 +1,122 @@
+"""Finds again, from a model, what its forward read: a place is a list of steps.
+
+The first step names a module of the model (`["module", path]`) or of Python (`["python", name]`);
+the others go to a field, an item, what a class says, a function's globals or closure.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import types
+from collections.abc import Mapping
+from typing import Any
+
+from .readings import ABSENT, encode
+
+
+_PARTIAL = (functools.partial, functools.partialmethod, functools.cached_property)
+
+
+def find(place: list[list[Any]], modules: Mapping[str, Any]) -> Any:
+    """The thing at a place, ABSENT where there is none."""
+    word, name = place[0]
+    thing = modules.get(name, ABSENT) if word == "module" else sys.modules.get(name, ABSENT)
+    if word == "python" and thing is not ABSENT:
+        thing = vars(thing)
+    for step in place[1:]:
+        if thing is ABSENT:
+            break
+        thing = _STEPS[step[0]](thing, *step[1:])
+    return thing
+
+
+def _field(thing: Any, name: str) -> Any:
+    return getattr(thing, "__dict__", {}).get(name, ABSENT)
+
+
+def of_class(kind: type, name: str) -> tuple[Any, type | None]:
+    """What a class says of a name, without calling anything, and which of its bases says it."""
+    for base in kind.__mro__:
+        if name in vars(base):
+            return vars(base)[name], base
+    return ABSENT, None
+
+
+def class_of(thing: Any) -> type:
+    """A class itself, or the class of a thing: of a planned module the original one."""
+    kind = thing if isinstance(thing, type) else type(thing)
+    return getattr(kind, "_tightfit_original", kind)
+
+
+def _class(thing: Any, name: str) -> Any:
+    return of_class(class_of(thing), name)[0]
+
+
+def _key(thing: Any, written: Any) -> Any:
+    if not isinstance(thing, dict):
+        return ABSENT
+    if isinstance(written, str | int | type(None)):
+        return thing.get(written, ABSENT)
+    return next((thing[key] for key in thing if encode(key) == written), ABSENT)
+
+
+def _item(thing: Any, index: int) -> Any:
+    inside = isinstance(thing, list | tuple) and index < len(thing)
+    return thing[index] if inside else ABSENT
+
+
+def _global(thing: Any, name: str) -> Any:
+    return thing.get(name, ABSENT) if isinstance(thing, dict) else ABSENT
+
+
+def _globals(thing: Any) -> Any:
+    return getattr(thing, "__globals__", ABSENT)
+
+
+def _cell(thing: Any, name: str) -> Any:
+    cell = cells(thing).get(name)
+    return ABSENT if cell is None else content(cell)
+
+
+def cells(function: Any) -> dict[str, types.CellType]:
+    """The cells of a function's closure by name."""
+    closure = getattr(function, "__closure__", None) or ()
+    return dict(zip(function.__code__.co_freevars, closure, strict=True)) if closure else {}
+
+
+def content(cell: types.CellType) -> Any:
+    """What a cell holds, ABSENT where it holds nothing."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return ABSENT
+
+
+def _function(value: Any) -> Any:
+    """The function that a method, a property, a partial or the like runs."""
+    for _ in range(8):
+        if isinstance(value, staticmethod | classmethod | types.MethodType):
+            value = value.__func__
+        elif isinstance(value, property):
+            value = value.fget
+        elif isinstance(value, _PARTIAL):
+            value = value.func
+        elif not inspect.isfunction(value) and hasattr(value, "__wrapped__"):
+            value = value.__wrapped__
+        else:
+            break
+    return value if inspect.isfunction(value) else ABSENT
+
+
+_STEPS: dict[str, Any] = {
+    "field": _field,
+    "class": _class,
+    "key": _key,
+    "item": _item,
+    "global": _global,
+    "globals": _globals,
+    "cell": _cell,
+    "function": _function,
+}

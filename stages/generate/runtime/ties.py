@@ -1,0 +1,70 @@
+"""Inputs that are tied to one another or to the model's own tensors where eager's sums differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .facts import Tensor
+
+
+class Ties:
+    """Which tensors of a call must not be the same, or share bytes.
+
+    `written` are the paths of the buffers that the step writes.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], names: Sequence[str], written: list[str]) -> None:
+        self.names = names
+        positions = list(enumerate(tensors))
+        self.inputs = [at for at, tensor in positions if tensor.kind == "input"]
+        self.given = [at for at in self.inputs if tensors[at].requires_grad]
+        self.parameters = [at for at, tensor in positions if tensor.kind == "parameter"]
+        self.written = [at for at, tensor in positions if tensor.path in set(written)]
+        self.written = [at for at in self.written if tensors[at].kind == "buffer"]
+
+    def difference(self, tensors: Sequence[torch.Tensor]) -> str | None:
+        """What is tied in a call and must not be, as a sentence; None where nothing is."""
+        if self.given:
+            sentence = self._one_gradient(tensors)
+            if sentence is not None:
+                return sentence
+        if self.written and self.inputs:
+            return self._written_input(tensors)
+        return None
+
+    def _one_gradient(self, tensors: Sequence[torch.Tensor]) -> str | None:
+        owners = {id(tensors[at]): at for at in self.parameters}
+        for at in self.given:
+            tensor = tensors[at]
+            edge = (
+                id(tensor) if tensor.grad_fn is None else hash((tensor.grad_fn, tensor.output_nr))
+            )
+            for key in (id(tensor), edge):
+                if owners.get(key, at) != at:
+                    return (
+                        f"{self.names[at]} is the same tensor as {self.names[owners[key]]}, whose "
+                        f"gradients eager adds up in another order; give it a clone"
+                    )
+                owners[key] = at
+        return None
+
+    def _written_input(self, tensors: Sequence[torch.Tensor]) -> str | None:
+        try:
+            starts = [tensors[at].data_ptr() for at in self.written]
+            for at in self.inputs:
+                storage = tensors[at].untyped_storage()
+                first = storage.data_ptr()
+                last = first + storage.nbytes()
+                for start, buffer in zip(starts, self.written, strict=True):
+                    if first <= start < last:
+                        return (
+                            f"{self.names[at]} shares its bytes with the buffer "
+                            f"{self.names[buffer]}, which the step writes; give it a clone"
+                        )
+        except RuntimeError:
+            return (
+                "a tensor of the call has no bytes of its own, as within a transform of functions"
+            )
+        return None

@@ -1,0 +1,402 @@
+"""Compares a model, at load and at each call, with what the plan's trace read of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
+from operator import is_
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from .places import cells, class_of, content, find, of_class
+from .readings import ABSENT, STATES, agree, check_form, encode, say, type_of
+
+_REGISTERED = ("_parameters", "_buffers", "_modules")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_GLOBAL_HOOKS = [
+    value
+    for name, value in vars(torch.nn.modules.module).items()
+    if name.startswith("_global_") and name.endswith("_hooks")
+]
+_PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+
+
+class Difference(Exception):  # noqa: N818
+    """The model is not as it was when the plan was made; the message is one sentence."""
+
+
+class Watch:
+    """What a plan's trace read, laid out for one model.
+
+    Raises Difference where the model is another one, and ValueError where the description is not
+    of the known form.
+    """
+
+    def __init__(self, description: Any, modules: Mapping[str, torch.nn.Module]) -> None:
+        check_form(description)
+        self.active = description is not None
+        self.paths = list(modules)
+        self.labels = ["the model", *self.paths[1:]]
+        self.holders: list[dict[str, Any]] = []
+        self.known: dict[int, tuple[torch.Tensor, int, Any]] = {}
+        self.lists = _Lists()
+        if not self.active:
+            return
+        self.holders = description["holders"]
+        self.names = description["names"]
+        self.types = {path: [module, name] for path, module, name in description["modules"]}
+        self.hooked = {path: hooks for path, *hooks in description["hooks"]}
+        self.none = [path for path, _, shape, _ in description["tensors"] if shape is None]
+        self.states = [
+            (name, STATES[name], value)
+            for name, value in description["states"].items()
+            if name in STATES
+        ]
+        self.asked = [ask for _, ask, _ in self.states]
+        self.wanted = [value for _, _, value in self.states]
+        self._compare_tensors(description["tensors"], modules)
+        self._lay_out(list(modules.values()))
+
+    def check(self, modules: Sequence[torch.nn.Module]) -> None:
+        """Raises Difference where what the trace read is no longer so.
+
+        `modules` are those at the paths of the model that was loaded, in the same order.
+        """
+        if not self.active:
+            return
+        if any(_GLOBAL_HOOKS):
+            raise Difference("PyTorch has a hook for all modules, which the plan would not run")
+        for (name, _, value), found in zip(self.states, [f() for f in self.asked], strict=True):
+            if found != value:
+                raise Difference(f"{name} is {found}, the plan was made with {value}")
+        if not self.lists.are_of(modules) or not self._same():
+            self._lay_out(modules)
+
+    def _same(self) -> bool:
+        """True where nothing moved; what moved to an equal plain value is the same from now on."""
+        lists = self.lists
+        if not lists.hooks_same():
+            return False
+        if not lists.fields.same(_of_dict) or not lists.classes.same(_of_class):
+            return False
+        for cell, expected in lists.cells:
+            if content(cell) is not expected:
+                return False
+        return lists.contents_same()
+
+    def _compare_tensors(
+        self, tensors: list[list[Any]], modules: Mapping[str, torch.nn.Module]
+    ) -> None:
+        self._compare_modules(modules)
+        found = {}
+        for path, module in modules.items():
+            for kind, field in (("parameter", "_parameters"), ("buffer", "_buffers")):
+                for name, tensor in vars(module)[field].items():
+                    found[f"{path}.{name}" if path else name] = (kind, tensor)
+        for path, kind, shape, _ in tensors:
+            here = found.pop(path, None)
+            if here is None or here[0] != kind:
+                raise Difference(f"this model has no {kind} {path}")
+            tensor = here[1]
+            if (tensor is None) != (shape is None):
+                one, other = ("is", "was not") if tensor is None else ("is not", "was")
+                raise Difference(
+                    f"this model's {path} {one} None, when the plan was made it {other}"
+                )
+            if tensor is None:
+                continue
+            if list(tensor.shape) != shape:
+                raise Difference(
+                    f"this model's {path} has shape {tuple(tensor.shape)}, "
+                    f"the plan was made for {tuple(shape)}"
+                )
+        for path, (kind, _) in found.items():
+            raise Difference(f"this model has the {kind} {path}, the plan was made without it")
+
+    def _compare_modules(self, modules: Mapping[str, torch.nn.Module]) -> None:
+        for path, kind in self.types.items():
+            if path not in modules:
+                raise Difference(f"this model has no module {path}")
+            self._compare_type(path, modules[path], kind)
+        for path in modules:
+            if path not in self.types:
+                raise Difference(f"this model has the module {path}, the plan was made without it")
+
+    def _compare_type(self, path: str, module: torch.nn.Module, kind: list[str]) -> None:
+        found = type_of(module)
+        if not agree(["class", *kind], ["class", *found]):
+            name = ".".join(found) if found[1] == kind[1] else found[1]
+            made = ".".join(kind) if found[1] == kind[1] else kind[1]
+            raise Difference(f"{path or 'the model'} is a {name}, the plan was made with a {made}")
+
+    def _lay_out(self, modules: Sequence[torch.nn.Module]) -> None:
+        """Compares all that is watched and remembers where it stands."""
+        lists = _Lists()
+        by_path = dict(zip(self.paths, modules, strict=True))
+        for path, module in by_path.items():
+            self._compare_type(path, module, self.types[path])
+        lists.take_modules(modules)
+        self._take_hooks(by_path, lists)
+        self._take_names(by_path, lists)
+        own = _own(by_path)
+        for holder in self.holders:
+            self._take_holder(holder, by_path, own, lists)
+        self.lists = lists
+
+    def _take_hooks(self, modules: dict[str, torch.nn.Module], lists: _Lists) -> None:
+        for path, module in modules.items():
+            if not path:
+                continue
+            dicts = [vars(module)[name] for name in _HOOKS]
+            found = [_name_of(hook) for hooks in dicts for hook in hooks.values()]
+            if found == self.hooked.get(path, []):
+                target = lists.hooked if found else lists.hookless
+                for hooks in dicts:
+                    target.append(hooks)
+                lists.hook_keys += [list(hooks) for hooks in dicts] if found else []
+            elif found:
+                raise Difference(
+                    f"{path} has the hook {found[0]}, which the plan would not run; "
+                    f"remove it or put it on the whole model"
+                )
+            else:
+                raise Difference(
+                    f"{path} no longer has the hook {self.hooked[path][0]} the plan was made with"
+                )
+
+    def _take_names(self, modules: dict[str, torch.nn.Module], lists: _Lists) -> None:
+        for path in self.none:
+            owner, _, name = path.rpartition(".")
+            for field in ("_parameters", "_buffers"):
+                fields = vars(modules[owner])[field]
+                if fields.get(name) is not None:
+                    raise Difference(f"{path} is there, the plan was made with None in its place")
+                lists.fields.add(fields, name, fields.get(name, ABSENT))
+        for path, field, names in self.names:
+            if path not in modules:
+                raise Difference(f"this model has no module {path}")
+            fields = vars(modules[path])[field]
+            if list(fields) != names:
+                raise Difference(
+                    f"{path or 'the model'} now has the {field.strip('_')} {', '.join(fields)}, "
+                    f"the plan was made with {', '.join(names) or 'none'}"
+                )
+            lists.keys.append((fields, names))
+
+    def _take_holder(
+        self,
+        holder: dict[str, Any],
+        modules: Mapping[str, torch.nn.Module],
+        own: dict[int, str],
+        lists: _Lists,
+    ) -> None:
+        thing = find(holder["place"], modules)
+        if thing is ABSENT:
+            what = holder["shown"] or "what holds " + ", ".join(holder["reads"])
+            raise Difference(f"{what} is not where it was when the plan was made")
+        look_up = _LOOKS[holder["kind"]]
+        for name, expected in holder["reads"].items():
+            found = look_up(thing, name, lists)
+            written = self._encode(found, own)
+            if not agree(expected, written):
+                raise Difference(_differs(holder, name, written, expected))
+            self._take_contents(found, lists, own)
+
+    def _take_contents(
+        self, value: Any, lists: _Lists, own: dict[int, str], depth: int = 0
+    ) -> None:
+        if isinstance(value, torch.Tensor):
+            if id(value) not in own:
+                lists.tensors.append(value)
+                lists.versions.append(value._version)
+                self.known[id(value)] = (value, value._version, encode(value))
+        elif type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
+            lists.arrays.append((value, value.tobytes()))
+        elif isinstance(value, list | tuple | dict | set) and depth < 12:
+            inside = list(value.values()) if isinstance(value, dict) else list(value)
+            if not isinstance(value, tuple):
+                keys = list(value) if isinstance(value, dict) else None
+                lists.containers.append((value, inside, keys))
+            for item in inside:
+                self._take_contents(item, lists, own, depth + 1)
+
+    def _encode(self, value: Any, own: dict[int, str]) -> Any:
+        known = self.known.get(id(value))
+        if known is not None and known[0] is value and known[1] == value._version:
+            return known[2]
+        return encode(value, own)
+
+
+class _Column:
+    """Dictionaries, a name in each, and the object that stands there."""
+
+    def __init__(self) -> None:
+        self.owners: list[Any] = []
+        self.names: list[str] = []
+        self.expected: list[Any] = []
+
+    def add(self, owner: Any, name: str, value: Any) -> None:
+        self.owners.append(owner)
+        self.names.append(name)
+        self.expected.append(value)
+
+    def same(self, get: Callable[..., Any]) -> bool:
+        found = map(get, self.owners, self.names, repeat(ABSENT))
+        if all(map(is_, found, self.expected)):
+            return True
+        for position, value in enumerate(map(get, self.owners, self.names, repeat(ABSENT))):
+            expected = self.expected[position]
+            if value is expected:
+                continue
+            if type(value) is not type(expected) or not isinstance(value, _PLAIN):
+                return False
+            if value != expected:
+                return False
+            self.expected[position] = value
+        return True
+
+
+class _Lists:
+    """Where what is watched stands, flat, so that a call compares it in a few passes."""
+
+    def __init__(self) -> None:
+        self.root: Any = None
+        self.modules: list[torch.nn.Module] = []
+        self.types: list[type] = []
+        self.fields = _Column()
+        self.classes = _Column()
+        self.cells: list[tuple[Any, Any]] = []
+        self.tensors: list[torch.Tensor] = []
+        self.versions: list[int] = []
+        self.arrays: list[tuple[Any, bytes]] = []
+        self.containers: list[tuple[Any, list[Any], list[Any] | None]] = []
+        self.keys: list[tuple[Any, list[str]]] = []
+        self.hookless: list[Any] = []
+        self.hooked: list[Any] = []
+        self.hook_keys: list[list[int]] = []
+
+    def take_modules(self, modules: Sequence[torch.nn.Module]) -> None:
+        self.root = vars(modules[0])
+        self.modules = list(modules[1:])
+        self.types = list(map(type, self.modules))
+
+    def are_of(self, modules: Sequence[torch.nn.Module]) -> bool:
+        """True where these modules are those that are laid out, of the same classes."""
+        return (
+            vars(modules[0]) is self.root
+            and len(modules) == len(self.modules) + 1
+            and all(map(is_, modules[1:], self.modules))
+            and all(map(is_, map(type, self.modules), self.types))
+        )
+
+    def hooks_same(self) -> bool:
+        """True where no hook came or went."""
+        if any(self.hookless):
+            return False
+        return not self.hooked or [list(hooks) for hooks in self.hooked] == self.hook_keys
+
+    def contents_same(self) -> bool:
+        """True where containers hold the same objects and tensors have the same versions."""
+        for container, items, keys in self.containers:
+            inside = container.values() if keys is not None else container
+            if len(container) != len(items) or not all(map(is_, inside, items)):
+                return False
+            if keys is not None and list(container) != keys:
+                return False
+        for fields, names in self.keys:
+            if list(fields) != names:
+                return False
+        if [tensor._version for tensor in self.tensors] != self.versions:
+            return False
+        return all(array.tobytes() == data for array, data in self.arrays)
+
+
+_of_dict: Callable[..., Any] = dict.get
+_of_class: Callable[..., Any] = MappingProxyType.get
+
+
+def _look_up_field(thing: Any, name: str, lists: _Lists) -> Any:
+    fields = thing if isinstance(thing, dict) else vars(thing)
+    value = fields.get(name, ABSENT)
+    lists.fields.add(fields, name, value)
+    if value is not ABSENT or not isinstance(thing, torch.nn.Module):
+        return value
+    if of_class(class_of(thing), name)[0] is ABSENT:
+        for field in _REGISTERED:
+            registered = fields[field]
+            if name in registered and registered[name] is not None:
+                return registered[name]
+            lists.fields.add(registered, name, registered.get(name, ABSENT))
+    return value
+
+
+def _look_up_class(thing: Any, name: str, lists: _Lists) -> Any:
+    kind = class_of(thing)
+    value, owner = of_class(kind, name)
+    for base in kind.__mro__[:-1]:
+        if base is owner:
+            lists.classes.add(vars(base), name, value)
+            break
+        if base is not torch.nn.Module:
+            lists.classes.add(vars(base), name, ABSENT)
+    return value
+
+
+def _look_up_cell(thing: Any, name: str, lists: _Lists) -> Any:
+    cell = cells(thing).get(name)
+    if cell is None:
+        return ABSENT
+    value = content(cell)
+    lists.cells.append((cell, value))
+    return value
+
+
+_LOOKS = {"fields": _look_up_field, "class": _look_up_class, "cells": _look_up_cell}
+
+
+def _own(modules: Mapping[str, torch.nn.Module]) -> dict[int, str]:
+    paths: dict[int, str] = {}
+    for path, module in modules.items():
+        paths.setdefault(id(module), path)
+    for path, module in modules.items():
+        for field in ("_parameters", "_buffers"):
+            for name, tensor in vars(module)[field].items():
+                if tensor is not None:
+                    paths.setdefault(id(tensor), f"{path}.{name}" if path else name)
+    return paths
+
+
+def _name_of(hook: Any) -> str:
+    return str(getattr(hook, "__qualname__", None) or type(hook).__qualname__)
+
+
+def _differs(holder: dict[str, Any], name: str, found: Any, expected: Any) -> str:
+    shown = holder["shown"]
+    if holder["place"][-1][0] in ("globals", "python"):
+        return (
+            f"the global {name} is {say(found, expected)}, the plan was made with {say(expected)}"
+        )
+    if holder["kind"] == "cells":
+        return (
+            f"{name}, which {shown} reads from around it, is {say(found, expected)}, "
+            f"the plan was made with {say(expected)}"
+        )
+    what = shown or "the model"
+    return f"{what} has {name} {say(found, expected)}, the plan was made with {say(expected)}"
+
+
+def read_description(package: Path) -> tuple[Any, list[str]]:
+    """What the package's `watched.json` says: what the trace read, and which buffers are written.
+
+    Raises RuntimeError where it cannot be read.
+    """
+    path = package / "watched.json"
+    try:
+        document = json.loads(path.read_bytes())
+        return document["watch"], list(document["written"])
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise RuntimeError(f"{path} cannot be read, generate the module anew") from error

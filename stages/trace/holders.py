@@ -1,0 +1,177 @@
+"""The things whose fields a model's forward reads: modules, objects, containers, globals.
+
+A holder is such a thing with its place, from which another process finds it again, what its fields
+were before the forward ran, and the names that the forward read.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from stages.device.readings import ABSENT, installed
+
+Place = tuple[tuple[Any, ...], ...]
+"""Steps from a module of the model, or a module of Python, to a thing; see
+`stages.generate.runtime.places`."""
+
+_CALLING = ("_call_impl", "_compiled_call_impl")
+INTERNAL = frozenset(vars(nn.Module())) | {"__dict__", "__class__", *_CALLING}
+"""Fields that every module has; guards compare what matters of them."""
+
+_NAMESPACES = ("SimpleNamespace", "Namespace")
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Tensor, type)
+_CODE = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType)
+_DEEPEST = 4
+
+
+@dataclass
+class Holder:
+    """A thing with named parts. `kind` is "fields" (`__dict__` or another dictionary), "class"
+    (what its class says) or "cells" (what a function has around it)."""
+
+    place: Place
+    shown: str
+    kind: str
+    thing: Any
+    known: dict[str, Any]
+    """The parts before the forward ran, or when they were first seen."""
+    reads: dict[str, Any] = field(default_factory=dict)
+    """The parts that were read and what they were."""
+
+    def read(self, name: str) -> Any:
+        """Notes that a part was read and gives what it was before the forward ran."""
+        return self.reads.setdefault(name, self.known.get(name, ABSENT))
+
+
+@dataclass
+class Kept:
+    """What a dictionary, list, set or generator held, to compare and to put back."""
+
+    shown: str
+    thing: Any
+    before: Any
+    """What it held when it was first seen: what is put back."""
+    names: frozenset[str] | None = None
+    """The keys to compare, None for all."""
+    at_start: Any = None
+    """What it held when the forward began, with the tensors that the capture put in."""
+
+
+def contents(thing: Any) -> Any:
+    """A copy of what a mutable thing holds, one level deep."""
+    if isinstance(thing, dict):
+        return dict(thing)
+    if isinstance(thing, list):
+        return list(thing)
+    if isinstance(thing, set):
+        return set(thing)
+    return state_of(thing)
+
+
+def put_back(thing: Any, before: Any) -> None:
+    """Gives a mutable thing what it held."""
+    if isinstance(thing, dict):
+        same = list(thing) == list(before)
+        if not same or any(thing[key] is not before[key] for key in before):
+            thing.clear()
+            thing.update(before)
+    elif isinstance(thing, list):
+        thing[:] = before
+    elif isinstance(thing, set):
+        thing.clear()
+        thing.update(before)
+    else:
+        set_state(thing, before)
+
+
+def is_generator(thing: Any) -> bool:
+    """True for an object that random numbers are drawn from."""
+    if isinstance(thing, random.Random | torch.Generator):
+        return True
+    kind = type(thing)
+    return kind.__module__.startswith("numpy.random") and hasattr(kind, "random")
+
+
+def state_of(generator: Any) -> Any:
+    """The state of a random generator, comparable with ==."""
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, torch.Generator):
+        return torch_bytes(generator)
+    bits = getattr(generator, "bit_generator", None) or getattr(generator, "_bit_generator", None)
+    return repr(bits.state), bits.state
+
+
+def set_state(generator: Any, state: Any) -> None:
+    """Gives a random generator a state of `state_of`."""
+    if isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif isinstance(generator, torch.Generator):
+        set_torch_bytes(generator, state)
+    else:
+        bits = getattr(generator, "bit_generator", None) or generator._bit_generator
+        bits.state = state[1]
+
+
+def torch_bytes(generator: torch.Generator) -> bytes:
+    """The state of one of PyTorch's generators, whatever modes are on."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes():
+        return generator.get_state().numpy().tobytes()
+
+
+def set_torch_bytes(generator: torch.Generator, state: bytes) -> None:
+    """Gives one of PyTorch's generators a state of `torch_bytes`."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes():
+        generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8).clone())
+
+
+def is_object(value: Any) -> bool:
+    """True for what has fields of its own that the forward may read: configurations, dataclasses,
+    objects of a user's class."""
+    if isinstance(value, (*_PLAIN, *_CODE, nn.Module)) or is_generator(value):
+        return False
+    fields = getattr(value, "__dict__", None)
+    if not isinstance(fields, dict):
+        return False
+    if type(value).__name__ in _NAMESPACES:
+        return True
+    return not _of_python(type(value))
+
+
+def _of_python(kind: type) -> bool:
+    """True for a class of Python's own library."""
+    top = kind.__module__.partition(".")[0]
+    return top in sys.stdlib_module_names and top != "__main__"
+
+
+def is_users(function: Any) -> bool:
+    """True for a Python function outside installed packages and Python's own library."""
+    code = getattr(function, "__code__", None)
+    return code is not None and not installed(code.co_filename)
+
+
+def items_of(value: Any) -> Iterator[tuple[tuple[Any, ...], str, Any]]:
+    """The items of a container: the step to each, how it is shown, the item."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield ("key", key), f"[{key!r}]", item
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield ("item", index), f"[{index}]", item
+
+
+def too_deep(place: Place) -> bool:
+    """True where a thing lies so far from its module that it is not followed any more."""
+    return len(place) > 2 * _DEEPEST

@@ -1,0 +1,434 @@
+"""Records which plain attributes, globals and closures a model's forward reads."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from stages.device.readings import ABSENT, installed
+from stages.trace.codes import globals_read, globals_written, nested
+from stages.trace.holders import (
+    INTERNAL,
+    Holder,
+    Kept,
+    Place,
+    contents,
+    is_generator,
+    is_object,
+    is_users,
+    items_of,
+    too_deep,
+)
+
+_HEAP_TYPE = 1 << 9
+_PARTIAL = (functools.partial, functools.partialmethod, functools.cached_property)
+_REGISTERED = ("_modules", "_parameters", "_buffers")
+
+
+class Reader:
+    """What the forward of a model can read and did read.
+
+    `holders` are by the id of their fields, `kept` by the id of what may change. `codes` are the
+    codes outside installed packages that ran. `problems` are sentences on what cannot be watched.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.on = False
+        self.busy = False
+        self.holders: dict[tuple[str, int], Holder] = {}
+        self.kept: dict[int, Kept] = {}
+        self.codes: list[types.CodeType] = []
+        self.problems: list[str] = []
+        self.named: dict[tuple[str, str], None] = {}
+        """Modules whose registered modules, parameters or buffers were walked through."""
+        self.foreign: dict[int, tuple[nn.Module, str]] = {}
+        """Modules that the forward reaches and that are not registered, with how they are shown."""
+        self.paths: dict[int, str] = {id(module): path for path, module in model.named_modules()}
+        self._modules = {id(vars(module)): module for module in model.modules()}
+        self._functions: dict[types.CodeType, tuple[Place, Any]] = {}
+        self._seen: set[int] = set()
+        self._ran: set[types.CodeType] = set()
+        self._patched: dict[type, Any] = {}
+        self._alive: list[Any] = []
+        for path, module in model.named_modules():
+            self._enter_module(module, (("module", path),), path)
+
+    def _enter_module(self, module: nn.Module, place: Place, shown: str) -> None:
+        fields = vars(module)
+        holder = Holder(place, shown, "fields", module, dict(fields))
+        self.holders["fields", id(fields)] = holder
+        self._keep(shown, fields, None)
+        for name in _REGISTERED:
+            self._keep(shown, fields[name], None)
+        self._enter_class(type(module), place)
+        for name, value in list(fields.items()):
+            if name not in INTERNAL:
+                self.discover(value, (*place, ("field", name)), _join(shown, name))
+
+    def _keep(self, shown: str, thing: Any, names: frozenset[str] | None) -> None:
+        if id(thing) not in self.kept:
+            before = contents(thing)
+            self.kept[id(thing)] = Kept(shown, thing, before, names, contents(thing))
+
+    def _enter_class(self, kind: type, place: Place) -> None:
+        """Remembers from where the functions of a class are reached."""
+        for base in kind.__mro__:
+            if not base.__module__.startswith("torch.nn.") and base is not object:
+                for name, value in list(vars(base).items()):
+                    self._enter_function(value, (*place, ("class", name)))
+
+    def _enter_function(self, value: Any, place: Place, depth: int = 0) -> None:
+        function = underlying(value)
+        if not isinstance(function, types.FunctionType) or depth > 6:
+            return
+        if function.__code__ in self._functions and not function.__closure__:
+            return
+        place = (*place, ("function",))
+        if is_users(function):
+            self._functions.setdefault(function.__code__, (place, function))
+            for inner in nested(function.__code__):
+                self._functions.setdefault(inner, (place, function))
+        for name, cell in _cells(function):
+            inside = _content(cell)
+            if underlying(inside) is not function:
+                self._enter_function(inside, (*place, ("cell", name)), depth + 1)
+
+    def discover(self, value: Any, place: Place, shown: str) -> None:
+        """Follows a value that was found at a place: containers, objects, functions."""
+        if id(value) in self._seen or too_deep(place):
+            return
+        if isinstance(value, nn.Module):
+            if id(vars(value)) not in self._modules:
+                self._discover_foreign(value, place, shown)
+            return
+        if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
+            self._enter_function(value, place)
+            return
+        if isinstance(value, type):
+            if not installed_class(value):
+                self._remember(value)
+                self._enter_class(value, place)
+            return
+        if isinstance(value, dict | list | set | tuple):
+            self._remember(value)
+            if not isinstance(value, tuple):
+                self._keep(shown, value, None)
+            for step, ending, item in list(items_of(value)):
+                self.discover(item, (*place, step), shown + ending)
+        elif is_generator(value):
+            self._remember(value)
+            self._keep(shown, value, None)
+        if is_object(value):
+            self._discover_object(value, place, shown)
+
+    def _remember(self, value: Any) -> None:
+        self._seen.add(id(value))
+        self._alive.append(value)
+
+    def _discover_object(self, value: Any, place: Place, shown: str) -> None:
+        self._remember(value)
+        fields = vars(value)
+        holder = Holder(place, shown, "fields", value, dict(fields))
+        self.holders["fields", id(fields)] = holder
+        self._keep(shown, fields, None)
+        if not installed_class(type(value)):
+            self._enter_class(type(value), place)
+        for name, item in list(fields.items()):
+            self.discover(item, (*place, ("field", name)), _join(shown, name))
+        if not self._patch(type(value)):
+            for name in fields:
+                holder.read(name)
+
+    def _discover_foreign(self, value: nn.Module, place: Place, shown: str) -> None:
+        """A module that is kept in a list, another object or a global."""
+        self._remember(value)
+        for path, module in value.named_modules():
+            if id(vars(module)) in self._modules:
+                continue
+            steps: Place = ()
+            for name in filter(None, path.split(".")):
+                steps = (*steps, ("field", "_modules"), ("key", name))
+            inner = _join(shown, path) if path else shown
+            self._modules[id(vars(module))] = module
+            self.foreign[id(vars(module))] = (module, inner)
+            self._alive.append(module)
+            self._enter_module(module, (*place, *steps), inner)
+
+    def _patch(self, kind: type) -> bool:
+        """Lets reads of objects of a class be recorded; False where that is not possible."""
+        if kind in self._patched:
+            return True
+        if not kind.__flags__ & _HEAP_TYPE:
+            return False
+        own = vars(kind).get("__getattribute__", ABSENT)
+        try:
+            kind.__getattribute__ = self._recording(kind.__getattribute__)  # type: ignore
+        except (AttributeError, TypeError):
+            return False
+        self._patched[kind] = own
+        return True
+
+    def _recording(self, original: Any) -> Any:
+        noted = self.note
+
+        def __getattribute__(thing: Any, name: str) -> Any:  # noqa: N807
+            if self.on and not self.busy:
+                self.busy = True
+                try:
+                    noted(thing, name)
+                finally:
+                    self.busy = False
+            return original(thing, name)
+
+        return __getattribute__
+
+    def __enter__(self) -> Reader:
+        self._patch(nn.Module)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for kind, own in self._patched.items():
+            if own is ABSENT:
+                del kind.__getattribute__
+            else:
+                kind.__getattribute__ = own  # type: ignore[assignment,method-assign]
+        self._patched.clear()
+
+    def note(self, thing: Any, name: str) -> None:
+        """Records that an attribute of a thing was asked for."""
+        fields = object.__getattribute__(thing, "__dict__")
+        holder = self.holders.get(("fields", id(fields)))
+        if holder is None:
+            return
+        if name == "__dict__":
+            if not _asked_by_torch():
+                self._note_all(holder)
+            return
+        if isinstance(holder.thing, nn.Module):
+            self._note_of_module(holder, name)
+        elif not (name.startswith("__") and name.endswith("__")):
+            self._note_field(holder, name)
+
+    def _note_all(self, holder: Holder) -> None:
+        for name in list(holder.known):
+            if name not in INTERNAL:
+                self._note_field(holder, name)
+
+    def _note_of_module(self, holder: Holder, name: str) -> None:
+        if name in _REGISTERED:
+            path = self.paths.get(id(holder.thing))
+            if path is not None and (path, name) not in self.named and not _walked_by_capture():
+                self.named[path, name] = None
+        elif name not in INTERNAL and name not in holder.reads and not _is_dunder(name):
+            registered = any(name in vars(holder.thing)[names] for names in _REGISTERED)
+            foreign = id(vars(holder.thing)) in self.foreign
+            if not registered or name in holder.known:
+                self._note_field(holder, name)
+            elif foreign:
+                for names in _REGISTERED[1:]:
+                    if name in vars(holder.thing)[names]:
+                        holder.read(names)
+
+    def _note_field(self, holder: Holder, name: str) -> None:
+        if name in holder.reads:
+            return
+        value = holder.read(name)
+        if value is ABSENT:
+            self._note_class(holder, name)
+        else:
+            self.discover(value, (*holder.place, ("field", name)), _join(holder.shown, name))
+
+    def _note_class(self, holder: Holder, name: str) -> None:
+        kind = type(holder.thing)
+        owner = next((base for base in kind.__mro__ if name in vars(base)), None)
+        if owner in (nn.Module, object):
+            return
+        key = ("class", id(kind))
+        if key not in self.holders:
+            known = {k: v for base in reversed(kind.__mro__) for k, v in vars(base).items()}
+            known.pop("__getattribute__", None)
+            self.holders[key] = Holder(holder.place, holder.shown, "class", kind, known)
+            self._alive.append(kind)
+        held = self.holders[key]
+        value = held.read(name)
+        if value is not ABSENT:
+            self.discover(value, (*holder.place, ("class", name)), _join(holder.shown, name))
+
+    def ran(self, frame: types.FrameType) -> None:
+        """Records what the code of a frame that begins to run names outside itself."""
+        code = frame.f_code
+        if code in self._ran:
+            return
+        self._ran.add(code)
+        if installed(code.co_filename) or own_code(code.co_filename):
+            return
+        self.codes.append(code)
+        place, function = self._functions.get(code, (None, None))
+        self._note_globals(code, frame.f_globals, place)
+        self._note_closure(code, frame, place, function)
+
+    def _note_globals(
+        self, code: types.CodeType, names: dict[str, Any], place: Place | None
+    ) -> None:
+        wanted = [(name, inner) for name, inner in globals_read(code) if name in names]
+        written = globals_written(code)
+        if not wanted and not written:
+            return
+        holder = self._globals_holder(names, place)
+        if holder is None:
+            return
+        for name in [*(name for name, _ in wanted), *sorted(written)]:
+            if name not in holder.known:
+                holder.known[name] = names.get(name, ABSENT)
+        if written:
+            self._keep_names(holder, names, written)
+        for name, inner in wanted:
+            value = holder.read(name)
+            self.discover(value, (*holder.place, ("global", name)), f"the global {name}")
+            if inner is not None and isinstance(value, types.ModuleType):
+                self._note_python(value, inner, (*holder.place, ("global", name)))
+
+    def _globals_holder(self, names: dict[str, Any], place: Place | None) -> Holder | None:
+        key = ("fields", id(names))
+        if key not in self.holders:
+            module = names.get("__name__", "")
+            here = vars(sys.modules[module]) if module in sys.modules else None
+            if place is None and here is not names:
+                return None
+            found = (*place, ("globals",)) if place is not None else (("python", module),)
+            self.holders[key] = Holder(found, "", "fields", names, {})
+            self._alive.append(names)
+        return self.holders[key]
+
+    def _keep_names(self, holder: Holder, names: dict[str, Any], written: set[str]) -> None:
+        kept = self.kept.setdefault(id(names), Kept("", names, {}, frozenset()))
+        kept.names = (kept.names or frozenset()) | written
+        for name in written:
+            if name in names:
+                kept.before.setdefault(name, names[name])
+        kept.at_start = dict(kept.before)
+
+    def _note_python(self, module: types.ModuleType, name: str, place: Place) -> None:
+        """A name of a user's Python module that was taken as an attribute of it."""
+        file = getattr(module, "__file__", None)
+        if file is None or installed(file) or own_code(file):
+            return
+        fields = vars(module)
+        key = ("fields", id(fields))
+        if key not in self.holders:
+            self.holders[key] = Holder(place, module.__name__, "fields", module, {})
+        holder = self.holders[key]
+        if name in fields:
+            holder.known.setdefault(name, fields[name])
+        value = holder.read(name)
+        step = ("field", name) if isinstance(holder.thing, types.ModuleType) else ("global", name)
+        self.discover(value, (*holder.place, step), f"{module.__name__}.{name}")
+
+    def _note_closure(
+        self, code: types.CodeType, frame: types.FrameType, place: Place | None, function: Any
+    ) -> None:
+        around = dict(_cells(function)) if function is not None else {}
+        for name in code.co_freevars:
+            if name in around:
+                self._note_cell(function, place or (), name, _content(around[name]))
+            elif function is None and _is_data(value := frame.f_locals.get(name)):
+                self.problems.append(
+                    f"{code.co_name} reads {name!r}, {_kind(value)} from around it, which cannot "
+                    f"be watched; pass it as an argument or keep it as an attribute of the model"
+                )
+
+    def _note_cell(self, function: Any, place: Place, name: str, value: Any) -> None:
+        key = ("cells", id(function))
+        if key not in self.holders:
+            self.holders[key] = Holder(place, function.__name__, "cells", function, {})
+            self._alive.append(function)
+        holder = self.holders[key]
+        holder.known.setdefault(name, value)
+        holder.read(name)
+        self.discover(value, (*place, ("cell", name)), f"the closure's {name}")
+
+
+def underlying(value: Any) -> Any:
+    """The function that a method, a property, a partial or the like runs."""
+    for _ in range(8):
+        if isinstance(value, staticmethod | classmethod | types.MethodType):
+            value = value.__func__
+        elif isinstance(value, property):
+            value = value.fget
+        elif isinstance(value, _PARTIAL):
+            value = value.func
+        elif not isinstance(value, types.FunctionType) and hasattr(value, "__wrapped__"):
+            value = value.__wrapped__
+        else:
+            break
+    return value
+
+
+def own_code(file: str) -> bool:
+    """True for a file of tightfit's stages."""
+    return file.startswith(_OWN)
+
+
+_OWN = __file__.rpartition("/trace/")[0]
+
+
+def installed_class(kind: type) -> bool:
+    """True for a class of an installed package, of Python's library or of PyTorch."""
+    module = sys.modules.get(kind.__module__)
+    file = getattr(module, "__file__", None)
+    return kind.__module__ == "builtins" or (file is not None and installed(file))
+
+
+def _cells(function: Any) -> Iterator[tuple[str, types.CellType]]:
+    if isinstance(function, types.FunctionType) and function.__closure__:
+        yield from zip(function.__code__.co_freevars, function.__closure__, strict=True)
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return ABSENT
+
+
+def _join(shown: str, name: str) -> str:
+    return f"{shown}.{name}" if shown else name
+
+
+def _is_dunder(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
+
+
+def _is_data(value: Any) -> bool:
+    code = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, nn.Module)
+    return not isinstance(value, code)
+
+
+def _kind(value: Any) -> str:
+    return "a tensor" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
+
+
+def _asked_by_torch() -> bool:
+    """True where PyTorch's own code takes an object's `__dict__`."""
+    frame: types.FrameType | None = sys._getframe(3)
+    name = frame.f_globals.get("__name__", "") if frame else ""
+    return str(name).partition(".")[0] == "torch"
+
+
+def _walked_by_capture() -> bool:
+    """True where what walks through a module's modules is the capture and not the forward."""
+    frame: types.FrameType | None = sys._getframe(3)
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if name not in ("torch.nn.modules.module", __name__):
+            capturing = ("torch.fx", "torch.export", "torch._", "torch.utils._")
+            return name.startswith(capturing)
+        frame = frame.f_back
+    return False

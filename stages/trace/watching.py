@@ -1,0 +1,414 @@
+"""Watches a model's forward while it is captured.
+
+A plan runs what the capture saw. What the forward read beside tensors must stay as it was, and
+what it does beside making tensors a plan would not do: the first is described, for the generated
+package to compare at each call; the second is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from schemas.errors import ModelError
+from stages.device.readings import (
+    ABSENT,
+    ATTENTION_STATES,
+    agree,
+    encode,
+    type_of,
+)
+from stages.trace.codes import line_that
+from stages.trace.holders import INTERNAL, Holder, Kept, contents, is_generator, put_back
+from stages.trace.moved import Moved
+from stages.trace.reader import Reader
+
+_REGISTERED = ("_modules", "_parameters", "_buffers")
+_HOOK_FIELDS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+_COMPUTING = ("torch.nn.utils.weight_norm", "torch.nn.utils.spectral_norm")
+"""The modules of hooks that only compute an attribute, which the capture sees."""
+
+
+@contextlib.contextmanager
+def watching(model: nn.Module, label: str = "the model") -> Iterator[Watcher]:
+    """Watches each run of the model's forward within it, and afterwards gives the model, its
+    containers and all random generators what they held.
+
+    Raises ModelError, as `Watcher.refuse` does, in place of another error where the forward did
+    what a plan cannot do, since that is the likely cause.
+    """
+    watcher = Watcher(model)
+    try:
+        with watcher:
+            yield watcher
+    except ModelError:
+        raise
+    except Exception as error:
+        if watcher.problems:
+            raise ModelError(f"{label}: {watcher.problems[0]}") from error
+        raise
+
+
+class Watcher:
+    """What the forward of a model reads and changes."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.problems: list[str] = []
+        self._reader = Reader(model)
+        self._moved = Moved()
+        self._structure = _structure(model)
+        self._own = _own(model)
+        self._stack = contextlib.ExitStack()
+        self._written: list[Holder] = []
+
+    def __enter__(self) -> Watcher:
+        self._check_hooks()
+        self._reader.note(self.model, "forward")
+        self._stack.enter_context(self._reader)
+        self._stack.enter_context(self._wrapped_forward())
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+        for kept in self._reader.kept.values():
+            _restore(kept)
+        self._moved.put_back()
+        self._check_reads()
+        self.problems += [*self._moved.problems, *self._reader.problems]
+
+    def refuse(self, label: str) -> None:
+        """Raises ModelError naming the first thing that a plan cannot do or be sure of."""
+        if self.problems:
+            raise ModelError(f"{label}: {self.problems[0]}")
+
+    def description(self) -> dict[str, Any]:
+        """What the forward hung on, as JSON: see `stages.device.readings.check_form`."""
+        own = self._own
+        return {
+            **self._structure,
+            "names": [[path, name, self._names(path, name)] for path, name in self._reader.named],
+            "holders": [self._describe(holder, own) for holder in self._holders()],
+            "states": self._states(),
+        }
+
+    def _holders(self) -> Iterator[Holder]:
+        for holder in self._reader.holders.values():
+            if holder.reads:
+                yield holder
+
+    def _describe(self, holder: Holder, own: dict[int, str]) -> dict[str, Any]:
+        with _no_modes():
+            reads = {name: encode(value, own) for name, value in sorted(holder.reads.items())}
+            place = [[step[0], *(encode(part, own) for part in step[1:])] for step in holder.place]
+        kind, shown = holder.kind, holder.shown
+        return {"place": place, "shown": shown, "kind": kind, "reads": reads}
+
+    def _names(self, path: str, name: str) -> list[str]:
+        return list(vars(self.model.get_submodule(path))[name])
+
+    def _states(self) -> dict[str, Any]:
+        attends = self._moved.attends
+        return {
+            name: value
+            for name, value in self._moved.states.items()
+            if attends or name not in ATTENTION_STATES
+        }
+
+    @contextlib.contextmanager
+    def _wrapped_forward(self) -> Iterator[None]:
+        """Within it each run of the root's forward is watched."""
+        kind = type(self.model)
+        own = vars(kind).get("forward", ABSENT)
+        original: Any = kind.forward
+        fields = vars(self.model)
+
+        @functools.wraps(original)
+        def forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._reader.on or object.__getattribute__(module, "__dict__") is not fields:
+                return original(module, *args, **kwargs)
+            with self._running():
+                return original(module, *args, **kwargs)
+
+        kind.forward = forward  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            if own is ABSENT:
+                del kind.forward
+            else:
+                kind.forward = own  # type: ignore[method-assign]
+
+    @contextlib.contextmanager
+    def _running(self) -> Iterator[None]:
+        for kept in self._reader.kept.values():
+            kept.at_start = _chosen(kept)
+        self._moved.start()
+        others = sys.getprofile()
+        self._reader.on = True
+        sys.setprofile(self._profile)
+        try:
+            yield
+        finally:
+            sys.setprofile(others)
+            self._reader.on = False
+            self._moved.stop(self._reader.codes)
+            self._check_changes()
+
+    def _profile(self, frame: types.FrameType, event: str, argument: Any) -> None:
+        if self._reader.busy:
+            return
+        self._reader.busy = True
+        try:
+            if event == "call":
+                self._reader.ran(frame)
+                self._moved.called(frame)
+            elif event == "c_call":
+                self._moved.built_in(argument, frame)
+        finally:
+            self._reader.busy = False
+
+    def _check_hooks(self) -> None:
+        hooks = torch.nn.modules.module
+        for name, found in vars(hooks).items():
+            if name.startswith("_global_") and name.endswith("_hooks") and found:
+                hook = _function(next(iter(found.values())))
+                self.problems.append(
+                    f"PyTorch has a hook for all modules ({hook}), "
+                    f"which a plan would not run; remove it before planning"
+                )
+        for path, module in self.model.named_modules():
+            for name in _HOOK_FIELDS if path else ():
+                for hook in vars(module)[name].values():
+                    if not _only_computes(hook):
+                        self.problems.append(_on_hook(path, name, hook))
+
+    def _check_changes(self) -> None:
+        for kept in self._reader.kept.values():
+            sentence = self._change(kept)
+            if sentence and sentence not in self.problems:
+                self.problems.append(sentence)
+
+    def _change(self, kept: Kept) -> str | None:
+        now = _chosen(kept)
+        if is_generator(kept.thing):
+            return None if now == kept.at_start else _drawn(kept, self._moved.draws)
+        if isinstance(kept.thing, dict):
+            return self._change_of_fields(kept, now)
+        with _no_modes():
+            before, after = encode(kept.at_start, self._own), encode(now, self._own)
+        same = len(kept.at_start) == len(now) and all(
+            map(_unchanged, _sorted(kept.at_start), _sorted(now))
+        )
+        if same and agree(before, after):
+            return None
+        name = kept.shown.removeprefix("the global ").rpartition(".")[2].partition("[")[0]
+        codes = self._reader.codes
+        line = line_that(codes, "read", name) or line_that(codes, "name", name)
+        return (
+            f"the forward changes {kept.shown}{_at(line)}, which a plan would not do; "
+            f"change it outside the model"
+        )
+
+    def _change_of_fields(self, kept: Kept, now: dict[str, Any]) -> str | None:
+        holder = self._reader.holders.get(("fields", id(kept.thing)))
+        for name in [*now, *(name for name in kept.at_start if name not in now)]:
+            before, after = kept.at_start.get(name, ABSENT), now.get(name, ABSENT)
+            if _unchanged(before, after) or name in _HOOK_FIELDS or self._excused(kept, name):
+                continue
+            return _on_set(kept.shown, name, holder is not None, self._reader.codes)
+        return None
+
+    def _excused(self, kept: Kept, name: str) -> bool:
+        """True for a buffer's new value, which the capture sees, for what a computing hook sets,
+        and for what PyTorch keeps of a module for itself."""
+        holder = self._reader.holders.get(("fields", id(kept.thing)))
+        if holder is None:
+            return self._is_buffer(kept, name)
+        if not isinstance(holder.thing, nn.Module):
+            return False
+        return name in INTERNAL or name in _computed(holder.thing)
+
+    def _is_buffer(self, kept: Kept, name: str) -> bool:
+        for fields in ("_buffers",):
+            for module in self.model.modules():
+                if vars(module)[fields] is kept.thing:
+                    return name in kept.at_start
+        return False
+
+    def _check_reads(self) -> None:
+        parameters = {id(tensor) for tensor in self.model.parameters()}
+        for module, shown in self._reader.foreign.values():
+            holder = self._reader.holders["fields", id(vars(module))]
+            if holder.reads and any(
+                weight.requires_grad and id(weight) not in parameters
+                for weight in module.parameters(recurse=False)
+            ):
+                self.problems.append(
+                    f"{shown} is a module with parameters that the model does not register; "
+                    f"keep it in an attribute of its own, a ModuleList or a ModuleDict"
+                )
+        for holder in self._holders():
+            for name, value in holder.reads.items():
+                self._check_read(holder, name, value)
+
+    def _check_read(self, holder: Holder, name: str, value: Any) -> None:
+        module = holder.thing
+        if isinstance(module, nn.Module):
+            if name in _computed(module):
+                holder.reads[name] = ABSENT
+                del holder.reads[name]
+                return
+            if id(vars(module)) in self._reader.foreign and name in _REGISTERED:
+                return
+        for tensor in _tensors(value):
+            if tensor.requires_grad and id(tensor) not in self._own:
+                self.problems.append(
+                    f"{_named(holder, name)} holds a tensor that requires a gradient and is no "
+                    f"parameter of the model; register it as one"
+                )
+
+
+def _structure(model: nn.Module) -> dict[str, Any]:
+    modules = list(model.named_modules(remove_duplicate=False))
+    tensors: list[list[Any]] = []
+    hooks = []
+    for path, module in modules:
+        for kind, field in (("parameter", "_parameters"), ("buffer", "_buffers")):
+            for name, tensor in vars(module)[field].items():
+                whole = f"{path}.{name}" if path else name
+                shape = None if tensor is None else list(tensor.shape)
+                dtype = None if tensor is None else str(tensor.dtype).removeprefix("torch.")
+                tensors.append([whole, kind, shape, dtype])
+        names = [_function(h) for f in _HOOK_FIELDS for h in vars(module)[f].values()]
+        if path and names:
+            hooks.append([path, *names])
+    return {
+        "modules": [[path, *type_of(module)] for path, module in modules],
+        "tensors": tensors,
+        "hooks": hooks,
+    }
+
+
+def _own(model: nn.Module) -> dict[int, str]:
+    """The paths of all modules and of all their parameters and buffers by id."""
+    paths: dict[int, str] = {}
+    for path, module in model.named_modules():
+        paths.setdefault(id(module), path)
+        for field in ("_parameters", "_buffers"):
+            for name, tensor in vars(module)[field].items():
+                if tensor is not None:
+                    paths.setdefault(id(tensor), f"{path}.{name}" if path else name)
+    return paths
+
+
+def _chosen(kept: Kept) -> Any:
+    now = contents(kept.thing)
+    if kept.names is None:
+        return now
+    return {name: now[name] for name in kept.names if name in now}
+
+
+def _restore(kept: Kept) -> None:
+    if kept.names is None:
+        put_back(kept.thing, kept.before)
+        return
+    for name in kept.names:
+        if name in kept.before:
+            kept.thing[name] = kept.before[name]
+        else:
+            kept.thing.pop(name, None)
+
+
+def _unchanged(before: Any, after: Any) -> bool:
+    if before is after:
+        return True
+    plain = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+    if type(before) is not type(after):
+        return False
+    if isinstance(before, tuple) and len(before) == len(after):
+        return all(map(_unchanged, before, after))
+    if isinstance(before, plain):
+        return before == after or (before != before and after != after)
+    return False
+
+
+def _sorted(items: Any) -> Any:
+    return sorted(items, key=id) if isinstance(items, set) else items
+
+
+def _tensors(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple | set | dict) and depth < 6:
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(item, depth + 1)
+
+
+def _only_computes(hook: Any) -> bool:
+    return type(hook).__module__ in _COMPUTING
+
+
+def _computed(module: nn.Module) -> set[str]:
+    """The attributes that computing hooks of a module set."""
+    hooks = vars(module).get("_forward_pre_hooks", {}).values()
+    return {hook.name for hook in hooks if _only_computes(hook)}
+
+
+def _function(hook: Any) -> str:
+    return str(getattr(hook, "__qualname__", None) or type(hook).__qualname__)
+
+
+def _on_hook(path: str, field: str, hook: Any) -> str:
+    kind = field.strip("_").replace("_", " ").removesuffix("s")
+    return (
+        f"{path} has the {kind} {_function(hook)}, which a plan would not run; remove it before "
+        f"planning, do its work in the forward, or put it on the whole model"
+    )
+
+
+def _on_set(shown: str, name: str, fields: bool, codes: list[types.CodeType]) -> str:
+    whole = f"{shown}.{name}" if shown else name
+    if not fields and shown:
+        line = line_that(codes, "read", shown.rpartition(".")[2])
+        what = f"changes {name!r} in {shown}" if not name.isidentifier() else f"changes {whole}"
+    else:
+        line = line_that(codes, "attribute", name) or line_that(codes, "global", name)
+        what = f"sets {whole}"
+    return (
+        f"the forward {what}{_at(line)}, which a plan would not do; return it, keep it in a "
+        f"buffer, or where it is only made once run the model once before planning"
+    )
+
+
+def _drawn(kept: Kept, draws: dict[int, str]) -> str:
+    return (
+        f"the forward draws from {kept.shown}{_at(draws.get(id(kept.thing), ''))}, and a plan "
+        f"would keep what was drawn when it was made; draw with torch's default generator"
+    )
+
+
+def _named(holder: Holder, name: str) -> str:
+    return f"{holder.shown}.{name}" if holder.shown else name
+
+
+def _at(line: str) -> str:
+    return f" at {line}" if line else ""
+
+
+def _no_modes() -> Any:
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    return _disable_current_modes()

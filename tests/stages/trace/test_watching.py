@@ -1,0 +1,359 @@
+"""A forward that does what a plan would not do is refused by name and line, and the model is left
+as it was."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import data.models as models
+import data.zoo_text as texts
+from schemas.errors import ModelError
+from stages.trace.watching import Watcher, watching
+from tests.stages.generate.plans import built_of
+from tests.stages.generate.watched import traced_watched
+
+COUNT = 0
+SEEN: list[int] = []
+NOISE = random.Random(3)
+
+
+class Model(nn.Module):
+    """A linear layer around what `does` does."""
+
+    def __init__(self, does: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.counter = 0
+        self.history: list[Any] = []
+        self.cache: dict[str, Any] = {}
+        self.settings = SimpleNamespace(steps=0, scale=2.0)
+        self.own = random.Random(5)
+        self.numbers = np.random.default_rng(5)
+        self.register_buffer("mean", torch.zeros(3))
+        self.does = does
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.does(self, self.layer(x))
+
+
+def counts(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.counter += 1
+    return x * self.counter
+
+
+def keeps(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.last = x
+    return x
+
+
+def appends(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.history.append(x.shape[0])
+    return x
+
+
+def fills(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.cache["x"] = x
+    return x
+
+
+def counts_below(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.settings.steps += 1
+    return x
+
+
+def counts_globally(self: Any, x: torch.Tensor) -> torch.Tensor:
+    global COUNT
+    COUNT += 1
+    return x
+
+
+def appends_globally(self: Any, x: torch.Tensor) -> torch.Tensor:
+    SEEN.append(1)
+    return x
+
+
+def deletes(self: Any, x: torch.Tensor) -> torch.Tensor:
+    del self.counter
+    return x
+
+
+def registers(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.layer.register_buffer("seen", torch.zeros(1))
+    return x
+
+
+def draws(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return x * random.random()
+
+
+def draws_uniform(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return x * random.uniform(1, 2)
+
+
+def draws_numpy(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return x * float(np.random.rand())
+
+
+def draws_own(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return x * self.own.random()
+
+
+def draws_global(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return x * NOISE.random()
+
+
+def draws_own_numpy(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return x * float(self.numbers.random())
+
+
+def seeds(self: Any, x: torch.Tensor) -> torch.Tensor:
+    torch.manual_seed(3)
+    return x + torch.rand_like(x)
+
+
+def saves(self: Any, x: torch.Tensor) -> torch.Tensor:
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        return x.tanh()
+
+
+def sets_default(self: Any, x: torch.Tensor) -> torch.Tensor:
+    torch.set_default_dtype(torch.float64)
+    made = x + torch.ones(3)
+    torch.set_default_dtype(torch.float32)
+    return made
+
+
+def without_cudnn(self: Any, x: torch.Tensor) -> torch.Tensor:
+    with torch.backends.cudnn.flags(enabled=False):
+        return x.tanh()
+
+
+REFUSED = [
+    (counts, "sets counter at tests/stages/trace/test_watching.py:"),
+    (keeps, "sets last at tests"),
+    (appends, "changes history at tests"),
+    (fills, "changes cache.x"),
+    (counts_below, "sets settings.steps at tests"),
+    (counts_globally, "sets COUNT at tests"),
+    (appends_globally, "changes the global SEEN at tests"),
+    (deletes, "sets counter at tests"),
+    (registers, "layer"),
+    (draws, "draws from Python's random at tests/stages/trace/test_watching.py:"),
+    (draws_uniform, "draws from Python's random at tests"),
+    (draws_numpy, "draws from NumPy's random at tests"),
+    (draws_own, "draws from own at tests"),
+    (draws_global, "draws from the global NOISE at tests"),
+    (draws_own_numpy, "draws from numbers"),
+    (seeds, "calls torch.manual_seed at tests"),
+    (saves, "uses saved_tensors_hooks at tests"),
+    (sets_default, "sets the default dtype at tests"),
+    (without_cudnn, "sets torch.backends.cudnn.enabled at tests"),
+]
+
+
+def sample() -> Any:
+    return (torch.randn(2, 3),), {}
+
+
+def everything(model: nn.Module) -> dict[str, Any]:
+    """Each plain attribute of each module, with a copy of what containers hold."""
+    found: dict[str, Any] = {}
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            copied = value.copy() if isinstance(value, dict | list) else value
+            copied = dict(vars(value)) if isinstance(value, SimpleNamespace) else copied
+            found[f"{path}.{name}"] = copied
+    return found
+
+
+@pytest.mark.parametrize(("does", "sentence"), REFUSED, ids=lambda part: str(part)[:30])
+def test_what_a_plan_would_not_do_is_refused(does: Any, sentence: str) -> None:
+    model = Model(does)
+    before, states = everything(model), (random.getstate(), model.own.getstate(), NOISE.getstate())
+    arrays = np.random.get_state()[1].tolist(), model.numbers.bit_generator.state
+    drawn = torch.get_rng_state()
+    inputs = sample()
+    drawn = torch.get_rng_state()
+    with pytest.raises(ModelError) as caught:
+        traced_watched((model, inputs), "model")
+    assert sentence in str(caught.value) and str(caught.value).startswith("model: the forward ")
+    assert "\n" not in str(caught.value)
+    after = everything(model)
+    assert list(after) == list(before)
+    for name, value in before.items():
+        assert value is after[name] or value == after[name], name
+    assert COUNT == 0 and SEEN == []
+    assert states == (random.getstate(), model.own.getstate(), NOISE.getstate())
+    assert arrays[0] == np.random.get_state()[1].tolist()
+    assert arrays[1] == model.numbers.bit_generator.state
+    assert torch.equal(drawn, torch.get_rng_state())
+    assert torch.get_default_dtype() == torch.float32
+
+
+def sets_the_same(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.counter = 0
+    self.history = self.history
+    return x
+
+
+def assigns_buffer(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+    return x - self.mean
+
+
+def checkpoints(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return checkpoint(torch.tanh, x, use_reentrant=False)
+
+
+def offloads(self: Any, x: torch.Tensor) -> torch.Tensor:
+    with torch.autograd.graph.save_on_cpu():
+        return x.tanh()
+
+
+def uses_torch(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return x + torch.rand_like(x) + nn.functional.dropout(x)
+
+
+ALLOWED = [sets_the_same, assigns_buffer, checkpoints, offloads, uses_torch]
+
+
+@pytest.mark.parametrize("does", ALLOWED, ids=lambda does: does.__name__)
+def test_what_cannot_be_seen_is_not_refused(does: Any) -> None:
+    model = Model(does)
+    before = everything(model)
+    traced_watched((model, sample()))
+    after = everything(model)
+    assert list(after) == list(before)
+    assert all(value is after[name] or value == after[name] for name, value in before.items())
+
+
+HOOKS = [
+    ("register_forward_hook", "forward hook"),
+    ("register_forward_pre_hook", "forward pre hook"),
+    ("register_full_backward_hook", "backward hook"),
+    ("register_full_backward_pre_hook", "backward pre hook"),
+]
+
+
+@pytest.mark.parametrize(("register", "kind"), HOOKS)
+def test_hooks_of_submodules_are_refused_and_those_of_the_model_are_not(
+    register: str, kind: str
+) -> None:
+    def peek(*_: Any) -> None:
+        return None
+
+    with watching(root := Model(sets_the_same)) as watcher:
+        getattr(root, register)(peek)
+    watcher.refuse("model")
+    model = Model(sets_the_same)
+    getattr(model.layer, register)(peek)
+    with watching(model) as watcher:
+        pass
+    with pytest.raises(ModelError, match=f"layer has the {kind} .*peek, which a plan would not"):
+        watcher.refuse("model")
+
+
+def test_a_hook_for_all_modules_is_refused() -> None:
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        with pytest.raises(ModelError, match="PyTorch has a hook for all modules"):
+            traced_watched((Model(sets_the_same), sample()))
+    finally:
+        handle.remove()
+
+
+def test_parameters_outside_the_model_are_refused() -> None:
+    class Listed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(3, 3)
+            self.layers = [nn.Linear(3, 3)]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layers[0](self.first(x))
+
+    with pytest.raises(ModelError, match=r"layers\[0\] is a module with parameters that the model"):
+        traced_watched((Listed(), sample()))
+
+    class Loose(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(3, 3)
+            self.weights = [torch.ones(3, requires_grad=True)]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.first(x) * self.weights[0]
+
+    with pytest.raises(ModelError, match="weights holds a tensor that requires a gradient"):
+        traced_watched((Loose(), sample()))
+
+
+def test_a_closure_that_hangs_on_nothing_is_refused() -> None:
+    class Applying(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return HIDDEN()(self.first(x))
+
+    with pytest.raises(ModelError, match="scaled reads 'factor', a float from around it"):
+        traced_watched((Applying(), sample()))
+
+
+def _hide() -> Any:
+    factor = 2.0
+
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return x * factor
+
+    return type("Giver", (), {"__slots__": (), "__call__": staticmethod(lambda: scaled)})
+
+
+HIDDEN = _hide()()
+del _hide
+
+
+def test_nothing_is_left_behind() -> None:
+    original, profile = nn.Module.__getattribute__, sys.getprofile()
+    model = Model(sets_the_same)
+    traced_watched((model, sample()))
+    assert nn.Module.__getattribute__ is original is object.__getattribute__
+    assert "__getattribute__" not in vars(nn.Module) and sys.getprofile() is profile
+    assert Model.forward.__name__ == "forward" and "forward" not in vars(model)
+
+
+def test_the_description_repeats_itself() -> None:
+    descriptions = []
+    for _ in range(2):
+        with watching(built_of((Model(uses_torch), sample())).model) as watcher:
+            watcher.model(*sample()[0])
+        descriptions.append(watcher.description())
+    assert descriptions[0] == descriptions[1]
+    assert isinstance(watcher, Watcher) and descriptions[0]["holders"]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: models.gpt2(2, 32, 2, 100, 2, 8, 0.1),
+        lambda: models.bert(tokens=8),
+        lambda: models.llama(tokens=8),
+        lambda: texts.t5(),
+        lambda: models.resnet("resnet10", 2, 32),
+    ],
+    ids="gpt2 bert llama t5 resnet".split(),
+)
+def test_real_models_are_not_refused(made: Any) -> None:
+    _, built = traced_watched(made())
+    assert not any(type(p).__name__ == "FakeTensor" for p in built.model.buffers())
