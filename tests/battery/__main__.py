@@ -1,4 +1,4 @@
-"""`make battery`: every use of every model and strategy, as a table; 1 where one is wrong or raw."""
+"""`make battery`: every use of every model and strategy, as a table; 1 where one is wrong."""
 
 from __future__ import annotations
 

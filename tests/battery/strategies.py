@@ -28,22 +28,23 @@ class Strategy:
     fast: bool = False
 
 
+def planned_at_random(case: Case, folder: Path, seed: int, share: float, in_place: bool) -> Load:
+    """Forgets a share of what was computed and computes it again, at random: a plan without costs,
+    checked as the one call does."""
+    built = case.built()
+    with case.around():
+        graph = trace(built, case.name)
+        executions = recompute(graph, seed, share) if share else None
+        place = Path(tempfile.mkdtemp(dir=folder))
+        load: Load = generated(graph, place / "module", executions, in_place).load
+        said = check(graph, built, load(case.make(planned=True)))
+    if said:
+        raise ModelError(said)
+    return load
+
+
 def _random(seed: int, share: float, in_place: bool) -> Callable[[Case, Path], Load]:
-    """Forgets and recomputes at random; a plan without costs, checked as the one call does."""
-
-    def plan(case: Case, folder: Path) -> Load:
-        built = case.built()
-        with case.around():
-            graph = trace(built, case.name)
-            executions = recompute(graph, seed, share) if share else None
-            place = Path(tempfile.mkdtemp(dir=folder))
-            load: Load = generated(graph, place / "module", executions, in_place).load
-            said = check(graph, built, load(case.make(True)))
-        if said:
-            raise ModelError(said)
-        return load
-
-    return plan
+    return lambda case, folder: planned_at_random(case, folder, seed, share, in_place)
 
 
 def _called(strategy: str, *budgets: str) -> Callable[[Case, Path], Load]:
