@@ -5,6 +5,8 @@ VENV ?= .venv
 CONFIG ?= config.yaml
 PROFILE ?= default
 CORES ?=
+CASES ?= 1000
+SEED ?= 0
 
 BIN := $(VENV)/bin
 export PYTHON
@@ -12,7 +14,7 @@ export PYTHONPATH := $(CURDIR)/workflow/progress
 
 CLUSTER := $(if $(filter-out default,$(PROFILE)),$(VENV)/cluster.done)
 
-.PHONY: plan zoo test check bench crash slurm clean
+.PHONY: plan zoo test check battery fuzz bench crash slurm clean
 
 plan: $(VENV)/plan.done $(CLUSTER)
 	@workflow/plan.sh $(BIN) $(CONFIG) "$(CORES)" $(PROFILE)
@@ -28,6 +30,12 @@ check: $(VENV)/test.done
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/snakefmt --check Snakefile workflow/rules
+
+battery: $(VENV)/test.done
+	$(BIN)/python -m tests.battery
+
+fuzz: $(VENV)/test.done
+	$(BIN)/python -m tests.fuzz --cases $(CASES) --seed $(SEED)
 
 bench: $(VENV)/test.done
 	$(BIN)/python -m tests.bench

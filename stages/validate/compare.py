@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from stages.device.factory import Sample
-from stages.validate.step import Stepper, fresh_sample, random_tangents
+from stages.validate.step import Stepper, fresh_sample, leaves_of, random_tangents
 
 
 @dataclass(frozen=True)
@@ -73,25 +72,27 @@ def leave_trail(
         torch.manual_seed(seed + index)
         tangents = random_tangents(seed + index)
         for step in range(steps):
-            where = f"sample {index}, step {step}"
             module.zero_grad(set_to_none=True)
             mine = fresh_sample(sample)
             output, _ = stepper.run(module, mine, tangents)
-            leaves, tree = pytree.tree_flatten(output)
-            trail.outputs[f"the structure of the output ({where})"] = str(tree)
-            for position, leaf in enumerate(leaves):
-                trail.outputs[f"output {position} ({where})"] = _keep(leaf)
-            for name, parameter in module.named_parameters():
-                trail.gradients[f"the gradient of {name} ({where})"] = _keep(parameter.grad)
-            for position, leaf in enumerate(pytree.tree_leaves(mine)):
-                if isinstance(leaf, Tensor) and leaf.requires_grad:
-                    trail.gradients[f"the gradient of input {position} ({where})"] = _keep(
-                        leaf.grad
-                    )
-            for name, buffer in module.named_buffers():
-                trail.buffers[f"buffer {name} ({where})"] = _keep(buffer)
+            keep_results(trail, module, mine, output, f"sample {index}, step {step}")
     module.zero_grad(set_to_none=True)
     return trail
+
+
+def keep_results(trail: Trail, module: nn.Module, sample: Sample, output: Any, where: str) -> None:
+    """Adds to a trail what a step has left: outputs, gradients and buffers as they are now."""
+    leaves, structure = leaves_of(output)
+    trail.outputs[f"the structure of the output ({where})"] = structure
+    for position, leaf in enumerate(leaves):
+        trail.outputs[f"output {position} ({where})"] = _keep(leaf)
+    for name, parameter in module.named_parameters():
+        trail.gradients[f"the gradient of {name} ({where})"] = _keep(parameter.grad)
+    for position, leaf in enumerate(leaves_of(sample)[0]):
+        if isinstance(leaf, Tensor) and leaf.requires_grad:
+            trail.gradients[f"the gradient of input {position} ({where})"] = _keep(leaf.grad)
+    for name, buffer in module.named_buffers():
+        trail.buffers[f"buffer {name} ({where})"] = _keep(buffer)
 
 
 def compare(mine: Trail, other: Trail) -> Difference:
@@ -119,12 +120,20 @@ def _differing(left: dict[str, Any], right: dict[str, Any]) -> dict[str, float]:
 
 
 def same_bits(mine: Any, other: Any) -> bool:
-    """True when two tensors have the same dtype, shape and bytes, or two other things are equal."""
+    """True when two tensors have the same dtype, shape and bytes, where any NaN equals another, or
+    two other things are equal."""
     if not (isinstance(mine, Tensor) and isinstance(other, Tensor)):
         return type(mine) is type(other) and bool(mine == other)
     if mine.dtype != other.dtype or mine.shape != other.shape:
         return False
-    return torch.equal(_bytes(mine), _bytes(other))
+    if torch.equal(_bytes(mine), _bytes(other)):
+        return True
+    if not (mine.is_floating_point() or mine.is_complex()):
+        return False
+    nan = mine.isnan()
+    if not nan.any() or not torch.equal(nan, other.isnan()):
+        return False
+    return torch.equal(_bytes(mine[~nan]), _bytes(other[~nan]))
 
 
 def difference(mine: Any, other: Any) -> float:

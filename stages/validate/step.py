@@ -48,18 +48,32 @@ class Stepper:
         self, module: nn.Module, sample: Sample, tangent: MakeTangent = torch.ones_like
     ) -> tuple[Any, Any]:
         """One forward and backward; gives the output, and the loss or the gradients it received."""
+        output = self.forward(module, sample)
+        return output, self.backward(output, tangent)
+
+    def forward(self, module: nn.Module, sample: Sample) -> Any:
+        """The output of one forward."""
         args, kwargs = sample
-        output = module(*args, **kwargs)
+        return module(*args, **kwargs)
+
+    def backward(self, output: Any, tangent: MakeTangent = torch.ones_like) -> Any:
+        """One backward; gives the loss or the gradients that the output received."""
         if self.loss is not None:
             value = self.loss(output)
             value.backward()
-            return output, value
-        leaves = pytree.tree_leaves(output)
+            return value
+        leaves, _ = leaves_of(output)
         receiving = [leaves[index] for index in self.receives]
         del leaves
         tangents = [tangent(leaf) for leaf in receiving]
         torch.autograd.backward(receiving, tangents)
-        return output, tangents
+        return tangents
+
+
+def leaves_of(thing: Any) -> tuple[list[Any], str]:
+    """The leaves of an output or of a sample in the graph's order, and a text of its structure."""
+    leaves, tree = pytree.tree_flatten(thing)
+    return leaves, str(tree)
 
 
 def random_tangents(seed: int) -> MakeTangent:

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
-from schemas.errors import ArtifactError
+from schemas.errors import ArtifactError, ModelError
 from schemas.graph import Graph
 from schemas.measurement import FAILED, LinePoint, Measurement, thin
 from stages.device.factory import Built
-from stages.validate.compare import Difference, Trail, compare, leave_trail
+from stages.validate.compare import Difference
+from stages.validate.comparison import SEED, Comparer, Comparison, copied, sentence
 from stages.validate.load import describe, load_planned
 from stages.validate.measure import Times, measure_memory, measure_times, reserved_memory
+from stages.validate.rounds import other_numbers
 from stages.validate.step import Stepper, fresh_sample
 from stages.validate.unordered import unordered
 
-SEED = 20
 PAIRS = 15
-REPEATS = 3
-TIMES_OWN = 10.0
 
 _PLAN_KEYS = ("strategy", "budget", "budget_bytes", "verdict", "sentence", "time", "peak", "gap")
 
@@ -49,59 +48,82 @@ def validate(
     """Runs a planned module against the model it was made from.
 
     `module` is the generated directory, or what its `load` made of a copy of the model. Outputs,
-    gradients and buffers are compared over two steps on every sample; then memory, and the time of
-    `pairs` alternating pairs of steps (none where 0) on the first sample. A plan that differs by
-    one bit on the CPU, misses its budget or its predicted peak, or fails to run gets the verdict
-    "failed" and a sentence that says so. Where the original model's own results differ from run to
-    run, a plan may differ by ten times as much, and its sentence says so. Nothing is run for a plan
-    without a program (verdict "infeasible"). Raises ArtifactError when the plan lacks a key.
+    gradients and buffers are compared over two steps on every sample, with other random numbers in
+    Python and NumPy, on other contents, and with two forwards before their backwards; then memory,
+    and the time of `pairs` alternating pairs of steps (none where 0) on the first sample. A plan
+    that differs by one bit on the CPU, misses its budget or its predicted peak, or fails to run
+    gets the verdict "failed" and a sentence that says so, with what it is likely to come from.
+    Where the original model's own results differ from run to run, a plan may differ by ten times
+    as much, and its sentence says so. Nothing is run for a plan without a program (verdict
+    "infeasible"). Raises ArtifactError when the plan lacks a key.
     """
     base = _base(graph, plan, plan_seconds)
     if base.verdict == "infeasible" or base.predicted_peak is None:
         return Validation(base, [])
-    stepper = Stepper.of(graph, built)
-    original = copy.deepcopy(built.model)
-    reference = leave_trail(copy.deepcopy(original), stepper, built.samples, SEED)
-    pair = _Pair(original, reference, stepper, built, device or graph.device, unordered(graph))
+    pair = _Pair.of(graph, built, device or graph.device)
     try:
         planned = module if isinstance(module, nn.Module) else load_planned(module, built.model)
         return pair.judge(base, planned, pairs)
     except ArtifactError:
         raise
     except Exception as error:
-        sentence = f"The planned step fails with {describe(error)}."
-        return Validation(replace(base, verdict=FAILED, sentence=sentence), [])
+        said = f"The planned step fails with {describe(error)}."
+        return Validation(replace(base, verdict=FAILED, sentence=said), [])
+
+
+def check(graph: Graph, built: Built, planned: nn.Module) -> str:
+    """Compares a planned module with its original as `validate` does, without measuring.
+
+    Returns "" where they are equal, else a sentence that says what differs and what that is likely
+    to come from. Model, samples and random numbers are afterwards as they were.
+    """
+    pair = _Pair.of(graph, built, graph.device)
+    try:
+        with other_numbers(SEED):
+            return sentence(pair.comparer.compare(planned).complaint)
+    except ModelError as error:
+        return sentence(str(error))
+    except Exception as error:
+        return f"The planned step fails with {describe(error)}."
 
 
 @dataclass(frozen=True)
 class _Pair:
-    """The original model, and what its steps left behind."""
+    """The original model, and how its planned modules are judged."""
 
-    original: nn.Module
-    reference: Trail
+    comparer: Comparer
     stepper: Stepper
     built: Built
     device: str
     unordered: list[str]
 
+    @classmethod
+    def of(cls, graph: Graph, built: Built, device: str) -> _Pair:
+        """A copy of the model of a graph, with the model's samples."""
+        stepper, blamed = Stepper.of(graph, built), unordered(graph)
+        varying = torch.device(device).type != "cpu" or bool(blamed)
+        comparer = Comparer(copied(built.model), stepper, built.samples, varying)
+        return cls(comparer, stepper, built, device, blamed)
+
     def judge(self, base: Measurement, planned: nn.Module, pairs: int) -> Validation:
         """Fills in a measurement."""
-        difference, own = self.compare(planned)
+        compared = self.comparer.compare(planned, itself=True)
         gc.collect()
         sample = fresh_sample(self.built.samples[0])
+        original = self.comparer.original
         usage = {
             (name, accumulate): measure_memory(
                 module, self.stepper, sample, self.device, accumulate
             )
-            for name, module in (("planned", planned), ("unplanned", self.original))
+            for name, module in (("planned", planned), ("unplanned", original))
             for accumulate in (False, True)
         }
         times = None
         if pairs:
-            times = measure_times(planned, self.original, self.stepper, sample, pairs)
+            times = measure_times(planned, original, self.stepper, sample, pairs)
         peak = usage["planned", False].peak
         filled = replace(
-            _with_results(base, difference, times),
+            _with_results(base, compared.difference, times),
             measured_peak=peak,
             unplanned_peak=usage["unplanned", False].peak,
             accumulate_peak=usage["planned", True].peak,
@@ -115,31 +137,11 @@ class _Pair:
             for run in ("planned", "unplanned")
             for seconds, live in thin(usage[run, False].line)
         ]
-        return Validation(self.verdict(filled, difference, own), lines)
+        return Validation(self.verdict(filled, compared), lines)
 
-    def compare(self, planned: nn.Module) -> tuple[Difference, Difference]:
-        """How the planned module differs from the original, and the original from itself: kernels
-        of CUDA, and some of the CPU, add in no fixed order."""
-        samples = self.built.samples
-        difference = compare(leave_trail(planned, self.stepper, samples, SEED), self.reference)
-        own = Difference(0.0, 0.0, 0.0, True, "")
-        if not difference.bits_equal and (self.device != "cpu" or self.unordered):
-            for _ in range(REPEATS):
-                again = leave_trail(copy.deepcopy(self.original), self.stepper, samples, SEED)
-                own = own.joined(compare(again, self.reference))
-        return difference, own
-
-    def verdict(
-        self, measured: Measurement, difference: Difference, own: Difference
-    ) -> Measurement:
+    def verdict(self, measured: Measurement, compared: Comparison) -> Measurement:
         """The measurement with the verdict "failed" where it contradicts the plan."""
-        excused = not own.bits_equal and difference.within(TIMES_OWN, own)
-        complaints = []
-        if not (difference.bits_equal or excused):
-            complaints.append(
-                f"{difference.first} differs from the original model, by up to "
-                f"{difference.largest:g}"
-            )
+        complaints = [compared.complaint] if compared.complaint else []
         if not measured.within_budget:
             complaints.append(
                 f"the step takes {measured.measured_peak} bytes, over its budget of "
@@ -151,18 +153,16 @@ class _Pair:
                 "were predicted"
             )
         if complaints:
-            sentence = "; ".join(complaints)
-            sentence = sentence[0].upper() + sentence[1:] + "."
-            return replace(measured, verdict=FAILED, sentence=sentence)
-        if difference.bits_equal:
+            return replace(measured, verdict=FAILED, sentence=sentence("; ".join(complaints)))
+        if compared.difference.bits_equal:
             return measured
         blame = " and ".join(self.unordered) if self.device == "cpu" else "CUDA"
-        sentence = (
-            f"The original model's results differ from run to run, by up to {own.largest:g}, since "
-            f"{blame} adds in no fixed order; the plan's differ from them by up to "
-            f"{difference.largest:g}."
+        said = (
+            f"The original model's results differ from run to run, by up to "
+            f"{compared.own.largest:g}, since {blame} adds in no fixed order; the plan's differ "
+            f"from them by up to {compared.difference.largest:g}."
         )
-        return replace(measured, sentence=sentence)
+        return replace(measured, sentence=said)
 
 
 def _base(graph: Graph, plan: Mapping[str, Any], plan_seconds: float | None) -> Measurement:

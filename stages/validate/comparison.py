@@ -1,0 +1,121 @@
+"""Compares a planned module with its original in all rounds, and says what a difference means."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from dataclasses import dataclass
+
+from torch import nn
+
+from schemas.errors import ModelError
+from stages.device.factory import Sample
+from stages.validate.compare import Difference, Trail, compare
+from stages.validate.load import describe
+from stages.validate.rounds import KEEPS, RANDOM, ROUNDS, Round, numbers_matter
+from stages.validate.step import Stepper
+
+SEED = 20
+REPEATS = 3
+TIMES_OWN = 10.0
+
+NOTHING = Difference(0.0, 0.0, 0.0, True, "")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The largest differences of all rounds, and how much the original differs from itself in
+    them; `complaint` is a clause that says what is not as it should be, "" for nothing."""
+
+    difference: Difference
+    own: Difference
+    complaint: str
+
+
+@dataclass(frozen=True)
+class Comparer:
+    """A model, and the steps in which its planned modules are compared with it.
+
+    The model is only ever run as a deep copy. Where the results may vary from run to run
+    (`varying`), a plan may differ by ten times as much as the original does.
+    """
+
+    original: nn.Module
+    stepper: Stepper
+    samples: list[Sample]
+    varying: bool
+
+    def compare(self, planned: nn.Module, itself: bool = False) -> Comparison:
+        """Runs all rounds, up to the first in which the planned module differs.
+
+        Copies of the planned module are run, too; with `itself` the first round runs the module
+        that was given. Raises what the planned module raises on its own samples.
+        """
+        total = own = NOTHING
+        given, planned = planned, copied(planned) if itself else planned
+        for one in ROUNDS:
+            reference = self._reference(one)
+            if reference is None:
+                continue
+            try:
+                mine = self._run(one, given if itself and not one.name else copied(planned))
+            except Exception as error:
+                if not one.name:
+                    raise
+                clause = f"the planned step fails {one.name} with {describe(error)}; {one.likely}"
+                return Comparison(total, own, clause)
+            difference = compare(mine, reference)
+            varied = self._varied(one, reference) if not difference.bits_equal else NOTHING
+            total, own = total.joined(difference), own.joined(varied)
+            excused = not varied.bits_equal and difference.within(TIMES_OWN, varied)
+            if not (difference.bits_equal or excused):
+                return Comparison(total, own, self._complaint(one, difference))
+        return Comparison(total, own, "")
+
+    def _reference(self, one: Round) -> Trail | None:
+        """What the original leaves in a round; None where it cannot run it."""
+        try:
+            return self._run(one, copied(self.original))
+        except Exception:
+            if not one.name:
+                raise
+            return None
+
+    def _run(self, one: Round, module: nn.Module) -> Trail:
+        gc.collect()
+        return one.run(module, self.stepper, self.samples, SEED)
+
+    def _varied(self, one: Round, reference: Trail) -> Difference:
+        """How the original differs from itself in a round."""
+        found = NOTHING
+        for _ in range(REPEATS if self.varying else 0):
+            found = found.joined(compare(self._run(one, copied(self.original)), reference))
+        return found
+
+    def _complaint(self, one: Round, difference: Difference) -> str:
+        likely = one.likely
+        if numbers_matter(copied(self.original), self.stepper, self.samples, SEED):
+            likely = RANDOM
+        elif not one.name and ", step 0)" not in difference.first:
+            likely = KEEPS
+        where = f" {one.name}" if one.name else ""
+        return (
+            f"{difference.first} differs from the original model{where}, by up to "
+            f"{difference.largest:g}; {likely}"
+        )
+
+
+def copied(module: nn.Module) -> nn.Module:
+    """A deep copy; raises ModelError where there can be none."""
+    try:
+        return copy.deepcopy(module)
+    except Exception as error:
+        raise ModelError(
+            f"the model cannot be compared with its plan, since it cannot be copied by "
+            f"copy.deepcopy ({describe(error)})"
+        ) from error
+
+
+def sentence(clause: str) -> str:
+    """A clause as a sentence."""
+    return f"{clause[0].upper()}{clause[1:]}." if clause else ""

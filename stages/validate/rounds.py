@@ -1,0 +1,123 @@
+"""The rounds in which a planned module is compared with its original, and what a difference in
+each of them is likely to come from."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from stages.device.factory import Sample
+from stages.validate.compare import Trail, compare, keep_results, leave_trail
+from stages.validate.contents import fresh_contents, own_copy
+from stages.validate.step import Stepper, random_tangents
+
+OTHER_SEED = 4071
+"""Seeds Python's and NumPy's random numbers where they shall be others."""
+
+RANDOM = (
+    "the forward may draw from Python's or NumPy's random numbers, of which the plan has those "
+    "that were drawn when it was made"
+)
+KEEPS = (
+    "the forward may keep something from call to call, such as a counter, an attribute or a "
+    "buffer that it writes"
+)
+
+
+@dataclass(frozen=True)
+class Round:
+    """A way to run steps of a module on copies of samples. `likely` says what a difference that
+    shows in it first comes from, `optional` that the original may be unable to run it."""
+
+    name: str
+    likely: str
+    run: Callable[[nn.Module, Stepper, list[Sample], int], Trail]
+    optional: bool = True
+
+
+def _again(
+    model: nn.Module, stepper: Stepper, samples: list[Sample], seed: int, other: int
+) -> Trail:
+    with other_numbers(other):
+        return leave_trail(model, stepper, [own_copy(sample) for sample in samples], seed)
+
+
+def _fresh(model: nn.Module, stepper: Stepper, samples: list[Sample], seed: int) -> Trail:
+    contents = [fresh_contents(samples[0], seed + number, tied=True) for number in range(2)]
+    with other_numbers(seed):
+        return leave_trail(model, stepper, contents, seed, steps=1)
+
+
+def _in_flight(model: nn.Module, stepper: Stepper, samples: list[Sample], seed: int) -> Trail:
+    """Two forwards on fresh contents, then the backward of the first and of the second."""
+    contents = [fresh_contents(samples[0], seed + 10 + number, tied=True) for number in range(2)]
+    trail = Trail({}, {}, {})
+    with other_numbers(seed):
+        torch.manual_seed(seed)
+        model.zero_grad(set_to_none=True)
+        outputs = [stepper.forward(model, sample) for sample in contents]
+        for number, (sample, output) in enumerate(zip(contents, outputs, strict=True)):
+            stepper.backward(output, random_tangents(seed + number))
+            where = f"after backward {number + 1} of 2"
+            keep_results(trail, model, sample, output, where)
+    return trail
+
+
+def numbers_matter(model: nn.Module, stepper: Stepper, samples: list[Sample], seed: int) -> bool:
+    """Whether one step of a model depends on Python's and NumPy's random numbers, or would not run
+    with others."""
+    trails = []
+    for other in (seed, OTHER_SEED):
+        with other_numbers(other):
+            sample = own_copy(samples[0])
+            trails.append(leave_trail(copy.deepcopy(model), stepper, [sample], seed, steps=1))
+    return not compare(*trails).bits_equal
+
+
+@contextlib.contextmanager
+def other_numbers(seed: int) -> Iterator[None]:
+    """Within it Python's and NumPy's random numbers begin at a seed; all random states, PyTorch's
+    too, are put back afterwards."""
+    python, numpy = random.getstate(), np.random.get_state()
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices):
+        random.seed(seed)
+        np.random.seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
+
+
+ROUNDS = (
+    Round(
+        "",
+        "what was captured is not what the model does, which may be a fault of tightfit",
+        lambda model, stepper, samples, seed: _again(model, stepper, samples, seed, seed),
+        optional=False,
+    ),
+    Round(
+        "when Python's and NumPy's random numbers are others",
+        RANDOM,
+        lambda model, stepper, samples, seed: _again(model, stepper, samples[:1], seed, OTHER_SEED),
+    ),
+    Round(
+        "on other contents of the sample's shapes",
+        "the forward may depend on the values of its inputs, of which the plan has the "
+        "sample's (an `if`, an `.item()`, or a tensor made from numbers)",
+        _fresh,
+    ),
+    Round(
+        "with two forwards before their backwards",
+        KEEPS,
+        _in_flight,
+    ),
+)

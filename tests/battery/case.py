@@ -1,0 +1,51 @@
+"""A model that the battery plans and uses."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stages.device.factory import Built, Sample, check_result
+
+SEED = 11
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model by how it is made, and the contents of its calls by number: 0 is the sample.
+
+    `loss` is planned with it. `around` is the context in which it is planned and called. `planned`
+    makes what is planned where that is not what it is compared with. Nothing is kept from one
+    making to the next, so that a use may do what it likes to what it was given.
+    """
+
+    name: str
+    model: Callable[[], nn.Module]
+    sample: Callable[[int], Sample]
+    loss: Callable[[Any], Tensor] | None = None
+    around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    planned: Callable[[], nn.Module] | None = None
+
+    def make(self, planned: bool = False) -> nn.Module:
+        """A new model, always from the same random numbers."""
+        torch.manual_seed(SEED)
+        return self.planned() if planned and self.planned is not None else self.model()
+
+    def built(self) -> Built:
+        """The model that is planned, with its sample."""
+        sample = self.sample(0)
+        made = (
+            (self.make(True), sample)
+            if self.loss is None
+            else (
+                self.make(True),
+                sample,
+                self.loss,
+            )
+        )
+        return check_result(made, self.name)

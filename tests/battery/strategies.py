@@ -1,0 +1,81 @@
+"""Ways to plan a case: each gives the `load` of a generated package."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import stages
+from schemas.errors import ConfigError, ModelError
+from stages.trace.trace import trace
+from stages.validate.validate import check
+from tests.battery.case import Case
+from tests.battery.judge import Load
+from tests.stages.generate.plans import generated, recompute
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A way to plan; `fast` ones are among the tests."""
+
+    name: str
+    plan: Callable[[Case, Path], Load]
+    fast: bool = False
+
+
+def planned_at_random(case: Case, folder: Path, seed: int, share: float, in_place: bool) -> Load:
+    """Forgets a share of what was computed and computes it again, at random: a plan without costs,
+    checked as the one call does."""
+    built = case.built()
+    with case.around():
+        graph = trace(built, case.name)
+        executions = recompute(graph, seed, share) if share else None
+        place = Path(tempfile.mkdtemp(dir=folder))
+        load: Load = generated(graph, place / "module", executions, in_place).load
+        said = check(graph, built, load(case.make(planned=True)))
+    if said:
+        raise ModelError(said)
+    return load
+
+
+def _random(seed: int, share: float, in_place: bool) -> Callable[[Case, Path], Load]:
+    return lambda case, folder: planned_at_random(case, folder, seed, share, in_place)
+
+
+def _called(strategy: str, *budgets: str) -> Callable[[Case, Path], Load]:
+    """The one call; the first of the budgets that is not too small."""
+
+    def plan(case: Case, folder: Path) -> Load:
+        built = case.built()
+        args, kwargs = built.samples[0]
+        settings: dict[str, Any] = {"peaks": 2, "saves": 2, "jobs": 1, "store": folder / "store"}
+        for number, budget in enumerate(budgets, 1):
+            try:
+                with contextlib.redirect_stdout(io.StringIO()), case.around():
+                    module, _ = stages.plan(
+                        built.model, args, kwargs, budget=budget, strategy=strategy,
+                        loss=built.loss, **settings,
+                    )  # fmt: skip
+                break
+            except ConfigError:
+                if number == len(budgets):
+                    raise
+        made: Any = module.__reduce_ex__(4)
+        load: Load = made[0]
+        return load
+
+    return plan
+
+
+STRATEGIES = (
+    Strategy("keep", _random(0, 0.0, False)),
+    Strategy("recompute", _random(1, 0.7, True), fast=True),
+    Strategy("checkpoint", _called("checkpoint", "none")),
+    Strategy("rotor", _called("rotor", "60%", "80%", "100%")),
+    Strategy("rockmate", _called("rockmate", "40%", "60%", "80%", "100%")),
+)

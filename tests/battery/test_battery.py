@@ -1,0 +1,135 @@
+"""The fast part of the battery: some uses of some models. `make battery` runs all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.battery.case import Case
+from tests.battery.everything import CASES
+from tests.battery.judge import (
+    BAD,
+    BOTH,
+    EQUAL,
+    NONE,
+    RAW,
+    REFUSED,
+    WRONG,
+    Outcome,
+    judge,
+    refusal,
+)
+from tests.battery.models import Mlp, rows
+from tests.battery.planning import Planner, outcomes
+from tests.battery.registry import Use
+from tests.battery.run import Run
+from tests.battery.strategies import STRATEGIES
+from tests.battery.uses import USES
+
+torch.set_num_threads(1)
+
+FAST = ("mlp", "tied, labelled", "heads", "convolutions", "attributes", "normed", "named tuple")
+LEAST = 200
+"""How many of the fast combinations are equal: a module that refuses everything is of no use."""
+
+_found: Counter[str] = Counter()
+
+
+@pytest.fixture(scope="module")
+def planner(tmp_path_factory: pytest.TempPathFactory) -> Planner:
+    return Planner(tmp_path_factory.mktemp("battery"))
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.name in FAST], ids=lambda c: c.name
+)
+def test_equal_or_refused(case: Case, planner: Planner) -> None:
+    fast = [use for use in USES.values() if use.fast]
+    bad = []
+    for strategy in STRATEGIES:
+        if strategy.fast:
+            for use, outcome in outcomes(planner, case, strategy, fast):
+                _found[outcome.kind] += 1
+                if outcome.kind in BAD:
+                    bad.append(f"{strategy.name}, {use.name}: {outcome.kind}, {outcome.detail}")
+    assert not bad, "\n".join(bad)
+
+
+def test_most_are_equal() -> None:
+    assert _found[EQUAL] >= LEAST, _found
+
+
+MLP = Case("mlp", Mlp, rows)
+
+
+def judged(body: object, load: object) -> Outcome:
+    return judge(MLP, Use("it", "here", body, True), load)  # type: ignore[arg-type]
+
+
+class Doubled(Mlp):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 2
+
+
+def doubled(model: nn.Module) -> nn.Module:
+    made = Doubled()
+    made.load_state_dict(model.state_dict())
+    return made
+
+
+def plain(run: Run) -> None:
+    run.train(steps=1)
+
+
+def test_the_judge_tells_outcomes_apart() -> None:
+    def raising(run: Run) -> None:
+        run.say("before", 1)
+        raise ValueError("eager has no such thing")
+
+    def needing(run: Run) -> None:
+        run.need(False)
+
+    def fails(model: nn.Module) -> nn.Module:
+        model.register_forward_pre_hook(lambda m, a: (a[0].view(17),))
+        return model
+
+    assert judged(plain, lambda model: model).kind == EQUAL
+    assert judged(plain, doubled).kind == WRONG
+    assert judged(plain, fails).kind == RAW
+    assert judged(raising, lambda model: model).kind == BOTH
+    assert judged(needing, doubled).kind == NONE
+
+
+def test_a_wrong_number_before_a_refusal_is_wrong() -> None:
+    class PlanMismatch(RuntimeError):  # noqa: N818
+        """As a package has it."""
+
+    def late(model: nn.Module) -> nn.Module:
+        made = doubled(model)
+
+        def refuse(module: nn.Module, gradient: object) -> None:
+            raise PlanMismatch("this is refused")
+
+        made.register_full_backward_pre_hook(refuse)
+        return made
+
+    def speaks(run: Run) -> None:
+        run.say("output", run.backward())
+
+    assert judged(speaks, late).kind == WRONG
+    assert refusal(PlanMismatch("this is refused")).kind == REFUSED
+    assert refusal(PlanMismatch("two\nlines")).kind == RAW
+    assert refusal(RuntimeError("mat1 and mat2 shapes cannot be multiplied")).kind == RAW
+
+
+def test_a_module_that_does_not_raise_where_eager_does_is_wrong() -> None:
+    def meets(run: Run) -> None:
+        run.say("x", 1)
+        if not isinstance(run.module, Doubled):
+            raise ValueError("eager raises")
+
+    assert judged(meets, doubled).kind == WRONG

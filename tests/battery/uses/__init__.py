@@ -1,0 +1,23 @@
+"""Ways to use a planned module: a use is a function of a `Run`, entered by `use` or `fast`."""
+
+from tests.battery.registry import USES, Use
+from tests.battery.uses import (
+    attributes,
+    composition,
+    flight,
+    gradients,
+    hooks,
+    inputs,
+    modes,
+    optimisers,
+    outputs,
+    state,
+    transforms,
+)
+
+__all__ = ["USES", "Use"]
+
+_THEMES = (
+    *(gradients, optimisers, flight, inputs, outputs, hooks, state, modes, attributes),
+    *(composition, transforms),
+)

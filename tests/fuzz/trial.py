@@ -1,0 +1,69 @@
+"""Plans a random module at random and uses it at random."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.battery.judge import BAD, Outcome, judge, refusal
+from tests.battery.registry import Use
+from tests.battery.strategies import planned_at_random
+from tests.battery.uses import USES
+from tests.fuzz.program import case_of
+
+PLAIN = "plain_training"
+OTHERS = 4
+
+SEEDS = Path(__file__).with_name("seeds.txt")
+"""Seeds that once failed, one a line, tried first; what follows a # says why."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What came of a seed: of planning, or of each use."""
+
+    seed: int
+    outcomes: tuple[tuple[str, Outcome], ...]
+
+    @property
+    def failed(self) -> list[str]:
+        """What went wrong, in words."""
+        return [
+            f"{name}: {outcome.kind}, {outcome.detail}"
+            for name, outcome in self.outcomes
+            if outcome.kind in BAD
+        ]
+
+
+def trial(seed: int, folder: Path) -> Trial:
+    """Plans the module of a seed, and uses it as everybody does and in some further ways."""
+    chance = random.Random(-seed)
+    case = case_of(seed)
+    share, in_place = chance.choice((0.0, 0.4, 0.8, 1.0)), chance.random() < 0.7
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            load = planned_at_random(case, folder, seed, share, in_place)
+        except Exception as error:
+            return Trial(seed, (("planning", refusal(error)),))
+    uses: list[Use] = [USES[PLAIN], *chance.sample(list(USES.values()), OTHERS)]
+    return Trial(seed, tuple((use.name, judge(case, use, load)) for use in uses))
+
+
+def kept() -> list[int]:
+    """The seeds that once failed."""
+    if not SEEDS.exists():
+        return []
+    lines = (line.partition("#")[0].strip() for line in SEEDS.read_text().splitlines())
+    return [int(line) for line in lines if line]
+
+
+def keep(trial: Trial) -> None:
+    """Adds a seed to those that are tried first."""
+    if trial.seed in kept():
+        return
+    reason = trial.failed[0].replace("\n", " ")[:120]
+    with SEEDS.open("a") as file:
+        file.write(f"{trial.seed}  # {reason}\n")
