@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
 
 from schemas.errors import ArtifactError
 from schemas.graph import FIXED_KINDS, LOSS_TARGET, NONE, Graph, Value
+from stages.device.trees import read_tree
 
 _SIZES = {
     "float64": 8,
@@ -56,29 +56,11 @@ def guards_of(graph: Graph) -> tuple[list[str], dict[str, str | None]]:
 
 
 def tree_leaves(text: str) -> int:
-    """The number of leaves of a written tree.
-
-    Raises ArtifactError where reading the tree could do more than build containers: PyTorch
-    imports the modules that enumerations and default factories name.
-    """
+    """The number of leaves of a written structure; raises ArtifactError where it is none."""
     try:
-        version, tree = json.loads(text)
-    except (TypeError, ValueError):
-        raise ArtifactError("a tree of inputs or outputs is not readable") from None
-    if version != 1 or "__enum__" in text:
-        raise ArtifactError("a tree of inputs or outputs is of an unknown form")
-    return _count_leaves(tree)
-
-
-def _count_leaves(tree: Any) -> int:
-    if not isinstance(tree, dict) or set(tree) != {"type", "context", "children_spec"}:
-        raise ArtifactError("a tree of inputs or outputs is of an unknown form")
-    kind, children = tree["type"], tree["children_spec"]
-    if kind is None:
-        return 1
-    if not isinstance(kind, str) or not isinstance(children, list) or "defaultdict" in kind:
-        raise ArtifactError(f"a tree of inputs or outputs holds a {kind}, which is not supported")
-    return sum(_count_leaves(child) for child in children)
+        return read_tree(text).count
+    except ValueError as error:
+        raise ArtifactError(f"a structure of inputs or outputs is unknown: {error}") from None
 
 
 def _check_paths(graph: Graph) -> None:

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils import _pytree as pytree
 
 from schemas.costs import Cost, op_key
 from schemas.errors import ModelError
 from schemas.graph import LOSS_TARGET, NONE, Graph
 from stages.device.factory import Built
 from stages.device.meter import Timing, session, time_calls
+from stages.device.trees import read_tree
 from stages.profile.ambient import plain_state, trained_state
 from stages.profile.code import code_of
 from stages.profile.measure import make_cost
@@ -107,7 +107,7 @@ class _LossRun:
                 if output.tangent != NONE:
                     self.differentiable.append(tensor.requires_grad_())
             self.leaves.append(made[output.value])
-        self.tree = pytree.treespec_loads(graph.output_tree)
+        self.tree = read_tree(graph.output_tree)
         self.handles: list[Any] = []
         self.output: Any = None
 
@@ -126,7 +126,7 @@ class _LossRun:
         for leaf in self.differentiable:
             leaf.grad = None
         self.handles = [leaf.register_hook(count) for leaf in self.differentiable]
-        self.output = pytree.tree_unflatten(self.leaves, self.tree)
+        self.output = self.tree.unflatten(self.leaves)
 
     def step(self) -> Tensor:
         """The loss and its backward; the caller holds the loss, the leaves their tangents."""

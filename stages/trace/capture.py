@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import random
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from stages.trace.as_eager import compiling, packed_sequences, whole_operators
 from stages.trace.checkpoints import without_checkpoints
 from stages.trace.forward import FakeConstantError, Forward, Leaf
 from stages.trace.source import location_of
+from stages.trace.watching import watching
 
 aten = torch.ops.aten
 
@@ -38,7 +38,8 @@ class Capture:
     (args, kwargs), `tangents` to the number of the output. `outputs` are the distinct output
     tensors; `writes` maps a buffer's name to its new value; `gradients` maps a parameter's name or
     the number of an input leaf to what autograd adds up to its gradient, in that order.
-    `constants` holds the tensors that are no parameters, buffers or inputs.
+    `constants` holds the tensors that are no parameters, buffers or inputs. `watched` is what the
+    forward read beside tensors (`stages.trace.watching`).
     """
 
     graph: fx.GraphModule
@@ -52,6 +53,7 @@ class Capture:
     constants: dict[fx.Node, torch.Tensor]
     leaves: list[Leaf]
     output_tree: str
+    watched: dict[str, Any] = field(default_factory=dict)
 
 
 def capture(built: Built, wanted: Callable[[Capture], set[int]] | None = None) -> Capture:
@@ -61,25 +63,26 @@ def capture(built: Built, wanted: Callable[[Capture], set[int]] | None = None) -
     can receive one do. Raises ModelError, with the source line where it is known, when the model
     cannot be captured.
     """
-    with _errors(built):
-        result = _capture(built)
+    with _errors(built), watching(built.model, built.label) as watcher:
+        forward = Forward(built, None)
+        result = _capture(built, forward)
         if wanted is not None:
             chosen = wanted(result)
             if chosen != set(result.tangents.values()):
-                result = _capture(built, chosen)
-        return result
+                result = _capture(built, Forward(built, chosen))
+    watcher.refuse(built.label)
+    forward.check_runs()
+    return replace(result, watched=watcher.description())
 
 
-def _capture(built: Built, chosen: set[int] | None = None) -> Capture:
+def _capture(built: Built, forward: Forward) -> Capture:
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
     _register_outputs()
-    forward = Forward(built, chosen)
     mode = built.fake_mode or FakeTensorMode(allow_non_fake_inputs=True)
     with (
         contextlib.ExitStack() as stack,
         mode,
-        _same_random_numbers(),
         torch.enable_grad(),
         whole_operators(),
         without_checkpoints(),
@@ -88,7 +91,6 @@ def _capture(built: Built, chosen: set[int] | None = None) -> Capture:
     ):
         tensors = tuple(forward.tensors(mode))
         joint = aot_export_joint_with_descriptors(stack, forward.face(), tensors)
-    forward.check_runs()
     return _describe(built, joint.graph_module, forward)
 
 
@@ -98,20 +100,6 @@ def _register_outputs() -> None:
         from transformers.integrations import executorch
 
         executorch.register_dynamic_cache_export_support()
-
-
-@contextlib.contextmanager
-def _same_random_numbers() -> Iterator[None]:
-    """Puts the generators of Python, NumPy and PyTorch back to where they were."""
-    numpy = sys.modules.get("numpy")
-    states = random.getstate(), numpy.random.get_state() if numpy else None
-    with torch.random.fork_rng([]):
-        try:
-            yield
-        finally:
-            random.setstate(states[0])
-            if numpy:
-                numpy.random.set_state(states[1])
 
 
 def _describe(built: Built, graph: fx.GraphModule, forward: Forward) -> Capture:

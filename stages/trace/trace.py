@@ -63,7 +63,9 @@ def trace(built: Built, name: str, device: str = "cpu") -> Graph:
         model=name,
         has_loss=loss is not None,
         output_tree=captured.output_tree,
-        guards=json.dumps(_guards(built.model, torch.device(device).type)),
+        guards=json.dumps(
+            {**_guards(built.model, torch.device(device).type), "watch": captured.watched}
+        ),
     )
 
 

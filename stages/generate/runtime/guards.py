@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
+from .call import Call, PlanMismatch
 from .facts import Interface, Tensor
 from .ties import Ties
 from .watch import Difference, Watch, read_description
-
-
-class PlanMismatch(RuntimeError):  # noqa: N818
-    """The call differs from what the plan was made for; the message is one sentence."""
 
 
 class Guards:
@@ -31,7 +26,7 @@ class Guards:
         self.device = interface.device
         self.training = "" not in interface.eval_modules
         self.modules = _Modules(interface, model)
-        self.call = _Call(interface, model)
+        self.call = Call(interface, model)
         self.constants = _Constants(interface, package)
         tensors = interface.tensors
         self.shapes = [torch.Size(tensor.shape) for tensor in tensors]
@@ -184,65 +179,6 @@ class _Modules:
         return f"{self.paths[owner]}.{name}" if self.paths[owner] else name
 
 
-class _Call:
-    """Binds the arguments of a call as the model's own forward does, and compares them."""
-
-    def __init__(self, interface: Interface, model: torch.nn.Module) -> None:
-        self.signature = inspect.signature(model.forward)
-        self.leaves = interface.leaves
-        tree = pytree.treespec_loads(interface.input_tree)
-        args, kwargs = pytree.tree_unflatten(range(len(interface.leaves)), tree)
-        try:
-            bound = self.signature.bind(*args, **kwargs)
-        except TypeError as error:
-            raise RuntimeError(
-                f"{_planned(interface)} and this model's forward takes other arguments"
-            ) from error
-        self.expected = {
-            name: (pytree.tree_structure(value), list(_paths(name, value)))
-            for name, value in bound.arguments.items()
-        }
-        self.defaults = {
-            name: parameter.default for name, parameter in self.signature.parameters.items()
-        }
-        self.names = {
-            position: name
-            for _, paths in self.expected.values()
-            for leaf, name in paths
-            if isinstance(position := self.leaves[leaf], int)
-        }
-
-    def gather(self, args: Sequence[Any], kwargs: dict[str, Any], tensors: list[Any]) -> None:
-        """Puts the input tensors at their positions and compares all other leaves."""
-        arguments = self.signature.bind(*args, **kwargs).arguments
-        for name, value in arguments.items():
-            if name not in self.expected and not _same(value, self.defaults[name]):
-                raise PlanMismatch(f"{name} is given, the plan was made without it")
-        for name, (tree, leaves) in self.expected.items():
-            value = arguments.get(name, self.defaults[name])
-            found = [value] if tree.is_leaf() else self._flatten(name, tree, value)
-            for (leaf, path), item in zip(leaves, found, strict=True):
-                self._take(leaf, path, item, tensors)
-
-    def _flatten(self, name: str, tree: pytree.TreeSpec, value: Any) -> list[Any]:
-        try:
-            return tree.flatten_up_to(value)
-        except (TypeError, ValueError) as error:
-            raise PlanMismatch(
-                f"{name} has another structure than the plan was made for"
-            ) from error
-
-    def _take(self, leaf: int, path: str, item: Any, tensors: list[Any]) -> None:
-        expected = self.leaves[leaf]
-        if isinstance(expected, int):
-            if not isinstance(item, torch.Tensor):
-                raise PlanMismatch(f"{path} is {_short(item)}, the plan was made for a tensor")
-            tensors[expected] = item
-        elif not _same(item, expected.value):
-            made = expected.value
-            raise PlanMismatch(f"{path} is {_short(item)}, the plan was made for {made!r}")
-
-
 class _Constants:
     """The tensors that belong to the program itself, read once for each device."""
 
@@ -285,19 +221,6 @@ def _of_this(interface: Interface, sentence: str) -> str:
     return f"{_planned(interface)} and {sentence}"
 
 
-def _paths(name: str, value: Any) -> Iterator[tuple[int, str]]:
-    """The leaves of an argument with the names that a person would give them."""
-    for keys, leaf in pytree.tree_flatten_with_path(value)[0]:
-        yield leaf, name + pytree.keystr(keys)
-
-
-def _same(value: Any, expected: Any) -> bool:
-    if value is expected:
-        return True
-    plain = (bool, int, float, complex, str, torch.device)
-    return type(value) is type(expected) and isinstance(value, plain) and value == expected
-
-
 def _same_strides(
     shape: tuple[int, ...], strides: tuple[int, ...], expected: tuple[int, ...]
 ) -> bool:
@@ -306,13 +229,3 @@ def _same_strides(
         return True
     together = zip(shape, strides, expected, strict=True)
     return all(size == 1 or stride == wanted for size, stride, wanted in together)
-
-
-def _short(item: Any) -> str:
-    if isinstance(item, torch.Tensor):
-        return "a tensor"
-    return (
-        repr(item)
-        if isinstance(item, (bool, int, float, str, type(None)))
-        else (f"of type {type(item).__name__}")
-    )

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from .facts import Interface
+from .trees import read_tree
 
 Tensors = Sequence[torch.Tensor]
 Assemble = Callable[[Tensors, Tensors, Tensors], Any]
@@ -17,17 +17,14 @@ Assemble = Callable[[Tensors, Tensors, Tensors], Any]
 def assembler(interface: Interface) -> Assemble:
     """A function of the differentiable outputs, the plain ones and the tensors of the step, which
     returns the model's output."""
-    tree = pytree.treespec_loads(interface.output_tree)
+    tree = read_tree(interface.output_tree)
     leaves = interface.outputs
 
     def assemble(differentiable: Tensors, plain: Tensors, tensors: Tensors) -> Any:
         sources = {"differentiable": differentiable, "plain": plain, "tensor": tensors}
-        return pytree.tree_unflatten(
-            [
-                leaf.value if leaf.source == "constant" else sources[leaf.source][leaf.position]
-                for leaf in leaves
-            ],
-            tree,
+        return tree.unflatten(
+            leaf.value if leaf.source == "constant" else sources[leaf.source][leaf.position]
+            for leaf in leaves
         )
 
     return assemble
