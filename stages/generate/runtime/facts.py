@@ -65,7 +65,8 @@ class Interface:
     positions in `tensors` that its gradients belong to. `watched` are positions of tensors,
     `watched_outputs` of outputs of the step, that the backward reads and that nothing may change
     before. `eval_modules` are the submodules that were in evaluation mode. `autocast` is, by
-    device type, the dtype that autocast was on with, or None.
+    device type, the dtype that autocast was on with, or None. `constants` is the SHA-256 of
+    `constants.bin`, "" where there is none.
     """
 
     model: str
@@ -81,3 +82,4 @@ class Interface:
     watched_outputs: tuple[int, ...]
     eval_modules: frozenset[str]
     autocast: dict[str, str | None]
+    constants: str = ""
