@@ -259,6 +259,15 @@ def argument_values(arguments: Any) -> Iterator[int]:
                 yield from argument_values(item)
 
 
+def _is_flat(text: str) -> bool:
+    """Whether no argument is nested deeper than any that an operator takes."""
+    depth = deepest = 0
+    for letter in text:
+        depth += (letter in "[{") - (letter in "]}")
+        deepest = max(deepest, depth)
+    return deepest < 200
+
+
 def check_graph(graph: Graph, where: str) -> None:
     """Raises ArtifactError unless ids are in range, every value is made before it is read and at
     most once, enumerations hold known words, and the texts are JSON of the right shape."""
@@ -332,7 +341,7 @@ class _GraphCheck:
 
     def arguments(self, op: Op, what: str) -> None:
         try:
-            call = json.loads(op.arguments)
+            call = json.loads(op.arguments) if _is_flat(op.arguments) else None
         except ValueError:
             call = None
         shaped = (

@@ -99,7 +99,20 @@ def read_record(file: Path | str) -> Record:
         inputs = [Input(**entry) for entry in document["inputs"]]
     except TypeError as error:
         raise ArtifactError(f"{path}: inputs is not what a record has there") from error
+    if not all(_is_path(entry.path) and isinstance(entry.digest, str) for entry in inputs):
+        raise ArtifactError(f"{path}: inputs is not what a record has there")
     return Record(**{**document, "inputs": inputs})
+
+
+def _is_path(text: Any) -> bool:
+    """Whether a text can be asked for as a path: not too long, and in the file system's letters."""
+    if not isinstance(text, str) or "\0" in text:
+        return False
+    try:
+        coded = os.fsencode(text)
+    except UnicodeError:
+        return False
+    return 0 < len(coded) < 2000 and all(len(part) < 256 for part in coded.split(b"/"))
 
 
 def digest_of(path: Path | str) -> str:

@@ -7,6 +7,7 @@ their metadata, plan.json and each other file of the package by their SHA-256.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -15,6 +16,7 @@ from pathlib import Path
 from schemas import store
 from schemas.errors import ArtifactError
 
+_MOST_FILES = 1000
 MADE_FROM = "made_from.json"
 _LEFT_BY_OTHERS = ("__pycache__", ".snakemake_timestamp")
 """What running a module and Snakemake put into its directory."""
@@ -74,7 +76,10 @@ def _read(directory: Path | str) -> dict[str, bytes]:
     if not directory.is_dir():
         raise ArtifactError(f"{directory}: there is no such module")
     files = {}
-    for path in sorted(directory.rglob("*")):
+    paths = list(itertools.islice(directory.rglob("*"), _MOST_FILES + 1))
+    if len(paths) > _MOST_FILES:
+        raise ArtifactError(f"{directory}: holds too many files to be a module")
+    for path in sorted(paths):
         name = path.relative_to(directory)
         if path.is_dir() or any(part in _LEFT_BY_OTHERS for part in name.parts):
             continue

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -21,6 +22,7 @@ import pyarrow as pa
 from schemas.errors import ArtifactError
 
 _BLANK = b"tightfit digest goes here".ljust(64, b".")
+_MOST_JSON = 2**26
 _RESERVED = ("artifact", "version", "digest")
 
 Row = dict[str, Any]
@@ -116,12 +118,16 @@ def write_json(path: Path | str, document: Mapping[str, Any]) -> None:
 def read_json(path: Path | str) -> dict[str, Any]:
     """Reads a JSON object; raises ArtifactError when the file is absent or something else."""
     try:
-        document = json.loads(read_bytes(path))
-    except ValueError as error:
+        document = json.loads(read_bytes(path, _MOST_JSON), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
         raise ArtifactError(f"{path}: is not JSON ({error})") from error
     if not isinstance(document, dict):
         raise ArtifactError(f"{path}: is not a JSON object")
     return document
+
+
+def _refuse_constant(text: str) -> Any:
+    raise ValueError(f"{text} is no number")
 
 
 def read_fields(path: Path | str, kind: type) -> dict[str, Any]:
@@ -134,12 +140,25 @@ def read_fields(path: Path | str, kind: type) -> dict[str, Any]:
     return document
 
 
-def read_bytes(path: Path | str) -> bytes:
-    """A file's bytes; raises ArtifactError when it cannot be read."""
+def read_bytes(path: Path | str, most: int | None = None) -> bytes:
+    """A file's bytes; raises ArtifactError when it cannot be read, is no regular file (a device, a
+    pipe, a directory), or has more than `most` bytes. It never waits for any of them."""
     try:
-        return Path(path).read_bytes()
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        try:
+            state = os.fstat(handle)
+            if not stat.S_ISREG(state.st_mode):
+                raise ArtifactError(f"{path}: is no regular file")
+            if most is not None and state.st_size > most:
+                raise ArtifactError(f"{path}: has {state.st_size} bytes, more than {most}")
+            with os.fdopen(handle, "rb", closefd=False) as file:
+                return file.read(state.st_size)
+        finally:
+            os.close(handle)
     except OSError as error:
         raise ArtifactError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except (MemoryError, ValueError) as error:
+        raise ArtifactError(f"{path}: cannot be read ({error or 'it is too large'})") from error
 
 
 def file_digest(path: Path | str) -> str:

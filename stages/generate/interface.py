@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from typing import Any
@@ -41,6 +42,7 @@ def interface_text(graph: Graph, program: Program) -> str:
         *_block("watched_outputs", [_known(part, places) for part in program.watched]),
         f"    eval_modules=frozenset({sorted(eval_modules)!r}),",
         f"    autocast={autocast!r},",
+        f"    constants={_digest(constants(graph, program))!r},",
         ")",
         "",
     ]
@@ -54,6 +56,10 @@ def constants(graph: Graph, program: Program) -> bytes | None:
     if not any(value.kind == "constant" for value in values):
         return None
     return b"".join(_aligned(value.data) for value in values)
+
+
+def _digest(data: bytes | None) -> str:
+    return "" if data is None else hashlib.sha256(data).hexdigest()
 
 
 def _aligned(data: bytes) -> bytes:

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
+import importlib
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.abc import InspectLoader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import decode_source
 from pathlib import Path
+from types import CodeType, ModuleType
 from typing import Any
 
 from torch import nn
 
+from schemas import store
 from schemas.errors import ArtifactError, TightfitError
+from schemas.module import digests_of
+
+_MOST_SOURCE = 2**28
 
 
 def load_planned(directory: Path | str, model: nn.Module, **options: str) -> nn.Module:
@@ -42,26 +52,80 @@ def describe(error: BaseException) -> str:
 
 
 def _import(directory: Path) -> Any:
-    initial = directory / "__init__.py"
-    if not initial.is_file():
+    """The package of a directory, run from bytes that are read once; no bytecode that lies beside
+    them is looked at."""
+    if not directory.is_dir():
         raise ArtifactError(f"{directory}: there is no generated package")
-    digest = hashlib.sha256()
-    for file in sorted(directory.rglob("*.py")):
-        digest.update(file.read_bytes())
+    files = {
+        path.name: store.read_bytes(path, None if path.suffix == ".bin" else _MOST_SOURCE)
+        for path in sorted(directory.iterdir())
+        if path.suffix in (".py", ".bin")
+    }
+    if "__init__.py" not in files:
+        raise ArtifactError(f"{directory}: there is no generated package")
+    digest = hashlib.sha256(repr(sorted(digests_of(files).items())).encode()).hexdigest()
     name = f"tightfit_module_{hashlib.sha256(str(directory).encode()).hexdigest()[:16]}"
-    name += f"_{digest.hexdigest()[:16]}"
+    name += f"_{digest[:16]}"
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(
-        name, initial, submodule_search_locations=[str(directory)]
-    )
-    if spec is None or spec.loader is None:
-        raise ArtifactError(f"{directory}: the generated package cannot be imported")
-    package = importlib.util.module_from_spec(spec)
-    sys.modules[name] = package
+    _PACKAGES.enter(name, directory, files)
     try:
-        spec.loader.exec_module(package)
+        return importlib.import_module(name)
     except Exception as error:
-        del sys.modules[name]
+        _PACKAGES.leave(name)
         raise ArtifactError(f"{directory}: importing it fails, {describe(error)}") from error
-    return package
+
+
+@dataclass(frozen=True)
+class _Source(InspectLoader):
+    """Runs a module of a package from its bytes."""
+
+    data: bytes
+    path: Path
+
+    def is_package(self, fullname: str) -> bool:
+        return self.path.name == "__init__.py"
+
+    def get_filename(self, fullname: str) -> str:
+        return str(self.path)
+
+    def get_source(self, fullname: str) -> str:
+        return decode_source(self.data)
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.data, str(self.path))
+
+
+class _Packages(MetaPathFinder):
+    """Finds the modules of the packages that were entered, and nothing else."""
+
+    def __init__(self) -> None:
+        self.modules: dict[str, _Source] = {}
+
+    def enter(self, name: str, directory: Path, files: Mapping[str, bytes]) -> None:
+        """Takes the files of a package to be imported under a name."""
+        for file, data in files.items():
+            stem, _, kind = file.rpartition(".")
+            if kind == "py":
+                full = name if stem == "__init__" else f"{name}.{stem}"
+                self.modules[full] = _Source(data, directory / file)
+
+    def leave(self, name: str) -> None:
+        """Forgets a package and all that was imported of it."""
+        for full in [full for full in self.modules if full.split(".")[0] == name]:
+            del self.modules[full]
+            sys.modules.pop(full, None)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        source = self.modules.get(fullname)
+        if source is None:
+            return None
+        spec = ModuleSpec(fullname, source, is_package=source.is_package(fullname))
+        spec.origin, spec.has_location = str(source.path), True
+        return spec
+
+
+_PACKAGES = _Packages()
+sys.meta_path.insert(0, _PACKAGES)

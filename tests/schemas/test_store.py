@@ -159,7 +159,7 @@ def test_an_arrow_file_of_somebody_else(tmp_path: Path) -> None:
 
 def test_what_cannot_be_read(tmp_path: Path) -> None:
     assert error_of(tmp_path / "absent.arrow") == "cannot be read (No such file or directory)"
-    assert error_of(tmp_path) == "cannot be read (Is a directory)"
+    assert error_of(tmp_path) == "is no regular file"
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ class Interface:
     arrives in parts. `watched` are, for each part, the positions of tensors, `watched_outputs` of
     outputs of the step, that it reads and that nothing may change before. `eval_modules` are the
     submodules that were in evaluation mode. `autocast` is, by device type, the dtype that autocast
-    was on with, or None.
+    was on with, or None. `constants` is the SHA-256 of `constants.bin`, "" where there is none.
     """
 
     model: str
@@ -84,3 +84,4 @@ class Interface:
     watched_outputs: tuple[tuple[int, ...], ...]
     eval_modules: frozenset[str]
     autocast: dict[str, str | None]
+    constants: str = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,18 @@ class _Constants:
         self.file = package / "constants.bin"
         self.tensors = [(i, t) for i, t in enumerate(interface.tensors) if t.kind == "constant"]
         self.read: dict[torch.device, list[torch.Tensor]] = {}
+        self.digest = interface.constants
+        if self.tensors:
+            self.bytes()
+
+    def bytes(self) -> bytearray:
+        """The file's bytes; raises RuntimeError where they are not those of the plan."""
+        data = bytearray(self.file.read_bytes() if self.file.is_file() else b"")
+        if hashlib.sha256(data).hexdigest() != self.digest:
+            raise RuntimeError(
+                f"{self.file} is not the file of constants that the plan was made of"
+            )
+        return data
 
     def gather(self, tensors: list[Any]) -> None:
         """Puts the constants at their positions, on the device of the other tensors."""
@@ -193,7 +206,7 @@ class _Constants:
             return
         device = next((t.device for t in tensors if t is not None), torch.device("cpu"))
         if device not in self.read:
-            data = bytearray(self.file.read_bytes())
+            data = self.bytes()
             self.read[device] = [_constant(tensor, data, device) for _, tensor in self.tensors]
         for (position, _), constant in zip(self.tensors, self.read[device], strict=True):
             tensors[position] = constant

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from schemas.errors import ArtifactError
-from schemas.graph import Graph, Op
+from schemas.graph import Graph, Op, check_graph
 from stages.device.check import check_program
 from stages.device.factory import build
 from stages.trace.trace import trace
@@ -108,3 +108,13 @@ def test_sizes_beyond_any_memory_are_refused(size: int, kind: str) -> None:
         if values[index].kind == "intermediate" or size > 2**60:
             with pytest.raises(ArtifactError, match=r"^graph\.arrow: value "):
                 check_program(replace(graph, values=values), "graph.arrow")
+
+
+@pytest.mark.parametrize("depth", [300, 10**5])
+@pytest.mark.parametrize("text", ["[", '{"a":'])
+def test_deep_arguments_are_refused(depth: int, text: str) -> None:
+    graph = graph_of("normalised")
+    deep = text * depth + "1" + {"[": "]", '{"a":': "}"}[text] * depth
+    doctored = with_op(graph, "aten.relu.default", arguments=f'{{"args":[{deep}],"kwargs":{{}}}}')
+    with pytest.raises(ArtifactError, match="arguments that are not JSON"):
+        check_graph(doctored, "graph.arrow")
