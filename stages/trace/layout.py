@@ -102,7 +102,7 @@ class Layout:
             if output is not None and place is not None and place != place_of(output.fake):
                 output.fake = self.placed(output.fake, place)
 
-    def placed(self, like: FakeTensor, place: Place) -> FakeTensor:
+    def placed(self, like: torch.Tensor, place: Place) -> torch.Tensor:
         """A fake tensor like another one, at another place of a storage of its own."""
         stride, offset, size = place
         with self.mode:
