@@ -8,12 +8,15 @@ from dataclasses import replace
 import torch
 
 from schemas.costs import Cost, Costs
-from schemas.errors import ConfigError
-from schemas.graph import LOSS_TARGET, Graph, Op
+from schemas.errors import ConfigError, ModelError
+from schemas.graph import LOSS_TARGET, NONE, Graph, Op
 from stages.profile.forms import RANDOM_STATE_KEY, distinct_forms
 from stages.profile.library import Library
 from stages.profile.loss import Loss, library_key, measure_loss
 from stages.profile.measure import footprint, measure_op, measure_random_state
+
+ROUNDING = 512
+"""Bytes to whose multiples PyTorch's allocator on CUDA rounds up."""
 
 Report = Callable[[int, int, str], None]
 """Called ahead of each op that is measured: how many are done, how many there are, the target."""
@@ -32,7 +35,7 @@ def profile(
     it; with `again` all is measured. The loss is run where the graph has one; the library knows
     the time of a loss with the same code, closures and all. At no time is more memory taken than
     the largest op takes with its operands. Raises ConfigError when the graph has a loss and `loss`
-    is None, ModelError when an op cannot be run.
+    is None, ModelError when an op cannot be run or leaves other bytes than the graph says.
     """
     if graph.has_loss and loss is None:
         raise ConfigError(f"the graph of {graph.model} has a loss, its profile needs the factory")
@@ -63,7 +66,27 @@ def profile(
         finally:
             library.add(measured)
     rows += [library.costs.rows[key] for key in [*plain, RANDOM_STATE_KEY]]
-    return Costs(rows, library.costs.device)
+    costs = Costs(rows, library.costs.device)
+    check_sizes(graph, costs)
+    return costs
+
+
+def check_sizes(graph: Graph, costs: Costs) -> None:
+    """Raises ModelError naming the first op that leaves other bytes allocated than the storages
+    have that the graph says it makes. On CUDA what the allocator rounds away does not count."""
+    slack = ROUNDING if graph.device == "cuda" else 0
+    for op in graph.ops:
+        if op.target == LOSS_TARGET:
+            continue
+        read = {graph.values[value].storage for value in op.inputs}
+        made = {graph.values[value].storage for value in op.outputs if value != NONE} - read
+        size, measured = sum(graph.storages[storage] for storage in made), costs.of(graph, op).net
+        if abs(measured - size) > slack * len(op.outputs):
+            raise ModelError(
+                f"op {op.id} ({op.target}) of {graph.model}, at {op.source}, leaves {measured} "
+                f"bytes allocated where {size} were foretold, so that its memory cannot be planned:"
+                " use another operator there"
+            )
 
 
 def _loss(graph: Graph, loss: Loss, library: Library, again: bool) -> tuple[list[Cost], list[Cost]]:

@@ -25,7 +25,10 @@ _SCATTERS = (
 Tangents = Callable[[list[torch.Tensor]], list[torch.Tensor | None]]
 
 PROBE_BYTES = 256 * 2**20
-"""Operators whose operands and results take more than this are not run to learn their strides."""
+"""Operators whose operands and results take more than this are not run to learn their places."""
+
+Place = tuple[tuple[int, ...], int, int]
+"""Strides and offset of a tensor, in elements, and the bytes of its storage."""
 
 
 def fake_mode_of(program: Program) -> FakeTensorMode:
@@ -56,16 +59,16 @@ def lay_out(program: Program, tangents: Tangents) -> None:
 
 
 class Layout:
-    """Runs calls on fake tensors, and mends strides that fake tensors get wrong.
+    """Runs calls on fake tensors, and mends strides and sizes that fake tensors get wrong.
 
-    Some operators (batch normalisation of a transposed tensor) give other strides than their fake
-    versions. Operators with an operand that is not contiguous are therefore run once, on ones
-    (indices on zeros).
+    Some operators give other strides than their fake versions (batch normalisation of a transposed
+    tensor), some larger storages (a mean in the memory of what it is the mean of). Distinct calls
+    are therefore run once, on ones (indices on zeros).
     """
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self.mode = mode
-        self.probed: dict[str, list[tuple[int, ...] | None] | None] = {}
+        self.probed: dict[str, list[Place | None] | None] = {}
 
     def run_all(self, calls: list[Call]) -> list[Call]:
         """Runs calls in order and returns them with the copies that views turned out to need."""
@@ -84,7 +87,7 @@ class Layout:
             _restride(call)
             return
         operands = call.inputs()
-        if all(operand.fake.is_contiguous() for operand in operands):
+        if not operands:
             return
         shared = {storage_of(operand.fake) for operand in operands}
         made = call.made()
@@ -93,19 +96,22 @@ class Layout:
         size = sum(variable.fake.untyped_storage().nbytes() for variable in {*operands, *made})
         if size > PROBE_BYTES:
             return
-        strides = self.true_strides(call)
-        if strides is None:
+        places = self.true_places(call)
+        if places is None:
             return
-        for output, stride in zip(call.outputs, strides, strict=True):
-            if output is not None and stride is not None and output.fake.stride() != stride:
-                like = output.fake
-                with self.mode:
-                    output.fake = torch.empty_strided(
-                        like.shape, stride, dtype=like.dtype, device=like.device
-                    )
+        for output, place in zip(call.outputs, places, strict=True):
+            if output is not None and place is not None and place != place_of(output.fake):
+                output.fake = self.placed(output.fake, place)
 
-    def true_strides(self, call: Call) -> list[tuple[int, ...] | None] | None:
-        """The strides of each result of really running the call, None where it cannot be run."""
+    def placed(self, like: torch.Tensor, place: Place) -> torch.Tensor:
+        """A fake tensor like another one, at another place of a storage of its own."""
+        stride, offset, size = place
+        with self.mode:
+            memory = torch.empty(size // like.element_size(), dtype=like.dtype, device=like.device)
+            return memory.as_strided(like.shape, stride, offset)
+
+    def true_places(self, call: Call) -> list[Place | None] | None:
+        """The place of each result of really running the call, None where it cannot be run."""
         key = str((call.target, pytree.tree_map(_signature, (call.args, call.kwargs))))
         if key not in self.probed:
             self.probed[key] = _probe(call)
@@ -176,8 +182,15 @@ def _give_workspace(call: Call, mode: FakeTensorMode, args: tuple[Any, ...]) -> 
             workspace.fake = torch.empty(size, dtype=torch.uint8)
 
 
-def _probe(call: Call) -> list[tuple[int, ...] | None] | None:
-    """Runs a call on ones; an operator that refuses them keeps the strides of its fake version."""
+def place_of(tensor: torch.Tensor) -> Place:
+    """Where a tensor lies in its storage, and how large that is."""
+    size = tensor.untyped_storage().nbytes()
+    return tuple(tensor.stride()), int(tensor.storage_offset()), size
+
+
+def _probe(call: Call) -> list[Place | None] | None:
+    """Runs a call on ones; an operator that refuses them keeps the places of its fake version, as
+    do results that share a storage with each other or with an operand."""
 
     def operand(leaf: Any) -> Any:
         if not isinstance(leaf, Variable):
@@ -195,9 +208,16 @@ def _probe(call: Call) -> list[tuple[int, ...] | None] | None:
     try:
         with torch.random.fork_rng(devices), torch.no_grad():
             results = pytree.tree_leaves(call.target(*args, **kwargs))
-    except (RuntimeError, IndexError):
+    except (RuntimeError, IndexError, ValueError, TypeError):
         return None
-    return [result.stride() if isinstance(result, torch.Tensor) else None for result in results]
+    tensors = [result for result in results if isinstance(result, torch.Tensor)]
+    operands = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if type(leaf) is torch.Tensor]
+    apart = {storage_of(tensor) for tensor in tensors} - {storage_of(leaf) for leaf in operands}
+    shared = len(apart) < len(tensors)
+    return [
+        place_of(result) if isinstance(result, torch.Tensor) and not shared else None
+        for result in results
+    ]
 
 
 def _signature(leaf: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from schemas.costs import Costs
+from schemas.errors import ModelError
 from schemas.graph import Graph
 from stages.device.factory import check_result
 from stages.profile import measure
@@ -60,7 +62,7 @@ DOMAINS: dict[str, Callable[[Tensor], Tensor]] = {
     "segments": lambda y: torch.segment_reduce(y, "sum", lengths=torch.tensor([1, 3])),
     "classes": lambda y: functional.multi_margin_loss(y, torch.tensor([0, 1, 2, 3])),
     "unpooled": lambda y: functional.max_unpool2d(
-        *functional.max_pool2d(y.view(1, 1, 4, 6), 2, return_indices=True), 2
+        *functional.max_pool2d(y.view(1, 1, 4, 6), 2, return_indices=True), [2]
     ),
     "determinant": lambda y: torch.linalg.det(y.t() @ y + torch.eye(6)),
     "eigenvalues": lambda y: torch.linalg.eigh(y.t() @ y + torch.eye(6))[0],
@@ -72,6 +74,37 @@ def test_ops_with_a_domain_are_measured(name: str, tmp_path: Path) -> None:
     graph = traced(DOMAINS[name])
     costs = costs_of(graph, tmp_path)
     assert all(costs.of(graph, op).seconds > 0 for op in graph.ops if op.phase != "loss")
+
+
+LARGER: dict[str, Callable[[Tensor], Tensor]] = {
+    "mean": lambda y: functional.binary_cross_entropy(y.sigmoid(), torch.full_like(y, 0.5)),
+    "columns": lambda y: functional.unfold(y.view(1, 1, 4, 6), 2),
+    "maxima": lambda y: functional.embedding_bag(
+        torch.tensor([[1, 2, 3], [0, 1, 2]]), y, mode="max"
+    ),
+}
+"""What leaves larger storages than fake tensors say."""
+
+
+@pytest.mark.parametrize("name", LARGER)
+def test_storages_have_the_sizes_that_are_measured(name: str, tmp_path: Path) -> None:
+    graph = traced(LARGER[name])
+    costs_of(graph, tmp_path)
+    sizes = {value.storage: 0 for value in graph.values}
+    for value in graph.values:
+        item = torch.empty(0, dtype=getattr(torch, value.dtype)).element_size()
+        sizes[value.storage] = max(sizes[value.storage], item * math.prod(value.shape))
+    assert any(graph.storages[storage] > size for storage, size in sizes.items())
+
+
+def test_a_storage_of_another_size_is_refused_by_name(tmp_path: Path) -> None:
+    graph = traced(torch.tanh)
+    op = next(op for op in graph.ops if op.target == "aten.tanh.default")
+    graph.storages[graph.values[op.outputs[0]].storage] += 8
+    with pytest.raises(
+        ModelError, match=r"tanh\.default\) of model, at .*leaves 96 bytes .* 104 were foretold"
+    ):
+        costs_of(graph, tmp_path)
 
 
 class Raising(TorchDispatchMode):
