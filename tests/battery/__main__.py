@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import sys
 import tempfile
 import time
@@ -30,6 +31,7 @@ def main() -> int:
     parser.add_argument("--strategies", help="only strategies of these names, with commas between")
     parser.add_argument("--no-zoo", action="store_true", help="without the models of zoo.yaml")
     options = parser.parse_args()
+    faulthandler.enable()
     torch.set_num_threads(1)
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:

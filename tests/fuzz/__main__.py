@@ -4,6 +4,7 @@ error. Seeds that failed once are tried first."""
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import sys
 import tempfile
 import time
@@ -23,6 +24,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first module's seed")
     parser.add_argument("--kept", action="store_true", help="only seeds that failed once")
     options = parser.parse_args()
+    faulthandler.enable()
     torch.set_num_threads(1)
     started, found, failed = time.monotonic(), Counter[str](), 0
     fresh = [] if options.kept else range(options.seed, options.seed + options.cases)

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed import GradBucket
+from torch.futures import Future
 
 from tests.battery.registry import fast, use
 from tests.battery.run import Run, differentiable, weighted
@@ -177,10 +179,12 @@ def distributed_without_synchronising(run: Run) -> None:
 def a_hook_of_communication(run: Run) -> None:
     whole = _distributed(run)
 
-    def halve(state: Any, bucket: Any) -> Any:
-        future: Any = torch.futures.Future()
+    def halve(state: object, bucket: GradBucket) -> Future[torch.Tensor]:
+        future: Future[torch.Tensor] = Future()
         future.set_result(bucket.buffer() * 0.5)
         return future
+
+    halve.__annotations__ = {"bucket": GradBucket, "return": Future[torch.Tensor]}
 
     whole.register_comm_hook(None, halve)
     weighted(differentiable(run.forward(0, whole))).backward()

@@ -200,12 +200,6 @@ def saved_tensors_changed(run: Run) -> None:
     run.loss(output).backward()
 
 
-@use
-def saved_tensors_must_not_be_saved(run: Run) -> None:
-    with torch.autograd.graph.disable_saved_tensors_hooks("none here"):
-        run.backward()
-
-
 def in_thread(work: Any) -> Any:
     """Runs work in a thread of its own and gives what it returns; raises what it raises."""
     found: list[Any] = []

@@ -158,12 +158,17 @@ def parameter_hooks_that_change_in_place(run: Run) -> None:
     run.train(steps=2)
 
 
+def halved(parameter: torch.Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.grad.mul_(0.5)
+
+
 @use
 def gradients_changed_in_place_in_backward(run: Run) -> None:
     """A gradient that has arrived is scaled while the backward goes on."""
     for parameter in run.module.parameters():
         if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(lambda p: p.grad.mul_(0.5))
+            parameter.register_post_accumulate_grad_hook(halved)
     run.train(steps=2)
 
 
