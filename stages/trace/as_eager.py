@@ -15,11 +15,13 @@ from typing import Any
 
 import torch
 from torch._C import DispatchKey
+from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import collect_metadata_analysis
 from torch.fx.experimental import proxy_tensor
 
 _KEPT = ("dropout", "native_batch_norm", "cudnn_batch_norm")
 _KEYS = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
+_BACKWARD = "backward_pass_autocast"
 _MIRROR = "_mirror_autograd_meta_to"
 _UNCACHED = "disable_autocast_cache"
 _PACKED = "find_packed_sequence_indices"
@@ -28,14 +30,14 @@ _PACKED = "find_packed_sequence_indices"
 @contextlib.contextmanager
 def whole_operators() -> Iterator[None]:
     """Within it PyTorch's operators run the kernels that eager runs, not Python in their place,
-    and autocast casts a leaf once for all its uses."""
+    autocast casts a leaf once for all its uses and leaves the backward alone."""
     hidden = []
     for overload in _with_python():
         kernels = overload.py_kernels
         hidden.append((overload, {key: kernels.pop(key) for key in _KEYS if key in kernels}))
         _forget_choice(overload)
     try:
-        with _kept_casts():
+        with _kept_casts(), _plain_backward():
             yield
     finally:
         for overload, kernels in hidden:
@@ -73,6 +75,13 @@ def _emptied_cache() -> Iterator[None]:
         yield
     finally:
         torch.clear_autocast_cache()
+
+
+def _plain_backward() -> contextlib.AbstractContextManager[None]:
+    """Traces the backward without autocast: it is called after autocast around the forward."""
+    if hasattr(functorch_config, _BACKWARD):
+        return functorch_config.patch({_BACKWARD: "off"})
+    return contextlib.nullcontext()
 
 
 def _with_python() -> Iterator[torch._ops.OpOverload]:

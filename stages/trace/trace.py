@@ -86,5 +86,6 @@ def _guards(model: nn.Module, device: str) -> dict[str, object]:
         "autocast": {
             "enabled": torch.is_autocast_enabled(device),
             "dtype": str(torch.get_autocast_dtype(device)).removeprefix("torch."),
+            "cache": torch.is_autocast_cache_enabled(),
         },
     }

@@ -57,7 +57,11 @@ def test_autocast_around_the_trace_is_captured_and_recorded(tmp_path: Path) -> N
     with torch.autocast("cpu", torch.bfloat16):
         graph = trace(built, "heads")
         check_against_eager(graph, built, tmp_path / "graph.arrow")
-    assert json.loads(graph.guards)["autocast"] == {"enabled": True, "dtype": "bfloat16"}
+    assert json.loads(graph.guards)["autocast"] == {
+        "enabled": True,
+        "dtype": "bfloat16",
+        "cache": True,
+    }
     assert "bfloat16" in {value.dtype for value in graph.values}
 
 
