@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,6 +109,14 @@ def statements(
         )
         for call in calls
     ]
+
+
+def joining(call: Statement, gradients: Container[str]) -> Statement:
+    """A statement in which operands named in `gradients` meet, some of which may be absent."""
+    given = {argument.split("=")[-1].strip("[]") for argument in call.arguments}
+    names = {name for text in given for name in text.split(", ") if name in gradients}
+    arguments = [call.function, str(len(names)), *call.arguments]
+    return Statement(call.target, "joining", arguments, call.suffix)
 
 
 def literal(argument: Any) -> str:

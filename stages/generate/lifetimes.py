@@ -81,6 +81,33 @@ def depending(graph: Graph) -> set[int]:
     return found
 
 
+def joined(graph: Graph) -> set[int]:
+    """The ops of the backward that read several values which depend on different gradients of
+    outputs, of which some may not arrive."""
+    loss = next(op for op in graph.ops if op.target == LOSS_TARGET)
+    tangents = {value: frozenset([value]) for value in loss.outputs}
+    sources = dict(tangents)
+    found: set[int] = set()
+    for op in graph.ops:
+        flowing = [sources[value] for value in op.inputs if value in sources]
+        if op.phase != "backward" or not flowing:
+            continue
+        together = frozenset().union(*flowing)
+        sources.update(dict.fromkeys(op.outputs, together))
+        if len(flowing) > 1 and any(each != flowing[0] for each in flowing):
+            found.add(op.id)
+    return found
+
+
+def flowing(graph: Graph) -> set[int]:
+    """The values that depend on gradients of outputs."""
+    found: set[int] = set()
+    for op in graph.ops:
+        if op.target == LOSS_TARGET or not found.isdisjoint(op.inputs):
+            found.update(op.outputs)
+    return found - {NONE}
+
+
 def _touched(
     graph: Graph, step: Step, outputs: list[int], done: set[int]
 ) -> tuple[list[int], list[int]]:

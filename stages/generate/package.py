@@ -25,8 +25,8 @@ from stages.replay.referee import replay
 
 _RUNTIME = Path(__file__).parent / "runtime"
 _COPIED = (
-    *("arrived.py", "call.py", "chain.py", "facts.py", "guards.py", "outputs.py", "places.py"),
-    *("ties.py", "watch.py", "wrap.py"),
+    *("absent.py", "arrived.py", "call.py", "chain.py", "facts.py", "guards.py", "outputs.py"),
+    *("places.py", "ties.py", "watch.py", "wrap.py"),
 )
 _DEVICE = Path(__file__).parents[1] / "device"
 _SHARED = ("readings.py", "trees.py")

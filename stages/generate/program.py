@@ -10,13 +10,13 @@ from schemas.contributions import contributions
 from schemas.errors import ScheduleError
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op
 from schemas.schedule import Step
-from stages.generate.calls import Operators, Statement, statements
-from stages.generate.lifetimes import depending, uses, watched
+from stages.generate.calls import Operators, Statement, joining, statements
+from stages.generate.lifetimes import depending, flowing, joined, uses, watched
 from stages.generate.naming import Names, comment, megabytes, value_names
 
 _RUNTIME = (
     "torch", "step", "random_state", "drawing_from", "batch_norm_again", "recurrent_layer",
-    "outputs", "tangents", "gradients",
+    "joining", "outputs", "tangents", "gradients",
 )  # fmt: skip
 _WIDTH = 84
 _INDENT = "    "
@@ -86,6 +86,8 @@ class _Writer:
         self.uses = uses(graph, self.steps)
         self.parts = contributions(graph)
         self.owners = {part: owner for owner, parts in self.parts.items() for part in parts}
+        self.joined = joined(graph)
+        self.gradients = {self.names[value] for value in flowing(graph)}
         self.views = {op.id for op in graph.ops if graph.is_view(op)}
         self.loss = next(op for op in graph.ops if op.target == LOSS_TARGET)
         source = {output.tangent: output.value for output in graph.outputs}
@@ -138,12 +140,14 @@ class _Writer:
     def head(self, title: str, arguments: list[int]) -> list[str]:
         """Everything above the body."""
         lines = [f'"""{comment(title)}"""', "", "import torch", ""]
+        if self.joined:
+            lines += ["from .absent import joining"]
         if self.shortened:
             lines += ["from .again import batch_norm_again"]
         if self.states:
             lines += ["from .chain import drawing_from, random_state"]
         lines += self.operators.imports()
-        if self.states or self.shortened or self.operators.imports():
+        if self.states or self.shortened or self.joined or self.operators.imports():
             lines += [""]
         lines += [*self.operators.bindings(), "", "", "def step("]
         for value in arguments:
@@ -191,6 +195,8 @@ class _Writer:
     def calls(self, op: Op, in_place: int, repeated: bool) -> list[Statement]:
         """The statements of one run of an op."""
         calls = statements(self.graph, op, in_place, self.names, self.operators)
+        if op.id in self.joined:
+            return [joining(call, self.gradients) for call in calls]
         form = again(self.graph, op) if repeated else None
         if form is None:
             return calls

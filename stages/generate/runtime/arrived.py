@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
+from .absent import Absent
 from .facts import Tangent
 
+Arrived = torch.Tensor | Absent
 
-def arrived(tangent: torch.Tensor | None, expected: Tangent, device: torch.device) -> torch.Tensor:
-    """The gradient of an output in the layout the step was made for; zeros where none came."""
-    if tangent is not None and _has_layout(tangent, expected):
+
+def arrived(tangent: torch.Tensor | None, expected: Tangent, device: torch.device) -> Arrived:
+    """The gradient of an output in the layout the step was made for, or what stands for none."""
+    if tangent is None:
+        return Absent.of(expected)
+    if _has_layout(tangent, expected):
         return tangent
     made = torch.empty_strided(
         expected.shape, expected.strides, dtype=getattr(torch, expected.dtype), device=device
     )
-    return made.zero_() if tangent is None else made.copy_(tangent)
+    return made.copy_(tangent)
 
 
-def own(tangents: list[torch.Tensor], expected: Sequence[Tangent | None]) -> None:
+def own(tangents: list[Any], expected: Sequence[Tangent | None]) -> None:
     """Replaces gradients that the step overwrites by copies, where anybody else has hold of them
     or of their memory: the caller, a hook, another part of the graph."""
     wanted = [layout for layout in expected if layout is not None]
@@ -30,15 +36,17 @@ def own(tangents: list[torch.Tensor], expected: Sequence[Tangent | None]) -> Non
             tangents[position] = tangents[position].detach().clone()
 
 
-def _is_alone(tensors: list[torch.Tensor], position: int) -> bool:
+def _is_alone(tensors: list[Any], position: int) -> bool:
     """Whether a list alone holds a tensor, and the tensor alone its memory."""
+    if isinstance(tensors[position], Absent):
+        return True
     # What the checking itself holds is what it holds of a tensor just made.
     return tensors[position].untyped_storage().resizable() and (
         _holders(tensors, position) == _holders([torch.empty(1)], 0)
     )
 
 
-def _holders(tensors: list[torch.Tensor], position: int) -> tuple[int, int, int]:
+def _holders(tensors: list[Any], position: int) -> tuple[int, int, int]:
     """How often a tensor is held in C++ and in Python, and its storage."""
     storage = torch._C._storage_Use_Count(tensors[position].untyped_storage()._cdata)
     return tensors[position]._use_count(), sys.getrefcount(tensors[position]), storage

@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 
-from .arrived import arrived, own
+from .absent import Absent
+from .arrived import Arrived, arrived, own
 from .facts import Interface
 
-Step = Callable[..., Generator[list[torch.Tensor], list[torch.Tensor], None]]
+Step = Callable[..., Generator[list[Any], list[Arrived], None]]
 Watched = list[tuple[str, torch.Tensor, int]]
 
 
@@ -30,10 +31,10 @@ class Run:
         self.interface = interface
         self.device = tensors[0].device
         self.program: Any = step(*tensors)
-        self.message: list[torch.Tensor] | None = None
+        self.message: list[Arrived] | None = None
         self.watched: list[Watched] = []
 
-    def advance(self) -> list[torch.Tensor]:
+    def advance(self) -> list[Any]:
         """Runs to the next stop and returns what the step yields there: a list to be emptied."""
         message, self.message = self.message, None
         if message is not None:
@@ -124,10 +125,12 @@ class _Slice(torch.autograd.Function):
         return handed
 
 
-def _alone(gradient: torch.Tensor | None) -> torch.Tensor | None:
+def _alone(gradient: Arrived | None) -> torch.Tensor | None:
     """The gradient without the tensor that it is a view of: autograd adds further parts to it in
-    place where nobody else holds its storage."""
-    return gradient if gradient is None or not gradient._is_view() else gradient.detach()
+    place where nobody else holds its storage. None for one that is absent."""
+    if gradient is None or isinstance(gradient, Absent):
+        return None
+    return gradient.detach() if gradient._is_view() else gradient
 
 
 def execute(

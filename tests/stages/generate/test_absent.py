@@ -1,0 +1,63 @@
+"""Outputs that no loss uses give their parameters no gradient, not zeros."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import nn
+
+from stages.device.factory import Built
+from tests.stages.generate.plans import generated, keep_all, recompute, traced
+
+CHOICES = [chosen for size in (1, 2, 3, 4) for chosen in itertools.combinations(range(4), size)]
+
+
+class Trunk(nn.Module):
+    """Heads that share a trunk: sums, a concatenation and a square root at 0 meet in backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.LayerNorm(6))
+        self.heads = nn.ModuleList(nn.Linear(3, 3) for _ in range(2))
+        self.scale = nn.Parameter(torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        hidden = self.trunk(x)
+        left, right = hidden.split(3, dim=1)
+        low, high = (head(part) for head, part in zip(self.heads, (left, right), strict=True))
+        return low, high.tanh(), self.scale.sqrt() * high, hidden.t().sin()
+
+
+@pytest.fixture(scope="module", params=["keep", "recompute"])
+def planned(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[ModuleType, Built]:
+    torch.manual_seed(0)
+    graph, built = traced((Trunk(), ((torch.randn(5, 6, requires_grad=True),), {})))
+    executions = keep_all(graph) if request.param == "keep" else recompute(graph, 3, 0.8)
+    folder: Path = tmp_path_factory.mktemp("absent")
+    return generated(graph, folder / "plan", executions, request.param != "keep"), built
+
+
+@pytest.mark.parametrize("chosen", CHOICES)
+def test_each_choice_of_outputs_gives_eagers_gradients(
+    planned: tuple[ModuleType, Built], chosen: tuple[int, ...]
+) -> None:
+    package, built = planned
+    found = []
+    for load in (package.load, lambda model: model):
+        model = load(copy.deepcopy(built.model))
+        x = built.samples[0][0][0].detach().clone().requires_grad_()
+        outputs = model(x)
+        sum(outputs[place].square().sum() for place in chosen).backward()
+        found.append([x.grad, *(parameter.grad for parameter in model.parameters())])
+    for one, other in zip(*found, strict=True):
+        assert (one is None) == (other is None)
+        assert one is None or torch.equal(one.nan_to_num(), other.nan_to_num())
+        assert one is None or torch.equal(one.isnan(), other.isnan())
+    assert any(each is None for each in found[0]) or 2 in chosen
