@@ -15,7 +15,6 @@ from typing import Any
 
 from .readings import ABSENT, encode
 
-
 _PARTIAL = (functools.partial, functools.partialmethod, functools.cached_property)
 
 
