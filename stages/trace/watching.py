@@ -40,6 +40,9 @@ _HOOK_FIELDS = (
 _COMPUTING = ("torch.nn.utils.weight_norm", "torch.nn.utils.spectral_norm")
 """The modules of hooks that only compute an attribute, which the capture sees."""
 
+_OF_RECURRENT = ("_flat_weights", "_flat_weight_refs")
+"""Lists of a recurrent layer's weights, which PyTorch makes anew where a weight is replaced."""
+
 
 @contextlib.contextmanager
 def watching(model: nn.Module, label: str = "the model") -> Iterator[Watcher]:
@@ -239,7 +242,8 @@ class Watcher:
             return self._is_buffer(kept, name)
         if not isinstance(holder.thing, nn.Module):
             return False
-        return name in INTERNAL or name in _computed(holder.thing)
+        of_torch = isinstance(holder.thing, nn.RNNBase) and name in _OF_RECURRENT
+        return of_torch or name in INTERNAL or name in _computed(holder.thing)
 
     def _is_buffer(self, kept: Kept, name: str) -> bool:
         for fields in ("_buffers",):
@@ -261,14 +265,13 @@ class Watcher:
                     f"keep it in an attribute of its own, a ModuleList or a ModuleDict"
                 )
         for holder in self._holders():
-            for name, value in holder.reads.items():
+            for name, value in list(holder.reads.items()):
                 self._check_read(holder, name, value)
 
     def _check_read(self, holder: Holder, name: str, value: Any) -> None:
         module = holder.thing
         if isinstance(module, nn.Module):
             if name in _computed(module):
-                holder.reads[name] = ABSENT
                 del holder.reads[name]
                 return
             if id(vars(module)) in self._reader.foreign and name in _REGISTERED:
