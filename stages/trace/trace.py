@@ -34,20 +34,36 @@ def trace(built: Built, name: str, device: str = "cpu") -> Graph:
         grown = output_gradients(built, outputs, first.leaves, first.output_tree)
         return {number for number, gradient in enumerate(grown) if gradient is not None}
 
+    kind = torch.device(device).type
+    guards = _guards(built.model, kind)
     captured = capture(built, wanted if loss is not None else None)
+    ambient = torch.autocast(
+        kind, torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind)
+    )
+    with torch.autocast(kind, enabled=False):
+        return _finished(built, captured, name, ambient, {**guards, "watch": captured.watched})
+
+
+def _finished(
+    built: Built, captured: Capture, name: str, ambient: torch.autocast, guards: dict[str, object]
+) -> Graph:
+    """The graph of a capture, laid out and with its writes and gradients in their places; the loss
+    runs under the `ambient` autocast, as the model did."""
+    loss, kind = built.loss, ambient.device
     if not captured.tangents:
         raise ModelError(
             f"{built.label}: no output of the model depends on what requires a gradient"
         )
     program = program_of(captured, _names(built.model))
-    if torch.device(device).type == "cpu":
+    if kind == "cpu":
         exact_dropout(program)
     arrange(program)
 
     def tangents(outputs: list[torch.Tensor]) -> list[torch.Tensor | None]:
         if loss is None:
             return [torch.ones_like(output) for output in outputs]
-        return output_gradients(built, outputs, captured.leaves, captured.output_tree)
+        with ambient:
+            return output_gradients(built, outputs, captured.leaves, captured.output_tree)
 
     lay_out(program, tangents)
     place_writes(program)
@@ -55,17 +71,16 @@ def trace(built: Built, name: str, device: str = "cpu") -> Graph:
     held: set[int] = set()
     if loss is not None:
         fakes = [output.fake for output in program.outputs]
-        held = held_gradients(built, fakes, captured.leaves, captured.output_tree)
-    return Emitter(program, torch.device(device).type, held).graph(
+        with ambient:
+            held = held_gradients(built, fakes, captured.leaves, captured.output_tree)
+    return Emitter(program, kind, held).graph(
         captured.leaves,
         built.samples[0],
         {name for name, weight in built.model.named_parameters() if weight.requires_grad},
         model=name,
         has_loss=loss is not None,
         output_tree=captured.output_tree,
-        guards=json.dumps(
-            {**_guards(built.model, torch.device(device).type), "watch": captured.watched}
-        ),
+        guards=json.dumps(guards),
     )
 
 
