@@ -23,7 +23,16 @@ from stages.generate.program import write_program
 from stages.replay.referee import replay
 
 _RUNTIME = Path(__file__).parent / "runtime"
-_COPIED = ("absent.py", "arrived.py", "chain.py", "facts.py", "guards.py", "outputs.py", "wrap.py")
+_COPIED = (
+    "absent.py",
+    "arrived.py",
+    "chain.py",
+    "facts.py",
+    "guards.py",
+    "outputs.py",
+    "surroundings.py",
+    "wrap.py",
+)
 _AGAIN = Path(__file__).parents[1] / "device/again.py"
 
 
