@@ -40,6 +40,7 @@ def interface_text(graph: Graph, program: Program) -> str:
         *_block("slices", [_known(part, positions) for part in program.slices]),
         *_block("watched", [_known(part, positions) for part in program.watched]),
         *_block("watched_outputs", [_known(part, places) for part in program.watched]),
+        f"    aliased={_known(_aliased(graph, program), places)},",
         f"    eval_modules=frozenset({sorted(eval_modules)!r}),",
         f"    autocast={autocast!r},",
         f"    constants={_digest(constants(graph, program))!r},",
@@ -68,6 +69,19 @@ def _aligned(data: bytes) -> bytes:
 
 def _block(name: str, items: list[str]) -> list[str]:
     return [f"    {name}=(", *(f"        {item}," for item in items), "    ),"]
+
+
+def _aliased(graph: Graph, program: Program) -> list[int]:
+    """The differentiable outputs whose storage holds another output, or was there before."""
+    storage = [value.storage for value in graph.values]
+    returned = {output.value for output in graph.outputs if output.value != NONE}
+    shared = [storage[value] for value in returned]
+    fixed = graph.fixed_storages()
+    return [
+        value
+        for value in program.differentiable + program.unused
+        if storage[value] in fixed or shared.count(storage[value]) > 1
+    ]
 
 
 def _known(values: list[int], positions: dict[int, int]) -> str:

@@ -39,6 +39,8 @@ _HOOK_FIELDS = (
 )
 _COMPUTING = ("torch.nn.utils.weight_norm", "torch.nn.utils.spectral_norm")
 """The modules of hooks that only compute an attribute, which the capture sees."""
+_REQUIRING = "enable_input_require_grads.<locals>.make_inputs_require_grads"
+"""The hook of transformers that lets embeddings require gradients, which the capture sees."""
 
 _OF_RECURRENT = ("_flat_weights", "_flat_weight_refs")
 """Lists of a recurrent layer's weights, which PyTorch makes anew where a weight is replaced."""
@@ -361,13 +363,13 @@ def _tensors(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
 
 
 def _only_computes(hook: Any) -> bool:
-    return type(hook).__module__ in _COMPUTING
+    return type(hook).__module__ in _COMPUTING or _function(hook).endswith(_REQUIRING)
 
 
 def _computed(module: nn.Module) -> set[str]:
     """The attributes that computing hooks of a module set."""
     hooks = vars(module).get("_forward_pre_hooks", {}).values()
-    return {hook.name for hook in hooks if _only_computes(hook)}
+    return {hook.name for hook in hooks if _only_computes(hook) and hasattr(hook, "name")}
 
 
 def _function(hook: Any) -> str:

@@ -25,7 +25,7 @@ Watched = list[tuple[str, torch.Tensor, int]]
 class Run:
     """One run of the step, suspended after its forward and after each slice of its backward."""
 
-    __slots__ = ("device", "interface", "message", "program", "watched")
+    __slots__ = ("aliased", "device", "interface", "message", "program", "watched")
 
     def __init__(self, step: Step, interface: Interface, tensors: Sequence[torch.Tensor]) -> None:
         self.interface = interface
@@ -33,6 +33,7 @@ class Run:
         self.program: Any = step(*tensors)
         self.message: list[Arrived] | None = None
         self.watched: list[Watched] = []
+        self.aliased: list[tuple[torch.Tensor, int]] = []
 
     def advance(self) -> list[Any]:
         """Runs to the next stop and returns what the step yields there: a list to be emptied."""
@@ -52,6 +53,17 @@ class Run:
             found += [("an output", outputs[i]) for i in returned]
             self.watched.append([(name, tensor, tensor._version) for name, tensor in found])
         self.watched.reverse()
+        self.aliased = [(outputs[i], outputs[i]._version) for i in facts.aliased]
+
+    def check_aliased(self) -> None:
+        """Refuses a backward after an output was changed through what it shares memory with."""
+        aliased, self.aliased = self.aliased, []
+        if any(tensor._version != version for tensor, version in aliased):
+            raise RuntimeError(
+                "an output that shares memory with another output, an input or a parameter was "
+                "changed in place before the backward, which a planned step does not follow: "
+                "change a clone of it"
+            )
 
     def check_watched(self) -> None:
         """Refuses to run the next slice on tensors that have changed since the forward."""
@@ -86,12 +98,13 @@ class _Outputs(torch.autograd.Function):
         if run is None:
             raise RuntimeError(
                 "the backward of a planned module runs once for each forward, "
-                "retain_graph has no effect on it"
+                "retain_graph has no effect on it: give several losses one backward of their sum"
             )
         if torch.is_grad_enabled():
             raise RuntimeError(
                 "a planned module has no double backward, call it without create_graph=True"
             )
+        run.check_aliased()
         expected = run.interface.tangents
         for number, tangent in enumerate(tangents):
             if expected[number] is None and tangent is not None:

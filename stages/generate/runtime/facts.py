@@ -66,9 +66,10 @@ class Interface:
     made for a loss that gives it none. `slices` lists, for each part of the backward in order, the
     positions in `tensors` that its gradients belong to, a position repeated where its gradient
     arrives in parts. `watched` are, for each part, the positions of tensors, `watched_outputs` of
-    outputs of the step, that it reads and that nothing may change before. `eval_modules` are the
-    submodules that were in evaluation mode. `autocast` is, by device type, the dtype that autocast
-    was on with, or None. `constants` is the SHA-256 of `constants.bin`, "" where there is none.
+    outputs of the step, that it reads and that nothing may change before. `aliased` are outputs
+    that share memory with another output or a tensor. `eval_modules` are the submodules that were
+    in evaluation mode. `autocast` is, by device type, the dtype that autocast was on with, or None.
+    `constants` is the SHA-256 of `constants.bin`, "" where there is none.
     """
 
     model: str
@@ -82,6 +83,7 @@ class Interface:
     slices: tuple[tuple[int, ...], ...]
     watched: tuple[tuple[int, ...], ...]
     watched_outputs: tuple[tuple[int, ...], ...]
+    aliased: tuple[int, ...]
     eval_modules: frozenset[str]
     autocast: dict[str, str | None]
     constants: str = ""

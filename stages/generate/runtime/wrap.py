@@ -13,6 +13,7 @@ from .chain import Step, execute
 from .facts import Interface
 from .guards import Guards, PlanMismatch
 from .outputs import assembler
+from .surroundings import check_kinds, check_surroundings, is_traced
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 Otherwise = Literal["error", "original"]
@@ -55,8 +56,12 @@ def _planned_class(
     def forward(self: Model, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled() or self.training != guards.training:
             return base.forward(self, *args, **kwargs)
+        if is_traced(args, kwargs):
+            return base.forward(self, *args, **kwargs)
         try:
+            check_surroundings()
             tensors = guards.gather(self, args, kwargs)
+            check_kinds(tensors)
         except PlanMismatch:
             if otherwise == "error":
                 raise
@@ -64,6 +69,9 @@ def _planned_class(
         if tensors is None:
             return base.forward(self, *args, **kwargs)
         return assemble(*execute(step, interface, tensors), tensors)
+
+    # Dynamo breaks its graph here and lets the step run as it is.
+    forward._torchdynamo_disable = True  # type: ignore[attr-defined]
 
     def reduce(self: Model, protocol: Any) -> tuple[Any, ...]:
         return load, (_face(base, self), otherwise)

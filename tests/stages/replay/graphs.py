@@ -63,8 +63,8 @@ def graph_of(problem: Problem, views: bool, view_seconds: float = 0.0) -> tuple[
         for value, reuse in zip(overwritten, node.reuses, strict=True):
             rows.append((op, value, reuse.seconds, reuse.peak, 0))
     gradients = []
-    for index, storage in enumerate(problem.storages):
-        if storage.gradient:
+    for index, room in enumerate(problem.storages):
+        if room.gradient:
             owner = _value(len(values), 1, len(problem.storages), "parameter")
             values.append(owner)
             gradients.append(Gradient(owner.id, index))

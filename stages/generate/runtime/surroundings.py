@@ -1,0 +1,70 @@
+"""What is going on around a call that a planned step cannot go through."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+from torch.utils import _pytree as pytree
+
+from .guards import PlanMismatch
+
+_TRACING = ("FAKE", "PROXY", "FUNCTIONAL")
+_HARMLESS = ("torch.utils.checkpoint", "torch.autograd.graph")
+"""Modules whose own hooks give back what was saved, bit for bit."""
+
+
+def is_traced(args: Any, kwargs: Any) -> bool:
+    """Whether a call is not run but traced: by a capture, an export or `make_fx`."""
+    keys = torch._C._TorchDispatchModeKey
+    if any(torch._C._get_dispatch_mode(getattr(keys, key)) is not None for key in _TRACING):
+        return True
+    fakes = sys.modules.get("torch._subclasses.fake_tensor")
+    if fakes is None:
+        return False
+    return any(isinstance(leaf, fakes.FakeTensor) for leaf in pytree.tree_leaves((args, kwargs)))
+
+
+def check_surroundings() -> None:
+    """Raises PlanMismatch where the call is inside something that would not see the step."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise PlanMismatch(
+            "the call is inside a transform of torch.func (grad, vmap, jvp), which cannot go "
+            "through a planned step: transform the original model"
+        )
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    if hooks is not None and getattr(hooks[0], "__module__", "") not in _HARMLESS:
+        raise PlanMismatch(
+            "the call is inside saved_tensors_hooks, which would not see what a planned step "
+            "saves: call it outside of them"
+        )
+
+
+def check_kinds(tensors: Iterable[torch.Tensor]) -> None:
+    """Raises PlanMismatch where a tensor is more than a plain one."""
+    tensors = list(tensors)
+    for kind in {type(tensor) for tensor in tensors} - {torch.Tensor, torch.nn.Parameter}:
+        if not _is_plain(kind):
+            raise PlanMismatch(
+                f"a tensor of the call is a {kind.__name__}, whose own behaviour a planned step "
+                f"does not have: give it plain tensors"
+            )
+    if forward_ad._current_level >= 0:
+        for tensor in tensors:
+            if forward_ad.unpack_dual(tensor).tangent is not None:
+                raise PlanMismatch(
+                    "a tensor of the call carries a forward-mode derivative, which a planned step "
+                    "does not compute: use the original model"
+                )
+
+
+def _is_plain(kind: type) -> bool:
+    function: Any = kind.__torch_function__  # type: ignore[attr-defined]
+    own = (torch.Tensor.__torch_function__, torch._C._disabled_torch_function_impl)
+    return (
+        getattr(function, "__func__", function) in [getattr(each, "__func__", each) for each in own]
+        and kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__  # type: ignore[attr-defined]
+    )
