@@ -106,7 +106,7 @@ def state_of(generator: Any) -> Any:
         return generator.getstate()
     if isinstance(generator, torch.Generator):
         return torch_bytes(generator)
-    bits = getattr(generator, "bit_generator", None) or getattr(generator, "_bit_generator", None)
+    bits: Any = getattr(generator, "bit_generator", None) or generator._bit_generator
     return repr(bits.state), bits.state
 
 

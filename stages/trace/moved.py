@@ -11,8 +11,8 @@ import torch
 
 from stages.device.readings import STATES, installed
 from stages.trace.codes import globals_read, line_that
+from stages.trace.functions import own_code
 from stages.trace.holders import set_torch_bytes, torch_bytes
-from stages.trace.reader import own_code
 from stages.trace.source import short_path
 
 _SEEDING = {
@@ -82,7 +82,7 @@ class Moved:
 
     def _line(self, name: str, codes: list[types.CodeType]) -> str:
         if name == "Python's random":
-            return self.draws.get(id(random._inst), "")  # type: ignore[attr-defined]
+            return self.draws.get(id(random._inst), "")
         return line_of_numpy(codes) if name == "NumPy's random" else ""
 
     def put_back(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import sys
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch import nn
 
 from stages.device.readings import ABSENT, installed
 from stages.trace.codes import globals_read, globals_written, nested
+from stages.trace.functions import cells_of, content_of, installed_class, own_code, underlying
 from stages.trace.holders import (
     INTERNAL,
     Holder,
@@ -27,7 +27,6 @@ from stages.trace.holders import (
 )
 
 _HEAP_TYPE = 1 << 9
-_PARTIAL = (functools.partial, functools.partialmethod, functools.cached_property)
 _REGISTERED = ("_modules", "_parameters", "_buffers")
 
 
@@ -95,8 +94,8 @@ class Reader:
             self._functions.setdefault(function.__code__, (place, function))
             for inner in nested(function.__code__):
                 self._functions.setdefault(inner, (place, function))
-        for name, cell in _cells(function):
-            inside = _content(cell)
+        for name, cell in cells_of(function):
+            inside = content_of(cell)
             if underlying(inside) is not function:
                 self._enter_function(inside, (*place, ("cell", name)), depth + 1)
 
@@ -198,7 +197,7 @@ class Reader:
             if own is ABSENT:
                 del kind.__getattribute__
             else:
-                kind.__getattribute__ = own  # type: ignore[assignment,method-assign]
+                kind.__getattribute__ = own  # type: ignore[method-assign]
         self._patched.clear()
 
     def note(self, thing: Any, name: str) -> None:
@@ -222,13 +221,15 @@ class Reader:
                 self._note_field(holder, name)
 
     def _note_of_module(self, holder: Holder, name: str) -> None:
-        if name in _REGISTERED:
+        foreign = id(vars(holder.thing)) in self.foreign
+        if foreign and name in INTERNAL and name not in (*_REGISTERED, "__dict__", "__class__"):
+            self._note_field(holder, name)
+        elif name in _REGISTERED:
             path = self.paths.get(id(holder.thing))
             if path is not None and (path, name) not in self.named and not _walked_by_capture():
                 self.named[path, name] = None
         elif name not in INTERNAL and name not in holder.reads and not _is_dunder(name):
             registered = any(name in vars(holder.thing)[names] for names in _REGISTERED)
-            foreign = id(vars(holder.thing)) in self.foreign
             if not registered or name in holder.known:
                 self._note_field(holder, name)
             elif foreign:
@@ -334,10 +335,10 @@ class Reader:
     def _note_closure(
         self, code: types.CodeType, frame: types.FrameType, place: Place | None, function: Any
     ) -> None:
-        around = dict(_cells(function)) if function is not None else {}
+        around = dict(cells_of(function)) if function is not None else {}
         for name in code.co_freevars:
             if name in around:
-                self._note_cell(function, place or (), name, _content(around[name]))
+                self._note_cell(function, place or (), name, content_of(around[name]))
             elif function is None and _is_data(value := frame.f_locals.get(name)):
                 self.problems.append(
                     f"{code.co_name} reads {name!r}, {_kind(value)} from around it, which cannot "
@@ -353,49 +354,6 @@ class Reader:
         holder.known.setdefault(name, value)
         holder.read(name)
         self.discover(value, (*place, ("cell", name)), f"the closure's {name}")
-
-
-def underlying(value: Any) -> Any:
-    """The function that a method, a property, a partial or the like runs."""
-    for _ in range(8):
-        if isinstance(value, staticmethod | classmethod | types.MethodType):
-            value = value.__func__
-        elif isinstance(value, property):
-            value = value.fget
-        elif isinstance(value, _PARTIAL):
-            value = value.func
-        elif not isinstance(value, types.FunctionType) and hasattr(value, "__wrapped__"):
-            value = value.__wrapped__
-        else:
-            break
-    return value
-
-
-def own_code(file: str) -> bool:
-    """True for a file of tightfit's stages."""
-    return file.startswith(_OWN)
-
-
-_OWN = __file__.rpartition("/trace/")[0]
-
-
-def installed_class(kind: type) -> bool:
-    """True for a class of an installed package, of Python's library or of PyTorch."""
-    module = sys.modules.get(kind.__module__)
-    file = getattr(module, "__file__", None)
-    return kind.__module__ == "builtins" or (file is not None and installed(file))
-
-
-def _cells(function: Any) -> Iterator[tuple[str, types.CellType]]:
-    if isinstance(function, types.FunctionType) and function.__closure__:
-        yield from zip(function.__code__.co_freevars, function.__closure__, strict=True)
-
-
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return ABSENT
 
 
 def _join(shown: str, name: str) -> str:

@@ -23,25 +23,21 @@ from stages.device.readings import (
     ATTENTION_STATES,
     agree,
     encode,
-    type_of,
 )
 from stages.trace.codes import line_that
 from stages.trace.holders import INTERNAL, Holder, Kept, contents, is_generator, put_back
 from stages.trace.moved import Moved
 from stages.trace.reader import Reader
+from stages.trace.structure import (
+    HOOK_FIELDS,
+    computed,
+    name_of,
+    only_computes,
+    own_paths,
+    structure,
+)
 
 _REGISTERED = ("_modules", "_parameters", "_buffers")
-_HOOK_FIELDS = (
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-)
-_COMPUTING = ("torch.nn.utils.weight_norm", "torch.nn.utils.spectral_norm")
-"""The modules of hooks that only compute an attribute, which the capture sees."""
-_REQUIRING = "enable_input_require_grads.<locals>.make_inputs_require_grads"
-"""The hook of transformers that lets embeddings require gradients, which the capture sees."""
-
 _OF_RECURRENT = ("_flat_weights", "_flat_weight_refs")
 """Lists of a recurrent layer's weights, which PyTorch makes anew where a weight is replaced."""
 
@@ -74,8 +70,8 @@ class Watcher:
         self.problems: list[str] = []
         self._reader = Reader(model)
         self._moved = Moved()
-        self._structure = _structure(model)
-        self._own = _own(model)
+        self._structure = structure(model)
+        self._own = own_paths(model)
         self._stack = contextlib.ExitStack()
         self._written: list[Holder] = []
 
@@ -147,14 +143,14 @@ class Watcher:
             with self._running():
                 return original(module, *args, **kwargs)
 
-        kind.forward = forward  # type: ignore[method-assign]
+        kind.forward = forward
         try:
             yield
         finally:
             if own is ABSENT:
                 del kind.forward
             else:
-                kind.forward = own  # type: ignore[method-assign]
+                kind.forward = own
 
     @contextlib.contextmanager
     def _running(self) -> Iterator[None]:
@@ -189,15 +185,15 @@ class Watcher:
         hooks = torch.nn.modules.module
         for name, found in vars(hooks).items():
             if name.startswith("_global_") and name.endswith("_hooks") and found:
-                hook = _function(next(iter(found.values())))
+                hook = name_of(next(iter(found.values())))
                 self.problems.append(
                     f"PyTorch has a hook for all modules ({hook}), "
                     f"which a plan would not run; remove it before planning"
                 )
         for path, module in self.model.named_modules():
-            for name in _HOOK_FIELDS if path else ():
+            for name in HOOK_FIELDS if path else ():
                 for hook in vars(module)[name].values():
-                    if not _only_computes(hook):
+                    if not only_computes(hook):
                         self.problems.append(_on_hook(path, name, hook))
 
     def _check_changes(self) -> None:
@@ -231,7 +227,7 @@ class Watcher:
         holder = self._reader.holders.get(("fields", id(kept.thing)))
         for name in [*now, *(name for name in kept.at_start if name not in now)]:
             before, after = kept.at_start.get(name, ABSENT), now.get(name, ABSENT)
-            if _unchanged(before, after) or name in _HOOK_FIELDS or self._excused(kept, name):
+            if _unchanged(before, after) or name in HOOK_FIELDS or self._excused(kept, name):
                 continue
             return _on_set(kept.shown, name, holder is not None, self._reader.codes)
         return None
@@ -245,7 +241,7 @@ class Watcher:
         if not isinstance(holder.thing, nn.Module):
             return False
         of_torch = isinstance(holder.thing, nn.RNNBase) and name in _OF_RECURRENT
-        return of_torch or name in INTERNAL or name in _computed(holder.thing)
+        return of_torch or name in INTERNAL or name in computed(holder.thing)
 
     def _is_buffer(self, kept: Kept, name: str) -> bool:
         for fields in ("_buffers",):
@@ -273,7 +269,7 @@ class Watcher:
     def _check_read(self, holder: Holder, name: str, value: Any) -> None:
         module = holder.thing
         if isinstance(module, nn.Module):
-            if name in _computed(module):
+            if name in computed(module):
                 del holder.reads[name]
                 return
             if id(vars(module)) in self._reader.foreign and name in _REGISTERED:
@@ -284,39 +280,6 @@ class Watcher:
                     f"{_named(holder, name)} holds a tensor that requires a gradient and is no "
                     f"parameter of the model; register it as one"
                 )
-
-
-def _structure(model: nn.Module) -> dict[str, Any]:
-    modules = list(model.named_modules(remove_duplicate=False))
-    tensors: list[list[Any]] = []
-    hooks = []
-    for path, module in modules:
-        for kind, field in (("parameter", "_parameters"), ("buffer", "_buffers")):
-            for name, tensor in vars(module)[field].items():
-                whole = f"{path}.{name}" if path else name
-                shape = None if tensor is None else list(tensor.shape)
-                dtype = None if tensor is None else str(tensor.dtype).removeprefix("torch.")
-                tensors.append([whole, kind, shape, dtype])
-        names = [_function(h) for f in _HOOK_FIELDS for h in vars(module)[f].values()]
-        if path and names:
-            hooks.append([path, *names])
-    return {
-        "modules": [[path, *type_of(module)] for path, module in modules],
-        "tensors": tensors,
-        "hooks": hooks,
-    }
-
-
-def _own(model: nn.Module) -> dict[int, str]:
-    """The paths of all modules and of all their parameters and buffers by id."""
-    paths: dict[int, str] = {}
-    for path, module in model.named_modules():
-        paths.setdefault(id(module), path)
-        for field in ("_parameters", "_buffers"):
-            for name, tensor in vars(module)[field].items():
-                if tensor is not None:
-                    paths.setdefault(id(tensor), f"{path}.{name}" if path else name)
-    return paths
 
 
 def _chosen(kept: Kept) -> Any:
@@ -362,24 +325,10 @@ def _tensors(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
             yield from _tensors(item, depth + 1)
 
 
-def _only_computes(hook: Any) -> bool:
-    return type(hook).__module__ in _COMPUTING or _function(hook).endswith(_REQUIRING)
-
-
-def _computed(module: nn.Module) -> set[str]:
-    """The attributes that computing hooks of a module set."""
-    hooks = vars(module).get("_forward_pre_hooks", {}).values()
-    return {hook.name for hook in hooks if _only_computes(hook) and hasattr(hook, "name")}
-
-
-def _function(hook: Any) -> str:
-    return str(getattr(hook, "__qualname__", None) or type(hook).__qualname__)
-
-
 def _on_hook(path: str, field: str, hook: Any) -> str:
     kind = field.strip("_").replace("_", " ").removesuffix("s")
     return (
-        f"{path} has the {kind} {_function(hook)}, which a plan would not run; remove it before "
+        f"{path} has the {kind} {name_of(hook)}, which a plan would not run; remove it before "
         f"planning, do its work in the forward, or put it on the whole model"
     )
 

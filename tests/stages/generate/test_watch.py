@@ -336,7 +336,8 @@ def test_training_as_people_do_is_planned_throughout(whole: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_computing_hooks_are_captured(tmp_path: Path) -> None:
-    for place, norm in enumerate((nn.utils.weight_norm, nn.utils.spectral_norm)):
+    norms: list[Any] = [nn.utils.weight_norm, nn.utils.spectral_norm]
+    for place, norm in enumerate(norms):
         twins = []
         for _ in range(2):
             torch.manual_seed(4)
@@ -362,7 +363,7 @@ def test_a_second_parametrization_is_named(tmp_path: Path) -> None:
     parametrize.register_parametrization(model[0], "weight", Symmetric())
     graph, built = traced_watched((model, ((X,), {})))
     module = generated(graph, tmp_path / "symmetric")
-    planned = compare(module, built)
+    planned: Any = compare(module, built)
     parametrize.register_parametrization(planned[0], "weight", Symmetric())
     with pytest.raises(module.PlanMismatch, match=r"parametrizations\.weight now has the mod"):
         planned(X)

@@ -42,6 +42,7 @@ class Inner(nn.Module):
     """A layer with attributes of all kinds."""
 
     kind = "plain"
+    late: Any
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +54,7 @@ class Inner(nn.Module):
         self.table = torch.ones(3)
         self.sizes = [1, 2]
         self.unread = 0
-        self.extra = None
+        self.extra: Any = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.drop(self.act(self.norm(self.linear(x)))) * self.alpha + self.table
@@ -73,11 +74,12 @@ class Whole(nn.Module):
         super().__init__()
         self.inner = Inner()
         self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(layers))
-        self.plain = [nn.Softplus(beta=1.0)]
+        self.plain: Any = [nn.Softplus(beta=1.0)]
         self.settings = Settings()
         self.space = SimpleNamespace(shift=1.0)
         self.scaled = scaling(1.5)
         self.unused = nn.Linear(2, 2)
+        self.mean: torch.Tensor
         self.register_buffer("mean", torch.zeros(3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -99,6 +101,7 @@ class Pair(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(2, 3))
+        self.mean: torch.Tensor
         self.register_buffer("mean", torch.zeros(2, 3))
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

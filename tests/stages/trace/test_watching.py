@@ -161,6 +161,11 @@ REFUSED = [
 ]
 
 
+def numpy_numbers() -> list[int]:
+    state: Any = np.random.get_state()
+    return list(state[1])
+
+
 def sample() -> Any:
     return (torch.randn(2, 3),), {}
 
@@ -180,7 +185,7 @@ def everything(model: nn.Module) -> dict[str, Any]:
 def test_what_a_plan_would_not_do_is_refused(does: Any, sentence: str) -> None:
     model = Model(does)
     before, states = everything(model), (random.getstate(), model.own.getstate(), NOISE.getstate())
-    arrays = np.random.get_state()[1].tolist(), model.numbers.bit_generator.state
+    arrays = numpy_numbers(), model.numbers.bit_generator.state
     drawn = torch.get_rng_state()
     inputs = sample()
     drawn = torch.get_rng_state()
@@ -194,7 +199,7 @@ def test_what_a_plan_would_not_do_is_refused(does: Any, sentence: str) -> None:
         assert value is after[name] or value == after[name], name
     assert COUNT == 0 and SEEN == []
     assert states == (random.getstate(), model.own.getstate(), NOISE.getstate())
-    assert arrays[0] == np.random.get_state()[1].tolist()
+    assert arrays[0] == numpy_numbers()
     assert arrays[1] == model.numbers.bit_generator.state
     assert torch.equal(drawn, torch.get_rng_state())
     assert torch.get_default_dtype() == torch.float32

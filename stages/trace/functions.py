@@ -1,0 +1,58 @@
+"""What functions run, what they have around them, and whose they are."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from stages.device.readings import ABSENT, installed
+
+_PARTIAL = (functools.partial, functools.partialmethod, functools.cached_property)
+
+
+def underlying(value: Any) -> Any:
+    """The function that a method, a property, a partial or the like runs."""
+    for _ in range(8):
+        if isinstance(value, staticmethod | classmethod | types.MethodType):
+            value = value.__func__
+        elif isinstance(value, property):
+            value = value.fget
+        elif isinstance(value, _PARTIAL):
+            value = value.func
+        elif not isinstance(value, types.FunctionType) and hasattr(value, "__wrapped__"):
+            value = value.__wrapped__
+        else:
+            break
+    return value
+
+
+def own_code(file: str) -> bool:
+    """True for a file of tightfit's stages."""
+    return file.startswith(_OWN)
+
+
+_OWN = __file__.rpartition("/trace/")[0]
+
+
+def installed_class(kind: type) -> bool:
+    """True for a class of an installed package, of Python's library or of PyTorch."""
+    module = sys.modules.get(kind.__module__)
+    file = getattr(module, "__file__", None)
+    return kind.__module__ == "builtins" or (file is not None and installed(file))
+
+
+def cells_of(function: Any) -> Iterator[tuple[str, types.CellType]]:
+    """The cells of a function's closure with their names."""
+    if isinstance(function, types.FunctionType) and function.__closure__:
+        yield from zip(function.__code__.co_freevars, function.__closure__, strict=True)
+
+
+def content_of(cell: types.CellType) -> Any:
+    """What a cell holds, ABSENT where it holds nothing."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return ABSENT

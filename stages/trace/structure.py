@@ -1,0 +1,70 @@
+"""What a model is made of: modules, parameters, buffers and hooks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from stages.device.readings import type_of
+
+HOOK_FIELDS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+_COMPUTING = ("torch.nn.utils.weight_norm", "torch.nn.utils.spectral_norm")
+_REQUIRING = "enable_input_require_grads.<locals>.make_inputs_require_grads"
+"""A hook of transformers that lets embeddings require gradients, which the capture sees."""
+"""The modules of hooks that only compute an attribute, which the capture sees."""
+
+
+def structure(model: nn.Module) -> dict[str, Any]:
+    """A model's modules with their types, its parameters and buffers, and hooks on submodules."""
+    modules = list(model.named_modules(remove_duplicate=False))
+    tensors: list[list[Any]] = []
+    hooks = []
+    for path, module in modules:
+        for kind, field in (("parameter", "_parameters"), ("buffer", "_buffers")):
+            for name, tensor in vars(module)[field].items():
+                whole = f"{path}.{name}" if path else name
+                shape = None if tensor is None else list(tensor.shape)
+                dtype = None if tensor is None else str(tensor.dtype).removeprefix("torch.")
+                tensors.append([whole, kind, shape, dtype])
+        names = [name_of(h) for f in HOOK_FIELDS for h in vars(module)[f].values()]
+        if path and names:
+            hooks.append([path, *names])
+    return {
+        "modules": [[path, *type_of(module)] for path, module in modules],
+        "tensors": tensors,
+        "hooks": hooks,
+    }
+
+
+def own_paths(model: nn.Module) -> dict[int, str]:
+    """The paths of all modules and of all their parameters and buffers by id."""
+    paths: dict[int, str] = {}
+    for path, module in model.named_modules():
+        paths.setdefault(id(module), path)
+        for field in ("_parameters", "_buffers"):
+            for name, tensor in vars(module)[field].items():
+                if tensor is not None:
+                    paths.setdefault(id(tensor), f"{path}.{name}" if path else name)
+    return paths
+
+
+def only_computes(hook: Any) -> bool:
+    """True for a hook whose only effect is an attribute that the forward reads."""
+    return type(hook).__module__ in _COMPUTING or name_of(hook).endswith(_REQUIRING)
+
+
+def computed(module: nn.Module) -> set[str]:
+    """The attributes that computing hooks of a module set."""
+    hooks = vars(module).get("_forward_pre_hooks", {}).values()
+    return {hook.name for hook in hooks if only_computes(hook) and hasattr(hook, "name")}
+
+
+def name_of(hook: Any) -> str:
+    """How a hook is called in a sentence."""
+    return str(getattr(hook, "__qualname__", None) or type(hook).__qualname__)
