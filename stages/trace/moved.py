@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from stages.device.readings import STATES, installed
+from stages.device.readings import ATTENTION_STATES, STATES, installed
 from stages.trace.codes import globals_read, line_that
 from stages.trace.functions import own_code
 from stages.trace.holders import set_torch_bytes, torch_bytes
@@ -34,6 +34,10 @@ def setters() -> dict[Any, str]:
         "_set_mkldnn_enabled": "torch.backends.mkldnn.enabled",
         "_set_deterministic_algorithms": "the use of deterministic algorithms",
         "_set_float32_matmul_precision": "the precision of float32 products",
+        "_set_sdp_use_math": "the kernels of attention",
+        "_set_sdp_use_flash": "the kernels of attention",
+        "_set_sdp_use_mem_efficient": "the kernels of attention",
+        "_set_sdp_use_cudnn": "the kernels of attention",
     }
     return {getattr(torch._C, n): shown for n, shown in names.items() if hasattr(torch._C, n)}
 
@@ -75,6 +79,11 @@ class Moved:
             if state != drawn.get(name, state):
                 self.problems.append(_drew(name, self._line(name, codes)))
         for name, value in states().items():
+            if self.attends and name in ATTENTION_STATES and not settings[name]:
+                self.problems.append(
+                    f"{name} is False, which the capture of attention does not follow; "
+                    f"plan with all kernels of attention allowed"
+                )
             if value != settings[name]:
                 self.problems.append(
                     f"the forward sets {name}, which a plan would not do; set it outside the model"

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.attention
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -138,6 +139,11 @@ def without_cudnn(self: Any, x: torch.Tensor) -> torch.Tensor:
         return x.tanh()
 
 
+def chooses_attention(self: Any, x: torch.Tensor) -> torch.Tensor:
+    with nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH):
+        return nn.functional.scaled_dot_product_attention(x[None], x[None], x[None])[0]
+
+
 REFUSED = [
     (counts, "sets counter at tests/stages/trace/test_watching.py:"),
     (keeps, "sets last at tests"),
@@ -157,6 +163,7 @@ REFUSED = [
     (seeds, "calls torch.manual_seed at tests"),
     (saves, "uses saved_tensors_hooks at tests"),
     (sets_default, "sets the default dtype at tests"),
+    (chooses_attention, "sets the kernels of attention at tests"),
     (without_cudnn, "sets torch.backends.cudnn.enabled at tests"),
 ]
 
@@ -229,7 +236,19 @@ def uses_torch(self: Any, x: torch.Tensor) -> torch.Tensor:
     return x + torch.rand_like(x) + nn.functional.dropout(x)
 
 
-ALLOWED = [sets_the_same, assigns_buffer, checkpoints, offloads, uses_torch]
+def attends(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.scaled_dot_product_attention(x[None], x[None], x[None])[0]
+
+
+def test_attention_is_planned_with_all_its_kernels() -> None:
+    with (
+        nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH),
+        pytest.raises(ModelError, match="is False, which the capture of attention does not follow"),
+    ):
+        traced_watched((Model(attends), sample()))
+
+
+ALLOWED = [attends, sets_the_same, assigns_buffer, checkpoints, offloads, uses_torch]
 
 
 @pytest.mark.parametrize("does", ALLOWED, ids=lambda does: does.__name__)
