@@ -184,7 +184,8 @@ _SUM = "Gradient addition node"
 
 
 def _contributions(gradient: fx.Node) -> list[fx.Node]:
-    """What autograd adds up to a gradient, in its order."""
+    """What autograd adds up to a gradient, in its order: what is made first arrives first, and is
+    the left or the right one of a sum, as either can be overwritten."""
     is_sum = (
         gradient.target is aten.add.Tensor
         and not gradient.kwargs
@@ -193,10 +194,11 @@ def _contributions(gradient: fx.Node) -> list[fx.Node]:
     )
     if not is_sum:
         return [gradient]
-    earlier, last = gradient.args[:2]
-    if not (isinstance(earlier, fx.Node) and isinstance(last, fx.Node)):
+    parts = gradient.args[:2]
+    if not all(isinstance(part, fx.Node) for part in parts):
         return [gradient]
-    return [*_contributions(earlier), last]
+    earlier, last = sorted(parts)  # type: ignore[type-var]
+    return [*_contributions(earlier), last]  # type: ignore[arg-type, list-item]
 
 
 def _place_backward(graph: fx.GraphModule) -> None:

@@ -29,6 +29,12 @@ def underlying(value: Any) -> Any:
     return value
 
 
+def of_plan(names: dict[str, Any]) -> bool:
+    """True for the globals of a generated package, whose code runs around a planned part."""
+    package = sys.modules.get(names.get("__package__") or "")
+    return hasattr(package, "PlanMismatch") and hasattr(package, "PREDICTED_PEAK")
+
+
 def own_code(file: str) -> bool:
     """True for a file of tightfit's stages."""
     return file.startswith(_OWN)

@@ -138,12 +138,15 @@ class _Lowering:
         self.program.outputs = [self.output(node) for node in self.capture.outputs]
         for name, node in self.capture.writes.items():
             self.program.writes.append((self.fixed[self.names[name][0]], self.environment[node]))
+        parts: dict[Variable, list[fx.Node]] = {}
         for key, nodes in self.capture.gradients.items():
             owner = (
                 self.program.inputs[key] if isinstance(key, int) else self.fixed[self.names[key][0]]
             )
-            parts = self.program.gradients.setdefault(owner, [])
-            parts.extend(self.environment[node] for node in nodes)
+            parts.setdefault(owner, []).extend(nodes)
+        for owner, nodes in parts.items():
+            # Gradients of the names of one tied parameter arrive as they are made.
+            self.program.gradients[owner] = [self.environment[node] for node in sorted(nodes)]
         return self.program
 
     def constant(self, node: fx.Node) -> Variable:

@@ -12,7 +12,14 @@ from torch import nn
 
 from stages.device.readings import ABSENT, installed
 from stages.trace.codes import globals_read, globals_written, nested
-from stages.trace.functions import cells_of, content_of, installed_class, own_code, underlying
+from stages.trace.functions import (
+    cells_of,
+    content_of,
+    installed_class,
+    of_plan,
+    own_code,
+    underlying,
+)
 from stages.trace.holders import (
     INTERNAL,
     Holder,
@@ -269,6 +276,8 @@ class Reader:
             return
         self._ran.add(code)
         if installed(code.co_filename) or own_code(code.co_filename):
+            return
+        if of_plan(frame.f_globals):
             return
         self.codes.append(code)
         place, function = self._functions.get(code, (None, None))

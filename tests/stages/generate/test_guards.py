@@ -128,7 +128,7 @@ def test_strides_without_meaning_are_not_compared(tmp_path: Path) -> None:
     assert planned(torch.zeros(3, 1).t()).requires_grad
 
 
-def test_a_dict_may_come_in_another_order(tmp_path: Path) -> None:
+def test_a_dict_comes_in_its_order_since_a_model_may_go_through_it(tmp_path: Path) -> None:
     class Both(nn.Sequential):
         def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
             return self[0](batch["a"] + 2 * batch["b"])
@@ -137,9 +137,9 @@ def test_a_dict_may_come_in_another_order(tmp_path: Path) -> None:
     graph, built = traced((Both(nn.Linear(3, 2)), ((batch,), {})))
     planned = generated(graph, tmp_path / "both").load(built.model)
     turned = dict(reversed(batch.items()))
-    assert torch.equal(planned(turned), planned(batch))
-    with pytest.raises(RuntimeError, match="batch has another structure than the plan"):
-        planned({"a": batch["a"]})
+    for other in (turned, {"a": batch["a"]}):
+        with pytest.raises(RuntimeError, match="batch has .*, which the plan was made for"):
+            planned(other)
     with pytest.raises(RuntimeError, match=r"batch\['b'\] has shape \(1, 3\)"):
         planned({"a": batch["a"], "b": batch["b"][:1]})
 
