@@ -16,7 +16,7 @@ from torch import nn
 from stages.device.factory import Sample
 from stages.validate.compare import Trail, compare, keep_results, leave_trail
 from stages.validate.contents import fresh_contents
-from stages.validate.step import Stepper, random_tangents
+from stages.validate.step import Stepper, leaves_of, random_tangents
 
 OTHER_SEEDS = (4071, 5, 977, 31)
 """Seeds of Python's and NumPy's random numbers where they shall be others."""
@@ -34,12 +34,14 @@ KEEPS = (
 @dataclass(frozen=True)
 class Round:
     """A way to run steps of a module on copies of samples. `likely` says what a difference that
-    shows in it first comes from, `optional` that the original may be unable to run it."""
+    shows in it first comes from, `optional` that the original may be unable to run it, and
+    `refusable` that the plan may refuse it at the call."""
 
     name: str
     likely: str
     run: Callable[[nn.Module, Stepper, list[Sample], int], Trail]
     optional: bool = True
+    refusable: bool = False
 
 
 def _as_sampled(model: nn.Module, stepper: Stepper, samples: list[Sample], seed: int) -> Trail:
@@ -68,6 +70,15 @@ def _fresh(model: nn.Module, stepper: Stepper, samples: list[Sample], seed: int)
     contents = [fresh_contents(samples[0], seed + number, tied=True) for number in range(2)]
     with other_numbers(seed):
         return leave_trail(model, stepper, contents, seed, steps=1)
+
+
+def _untied(model: nn.Module, stepper: Stepper, samples: list[Sample], seed: int) -> Trail:
+    """A step on contents in which every tensor is one of its own; none where they were so."""
+    leaves = [leaf for leaf in leaves_of(samples[0])[0] if isinstance(leaf, torch.Tensor)]
+    if len({id(leaf) for leaf in leaves}) == len(leaves):
+        return Trail({}, {}, {})
+    with other_numbers(seed):
+        return leave_trail(model, stepper, [fresh_contents(samples[0], seed)], seed, steps=1)
 
 
 def _in_flight(model: nn.Module, stepper: Stepper, samples: list[Sample], seed: int) -> Trail:
@@ -132,6 +143,12 @@ ROUNDS = (
         "the forward may depend on the values of its inputs, of which the plan has the "
         "sample's (an `if`, an `.item()`, or a tensor made from numbers)",
         _fresh,
+    ),
+    Round(
+        "with a tensor each where the sample has one in several places",
+        "the plan may take inputs for one tensor that were one in the sample",
+        _untied,
+        refusable=True,
     ),
     Round(
         "with two forwards before their backwards",

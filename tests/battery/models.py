@@ -129,7 +129,7 @@ class Counter(nn.Module):
         self.register_buffer("calls", torch.zeros((), dtype=torch.long))
 
     def forward(self, x: Tensor) -> Tensor:
-        before = self.linear(x) * self.average
+        before = self.linear(x) * self.average.clone()
         self.calls += 1
         with torch.no_grad():
             self.average.mul_(0.9).add_(0.1 * x.detach().mean(0))

@@ -158,6 +158,41 @@ def test_contents_that_the_original_cannot_take_are_no_reason(graph: Graph) -> N
     assert check(graph, *pair(Roots, Roots, low=-0.5)) == ""
 
 
+class Two(Plain):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x) * y
+
+
+class PlanMismatch(RuntimeError):  # noqa: N818
+    """As a package has it."""
+
+
+class One(Two):
+    """Takes two inputs for one."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return super().forward(x, x)
+
+
+class Refusing(Two):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        if x is not y:
+            raise PlanMismatch("y is another tensor than x")
+        return super().forward(x, y)
+
+
+def test_a_tensor_in_two_places_is_also_given_as_two() -> None:
+    torch.manual_seed(1)
+    model, x = Two(), torch.rand(3, 4)
+    built = check_result((model, [((x, x), {})]), "it")
+    graph = trace(check_result((model, [((x, x.clone()), {})]), "it"), "it")
+    one, refusing = One(), Refusing()
+    one.load_state_dict(model.state_dict())
+    refusing.load_state_dict(model.state_dict())
+    assert check(graph, built, copy.deepcopy(model)) == check(graph, built, refusing) == ""
+    assert "with a tensor each where the sample has one in several" in check(graph, built, one)
+
+
 def test_the_users_model_and_all_random_numbers_stay_as_they_were(graph: Graph) -> None:
     built, planned = pair(Keeps, Keeps)
     model = built.model
