@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from stages.device.factory import Sample
-from stages.validate.step import Stepper, fresh_sample, leaves_of, random_tangents
+from stages.validate.contents import own_copy
+from stages.validate.step import Stepper, leaves_of, random_tangents
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def leave_trail(
         tangents = random_tangents(seed + index)
         for step in range(steps):
             module.zero_grad(set_to_none=True)
-            mine = fresh_sample(sample)
+            mine = own_copy(sample)
             output, _ = stepper.run(module, mine, tangents)
             keep_results(trail, module, mine, output, f"sample {index}, step {step}")
     module.zero_grad(set_to_none=True)

@@ -62,6 +62,8 @@ class Comparer:
             except Exception as error:
                 if not one.name:
                     raise
+                if one.refusable and type(error).__name__ == "PlanMismatch":
+                    continue
                 clause = f"the planned step fails {one.name} with {describe(error)}; {one.likely}"
                 return Comparison(total, own, clause)
             difference = compare(mine, reference)
@@ -73,13 +75,15 @@ class Comparer:
         return Comparison(total, own, "")
 
     def _reference(self, one: Round) -> Trail | None:
-        """What the original leaves in a round; None where it cannot run it."""
+        """What the original leaves in a round; None where it cannot run it.
+
+        Raises ModelError where it cannot run its samples."""
         try:
             return self._run(one, copied(self.original))
-        except Exception:
-            if not one.name:
-                raise
-            return None
+        except Exception as error:
+            if one.name:
+                return None
+            raise ModelError(f"the model's own step fails with {describe(error)}") from error
 
     def _run(self, one: Round, module: nn.Module) -> Trail:
         gc.collect()
@@ -111,8 +115,8 @@ def copied(module: nn.Module) -> nn.Module:
         return copy.deepcopy(module)
     except Exception as error:
         raise ModelError(
-            f"the model cannot be compared with its plan, since it cannot be copied by "
-            f"copy.deepcopy ({describe(error)})"
+            "the model cannot be compared with its plan, since it cannot be copied by "
+            f"copy.deepcopy ({type(error).__name__})"
         ) from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,14 +61,24 @@ class Stepper:
         """One backward; gives the loss or the gradients that the output received."""
         if self.loss is not None:
             value = self.loss(output)
-            value.backward()
+            with _without_autocast(value.device.type):
+                value.backward()
             return value
         leaves, _ = leaves_of(output)
         receiving = [leaves[index] for index in self.receives]
         del leaves
         tangents = [tangent(leaf) for leaf in receiving]
-        torch.autograd.backward(receiving, tangents)
+        device = receiving[0].device.type if receiving else "cpu"
+        with _without_autocast(device):
+            torch.autograd.backward(receiving, tangents)
         return tangents
+
+
+def _without_autocast(device: str) -> contextlib.AbstractContextManager[Any]:
+    """A backward runs outside of autocast, also where the forward is within it."""
+    if torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return contextlib.nullcontext()
 
 
 def leaves_of(thing: Any) -> tuple[list[Any], str]:

@@ -64,7 +64,7 @@ def validate(
     try:
         planned = module if isinstance(module, nn.Module) else load_planned(module, built.model)
         return pair.judge(base, planned, pairs)
-    except ArtifactError:
+    except (ArtifactError, ModelError):
         raise
     except Exception as error:
         said = f"The planned step fails with {describe(error)}."
@@ -77,8 +77,8 @@ def check(graph: Graph, built: Built, planned: nn.Module) -> str:
     Returns "" where they are equal, else a sentence that says what differs and what that is likely
     to come from. Model, samples and random numbers are afterwards as they were.
     """
-    pair = _Pair.of(graph, built, graph.device)
     try:
+        pair = _Pair.of(graph, built, graph.device)
         with other_numbers(SEED):
             return sentence(pair.comparer.compare(planned).complaint)
     except ModelError as error:

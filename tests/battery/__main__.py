@@ -15,7 +15,7 @@ import torch
 
 from tests.battery.case import Case
 from tests.battery.judge import BAD, KINDS, Outcome
-from tests.battery.planning import Planner, outcomes
+from tests.battery.planning import PLANNED, Planner, outcomes
 from tests.battery.registry import Use
 from tests.battery.strategies import STRATEGIES, Strategy
 from tests.battery.uses import USES
@@ -35,11 +35,14 @@ def main() -> int:
     torch.set_num_threads(1)
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        rows = []
+        rows, told = [], set[tuple[Case, Strategy]]()
         for row in _rows(options, Path(folder)):
             rows.append(row)
             case, strategy, use, outcome = row
-            if outcome.kind in BAD:
+            if outcome.detail.startswith(PLANNED) and (case, strategy) not in told:
+                told.add((case, strategy))
+                print(f"{outcome.kind}: {case.name} | {strategy.name} | {outcome.detail}")
+            elif outcome.kind in BAD:
                 where = f"{case.name} | {strategy.name} | {use.name}"
                 print(f"{outcome.kind}: {where} | {outcome.detail}", flush=True)
     print(_table(rows))

@@ -19,8 +19,8 @@ from tests.battery.run import NotApplicable, Run
 Load = Callable[[nn.Module], nn.Module]
 
 EQUAL, REFUSED, WRONG, RAW = "equal", "refused", "wrong", "raw"
-BOTH, NONE, VARIES = "both raise", "-", "eager varies"
-KINDS = (EQUAL, REFUSED, WRONG, RAW, BOTH, VARIES, NONE)
+BOTH, VARIES, BEYOND, NONE = "both raise", "eager varies", "not promised", "-"
+KINDS = (EQUAL, REFUSED, WRONG, RAW, BOTH, VARIES, BEYOND, NONE)
 BAD = (WRONG, RAW)
 
 LONGEST = 600
@@ -42,6 +42,8 @@ def judge(case: Case, use: Use, load: Load) -> Outcome:
         return Outcome(NONE)
     mine, error = observe(case, use, load, planned=True)
     found = _outcome(case, mine, error, theirs, expected)
+    if found.kind in BAD and not use.promised:
+        return Outcome(BEYOND, found.detail)
     if found.kind == WRONG:
         again, _ = observe(case, use, lambda model: model)
         if again.trail.difference(theirs.trail):

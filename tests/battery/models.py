@@ -124,11 +124,12 @@ class Counter(nn.Module):
         super().__init__()
         self.linear = nn.Linear(8, 8)
         self.average: Tensor
+        self.calls: Tensor
         self.register_buffer("average", torch.ones(8))
         self.register_buffer("calls", torch.zeros((), dtype=torch.long))
 
     def forward(self, x: Tensor) -> Tensor:
-        before = self.linear(x) * self.average
+        before = self.linear(x) * self.average.clone()
         self.calls += 1
         with torch.no_grad():
             self.average.mul_(0.9).add_(0.1 * x.detach().mean(0))
@@ -425,11 +426,14 @@ def with_inner_hooks() -> nn.Module:
     return model
 
 
+def doubled(module: nn.Module, coming: Any, going: Any) -> Any:
+    """A backward hook that changes a gradient."""
+    return tuple(gradient if gradient is None else gradient * 2.0 for gradient in coming)
+
+
 def with_backward_hooks() -> nn.Module:
     model = Mlp()
-    model.second.register_full_backward_hook(
-        lambda module, coming, going: tuple(g if g is None else g * 2.0 for g in coming)
-    )
+    model.second.register_full_backward_hook(doubled)
     return model
 
 

@@ -11,6 +11,9 @@ from tests.battery.judge import REFUSED, Load, Outcome, judge, refusal
 from tests.battery.registry import Use
 from tests.battery.strategies import Strategy
 
+PLANNED = "when planned: "
+"""Begins what is said of a model that could not be planned."""
+
 
 class Planner:
     """Plans into a folder; what was planned once is not planned again."""
@@ -41,4 +44,4 @@ def outcomes(
         if not isinstance(load, Outcome):
             yield use, judge(case, use, load)
         elif load.kind == REFUSED or use is uses[0]:
-            yield use, Outcome(load.kind, f"when planned: {load.detail}")
+            yield use, Outcome(load.kind, PLANNED + load.detail)

@@ -28,7 +28,7 @@ class Run:
         self, case: Case, module: nn.Module, again: Callable[[nn.Module], nn.Module]
     ) -> None:
         self.case = case
-        self.module = module
+        self.module: Any = module
         self.again = again
         """Makes of a further model what `module` is: itself, or its planned module."""
         self.trail = Trail()

@@ -17,7 +17,8 @@ PLAIN = "plain_training"
 OTHERS = 4
 
 SEEDS = Path(__file__).with_name("seeds.txt")
-"""Seeds that once failed, one a line, tried first; what follows a # says why."""
+"""Seeds that once failed, each with the use it failed in, one a line, tried first; what follows a #
+says why."""
 
 
 @dataclass(frozen=True)
@@ -49,21 +50,25 @@ def trial(seed: int, folder: Path) -> Trial:
         except Exception as error:
             return Trial(seed, (("planning", refusal(error)),))
     uses: list[Use] = [USES[PLAIN], *chance.sample(list(USES.values()), OTHERS)]
+    uses += [USES[name] for name in kept().get(seed, []) if name in USES]
     return Trial(seed, tuple((use.name, judge(case, use, load)) for use in uses))
 
 
-def kept() -> list[int]:
-    """The seeds that once failed."""
-    if not SEEDS.exists():
-        return []
-    lines = (line.partition("#")[0].strip() for line in SEEDS.read_text().splitlines())
-    return [int(line) for line in lines if line]
+def kept() -> dict[int, list[str]]:
+    """The seeds that once failed, with the names of the uses that they failed in."""
+    found: dict[int, list[str]] = {}
+    if SEEDS.exists():
+        for line in SEEDS.read_text().splitlines():
+            seed, *names = line.partition("#")[0].split()
+            found.setdefault(int(seed), []).extend(names)
+    return found
 
 
 def keep(trial: Trial) -> None:
     """Adds a seed to those that are tried first."""
-    if trial.seed in kept():
-        return
-    reason = trial.failed[0].replace("\n", " ")[:120]
-    with SEEDS.open("a") as file:
-        file.write(f"{trial.seed}  # {reason}\n")
+    known = kept()
+    for name, outcome in trial.outcomes:
+        if outcome.kind in BAD and name not in known.get(trial.seed, []):
+            reason = " ".join(outcome.detail.split())[:80]
+            with SEEDS.open("a") as file:
+                file.write(f"{trial.seed} {name}  # {outcome.kind}, {reason}\n")

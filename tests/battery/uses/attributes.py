@@ -197,14 +197,14 @@ def an_inner_forward_replaced(run: Run) -> None:
 @use
 def the_forward_replaced(run: Run) -> None:
     before = run.module.forward
-    run.module.forward = lambda *a, **k: before(*a, **k)  # type: ignore[method-assign]
+    run.module.forward = lambda *a, **k: before(*a, **k)
     then_train(run)
 
 
 @use
 def the_forward_replaced_by_another(run: Run) -> None:
     linear = nn.Linear(8, 8)
-    run.module.forward = lambda *a, **k: linear(a[0].float())  # type: ignore[method-assign]
+    run.module.forward = lambda *a, **k: linear(a[0].float())
     run.need(run.inputs()[0].shape[-1:] == (8,))
     then_train(run)
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tests.battery.models import doubled
 from tests.battery.registry import fast, use
 from tests.battery.run import Run, tensors
 
@@ -102,9 +103,7 @@ def inner_backward_hooks(run: Run) -> None:
 
 @use
 def inner_backward_hooks_that_change(run: Run) -> None:
-    inner(run).register_full_backward_hook(
-        lambda m, i, o: tuple(g if g is None else g * 2 for g in i)
-    )
+    inner(run).register_full_backward_hook(doubled)
     run.train(steps=2)
 
 
@@ -175,10 +174,11 @@ def gradients_changed_in_place_in_backward(run: Run) -> None:
 @use
 def grad_accumulator_hooks(run: Run) -> None:
     """What data-parallel wrappers use."""
-    kept, seen = [], set()
+    kept, seen = [], set[str]()
     for name, parameter in run.module.named_parameters():
         if parameter.requires_grad:
-            node = parameter.view_as(parameter).grad_fn.next_functions[0][0]
+            view: Any = parameter.view_as(parameter)
+            node = view.grad_fn.next_functions[0][0]
             node.register_hook(lambda *_, n=name: seen.add(n))
             kept.append(node)
     run.backward()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.battery.registry import fast, use
+from tests.battery.registry import beyond, fast, use
 from tests.battery.run import Run, differentiable, tensors, weighted
 
 
@@ -68,8 +68,9 @@ def rows_of_outputs_set(run: Run) -> None:
     changed(run, lambda x: x.__setitem__(0, 0.0))
 
 
-@use
+@beyond
 def data_of_outputs_changed(run: Run) -> None:
+    """Writes where PyTorch does not see it."""
     output = run.forward(1)
     for leaf in differentiable(output):
         leaf.data.mul_(2)
@@ -139,11 +140,3 @@ def outputs_deep_copied(run: Run) -> None:
     output = run.forward()
     run.say("a copy", copy.deepcopy(tensors(output)[0].detach()))
     run.loss(output).backward()
-
-
-@use
-def outputs_resized(run: Run) -> None:
-    output = run.forward()
-    loss = run.loss(output)
-    differentiable(output)[0].untyped_storage().resize_(0)
-    loss.backward()

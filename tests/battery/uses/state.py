@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
-from tests.battery.registry import fast, use
+from tests.battery.registry import beyond, fast, use
 from tests.battery.run import Run
 
 
@@ -168,8 +168,9 @@ def data_of_a_parameter_transposed(run: Run) -> None:
     run.train(steps=2)
 
 
-@use
+@beyond
 def data_of_a_parameter_written_between_forward_and_backward(run: Run) -> None:
+    """Writes where PyTorch does not see it."""
     output = run.forward()
     run.weight().data.mul_(0.5)
     run.loss(output).backward()

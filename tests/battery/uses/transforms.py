@@ -99,7 +99,8 @@ def functional_gradient(run: Run) -> None:
 @use
 def functional_reverse_product(run: Run) -> None:
     given = {name: p.detach() for name, p in _parameters(run).items()}
-    value, pull = torch.func.vjp(functional_loss(run), given)
+    pulled: Any = torch.func.vjp(functional_loss(run), given)
+    value, pull = pulled
     run.say("value", value)
     run.say("gradients", pull(torch.ones_like(value)))
 
