@@ -138,7 +138,7 @@ def test_a_dict_comes_in_its_order_since_a_model_may_go_through_it(tmp_path: Pat
     planned = generated(graph, tmp_path / "both").load(built.model)
     turned = dict(reversed(batch.items()))
     for other in (turned, {"a": batch["a"]}):
-        with pytest.raises(RuntimeError, match="batch has .*, which the plan was made for"):
+        with pytest.raises(RuntimeError, match=r"batch has .*, which the plan was made for"):
             planned(other)
     with pytest.raises(RuntimeError, match=r"batch\['b'\] has shape \(1, 3\)"):
         planned({"a": batch["a"], "b": batch["b"][:1]})
