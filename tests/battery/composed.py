@@ -9,7 +9,8 @@ from torch import nn
 
 from stages.trace.trace import trace
 from tests.battery.case import SEED, Case
-from tests.battery.models import Heads, Inside, Mlp, rows
+from tests.battery.cases import rows
+from tests.battery.models import Heads, Inside, Mlp
 from tests.stages.generate.plans import generated, recompute
 
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.battery import composed, models, records
+from tests.battery import cases, composed, records
 
-CASES = (*models.CASES, *records.RECORDS, *composed.COMPOSED)
+CASES = (*cases.CASES, *records.RECORDS, *composed.COMPOSED)

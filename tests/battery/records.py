@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from tests.battery.case import Case
-from tests.battery.models import rows
+from tests.battery.cases import rows
 
 
 class Pair(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.battery.models import doubled
+from tests.battery.cases import doubled
 from tests.battery.registry import fast, use
 from tests.battery.run import Run, tensors
 

@@ -158,9 +158,15 @@ def test_contents_that_the_original_cannot_take_are_no_reason(graph: Graph) -> N
     assert check(graph, *pair(Roots, Roots, low=-0.5)) == ""
 
 
-class Two(Plain):
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
-        return super().forward(x) * y
+class Two(nn.Module):
+    """Has two inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.linear(x).tanh() * y
 
 
 class PlanMismatch(RuntimeError):  # noqa: N818
