@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from schemas.budget import NO_BUDGET, parse_budget
 from schemas.config import BASELINES
-from schemas.errors import ConfigError
+from schemas.errors import ConfigError, ModelError
 from schemas.fingerprint import stage_fingerprint
 from schemas.lineage import keep_records
 from schemas.made import Made
@@ -47,6 +47,7 @@ def plan(
     saves: int = 6,
     jobs: int | None = None,
     otherwise: Literal["error", "original"] = "error",
+    check: bool = True,
 ) -> tuple[nn.Module, Plan]:
     """Plans the training step `model(*args, **kwargs)` under a budget.
 
@@ -56,35 +57,50 @@ def plan(
     `device` is that of the model's parameters unless given. What was found out is kept in `store`.
     `engine`, `peaks` and `saves` are the solver's settings, `jobs` the number of blocks solved at
     a time. `otherwise` says what a call of other shapes does: raise, or run the original model.
+    With `check` the planned module is compared with the original on other contents of the sample's
+    shapes, which takes a few steps of both and the memory that the original takes.
     Raises ConfigError when the budget is no size or too small, ModelError when the model cannot
-    be captured.
+    be captured or the planned module does not do what the original does.
     """
+    import torch
+
     written = NO_BUDGET if strategy in BASELINES else parse_budget(budget).text
-    built, device = _built(model, args, kwargs or {}, loss, device)
-    graph = _trace(built, Path(store), device)
-    costs = _profile(built, graph, Path(store), device)
-    solver = (engine, str(peaks), str(saves))
-    frontier = _frontier(graph, costs, strategy, Path(store), solver, jobs)
+    with torch.inference_mode(False), torch.enable_grad():
+        built, device = _built(model, args, kwargs or {}, loss, device)
+        graph = _trace(built, Path(store), device)
+        costs = _profile(built, graph, Path(store), device)
+        solver = (engine, str(peaks), str(saves))
+        frontier = _frontier(graph, costs, strategy, Path(store), solver, jobs)
+        made, module = _module(graph, costs, frontier, written)
+        from stages.validate.load import load_planned
+
+        planned = load_planned(module, model, otherwise=otherwise)
+        if check:
+            _check(graph, built, planned)
+        return planned, made
+
+
+def _module(graph: Path, costs: Path, frontier: Path, written: str) -> tuple[Plan, Path]:
+    """The plan for a budget as written, and the folder of its module."""
     point = frontier.parent / (written if written == NO_BUDGET else parse_budget(written).directory)
     files = ("--graph", graph, "--costs", costs)
     _run("combine", "--frontier", frontier, *files, "--budget", written, "--out", point)
-    made = read_plan(point / "plan.json")
+    plan, module = point / "plan.json", point / "module"
+    made = read_plan(plan)
     if not made.feasible:
         raise ConfigError(made.sentence)
-    _run(
-        "generate",
-        "--graph",
-        graph,
-        "--schedule",
-        point / "schedule.arrow",
-        "--plan",
-        point / "plan.json",
-        "--out",
-        point / "module",
-    )
-    from stages.validate.load import load_planned
+    schedule = point / "schedule.arrow"
+    _run("generate", "--graph", graph, "--schedule", schedule, "--plan", plan, "--out", module)
+    return made, module
 
-    return load_planned(point / "module", model, otherwise=otherwise), made
+
+def _check(graph: Path, built: Built, planned: nn.Module) -> None:
+    from schemas.graph import read_graph
+    from stages.validate.validate import check
+
+    said = check(read_graph(graph), built, planned)
+    if said:
+        raise ModelError(said)
 
 
 def _built(

@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils import _pytree as pytree
 
 from schemas.errors import ModelError
 from stages.device.fake import without_memory
+from stages.device.leaves import leaves_of, map_leaves
+from stages.device.trees import flatten
 
 Sample = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -137,7 +138,7 @@ def move(built: Built, device: str) -> Built:
             return leaf
         return leaf.detach().to(target).requires_grad_(leaf.requires_grad)
 
-    samples = [pytree.tree_map(to_device, sample) for sample in built.samples]
+    samples = [map_leaves(to_device, sample) for sample in built.samples]
     return replace(built, model=built.model.to(target), samples=samples)
 
 
@@ -160,9 +161,9 @@ def _samples(samples: Any, label: str) -> list[Sample]:
 
 
 def _check_same_shapes(built: Built) -> None:
-    first, first_tree = pytree.tree_flatten(built.samples[0])
+    first, first_tree = flatten(built.samples[0])
     for index, sample in enumerate(built.samples[1:], start=1):
-        leaves, tree = pytree.tree_flatten(sample)
+        leaves, tree = flatten(sample)
         if tree != first_tree:
             raise ModelError(f"{built.label}: sample {index} has another structure than sample 0")
         for mine, other in zip(first, leaves, strict=True):
@@ -188,7 +189,7 @@ def _leaf(leaf: Any) -> str:
 
 
 def _tensors(tree: Any) -> Iterator[torch.Tensor]:
-    return (leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+    return (leaf for leaf in leaves_of(tree) if isinstance(leaf, torch.Tensor))
 
 
 def _all_tensors(built: Built) -> Iterator[torch.Tensor]:

@@ -20,7 +20,7 @@ def partition(graph: Graph, costs: Costs) -> Blocks:
 
     A model that is no sequence is one block.
     """
-    problem = condense(graph, costs)
+    problem = condense(graph, costs, ordered=False)
     facts = gather_facts(graph, problem)
     segments = find_segments(facts)
     layout = lay_out(facts, segments)

@@ -12,16 +12,16 @@ from schemas.graph import LOSS_TARGET, NONE, Graph, Op
 from schemas.problem import Node, Problem, Repeat, Reuse, Storage
 
 
-def condense(graph: Graph, costs: Costs) -> Problem:
+def condense(graph: Graph, costs: Costs, ordered: bool = True) -> Problem:
     """The planning view of a whole step.
 
     Nodes are the ops that make storages or write, and the loss, in graph order; views are left
     out, their uses counting as uses of the storage. Storages keep the ids they have in the graph;
     those of parameters, buffers, inputs and constants are there but no node names them. What the
     loss leaves allocated beyond the tangents is one more storage, held, after these. Makers of
-    contributions to one gradient run in their order, each further one once: it reads a storage
-    without bytes that the one before it makes. Raises ArtifactError where the graph makes them in
-    another order.
+    contributions to one gradient run once; where they are `ordered`, each further one reads a
+    storage without bytes that the one before it makes, which ties blocks together that are only
+    met by it. Raises ArtifactError where the graph makes them in another order.
     """
     fixed = graph.fixed_storages()
     kept = [op for op in graph.ops if not graph.is_view(op)]
@@ -43,7 +43,7 @@ def condense(graph: Graph, costs: Costs) -> Problem:
     _append_loss_remainder(graph, costs, nodes, storages)
     for value, before in further.items():
         made, after = (graph.values[each].storage for each in (before, value))
-        _order_contributions(nodes, storages, made, after)
+        _order_contributions(nodes, storages, made, after, ordered)
     return Problem(nodes, storages, costs.random_state().net)
 
 
@@ -105,15 +105,18 @@ def _append_loss_remainder(
 
 
 def _order_contributions(
-    nodes: list[Node], storages: list[Storage], before: int, after: int
+    nodes: list[Node], storages: list[Storage], before: int, after: int, ordered: bool
 ) -> None:
-    """Lets the maker of the storage `after` run once, after the maker of `before`, and nobody
-    overwrite it."""
+    """Lets the makers of two storages run once, the first one first where they are `ordered`, and
+    nobody overwrite the storage `after`."""
     earlier, later = storages[before].producer, storages[after].producer
     if not NONE < earlier <= later:
         raise ArtifactError("the contributions to a gradient are not made in their order")
     if earlier < later:
-        _order(nodes, storages, earlier, later)
+        for position in (earlier, later):
+            nodes[position] = replace(nodes[position], repeatable=False)
+        if ordered:
+            _order(nodes, storages, earlier, later)
     for position, node in enumerate(nodes):
         reuses = [reuse for reuse in node.reuses if reuse.storage != after]
         if len(reuses) != len(node.reuses):
@@ -123,7 +126,5 @@ def _order_contributions(
 def _order(nodes: list[Node], storages: list[Storage], earlier: int, later: int) -> None:
     token = len(storages)
     storages.append(Storage(0, earlier, held=False, gradient=False))
-    nodes[earlier] = replace(
-        nodes[earlier], outputs=[*nodes[earlier].outputs, token], repeatable=False
-    )
-    nodes[later] = replace(nodes[later], inputs=[*nodes[later].inputs, token], repeatable=False)
+    nodes[earlier] = replace(nodes[earlier], outputs=[*nodes[earlier].outputs, token])
+    nodes[later] = replace(nodes[later], inputs=[*nodes[later].inputs, token])

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from stages.device.factory import Sample
+from stages.device.trees import flatten
 from stages.validate.contents import own_copy
-from stages.validate.step import Stepper, leaves_of, random_tangents
+from stages.validate.step import Stepper, random_tangents
 
 
 @dataclass(frozen=True)
@@ -83,13 +84,13 @@ def leave_trail(
 
 def keep_results(trail: Trail, module: nn.Module, sample: Sample, output: Any, where: str) -> None:
     """Adds to a trail what a step has left: outputs, gradients and buffers as they are now."""
-    leaves, structure = leaves_of(output)
+    leaves, structure = flatten(output)
     trail.outputs[f"the structure of the output ({where})"] = structure
     for position, leaf in enumerate(leaves):
         trail.outputs[f"output {position} ({where})"] = _keep(leaf)
     for name, parameter in module.named_parameters():
         trail.gradients[f"the gradient of {name} ({where})"] = _keep(parameter.grad)
-    for position, leaf in enumerate(leaves_of(sample)[0]):
+    for position, leaf in enumerate(flatten(sample)[0]):
         if isinstance(leaf, Tensor) and leaf.requires_grad:
             trail.gradients[f"the gradient of input {position} ({where})"] = _keep(leaf.grad)
     for name, buffer in module.named_buffers():

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from stages.device.factory import Sample
+from stages.device.leaves import map_leaves
 
 
 def fresh_contents(sample: Sample, seed: int, tied: bool = False) -> Sample:
@@ -30,7 +30,7 @@ def fresh_contents(sample: Sample, seed: int, tied: bool = False) -> Sample:
         known[id(leaf)] = made = _like(leaf, _values(leaf.detach(), generator))
         return made
 
-    return pytree.tree_map(renew, sample)
+    return map_leaves(renew, sample)
 
 
 def own_copy(sample: Sample) -> Sample:
@@ -45,7 +45,7 @@ def own_copy(sample: Sample) -> Sample:
             known[id(leaf)] = _like(leaf, leaf.detach())
         return known[id(leaf)]
 
-    return pytree.tree_map(copied, sample)
+    return map_leaves(copied, sample)
 
 
 def _values(tensor: Tensor, generator: torch.Generator) -> Tensor:

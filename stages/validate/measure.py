@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from stages.device.factory import Sample
+from stages.device.leaves import leaves_of
 from stages.device.meter import Timing, Usage, session, summarise
 from stages.validate.step import Stepper, forget_gradients
 
@@ -83,9 +83,7 @@ def measure_times(
 
 def _seconds(module: nn.Module, stepper: Stepper, sample: Sample) -> float:
     forget_gradients(module, sample)
-    on_cuda = any(
-        isinstance(leaf, torch.Tensor) and leaf.is_cuda for leaf in pytree.tree_leaves(sample)
-    )
+    on_cuda = any(isinstance(leaf, torch.Tensor) and leaf.is_cuda for leaf in leaves_of(sample))
     if on_cuda:
         torch.cuda.synchronize()
     start = time.perf_counter()

@@ -14,9 +14,10 @@ import torch
 from torch import nn
 
 from stages.device.factory import Sample
+from stages.device.trees import flatten
 from stages.validate.compare import Trail, compare, keep_results, leave_trail
 from stages.validate.contents import fresh_contents
-from stages.validate.step import Stepper, leaves_of, random_tangents
+from stages.validate.step import Stepper, random_tangents
 
 OTHER_SEEDS = (4071, 5, 977, 31)
 """Seeds of Python's and NumPy's random numbers where they shall be others."""
@@ -74,7 +75,7 @@ def _fresh(model: nn.Module, stepper: Stepper, samples: list[Sample], seed: int)
 
 def _untied(model: nn.Module, stepper: Stepper, samples: list[Sample], seed: int) -> Trail:
     """A step on contents in which every tensor is one of its own; none where they were so."""
-    leaves = [leaf for leaf in leaves_of(samples[0])[0] if isinstance(leaf, torch.Tensor)]
+    leaves = [leaf for leaf in flatten(samples[0])[0] if isinstance(leaf, torch.Tensor)]
     if len({id(leaf) for leaf in leaves}) == len(leaves):
         return Trail({}, {}, {})
     with other_numbers(seed):

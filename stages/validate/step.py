@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from schemas.errors import ModelError
 from schemas.graph import NONE, Graph
 from stages.device.factory import Built, Sample
+from stages.device.leaves import map_leaves
+from stages.device.trees import flatten
 
 MakeTangent = Callable[[Tensor], Tensor]
 """Makes the gradient that arrives at an output."""
@@ -64,7 +65,7 @@ class Stepper:
             with _without_autocast(value.device.type):
                 value.backward()
             return value
-        leaves, _ = leaves_of(output)
+        leaves, _ = flatten(output)
         receiving = [leaves[index] for index in self.receives]
         del leaves
         tangents = [tangent(leaf) for leaf in receiving]
@@ -79,12 +80,6 @@ def _without_autocast(device: str) -> contextlib.AbstractContextManager[Any]:
     if torch.is_autocast_enabled(device):
         return torch.autocast(device, enabled=False)
     return contextlib.nullcontext()
-
-
-def leaves_of(thing: Any) -> tuple[list[Any], str]:
-    """The leaves of an output or of a sample in the graph's order, and a text of its structure."""
-    leaves, tree = pytree.tree_flatten(thing)
-    return leaves, str(tree)
 
 
 def random_tangents(seed: int) -> MakeTangent:
@@ -108,12 +103,12 @@ def fresh_sample(sample: Sample) -> Sample:
             return leaf.detach().clone().requires_grad_()
         return leaf
 
-    return pytree.tree_map(renew, sample)
+    return map_leaves(renew, sample)
 
 
 def forget_gradients(module: nn.Module, sample: Sample) -> None:
     """Sets `.grad` of all parameters and inputs to None."""
     module.zero_grad(set_to_none=True)
-    for leaf in pytree.tree_leaves(sample):
+    for leaf in flatten(sample)[0]:
         if isinstance(leaf, Tensor):
             leaf.grad = None
