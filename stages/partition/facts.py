@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import takewhile
 
+from schemas.contributions import contributions
 from schemas.graph import NONE, Graph
 from schemas.problem import Problem
 
@@ -94,12 +95,17 @@ def _parameter_uses(graph: Graph, problem: Problem) -> dict[int, list[int]]:
         if op.phase == "forward" and op.id in position:
             for storage in {graph.values[value].storage for value in op.inputs}:
                 readers.setdefault(storage, []).append(position[op.id])
-    return {
-        graph.values[gradient.gradient].storage: readers.get(
-            graph.values[gradient.value].storage, []
-        )
-        for gradient in graph.gradients
-    }
+    uses: dict[int, list[int]] = {}
+    for owner, parts in contributions(graph).items():
+        found = sorted(readers.get(graph.values[owner].storage, []))
+        made = [graph.values[part].storage for part in parts]
+        if len(parts) == 1:
+            uses[made[0]] = found
+        elif len(parts) == len(found):
+            uses.update((part, [use]) for part, use in zip(made, reversed(found), strict=True))
+        else:
+            uses[made[-1]] = found[:1]
+    return uses
 
 
 def partial_gradients(problem: Problem, additions: frozenset[int]) -> frozenset[int]:
