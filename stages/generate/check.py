@@ -41,18 +41,20 @@ def check_interface(graph: Graph) -> None:
             raise ArtifactError(f"{graph.model}: a tree does not have {len(leaves)} leaves")
 
 
-def guards_of(graph: Graph) -> tuple[list[str], dict[str, str | None]]:
-    """The modules in evaluation mode, and autocast's dtype (None: off) for the graph's device."""
+def guards_of(graph: Graph) -> tuple[list[str], dict[str, str | None], bool]:
+    """The modules in evaluation mode, autocast's dtype (None: off) for the graph's device, and
+    whether autocast kept its casts."""
     try:
         guards = json.loads(graph.guards)
         modules, autocast = guards["eval_modules"], guards["autocast"]
-        enabled, dtype = autocast["enabled"], autocast["dtype"]
+        enabled, dtype, cached = autocast["enabled"], autocast["dtype"], autocast["cache"]
     except (KeyError, TypeError, ValueError):
         raise ArtifactError(f"{graph.model}: the guards are not JSON of the known form") from None
     plain = isinstance(modules, list) and all(isinstance(path, str) for path in modules)
-    if not plain or not isinstance(enabled, bool) or not isinstance(dtype, str):
+    flags = isinstance(enabled, bool) and isinstance(cached, bool)
+    if not plain or not flags or not isinstance(dtype, str):
         raise ArtifactError(f"{graph.model}: the guards are not JSON of the known form")
-    return modules, {graph.device: dtype if enabled else None}
+    return modules, {graph.device: dtype if enabled else None}, cached
 
 
 def tree_leaves(text: str) -> int:

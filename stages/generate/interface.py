@@ -11,6 +11,7 @@ from schemas.errors import ArtifactError
 from schemas.graph import NONE, Graph, Output
 from stages.device.operators import decode
 from stages.generate.calls import literal
+from stages.generate.casts import kept_casts, spared_dtypes
 from stages.generate.check import guards_of
 from stages.generate.program import Program
 
@@ -20,7 +21,7 @@ def interface_text(graph: Graph, program: Program) -> str:
     positions = {value: position for position, value in enumerate(program.arguments)}
     yielded = program.differentiable + program.unused + program.plain
     places = {value: position for position, value in enumerate(yielded)}
-    eval_modules, autocast = guards_of(graph)
+    eval_modules, autocast, cached = guards_of(graph)
     lines = [
         '"""What the plan was specialised to."""',
         "",
@@ -43,6 +44,9 @@ def interface_text(graph: Graph, program: Program) -> str:
         f"    aliased={_known(_aliased(graph, program), places)},",
         f"    eval_modules=frozenset({sorted(eval_modules)!r}),",
         f"    autocast={autocast!r},",
+        f"    autocast_cache={cached},",
+        f"    cast={_known(kept_casts(graph), positions)},",
+        f"    spared={tuple(spared_dtypes(graph))!r},",
         f"    constants={_digest(constants(graph, program))!r},",
         ")",
         "",

@@ -17,6 +17,7 @@ import torch
 from .absent import Absent
 from .arrived import Arrived, arrived, own
 from .facts import Interface
+from .regions import Region, region_of
 
 Step = Callable[..., Generator[list[Any], list[Arrived], None]]
 Watched = list[tuple[str, torch.Tensor, int]]
@@ -25,11 +26,12 @@ Watched = list[tuple[str, torch.Tensor, int]]
 class Run:
     """One run of the step, suspended after its forward and after each slice of its backward."""
 
-    __slots__ = ("aliased", "device", "interface", "message", "program", "watched")
+    __slots__ = ("aliased", "device", "interface", "message", "program", "region", "watched")
 
     def __init__(self, step: Step, interface: Interface, tensors: Sequence[torch.Tensor]) -> None:
         self.interface = interface
         self.device = tensors[0].device
+        self.region = region_of(self.device, [tensors[i] for i in interface.cast])
         self.program: Any = step(*tensors)
         self.message: list[Arrived] | None = None
         self.watched: list[Watched] = []
@@ -54,6 +56,19 @@ class Run:
             self.watched.append([(name, tensor, tensor._version) for name, tensor in found])
         self.watched.reverse()
         self.aliased = [(outputs[i], outputs[i]._version) for i in facts.aliased]
+
+    def check_autocast(self) -> None:
+        """Refuses a backward that autocast, or casts that it shares, make another one in eager."""
+        if torch.is_autocast_enabled(self.device.type):
+            dtype = str(torch.get_autocast_dtype(self.device.type)).removeprefix("torch.")
+            if dtype not in self.interface.spared:
+                raise RuntimeError(
+                    f"the backward runs under autocast with {dtype}, which would cast operands of "
+                    "it: call backward outside of autocast"
+                )
+        region, self.region = self.region, None
+        if region is not None:
+            region.enter_backward()
 
     def check_aliased(self) -> None:
         """Refuses a backward after an output was changed through what it shares memory with."""
@@ -104,6 +119,7 @@ class _Outputs(torch.autograd.Function):
             raise RuntimeError(
                 "a planned module has no double backward, call it without create_graph=True"
             )
+        run.check_autocast()
         run.check_aliased()
         expected = run.interface.tangents
         for number, tangent in enumerate(tangents):

@@ -68,7 +68,10 @@ class Interface:
     arrives in parts. `watched` are, for each part, the positions of tensors, `watched_outputs` of
     outputs of the step, that it reads and that nothing may change before. `aliased` are outputs
     that share memory with another output or a tensor. `eval_modules` are the submodules that were
-    in evaluation mode. `autocast` is, by device type, the dtype that autocast was on with, or None.
+    in evaluation mode. `autocast` is, by device type, the dtype that autocast was on with, or None,
+    and `autocast_cache` whether it kept its casts. `cast` are the positions of the tensors that
+    are cast as autocast would, `spared` the dtypes of autocast under which the backward is what it
+    is without autocast.
     `constants` is the SHA-256 of `constants.bin`, "" where there is none.
     """
 
@@ -86,4 +89,7 @@ class Interface:
     aliased: tuple[int, ...]
     eval_modules: frozenset[str]
     autocast: dict[str, str | None]
+    autocast_cache: bool
+    cast: tuple[int, ...]
+    spared: tuple[str, ...]
     constants: str = ""

@@ -75,6 +75,12 @@ class Guards:
                     f"autocast on {device} is {found or 'off'}, "
                     f"the plan was made with it {expected or 'off'}"
                 )
+            cached = torch.is_autocast_cache_enabled()
+            if found and cached != self.interface.autocast_cache:
+                raise PlanMismatch(
+                    f"autocast {'keeps' if cached else 'does not keep'} its casts, the plan was "
+                    f"made with cache_enabled={self.interface.autocast_cache}"
+                )
 
     def check(self, tensors: list[torch.Tensor]) -> None:
         """Compares shapes, dtypes, devices, gradients and strides of all tensors."""
