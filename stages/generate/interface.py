@@ -13,6 +13,7 @@ from stages.device.operators import decode
 from stages.generate.calls import literal
 from stages.generate.casts import kept_casts, spared_dtypes
 from stages.generate.check import guards_of
+from stages.generate.lifetimes import depending
 from stages.generate.program import Program
 
 
@@ -42,6 +43,8 @@ def interface_text(graph: Graph, program: Program) -> str:
         *_block("watched", [_known(part, positions) for part in program.watched]),
         *_block("watched_outputs", [_known(part, places) for part in program.watched]),
         f"    aliased={_known(_aliased(graph, program), places)},",
+        f"    inner={_known(_inner(graph, program), places)},",
+        f"    order={_known(_order(graph, program), places)},",
         f"    eval_modules=frozenset({sorted(eval_modules)!r}),",
         f"    autocast={autocast!r},",
         f"    autocast_cache={cached},",
@@ -86,6 +89,28 @@ def _aliased(graph: Graph, program: Program) -> list[int]:
         for value in program.differentiable + program.unused
         if storage[value] in fixed or shared.count(storage[value]) > 1
     ]
+
+
+def _inner(graph: Graph, program: Program) -> list[int]:
+    """The differentiable outputs that others of them are made of."""
+    leaving = program.differentiable + program.unused
+    differentiable = depending(graph)
+    found = []
+    for value in leaving:
+        reached = {value}
+        for op in graph.ops:
+            if op.phase == "forward" and reached.intersection(op.inputs):
+                reached.update(differentiable.intersection(op.outputs))
+        if len(reached.intersection(leaving)) > 1:
+            found.append(value)
+    return found
+
+
+def _order(graph: Graph, program: Program) -> list[int]:
+    """The differentiable outputs as autograd comes to them in eager: what was made last first."""
+    made = {value: op.id for op in graph.ops for value in op.outputs}
+    leaving = program.differentiable + program.unused
+    return sorted(leaving, key=lambda value: made.get(value, NONE), reverse=True)
 
 
 def _known(values: list[int], positions: dict[int, int]) -> str:

@@ -9,6 +9,7 @@ a run belongs to the run: it lives in the generator's frame and dies with the ou
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from .absent import Absent
 from .arrived import Arrived, arrived, own
 from .facts import Interface
-from .regions import Region, region_of
+from .regions import region_of
 
 Step = Callable[..., Generator[list[Any], list[Arrived], None]]
 Watched = list[tuple[str, torch.Tensor, int]]
@@ -26,7 +27,7 @@ Watched = list[tuple[str, torch.Tensor, int]]
 class Run:
     """One run of the step, suspended after its forward and after each slice of its backward."""
 
-    __slots__ = ("aliased", "device", "interface", "message", "program", "region", "watched")
+    __slots__ = (*("aliased", "device", "interface", "message", "program", "region", "watched"),)
 
     def __init__(self, step: Step, interface: Interface, tensors: Sequence[torch.Tensor]) -> None:
         self.interface = interface
@@ -136,6 +137,19 @@ class _Outputs(torch.autograd.Function):
         return None, None, torch.empty(0, device=run.device)
 
 
+class _Output(torch.autograd.Function):
+    """Lets one of several outputs out."""
+
+    @staticmethod
+    def forward(ctx: Any, output: torch.Tensor) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
+        return output.detach()
+
+    @staticmethod
+    def backward(ctx: Any, tangent: torch.Tensor | None) -> torch.Tensor | None:  # type: ignore[override]
+        return tangent
+
+
 class _Slice(torch.autograd.Function):
     """One slice of the backward: runs it and returns the gradients that it finishes."""
 
@@ -184,7 +198,35 @@ def execute(
     token = torch.empty(0, device=run.device)
     for positions in reversed(interface.slices):
         token = _Slice.apply(run, token, *[tensors[position] for position in positions])
-    return list(_Outputs.apply(run, leaving, token)), plain
+    returned = list(_Outputs.apply(run, leaving, token))
+    return _apart(returned, interface) if len(returned) > 1 else returned, plain
+
+
+def _apart(outputs: list[torch.Tensor], interface: Interface) -> list[torch.Tensor]:
+    """The outputs, each by a function of its own: hooks of one run where it receives a gradient,
+    in eager's order."""
+    for number in reversed(interface.order):
+        outputs[number] = _Output.apply(outputs[number])
+    for number in interface.inner:
+        outputs[number].register_hook(_only_hook(weakref.ref(outputs[number])))
+    return outputs
+
+
+def _only_hook(known: weakref.ref[torch.Tensor]) -> Callable[[torch.Tensor], None]:
+    """A hook of an output that the step goes on from, which refuses any further one: it would see
+    a part of the gradient."""
+
+    def check(gradient: torch.Tensor) -> None:
+        output = known()
+        hooks: Any = None if output is None else output._backward_hooks
+        if output is not None and (output.retains_grad or len(hooks or ()) > 1):
+            raise RuntimeError(
+                "an output that other outputs are made of has a hook or retains its gradient, "
+                "of which a plan knows only what comes from outside: "
+                "give them to a copy (clone()) of that output"
+            )
+
+    return check
 
 
 def random_state(device: str) -> torch.Tensor:

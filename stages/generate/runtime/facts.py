@@ -67,11 +67,12 @@ class Interface:
     positions in `tensors` that its gradients belong to, a position repeated where its gradient
     arrives in parts. `watched` are, for each part, the positions of tensors, `watched_outputs` of
     outputs of the step, that it reads and that nothing may change before. `aliased` are outputs
-    that share memory with another output or a tensor. `eval_modules` are the submodules that were
-    in evaluation mode. `autocast` is, by device type, the dtype that autocast was on with, or None,
-    and `autocast_cache` whether it kept its casts. `cast` are the positions of the tensors that
-    are cast as autocast would, `spared` the dtypes of autocast under which the backward is what it
-    is without autocast.
+    that share memory with another output or a tensor, `inner` outputs that the step goes on from,
+    and `order` is the one in which autograd comes to the outputs. `eval_modules` are the submodules
+    that were in evaluation mode. `autocast` is, by device type, the dtype that autocast was on
+    with, or None, and `autocast_cache` whether it kept its casts. `cast` are the positions of the
+    tensors that are cast as autocast would, `spared` the dtypes of autocast under which the
+    backward is what it is without autocast.
     `constants` is the SHA-256 of `constants.bin`, "" where there is none.
     """
 
@@ -87,6 +88,8 @@ class Interface:
     watched: tuple[tuple[int, ...], ...]
     watched_outputs: tuple[tuple[int, ...], ...]
     aliased: tuple[int, ...]
+    inner: tuple[int, ...]
+    order: tuple[int, ...]
     eval_modules: frozenset[str]
     autocast: dict[str, str | None]
     autocast_cache: bool
