@@ -17,7 +17,7 @@ import torch
 from .absent import Absent
 from .arrived import Arrived, arrived, own
 from .facts import Interface
-from .regions import Region, region_of
+from .regions import region_of
 
 Step = Callable[..., Generator[list[Any], list[Arrived], None]]
 Watched = list[tuple[str, torch.Tensor, int]]

@@ -56,7 +56,7 @@ def region_of(device: torch.device, tensors: Sequence[torch.Tensor]) -> Region |
     node = _node(device)
     seen = node.metadata.setdefault(_KEY, {}).setdefault("versions", {})
     for tensor in leaves:
-        known, version = seen.setdefault(id(tensor), (tensor, tensor._version))
+        _, version = seen.setdefault(id(tensor), (tensor, tensor._version))
         if version != tensor._version:
             raise PlanMismatch(
                 "a weight was changed inside the autocast region, where eager goes on with the "
