@@ -120,7 +120,7 @@ def apart(model: nn.Module, region: Callable[..., object]) -> None:
     for x in (ROWS, ROWS.flip(0) * 3):
         with region():  # type: ignore[attr-defined]
             losses.append(model(x).square().sum())
-    sum(losses).backward()  # type: ignore[union-attr]
+    sum(losses).backward()
 
 
 def in_turn(model: nn.Module, region: Callable[..., object]) -> None:

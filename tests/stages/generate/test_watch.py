@@ -36,7 +36,7 @@ X = torch.ones(2, 3)
 
 def is_planned(output: torch.Tensor) -> bool:
     """True when a planned step made the output."""
-    return output.grad_fn is not None and "_Outputs" in output.grad_fn.name()
+    return output.grad_fn is not None and "_Output" in output.grad_fn.name()
 
 
 @pytest.fixture(scope="session")
