@@ -201,7 +201,7 @@ class Attributes(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.one, self.two = nn.Linear(8, 8), nn.Linear(8, 8)
-        self.plain = [nn.Linear(8, 8)]
+        self.plain = [nn.Linear(8, 8).requires_grad_(False)]
         self.scale, self.flag, self.shift = 2.0, True, torch.full((8,), 0.5)
         self.options = {"gain": 0.5}
         self.activation: Any = torch.tanh

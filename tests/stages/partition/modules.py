@@ -63,3 +63,23 @@ def masked_gpt2(batch: int, tokens: int, **arguments: Any) -> Made:
     """GPT-2 that is given an attention mask, from which it makes one for all its layers."""
     model, (args, _) = gpt2(batch=batch, tokens=tokens, **arguments)
     return model, (args, {"attention_mask": torch.ones(batch, tokens, dtype=torch.int64).tril()})
+
+
+class Tied(nn.Module):
+    """Layers with one weight before and behind them, which autocast casts once for both uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            x = torch.tanh(x @ self.weight)
+            for layer in self.layers:
+                x = x + layer(x)
+            return torch.tanh(x @ self.weight)
+
+
+def tied_cast() -> Made:
+    return Tied().train(), ((torch.randn(8, 8),), {})

@@ -65,11 +65,27 @@ def test_dropout_does_not_glue_blocks_together() -> None:
     assert len(chain.distinct) == 4
 
 
-def test_the_gradient_of_tied_weights_is_there_from_the_last_block_on() -> None:
-    chain = chain_of("data.models:gpt2", **SMALL)
-    size = 4 * SMALL["vocabulary"] * SMALL["width"]
-    assert chain.blocks[-1].gradient_bytes >= size > chain.blocks[0].gradient_bytes
-    assert all(block.carried_bytes == 0 for block in chain.blocks)
+def test_the_first_contribution_to_a_tied_weight_is_the_gradient_that_grows() -> None:
+    graph, costs = traced("data.models:gpt2", **SMALL)
+    chain = partition(graph, costs)
+    tied = 4 * SMALL["vocabulary"] * SMALL["width"]
+    norm = 2 * 4 * SMALL["width"]
+    positions = 4 * SMALL["tokens"] * SMALL["width"]
+    assert chain.blocks[-1].gradient_bytes == tied + norm, "made first, by the last block"
+    assert chain.blocks[0].gradient_bytes == positions, "added to what is there"
+    assert not any(block.carried_bytes for block in chain.blocks)
+    owners = {gradient.value for gradient in graph.gradients}
+    whole = sum(graph.storages[graph.values[owner].storage] for owner in owners)
+    assert sum(block.gradient_bytes for block in chain.blocks) == whole
+
+
+def test_contributions_to_a_cast_of_a_tied_weight_are_carried_to_the_first_block() -> None:
+    chain = chain_of(f"{MODULES}:tied_cast")
+    size = 2 * 8 * 8
+    assert len(chain.blocks) > 1
+    assert chain.blocks[-1].carried_bytes == size
+    assert chain.blocks[0].carried_bytes == -size
+    assert sum(block.carried_bytes for block in chain.blocks) == 0
 
 
 def test_resnet_gives_its_bottlenecks() -> None:
@@ -213,6 +229,20 @@ def test_gradient_flow_of_a_trace() -> None:
     [parts] = [parts for parts in contributions(graph).values() if len(parts) > 1]
     head, embedding = [facts.parameter_uses[graph.values[part].storage] for part in parts]
     assert len(head) == len(embedding) == 1 and embedding < head
+    assert not facts.partial, "autograd adds up the gradient of the tied embedding"
+
+
+def test_what_the_graph_adds_up_to_a_gradient_is_partial() -> None:
+    graph, costs = traced(f"{MODULES}:tied_cast")
+    facts = gather_facts(graph, condense(graph, costs))
+    [weight] = [g.gradient for g in graph.gradients if graph.values[g.value].path == "weight"]
+    made = {value: op for op in graph.ops for value in op.outputs}
+    cast = made[weight]
+    total = made[cast.inputs[0]]
+    assert (cast.target, total.target) == ("aten._to_copy.default", "aten.add.Tensor")
+    contributions = {graph.values[value].storage for value in total.inputs}
+    assert len(contributions) == 2
+    assert facts.partial >= contributions
 
 
 def check_sizes(whole: Problem, chain: Blocks, chance: random.Random) -> None:
