@@ -104,6 +104,6 @@ def test_what_is_made_once_is_planned_and_may_be_there(does: Any, tmp_path: Path
 )
 def test_what_changes_numbers_or_again_is_refused(does: Any) -> None:
     model = Model(does)
-    with pytest.raises(ModelError, match="the forward sets (made|count) at tests"):
+    with pytest.raises(ModelError, match=r"the forward sets (made|count) at tests"):
         traced((model, sample()))
     assert model.made is None and model.count == 0
