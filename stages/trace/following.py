@@ -28,6 +28,9 @@ Event = tuple[str, str]
 """A call in words that are the same in two equal runs, and its "file:line"."""
 
 
+_ASKING = ("__get__", "size", "dim", "numel", "stride", "__len__", "is_floating_point")
+
+
 class Follower(TorchFunctionMode):
     """Writes module paths and source lines into what is captured, and keeps a log of the calls.
 
@@ -58,16 +61,18 @@ class Follower(TorchFunctionMode):
         with self._described(place):
             result = func(*args, **named)
         self.known.follow(func, args, named, result)
-        if not self._constant(result):
+        if not self._constant(func, result):
             self.log.append((words, place))
             if isinstance(result, torch.Tensor):
                 self._numbers[result] = str(len(self.log))
         return result
 
-    def _constant(self, result: Any) -> bool:
+    def _constant(self, func: Any, result: Any) -> bool:
+        """True for what only makes constants or asks for a tensor's shape and the like."""
         tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         known = [self.known.find(tensor) is not None for tensor in tensors]
-        return self.known.every and bool(known) and all(known)
+        asks = not tensors and getattr(func, "__name__", "") in _ASKING
+        return self.known.every and (asks or (bool(known) and all(known)))
 
     def name(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Names tensors that no call makes, for the log."""
