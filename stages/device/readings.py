@@ -171,8 +171,11 @@ def agree(expected: Any, found: Any) -> bool:
     """True where two written values are the same.
 
     The module of a function or class is ignored where it is the script that was started; digests
-    are compared where both are there and, for code, of one version of Python.
+    are compared where both are there and, for code, of one version of Python. `["either", one,
+    other]` is the same as each of the two.
     """
+    if isinstance(expected, list) and len(expected) == 3 and expected[0] == "either":
+        return agree(expected[1], found) or agree(expected[2], found)
     if type(expected) is not type(found):
         return False
     if not isinstance(expected, list):
@@ -209,6 +212,8 @@ def say(written: Any, other: Any = None) -> str:
     word = written[0]
     if word == "absent":
         return "nothing"
+    if word == "either":
+        return f"{say(written[1])} or {say(written[2])}"
     if word in ("plain", "torch", "own", "python"):
         return str(written[-1])
     if word == "enum":

@@ -23,9 +23,10 @@ from schemas.errors import ModelError
 from stages.device.factory import Built
 from stages.trace.as_eager import compiling, packed_sequences, whole_operators
 from stages.trace.checkpoints import without_checkpoints
+from stages.trace.following import first_difference
 from stages.trace.forward import FakeConstantError, Forward, Leaf
 from stages.trace.source import location_of
-from stages.trace.watching import watching
+from stages.trace.watching import Watcher, watching
 
 aten = torch.ops.aten
 
@@ -69,7 +70,10 @@ def capture(built: Built, wanted: Callable[[Capture], set[int]] | None = None) -
         if wanted is not None:
             chosen = wanted(result)
             if chosen != set(result.tangents.values()):
-                result = _capture(built, Forward(built, chosen))
+                forward = Forward(built, chosen, forward)
+                result = _capture(built, forward)
+        if watcher.changed:
+            _run_again(built, watcher)
     watcher.refuse(built.label)
     forward.check_runs()
     return replace(result, watched=watcher.description())
@@ -79,9 +83,29 @@ def _capture(built: Built, forward: Forward) -> Capture:
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
     _register_outputs()
+    with contextlib.ExitStack() as stack, _without_memory(built, forward) as mode:
+        tensors = tuple(forward.tensors(mode))
+        joint = aot_export_joint_with_descriptors(stack, forward.face(), tensors)
+    return _describe(built, joint.graph_module, forward)
+
+
+def _run_again(built: Built, watcher: Watcher) -> None:
+    """Runs the forward twice, the second time with all that the first one made."""
+    forward = Forward(built, None, every=True)
+    with contextlib.suppress(Exception), _without_memory(built, forward) as mode:
+        tensors = forward.tensors(mode)
+        with watcher.leaving(forward.follower.known):
+            forward.run(*tensors)
+            forward.run(*tensors)
+            if first_difference(*forward.runs) is None:
+                watcher.settle()
+
+
+@contextlib.contextmanager
+def _without_memory(built: Built, forward: Forward) -> Iterator[FakeTensorMode]:
+    """Within it the forward runs on tensors without memory, as it is captured."""
     mode = built.fake_mode or FakeTensorMode(allow_non_fake_inputs=True)
     with (
-        contextlib.ExitStack() as stack,
         mode,
         torch.enable_grad(),
         whole_operators(),
@@ -89,9 +113,7 @@ def _capture(built: Built, forward: Forward) -> Capture:
         packed_sequences(forward.follower.known.count_up),
         compiling(),
     ):
-        tensors = tuple(forward.tensors(mode))
-        joint = aot_export_joint_with_descriptors(stack, forward.face(), tensors)
-    return _describe(built, joint.graph_module, forward)
+        yield mode
 
 
 def _register_outputs() -> None:

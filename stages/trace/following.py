@@ -9,15 +9,18 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from torch.fx import traceback as fx_traceback
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from stages.device.readings import digest_of
 from stages.trace.known import Known
 from stages.trace.source import is_foreign
 
@@ -25,19 +28,29 @@ Event = tuple[str, str]
 """A call in words that are the same in two equal runs, and its "file:line"."""
 
 
+_ASKING = ("__get__", "size", "dim", "numel", "stride", "__len__", "is_floating_point")
+
+
 class Follower(TorchFunctionMode):
     """Writes module paths and source lines into what is captured, and keeps a log of the calls.
 
-    `known` has the integers that hang on no input (`stages.trace.known`).
+    `known` has the integers that hang on no input (`stages.trace.known`). With `every` it has all
+    tensors that hang on none; calls that only make such are not logged, and other calls name them
+    by their bytes, so that two runs are alike where one makes what the other finds made.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, every: bool = False) -> None:
         super().__init__()
+        self.model = model
         self.paths = {id(module): path for path, module in model.named_modules()}
+        self._own: dict[str, str] = {}
+        first: dict[int, str] = {}
+        for path, tensor in _own_tensors(model):
+            self._own[path] = first.setdefault(id(tensor), path)
         self.stack: list[str] = []
         self.log: list[Event] = []
         self._numbers = WeakTensorKeyDictionary()
-        self.known = Known()
+        self.known = Known(every)
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -47,11 +60,28 @@ class Follower(TorchFunctionMode):
         words = f"{_name(func)} in {self.stack[-1:]} of {self._words(args)} {self._words(named)}"
         with self._described(place):
             result = func(*args, **named)
-        self.log.append((words, place))
-        if isinstance(result, torch.Tensor):
-            self._numbers[result] = len(self.log)
         self.known.follow(func, args, named, result)
+        if not self._constant(func, result):
+            self.log.append((words, place))
+            if isinstance(result, torch.Tensor):
+                self._numbers[result] = str(len(self.log))
         return result
+
+    def _constant(self, func: Any, result: Any) -> bool:
+        """True for what only makes constants or asks for a tensor's shape and the like."""
+        tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        known = [self.known.find(tensor) is not None for tensor in tensors]
+        asks = not tensors and getattr(func, "__name__", "") in _ASKING
+        return self.known.every and (asks or (bool(known) and all(known)))
+
+    def name(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Names tensors that no call makes, for the log."""
+        for name, tensor in tensors:
+            self._numbers[tensor] = name
+
+    def returns(self, leaves: list[Any]) -> None:
+        """Logs what the forward returned."""
+        self.log.append((f"return of {self._words(leaves)}", ""))
 
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
@@ -70,6 +100,7 @@ class Follower(TorchFunctionMode):
                 follower.stack.pop()
 
         self.log, self._numbers = [], WeakTensorKeyDictionary()
+        self.name((self._own[path], tensor) for path, tensor in _own_tensors(self.model))
         nn.Module.__call__ = entered  # type: ignore[method-assign, assignment]
         try:
             with self:
@@ -96,6 +127,10 @@ class Follower(TorchFunctionMode):
     def _words(self, argument: Any) -> str:
         """What two equal runs give alike: tensors by their maker, bytes of arrays, plain values."""
         if isinstance(argument, torch.Tensor):
+            true = self.known.find(argument) if self.known.every else None
+            if true is not None:
+                with _disable_current_modes():
+                    return f"{digest_of(true)} {argument.dtype}{list(argument.shape)}"
             number = self._numbers.get(argument, "")
             return f"#{number} {argument.dtype}{list(argument.shape)}"
         if isinstance(argument, list | tuple):
@@ -109,6 +144,12 @@ class Follower(TorchFunctionMode):
             array: Any = argument
             return f"{array.dtype}{array.shape}{hashlib.sha256(array.tobytes()).hexdigest()}"
         return type(argument).__name__
+
+
+def _own_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """All parameters and buffers, tied ones under each of their names."""
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
 
 
 def first_difference(one: list[Event], other: list[Event]) -> str | None:

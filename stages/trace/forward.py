@@ -38,23 +38,30 @@ class Forward:
     gradients, None stands for all that can. After a run `leaves` and `output_tree` tell what the
     model returned; behind the `returned` tensors of the output come the new values of the buffers
     that the forward `assigned` instead of writing into them. `shown` names the buffers that
-    the output has a tensor's memory of.
+    the output has a tensor's memory of. `runs` are the logs of the runs, those of an `earlier`
+    forward first; `every` as in `Follower`.
     """
 
-    def __init__(self, built: Built, chosen: set[int] | None) -> None:
+    def __init__(
+        self,
+        built: Built,
+        chosen: set[int] | None,
+        earlier: Forward | None = None,
+        every: bool = False,
+    ) -> None:
         self.built = built
         self.model = built.model
         self.chosen = chosen
         self.given, text = flatten(built.samples[0])
         self.tree = read_tree(text)
         self.places = [i for i, leaf in enumerate(self.given) if isinstance(leaf, torch.Tensor)]
-        self.follower = Follower(self.model)
+        self.follower = Follower(self.model, every)
         self.leaves: list[Leaf] = []
         self.output_tree = ""
         self.returned = 0
         self.assigned: list[str] = []
         self.shown: list[str] = []
-        self.runs: list[list[Event]] = []
+        self.runs: list[list[Event]] = [] if earlier is None else list(earlier.runs)
 
     def tensors(self, mode: Any) -> list[torch.Tensor]:
         """The tensors to run it on, without memory."""
@@ -107,7 +114,9 @@ class Forward:
         _reseed(len(self.runs))
         before = {path: m._buffers[name] for path, (m, name) in self.buffers().items()}
         with self.follower.following():
+            self.follower.name((f"input {i}", tensor) for i, tensor in enumerate(tensors))
             output = self.model.forward(*args, **kwargs)
+        self.follower.returns(flatten(output)[0])
         self.runs.append(self.follower.log)
         self.check_arguments((args, kwargs), given)
         return self.take_apart(output, before)

@@ -26,6 +26,9 @@ _CALLING = ("_call_impl", "_compiled_call_impl")
 INTERNAL = frozenset(vars(nn.Module())) | {"__dict__", "__class__", *_CALLING}
 """Fields that every module has; guards compare what matters of them."""
 
+HOOKS = tuple(name for name in vars(nn.Module()) if name.startswith(("_forward_", "_backward_")))
+"""Fields of a module that hold its hooks and what is known of each."""
+
 _NAMESPACES = ("SimpleNamespace", "Namespace")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Tensor, type)
 _CODE = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType)

@@ -20,10 +20,12 @@ class Known:
     """The true contents of small integer tensors that were made from nothing but constants.
 
     Each call whose operands are all known is done again on them, in-place calls and views
-    included, so that true tensors share memory where the captured ones do.
+    included, so that true tensors share memory where the captured ones do. `every` takes tensors of
+    all sizes and dtypes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, every: bool = False) -> None:
+        self.every = every
         self._true = WeakTensorKeyDictionary()
         self._lost: set[int] = set()
 
@@ -52,7 +54,8 @@ class Known:
             if _writes(name, kwargs):
                 self._lost |= {t.untyped_storage()._cdata for t in known if t is not None}
             return
-        if not all(tensor.dtype in _INTEGERS and tensor.numel() <= _MOST for tensor in made):
+        small = all(tensor.dtype in _INTEGERS and tensor.numel() <= _MOST for tensor in made)
+        if not (small or self.every):
             return
         if not (made or _writes(name, kwargs)) or any(word in name for word in _DRAWING):
             return

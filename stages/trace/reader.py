@@ -21,6 +21,7 @@ from stages.trace.functions import (
     underlying,
 )
 from stages.trace.holders import (
+    HOOKS,
     INTERNAL,
     Holder,
     Kept,
@@ -40,8 +41,9 @@ _REGISTERED = ("_modules", "_parameters", "_buffers")
 class Reader:
     """What the forward of a model can read and did read.
 
-    `holders` are by the id of their fields, `kept` by the id of what may change. `codes` are the
-    codes outside installed packages that ran. `problems` are sentences on what cannot be watched.
+    `holders` are by the id of their fields, `kept` by the id of what may change, among it what is
+    in `hooks`, the dictionaries of the modules' hooks. `codes` are the codes outside installed
+    packages that ran. `problems` are sentences on what cannot be watched.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -51,6 +53,7 @@ class Reader:
         self.holders: dict[tuple[str, int], Holder] = {}
         self.kept: dict[int, Kept] = {}
         self.codes: list[types.CodeType] = []
+        self.hooks: set[int] = set()
         self.problems: list[str] = []
         self.named: dict[tuple[str, str], None] = {}
         """Modules whose registered modules, parameters or buffers were walked through."""
@@ -73,6 +76,9 @@ class Reader:
         self._keep(shown, fields, None)
         for name in _REGISTERED:
             self._keep(shown, fields[name], None)
+        for name in HOOKS:
+            self._keep(shown, fields[name], None)
+            self.hooks.add(id(fields[name]))
         self._enter_class(type(module), place)
         for name, value in list(fields.items()):
             if name not in INTERNAL:

@@ -15,9 +15,11 @@ HOOK_FIELDS = (
     "_backward_pre_hooks",
 )
 _COMPUTING = ("torch.nn.utils.weight_norm", "torch.nn.utils.spectral_norm")
+"""The modules of hooks that only compute an attribute, which the capture sees."""
 _REQUIRING = "enable_input_require_grads.<locals>.make_inputs_require_grads"
 """A hook of transformers that lets embeddings require gradients, which the capture sees."""
-"""The modules of hooks that only compute an attribute, which the capture sees."""
+_COLLECTING = "install_output_capuring_hook.<locals>.output_capturing_hook"
+"""A hook of transformers that hands a submodule's output to the running forward."""
 
 
 def structure(model: nn.Module) -> dict[str, Any]:
@@ -56,7 +58,8 @@ def own_paths(model: nn.Module) -> dict[int, str]:
 
 def only_computes(hook: Any) -> bool:
     """True for a hook whose only effect is an attribute that the forward reads."""
-    return type(hook).__module__ in _COMPUTING or name_of(hook).endswith(_REQUIRING)
+    named = name_of(hook).endswith((_REQUIRING, _COLLECTING))
+    return named or type(hook).__module__ in _COMPUTING
 
 
 def computed(module: nn.Module) -> set[str]:

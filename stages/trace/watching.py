@@ -26,6 +26,8 @@ from stages.device.readings import (
 )
 from stages.trace.codes import line_that
 from stages.trace.holders import INTERNAL, Holder, Kept, contents, is_generator, put_back
+from stages.trace.known import Known
+from stages.trace.lasting import Lasting
 from stages.trace.moved import Moved
 from stages.trace.reader import Reader
 from stages.trace.structure import (
@@ -73,7 +75,10 @@ class Watcher:
         self._structure = structure(model)
         self._own = own_paths(model)
         self._stack = contextlib.ExitStack()
-        self._written: list[Holder] = []
+        self.changed: dict[tuple[int, Any], str] = {}
+        """What the forward changed, by what holds it and its name there, with a sentence."""
+        self._lasting: Lasting | None = None
+        self._settled = False
 
     def __enter__(self) -> Watcher:
         self._check_hooks()
@@ -88,18 +93,35 @@ class Watcher:
             _restore(kept)
         self._moved.put_back()
         self._check_reads()
-        self.problems += [*self._moved.problems, *self._reader.problems]
+        changed = [] if self._settled else dict.fromkeys(self.changed.values())
+        self.problems += [*changed, *self._moved.problems, *self._reader.problems]
 
     def refuse(self, label: str) -> None:
         """Raises ModelError naming the first thing that a plan cannot do or be sure of."""
         if self.problems:
             raise ModelError(f"{label}: {self.problems[0]}")
 
+    @contextlib.contextmanager
+    def leaving(self, known: Known) -> Iterator[None]:
+        """Within it what a run changes is left for the next one; `known` has the true tensors."""
+        self._lasting = Lasting(self._reader, self._own, known)
+        yield
+
+    def settle(self) -> None:
+        """Takes what the forward changed for what it makes only once, where two runs within
+        `leaving` show it to be that."""
+        if self._lasting is not None:
+            self._settled = self._lasting.settle(self.model, set(self.changed))
+
     def description(self) -> dict[str, Any]:
         """What the forward hung on, as JSON: see `stages.device.readings.check_form`."""
         own = self._own
+        hooks = self._structure["hooks"]
+        if self._settled and self._lasting is not None:
+            hooks = _either_hooks(hooks, self._lasting.hooks)
         return {
             **self._structure,
+            "hooks": hooks,
             "names": [[path, name, self._names(path, name)] for path, name in self._reader.named],
             "holders": [self._describe(holder, own) for holder in self._holders()],
             "states": self._states(),
@@ -114,6 +136,10 @@ class Watcher:
         with _no_modes():
             reads = {name: encode(value, own) for name, value in sorted(holder.reads.items())}
             place = [[step[0], *(encode(part, own) for part in step[1:])] for step in holder.place]
+        for name, before in reads.items() if self._settled and self._lasting else ():
+            later = self._lasting.later.get((id(holder), name), before)
+            if not agree(before, later):
+                reads[name] = ["either", before, later]
         kind, shown = holder.kind, holder.shown
         return {"place": place, "shown": shown, "kind": kind, "reads": reads}
 
@@ -197,17 +223,30 @@ class Watcher:
                         self.problems.append(_on_hook(path, name, hook))
 
     def _check_changes(self) -> None:
-        for kept in self._reader.kept.values():
-            sentence = self._change(kept)
-            if sentence and sentence not in self.problems:
-                self.problems.append(sentence)
+        changed: dict[tuple[int, Any], Kept] = {}
+        for kept in list(self._reader.kept.values()):
+            if is_generator(kept.thing):
+                if _chosen(kept) != kept.at_start:
+                    self.problems.append(_drawn(kept, self._moved.draws))
+                continue
+            for name, sentence in self._changes(kept):
+                key = id(kept.thing), None if id(kept.thing) in self._reader.hooks else name
+                changed[key] = kept
+                if self._lasting is None:
+                    self.changed.setdefault(key, sentence)
+                    _undo(kept, name)
+        if self._lasting is not None:
+            self._lasting.runs.append(changed)
 
-    def _change(self, kept: Kept) -> str | None:
+    def _changes(self, kept: Kept) -> Iterator[tuple[Any, str]]:
+        """The names in a dictionary, or None for another thing, that the last run changed."""
         now = _chosen(kept)
-        if is_generator(kept.thing):
-            return None if now == kept.at_start else _drawn(kept, self._moved.draws)
         if isinstance(kept.thing, dict):
-            return self._change_of_fields(kept, now)
+            yield from self._changes_of_fields(kept, now)
+        elif sentence := self._change(kept, now):
+            yield None, sentence
+
+    def _change(self, kept: Kept, now: Any) -> str | None:
         with _no_modes():
             before, after = encode(kept.at_start, self._own), encode(now, self._own)
         same = len(kept.at_start) == len(now) and all(
@@ -223,14 +262,16 @@ class Watcher:
             f"change it outside the model"
         )
 
-    def _change_of_fields(self, kept: Kept, now: dict[str, Any]) -> str | None:
+    def _changes_of_fields(self, kept: Kept, now: dict[str, Any]) -> Iterator[tuple[Any, str]]:
         holder = self._reader.holders.get(("fields", id(kept.thing)))
         for name in [*now, *(name for name in kept.at_start if name not in now)]:
             before, after = kept.at_start.get(name, ABSENT), now.get(name, ABSENT)
             if _unchanged(before, after) or name in HOOK_FIELDS or self._excused(kept, name):
                 continue
-            return _on_set(kept.shown, name, holder is not None, self._reader.codes)
-        return None
+            if id(kept.thing) in self._reader.hooks:
+                yield name, _on_new_hook(kept.shown, after if before is ABSENT else before)
+            else:
+                yield name, _on_set(kept.shown, name, holder is not None, self._reader.codes)
 
     def _excused(self, kept: Kept, name: str) -> bool:
         """True for a buffer's new value, which the capture sees, for what a computing hook sets,
@@ -300,6 +341,25 @@ def _restore(kept: Kept) -> None:
             kept.thing.pop(name, None)
 
 
+def _undo(kept: Kept, name: Any) -> None:
+    """Gives one part of a thing what it was when the forward began."""
+    if name is None:
+        put_back(kept.thing, kept.at_start)
+    elif name in kept.at_start:
+        kept.thing[name] = kept.at_start[name]
+    else:
+        kept.thing.pop(name, None)
+
+
+def _either_hooks(before: list[list[Any]], after: list[list[Any]]) -> list[list[Any]]:
+    """The hooks of each submodule, twice where they are others afterwards."""
+    one, other = ({path: names for path, *names in hooks} for hooks in (before, after))
+    differing = [path for path in {**one, **other} if one.get(path) != other.get(path)]
+    return [*before, *([path] for path in differing if path not in one)] + [
+        [path, *other.get(path, [])] for path in differing
+    ]
+
+
 def _unchanged(before: Any, after: Any) -> bool:
     if before is after:
         return True
@@ -330,6 +390,13 @@ def _on_hook(path: str, field: str, hook: Any) -> str:
     return (
         f"{path} has the {kind} {name_of(hook)}, which a plan would not run; remove it before "
         f"planning, do its work in the forward, or put it on the whole model"
+    )
+
+
+def _on_new_hook(shown: str, hook: Any) -> str:
+    return (
+        f"the forward puts the hook {name_of(hook)} on {shown or 'the model'} or removes it, which "
+        f"a plan would not do; do its work in the forward"
     )
 
 

@@ -49,7 +49,9 @@ class Watch:
         self.holders = description["holders"]
         self.names = description["names"]
         self.types = {path: [module, name] for path, module, name in description["modules"]}
-        self.hooked = {path: hooks for path, *hooks in description["hooks"]}
+        self.hooked: dict[str, list[list[str]]] = {}
+        for path, *hooks in description["hooks"]:
+            self.hooked.setdefault(path, []).append(hooks)
         self.none = [path for path, _, shape, _ in description["tensors"] if shape is None]
         self.states = [
             (name, STATES[name], value)
@@ -153,7 +155,7 @@ class Watch:
                 continue
             dicts = [vars(module)[name] for name in _HOOKS]
             found = [_name_of(hook) for hooks in dicts for hook in hooks.values()]
-            if found == self.hooked.get(path, []):
+            if found in self.hooked.get(path, [[]]):
                 target = lists.hooked if found else lists.hookless
                 for hooks in dicts:
                     target.append(hooks)
@@ -164,9 +166,8 @@ class Watch:
                     f"remove it or put it on the whole model"
                 )
             else:
-                raise Difference(
-                    f"{path} no longer has the hook {self.hooked[path][0]} the plan was made with"
-                )
+                gone = next(filter(None, self.hooked[path]))[0]
+                raise Difference(f"{path} no longer has the hook {gone} the plan was made with")
 
     def _take_names(self, modules: dict[str, torch.nn.Module], lists: _Lists) -> None:
         for path in self.none:

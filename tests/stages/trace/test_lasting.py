@@ -1,0 +1,109 @@
+"""What a forward makes once and then finds made is planned; what changes again, or makes other
+numbers the first time, is refused."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from schemas.errors import ModelError
+from tests.stages.generate.plans import check_equal, generated, step, traced
+
+
+class Model(nn.Module):
+    """A linear layer around what `does` does."""
+
+    def __init__(self, does: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.made: Any = None
+        self.count = 0
+        self.does = does
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.does(self, self.layer(x))
+
+
+def flags(self: Any, x: torch.Tensor) -> torch.Tensor:
+    if not self.made:
+        self.made = True
+    return x.tanh()
+
+
+def caches(self: Any, x: torch.Tensor) -> torch.Tensor:
+    if self.made is None:
+        self.made = [torch.arange(3.0).mul_(2), x.shape[-1]]
+    return x * self.made[0]
+
+
+def of_the_input(self: Any, x: torch.Tensor) -> torch.Tensor:
+    if self.made is None:
+        self.made = x.detach().mean(0)
+    return x * self.made
+
+
+def other_numbers(self: Any, x: torch.Tensor) -> torch.Tensor:
+    if self.made is None:
+        self.made = True
+        return x.tanh()
+    return x.sin()
+
+
+def other_output(self: Any, x: torch.Tensor) -> torch.Tensor:
+    one, other = x.tanh(), x.sin()
+    if self.made is None:
+        self.made = True
+        return one
+    return other
+
+
+def other_cache(self: Any, x: torch.Tensor) -> torch.Tensor:
+    if self.made is None:
+        self.made = torch.ones(3)
+        return x * torch.zeros(3)
+    return x * self.made
+
+
+def warms_up(self: Any, x: torch.Tensor) -> torch.Tensor:
+    if self.count < 5:
+        self.count += 1
+    return x.tanh()
+
+
+def sample() -> Any:
+    return (torch.randn(2, 3),), {}
+
+
+@pytest.mark.parametrize("does", [flags, caches], ids=lambda does: does.__name__)
+def test_what_is_made_once_is_planned_and_may_be_there(does: Any, tmp_path: Path) -> None:
+    model = Model(does)
+    graph, built = traced((model, sample()))
+    assert model.made is None
+    twin = copy.deepcopy(model)
+    planned = generated(graph, tmp_path / "plan").load(copy.deepcopy(model))
+    for number in range(3):
+        given = built.samples[0]
+        check_equal((planned, *step(planned, given, number)), (twin, *step(twin, given, number)))
+        planned.made = twin.made
+    if does is caches:
+        planned.made = [torch.ones(3), 3]
+        with pytest.raises(RuntimeError, match="made"):
+            planned(*sample()[0])
+
+
+@pytest.mark.parametrize(
+    "does",
+    [of_the_input, other_numbers, other_output, other_cache, warms_up],
+    ids=lambda does: does.__name__,
+)
+def test_what_changes_numbers_or_again_is_refused(does: Any) -> None:
+    model = Model(does)
+    with pytest.raises(ModelError, match=r"the forward sets (made|count) at tests"):
+        traced((model, sample()))
+    assert model.made is None and model.count == 0
