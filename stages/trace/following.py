@@ -20,6 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from stages.trace.known import Known
 from stages.trace.source import is_foreign
+from stages.trace.unlike import check_call
 
 Event = tuple[str, str]
 """A call in words that are the same in two equal runs, and its "file:line"."""
@@ -31,8 +32,9 @@ class Follower(TorchFunctionMode):
     `known` has the integers that hang on no input (`stages.trace.known`).
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, label: str) -> None:
         super().__init__()
+        self.label = label
         self.paths = {id(module): path for path, module in model.named_modules()}
         self.stack: list[str] = []
         self.log: list[Event] = []
@@ -44,6 +46,7 @@ class Follower(TorchFunctionMode):
     ) -> Any:
         named = kwargs or {}
         place = _place()
+        check_call(self.label, getattr(func, "__name__", ""), args, place)
         words = f"{_name(func)} in {self.stack[-1:]} of {self._words(args)} {self._words(named)}"
         with self._described(place):
             result = func(*args, **named)
@@ -70,7 +73,7 @@ class Follower(TorchFunctionMode):
                 follower.stack.pop()
 
         self.log, self._numbers = [], WeakTensorKeyDictionary()
-        nn.Module.__call__ = entered  # type: ignore[method-assign, assignment]
+        nn.Module.__call__ = entered  # type: ignore[method-assign]
         try:
             with self:
                 yield
