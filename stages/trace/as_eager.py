@@ -93,7 +93,7 @@ def _with_python() -> Iterator[torch._ops.OpOverload]:
             continue
         packet = getattr(torch.ops.aten, packet_name, None)
         overload = getattr(packet, overload_name or "default", None)
-        if any(key in getattr(overload, "py_kernels", ()) for key in _KEYS):
+        if overload and any(key in getattr(overload, "py_kernels", ()) for key in _KEYS):
             yield overload
 
 

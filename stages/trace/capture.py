@@ -25,6 +25,7 @@ from stages.trace.as_eager import compiling, packed_sequences, whole_operators
 from stages.trace.checkpoints import without_checkpoints
 from stages.trace.following import first_difference
 from stages.trace.forward import FakeConstantError, Forward, Leaf
+from stages.trace.refusals import check_placeholder, reason, tensor_constant
 from stages.trace.source import location_of
 from stages.trace.watching import Watcher, watching
 
@@ -128,7 +129,7 @@ def _describe(built: Built, graph: fx.GraphModule, forward: Forward) -> Capture:
     from torch._functorch._aot_autograd import descriptors as d
 
     leaves, tree = forward.leaves, forward.output_tree
-    result = Capture(graph, {}, {}, {}, {}, [], {}, {}, _constants(graph), leaves, tree)
+    result = Capture(graph, {}, {}, {}, {}, [], {}, {}, _constants(built, graph), leaves, tree)
     for node in graph.graph.find_nodes(op="placeholder"):
         desc = node.meta["desc"]
         if isinstance(desc, d.ParamAOTInput):
@@ -140,7 +141,7 @@ def _describe(built: Built, graph: fx.GraphModule, forward: Forward) -> Capture:
         elif isinstance(desc, d.TangentAOTInput) and isinstance(desc.output, d.PlainAOTOutput):
             result.tangents[node] = desc.output.idx
         else:
-            raise ModelError(f"{built.label}: the capture has an unknown input {desc!r}")
+            check_placeholder(built.label, graph, desc)
     output = graph.graph.output_node()
     outputs: dict[int, fx.Node] = {}
     for node, desc in zip(output.args[0], output.meta["desc"], strict=True):  # type: ignore
@@ -183,9 +184,10 @@ def _written_buffer(desc: Any, d: Any, forward: Forward) -> str:
     )
 
 
-def _constants(graph: fx.GraphModule) -> dict[fx.Node, torch.Tensor]:
+def _constants(built: Built, graph: fx.GraphModule) -> dict[fx.Node, torch.Tensor]:
     return {
-        node: getattr(graph, str(node.target)) for node in graph.graph.find_nodes(op="get_attr")
+        node: tensor_constant(built.label, getattr(graph, str(node.target)))
+        for node in graph.graph.find_nodes(op="get_attr")
     }
 
 
@@ -256,17 +258,8 @@ def _errors(built: Built) -> Iterator[None]:
         where = location_of(error)
         place = f" at {where}" if where else ""
         raise ModelError(
-            f"{built.label}: the model cannot be captured{place}: {_reason(error)}"
+            f"{built.label}: the model cannot be captured{place}: {reason(built.model, error)}"
         ) from error
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-def _reason(error: BaseException) -> str:
-    text = str(error).strip()
-    dependent = ("data-dependent", "DataDependent", "GuardOnDataDependent", "_local_scalar_dense")
-    if any(word in text or word in type(error).__name__ for word in dependent):
-        return "its control flow or a shape depends on the data of a tensor"
-    first = text.splitlines()[0] if text else ""
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__

@@ -23,6 +23,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from stages.device.readings import digest_of
 from stages.trace.known import Known
 from stages.trace.source import is_foreign
+from stages.trace.unlike import check_call
 
 Event = tuple[str, str]
 """A call in words that are the same in two equal runs, and its "file:line"."""
@@ -39,9 +40,10 @@ class Follower(TorchFunctionMode):
     by their bytes, so that two runs are alike where one makes what the other finds made.
     """
 
-    def __init__(self, model: nn.Module, every: bool = False) -> None:
+    def __init__(self, model: nn.Module, label: str, every: bool = False) -> None:
         super().__init__()
         self.model = model
+        self.label = label
         self.paths = {id(module): path for path, module in model.named_modules()}
         self._own: dict[str, str] = {}
         first: dict[int, str] = {}
@@ -57,6 +59,7 @@ class Follower(TorchFunctionMode):
     ) -> Any:
         named = kwargs or {}
         place = _place()
+        check_call(self.label, getattr(func, "__name__", ""), args, place)
         words = f"{_name(func)} in {self.stack[-1:]} of {self._words(args)} {self._words(named)}"
         with self._described(place):
             result = func(*args, **named)
@@ -101,7 +104,7 @@ class Follower(TorchFunctionMode):
 
         self.log, self._numbers = [], WeakTensorKeyDictionary()
         self.name((self._own[path], tensor) for path, tensor in _own_tensors(self.model))
-        nn.Module.__call__ = entered  # type: ignore[method-assign, assignment]
+        nn.Module.__call__ = entered  # type: ignore[method-assign]
         try:
             with self:
                 yield

@@ -55,7 +55,7 @@ class Forward:
         self.given, text = flatten(built.samples[0])
         self.tree = read_tree(text)
         self.places = [i for i, leaf in enumerate(self.given) if isinstance(leaf, torch.Tensor)]
-        self.follower = Follower(self.model, every)
+        self.follower = Follower(self.model, built.label, every)
         self.leaves: list[Leaf] = []
         self.output_tree = ""
         self.returned = 0

@@ -67,9 +67,9 @@ def region_of(device: torch.device, tensors: Sequence[torch.Tensor]) -> Region |
 
 def _node(device: torch.device) -> Any:
     """The node of a cast that autocast keeps as long as the region: one object for each region."""
-    probes = vars(_probes)
+    probes: dict[torch.device, torch.Tensor] = vars(_probes).setdefault("of", {})
     if device not in probes:
         probes[device] = torch.empty(0, 0, device=device, requires_grad=True)
     probe = probes[device]
-    made = torch.mm(probe, probe)
-    return made.grad_fn.next_functions[0][0]
+    multiplied: Any = torch.mm(probe, probe).grad_fn
+    return multiplied.next_functions[0][0]

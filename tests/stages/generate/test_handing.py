@@ -124,12 +124,14 @@ def test_a_weight_that_is_also_used_outside_is_summed_in_eagers_order(
     graph, built = parts
     model = generated(graph, tmp_path / "plan").load(copy.deepcopy(built.model))
     args, _ = built.samples[0]
+    each: Any
     for each in (model, built.model):
         outside = each.head.weight.sin()
         twice = each(*args) + each(args[0].flip(0))
         ((twice @ each.head.weight).square().mean() + outside.sum()).backward()
     for one, other in zip(model.parameters(), built.model.parameters(), strict=True):
-        assert one.grad is not None and torch.equal(one.grad, other.grad)
+        assert one.grad is not None and other.grad is not None
+        assert torch.equal(one.grad, other.grad)
     built.model.zero_grad()
 
 

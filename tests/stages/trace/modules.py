@@ -448,7 +448,7 @@ def listing() -> Made:
 class Filling(nn.Linear):
     """Writes into the dictionary that it is given."""
 
-    def forward(self, x: torch.Tensor, found: dict[str, torch.Tensor]) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, found: dict[str, torch.Tensor]) -> torch.Tensor:  # type: ignore[override]
         found["hidden"] = super().forward(x)
         return found["hidden"].tanh()
 
@@ -489,7 +489,7 @@ class Record:
 class Naming(nn.Linear):
     """Is given and returns named tuples and dataclasses."""
 
-    def forward(self, given: Record) -> Record:
+    def forward(self, given: Record) -> Record:  # type: ignore[override]
         y = super().forward(given.pair.left) * given.pair.right
         return Record(Pair(y, y.square()), "done")
 

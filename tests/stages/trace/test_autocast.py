@@ -105,7 +105,7 @@ AROUND: dict[str, Around] = {
 
 
 def check(model: nn.Module, tokens: torch.Tensor, around: Around, path: Path) -> None:
-    sample = ((tokens,), {})
+    sample: Any = ((tokens,), {})
     with around():
         graph, _ = traced((model, sample))
     planned = generated(graph, path).load(copy.deepcopy(model))

@@ -76,7 +76,7 @@ def test_the_workspace_of_an_lstm_has_the_size_that_it_really_has(tmp_path: Path
     [layer] = [op for op in graph.ops if op.target == LAYER]
     assert layer.outputs[WORKSPACE] != NONE
     workspace = graph.values[layer.outputs[WORKSPACE]]
-    weights = [weight.detach() for weight in nn.LSTM(16, 32)._flat_weights]
+    weights = [weight.detach() for weight in nn.LSTM(16, 32).parameters()]
     state = torch.zeros(8, 32)
     real = torch.ops.aten.mkldnn_rnn_layer.default(
         torch.randn(10, 8, 16),

@@ -1,0 +1,83 @@
+"""What is said of a model that cannot be captured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from schemas.errors import ModelError
+from stages.trace.source import source_of
+
+_LOOKING = (
+    *("data-dependent", "DataDependent", "GuardOnDataDependent", "_local_scalar_dense"),
+    ".numpy() is not supported",
+)
+_SHAPED = ("DynamicOutputShape",)
+_BATCH_NORM = nn.modules.batchnorm._BatchNorm
+
+
+def reason(model: nn.Module, error: BaseException) -> str:
+    """Why the capture of a model raised an error."""
+    text = str(error).strip()
+    said = f"{type(error).__name__} {text}"
+    if any(word in said for word in _LOOKING):
+        return _looking(model)
+    first = text.splitlines()[0] if text else ""
+    if any(word in said for word in _SHAPED):
+        return (
+            f"the shape of what {first or 'an operator'} gives depends on the data of a tensor: "
+            "let all shapes follow from the inputs' shapes, with a mask for instance, or compute "
+            "it outside of the model"
+        )
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def _looking(model: nn.Module) -> str:
+    for path, module in model.named_modules():
+        tracking = isinstance(module, _BATCH_NORM) and module.track_running_stats
+        if tracking and module.training and module.momentum is None:
+            return (
+                f"{path or 'the model'} has momentum=None, so that it averages by its count of "
+                "batches, which depends on the data of a tensor: give it a momentum"
+            )
+    return (
+        "its control flow, a shape or a number in it depends on the data of a tensor, or a "
+        "function that it calls checks that data: do so outside of the model"
+    )
+
+
+def check_placeholder(label: str, graph: fx.GraphModule, desc: Any) -> None:
+    """Raises ModelError for an input of the capture that nothing can be given for."""
+    effect = next((node for node in graph.graph.nodes if "with_effects" in str(node.target)), None)
+    if type(desc).__name__ == "ForwardTokenAOTInput" and effect is not None:
+        where = source_of(effect.meta)
+        raise ModelError(
+            f"{label}: {effect.args[1]}{f' at {where}' if where else ''} looks at the data of a "
+            "tensor to raise an error, which a plan would not do: use a function that does not "
+            "check, as torch.linalg.inv_ex, solve_ex and cholesky_ex"
+        )
+    written = getattr(getattr(desc, "output", None), "mutated_input", None)
+    target = getattr(written, "target", None)
+    if target is not None:
+        raise ModelError(
+            f"{label}: the model writes to {target!r} during the forward (as "
+            "Embedding(max_norm=...) does) and differentiates through it: do so between the steps"
+        )
+    raise ModelError(f"{label}: the capture has an unknown input {desc!r}")
+
+
+def tensor_constant(label: str, value: Any) -> torch.Tensor:
+    """A constant of the capture; raises ModelError where it is no tensor."""
+    if isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, torch.Generator) or "Generator" in type(value).__name__:
+        raise ModelError(
+            f"{label}: the model draws from a torch.Generator of its own, which a plan cannot "
+            "draw from again: let it draw from PyTorch's default generator"
+        )
+    raise ModelError(
+        f"{label}: the model uses a {type(value).__name__} inside an operator, which a plan "
+        "cannot keep: let it use tensors"
+    )

@@ -1,0 +1,32 @@
+"""Calls that eager answers in another way on true numbers than a capture shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from schemas.errors import ModelError
+
+_CAST_INSIDE = ("affine_grid", "affine_grid_generator", "bilinear", "linalg_pinv", "pinv")
+"""What multiplies matrices inside one operator, where eager's autocast casts and a step's does
+not."""
+
+
+def check_call(label: str, name: str, args: tuple[Any, ...], place: str) -> None:
+    """Raises ModelError where a plan of the call `name`, at the "file:line" `place`, would give
+    other numbers than eager."""
+    tensor = next((arg for arg in args if isinstance(arg, torch.Tensor)), None)
+    if tensor is None:
+        return
+    at = f" at {place}" if place else ""
+    if name == "prod" and tensor.requires_grad and torch.is_grad_enabled():
+        raise ModelError(
+            f"{label}: the backward of prod(){at} looks for zeros in the data, which a plan "
+            "cannot do: multiply the parts with each other, or use cumprod() and its last element"
+        )
+    if name in _CAST_INSIDE and torch.is_autocast_enabled(tensor.device.type):
+        raise ModelError(
+            f"{label}: {name}(){at} runs under autocast, which casts inside it where a plan does "
+            "not follow: call it in a region with torch.autocast(..., enabled=False)"
+        )
