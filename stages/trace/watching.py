@@ -136,8 +136,9 @@ class Watcher:
         with _no_modes():
             reads = {name: encode(value, own) for name, value in sorted(holder.reads.items())}
             place = [[step[0], *(encode(part, own) for part in step[1:])] for step in holder.place]
-        for name, before in reads.items() if self._settled and self._lasting else ():
-            later = self._lasting.later.get((id(holder), name), before)
+        found = self._lasting.later if self._settled and self._lasting is not None else {}
+        for name, before in reads.items():
+            later = found.get((id(holder), name), before)
             if not agree(before, later):
                 reads[name] = ["either", before, later]
         kind, shown = holder.kind, holder.shown
