@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import traceback as fx_traceback
 
 from schemas.errors import ModelError
 from stages.device.factory import Built
@@ -203,7 +204,7 @@ def _fake_constants(built: Built) -> str:
     return f"a tensor of the model{named} has no data under fake tensors"
 
 
-_SUM = "Gradient addition node"
+_SUM = getattr(fx_traceback, "GRADIENT_ACC_SPECIAL_STACK", "Gradient addition node")
 """What AOTAutograd writes beside the sums that autograd makes of gradients that meet."""
 
 

@@ -62,6 +62,7 @@ class Reader:
         self.paths: dict[int, str] = {id(module): path for path, module in model.named_modules()}
         self._modules = {id(vars(module)): module for module in model.modules()}
         self._functions: dict[types.CodeType, tuple[Place, Any]] = {}
+        self._alike: dict[types.CodeType, dict[int, tuple[Place, Any]]] = {}
         self._seen: set[int] = set()
         self._ran: set[types.CodeType] = set()
         self._patched: dict[type, Any] = {}
@@ -104,7 +105,12 @@ class Reader:
             return
         place = (*place, ("function",))
         if is_users(function):
-            self._functions.setdefault(function.__code__, (place, function))
+            known = self._functions.get(function.__code__)
+            if known is None or known[1].__code__ is not function.__code__:
+                self._functions[function.__code__] = (place, function)
+            self._alike.setdefault(function.__code__, {})[id(function)] = (place, function)
+            if function.__code__ in self._ran:
+                self._note_cells(function.__code__, function, place)
             for inner in nested(function.__code__):
                 self._functions.setdefault(inner, (place, function))
         for name, cell in cells_of(function):
@@ -350,15 +356,21 @@ class Reader:
     def _note_closure(
         self, code: types.CodeType, frame: types.FrameType, place: Place | None, function: Any
     ) -> None:
-        around = dict(cells_of(function)) if function is not None else {}
+        for at, alike in self._alike.get(code, {}).values():
+            self._note_cells(code, alike, at)
         for name in code.co_freevars:
-            if name in around:
-                self._note_cell(function, place or (), name, content_of(around[name]))
-            elif function is None and _is_data(value := frame.f_locals.get(name)):
+            if function is None and _is_data(value := frame.f_locals.get(name)):
                 self.problems.append(
                     f"{code.co_name} reads {name!r}, {_kind(value)} from around it, which cannot "
                     f"be watched; pass it as an argument or keep it as an attribute of the model"
                 )
+
+    def _note_cells(self, code: types.CodeType, function: Any, place: Place) -> None:
+        """Notes what a function has around it: others of the same code may have something else."""
+        around = dict(cells_of(function))
+        for name in code.co_freevars:
+            if name in around:
+                self._note_cell(function, place, name, content_of(around[name]))
 
     def _note_cell(self, function: Any, place: Place, name: str, value: Any) -> None:
         key = ("cells", id(function))

@@ -146,7 +146,7 @@ class _Output(torch.autograd.Function):
         return output.detach()
 
     @staticmethod
-    def backward(ctx: Any, tangent: torch.Tensor | None) -> torch.Tensor | None:  # type: ignore[override]
+    def backward(ctx: Any, tangent: torch.Tensor | None) -> torch.Tensor | None:
         return tangent
 
 

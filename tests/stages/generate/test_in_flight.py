@@ -33,7 +33,7 @@ def test_statistics_that_an_evaluation_reads_may_not_change(tmp_path: Path) -> N
     for module in (planned_of(model, tmp_path / "plan"), model):
         loss = module(ROWS).square().sum()
         module.get_buffer("1.running_var").mul_(2)
-        with pytest.raises(RuntimeError, match="running_var|modified by an inplace operation"):
+        with pytest.raises(RuntimeError, match=r"running_var|modified by an inplace operation"):
             loss.backward()
 
 

@@ -30,6 +30,7 @@ from tests.stages.generate.plans import (
 )
 from tests.stages.generate.watched import traced_watched
 from tests.stages.generate.watched_models import Inner, Pair, Settings, Whole, scaling
+from tests.stages.trace.modules import closing
 
 X = torch.ones(2, 3)
 
@@ -477,3 +478,15 @@ def _steps(graph: Any) -> Any:
 
     costs = timeless(graph)
     return replay(graph, costs, open_schedule(graph, costs, keep_all(graph), False)).steps
+
+
+@pytest.mark.parametrize("which", ["one", "other"])
+def test_functions_of_one_code_are_watched_each_with_what_is_around_it(
+    which: str, tmp_path: Path
+) -> None:
+    graph, built = traced_watched(closing())
+    module = generated(graph, tmp_path / "closing").load(built.model)
+    module(torch.randn(3, 4))
+    getattr(module, which)[0] = 9.0
+    with pytest.raises(RuntimeError, match="reads from around it"):
+        module(torch.randn(3, 4))

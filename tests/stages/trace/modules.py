@@ -507,3 +507,25 @@ class Twice(nn.Linear):
 
 def twice() -> Made:
     return Twice(4, 4), ((torch.randn(3, 4, requires_grad=True),), {})
+
+
+def scaled_by(factors: list[float]) -> Any:
+    return lambda x: x * factors[0]
+
+
+class Closing(nn.Linear):
+    """Calls functions of one code, each with a list of its own around it."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.one, self.other = [2.0], [3.0]
+        self.functions = [scaled_by(self.one), scaled_by(self.other)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for function in self.functions:
+            x = function(x)
+        return super().forward(x)
+
+
+def closing() -> Made:
+    return Closing(), ((torch.randn(3, 4),), {})

@@ -176,12 +176,12 @@ class PlanMismatch(RuntimeError):  # noqa: N818
 class One(Two):
     """Takes two inputs for one."""
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return super().forward(x, x)
 
 
 class Refusing(Two):
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
         if x is not y:
             raise PlanMismatch("y is another tensor than x")
         return super().forward(x, y)
