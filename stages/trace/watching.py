@@ -30,6 +30,7 @@ from stages.trace.known import Known
 from stages.trace.lasting import Lasting
 from stages.trace.moved import Moved
 from stages.trace.reader import Reader
+from stages.trace.sentences import at, drawn, named, on_hook, on_new_hook, on_set
 from stages.trace.structure import (
     HOOK_FIELDS,
     computed,
@@ -221,14 +222,14 @@ class Watcher:
             for name in HOOK_FIELDS if path else ():
                 for hook in vars(module)[name].values():
                     if not only_computes(hook):
-                        self.problems.append(_on_hook(path, name, hook))
+                        self.problems.append(on_hook(path, name, hook))
 
     def _check_changes(self) -> None:
         changed: dict[tuple[int, Any], Kept] = {}
         for kept in list(self._reader.kept.values()):
             if is_generator(kept.thing):
                 if _chosen(kept) != kept.at_start:
-                    self.problems.append(_drawn(kept, self._moved.draws))
+                    self.problems.append(drawn(kept, self._moved.draws))
                 continue
             for name, sentence in self._changes(kept):
                 key = id(kept.thing), None if id(kept.thing) in self._reader.hooks else name
@@ -259,7 +260,7 @@ class Watcher:
         codes = self._reader.codes
         line = line_that(codes, "read", name) or line_that(codes, "name", name)
         return (
-            f"the forward changes {kept.shown}{_at(line)}, which a plan would not do; "
+            f"the forward changes {kept.shown}{at(line)}, which a plan would not do; "
             f"change it outside the model"
         )
 
@@ -270,9 +271,9 @@ class Watcher:
             if _unchanged(before, after) or name in HOOK_FIELDS or self._excused(kept, name):
                 continue
             if id(kept.thing) in self._reader.hooks:
-                yield name, _on_new_hook(kept.shown, after if before is ABSENT else before)
+                yield name, on_new_hook(kept.shown, after if before is ABSENT else before)
             else:
-                yield name, _on_set(kept.shown, name, holder is not None, self._reader.codes)
+                yield name, on_set(kept.shown, name, holder is not None, self._reader.codes)
 
     def _excused(self, kept: Kept, name: str) -> bool:
         """True for a buffer's new value, which the capture sees, for what a computing hook sets,
@@ -319,7 +320,7 @@ class Watcher:
         for tensor in _tensors(value):
             if tensor.requires_grad and id(tensor) not in self._own:
                 self.problems.append(
-                    f"{_named(holder, name)} holds a tensor that requires a gradient and is no "
+                    f"{named(holder, name)} holds a tensor that requires a gradient and is no "
                     f"parameter of the model; register it as one"
                 )
 
@@ -384,50 +385,6 @@ def _tensors(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
     elif isinstance(value, list | tuple | set | dict) and depth < 6:
         for item in value.values() if isinstance(value, dict) else value:
             yield from _tensors(item, depth + 1)
-
-
-def _on_hook(path: str, field: str, hook: Any) -> str:
-    kind = field.strip("_").replace("_", " ").removesuffix("s")
-    return (
-        f"{path} has the {kind} {name_of(hook)}, which a plan would not run; remove it before "
-        f"planning, do its work in the forward, or put it on the whole model"
-    )
-
-
-def _on_new_hook(shown: str, hook: Any) -> str:
-    return (
-        f"the forward puts the hook {name_of(hook)} on {shown or 'the model'} or removes it, which "
-        f"a plan would not do; do its work in the forward"
-    )
-
-
-def _on_set(shown: str, name: str, fields: bool, codes: list[types.CodeType]) -> str:
-    whole = f"{shown}.{name}" if shown else name
-    if not fields and shown:
-        line = line_that(codes, "read", shown.rpartition(".")[2])
-        what = f"changes {name!r} in {shown}" if not name.isidentifier() else f"changes {whole}"
-    else:
-        line = line_that(codes, "attribute", name) or line_that(codes, "global", name)
-        what = f"sets {whole}"
-    return (
-        f"the forward {what}{_at(line)}, which a plan would not do; return it, keep it in a "
-        f"buffer, or where it is only made once run the model once before planning"
-    )
-
-
-def _drawn(kept: Kept, draws: dict[int, str]) -> str:
-    return (
-        f"the forward draws from {kept.shown}{_at(draws.get(id(kept.thing), ''))}, and a plan "
-        f"would keep what was drawn when it was made; draw with torch's default generator"
-    )
-
-
-def _named(holder: Holder, name: str) -> str:
-    return f"{holder.shown}.{name}" if holder.shown else name
-
-
-def _at(line: str) -> str:
-    return f" at {line}" if line else ""
 
 
 def _no_modes() -> Any:
