@@ -104,3 +104,28 @@ def test_the_function_is_found_however_it_is_asked_for() -> None:
     assert plan is stages.plan is stages.one_call.plan
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         stages.nothing  # noqa: B018
+
+
+class Showing(torch.nn.Module):
+    """Gives its caller a parameter and its input beside what it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(16, 16)
+        self.scale = torch.nn.Parameter(torch.randn(16))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.layer(x), self.scale, x
+
+
+def test_what_is_outside_the_step_takes_no_memory_of_it(store: Path) -> None:
+    model = Showing().train()
+    x = torch.randn(8, 16)
+    own = copy.deepcopy(model)
+    fitted, made = stages.plan(model, (x,), budget="100%", store=store, **SETTINGS)
+    assert made.feasible
+    for module in (own, fitted):
+        sum(output.sum() for output in module(x)).backward()
+    for mine, other in zip(own.parameters(), model.parameters(), strict=True):
+        assert mine.grad is not None and other.grad is not None
+        assert torch.equal(mine.grad, other.grad)

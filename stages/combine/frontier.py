@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from schemas.costs import Costs
+from schemas.errors import ArtifactError
 from schemas.frontier import Frontier, Point, pareto
 from schemas.graph import Graph
 from schemas.problem import Problem
@@ -33,6 +34,9 @@ def frontier(
     place. The result does not depend on `workers`, the number of threads. Raises ScheduleError
     when replay refuses a candidate.
     """
+    nodes = {node.op for node in problem.nodes}
+    if not all(nodes.issuperset(candidate.executions) for candidate in candidates):
+        raise ArtifactError("the blocks run ops that are none of the graph's: make them of it")
     played = _Played(graph, costs, problem)
     everything = played.replay(keep_all.executions, in_place=False)
     if strategy.polished:

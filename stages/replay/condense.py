@@ -28,7 +28,7 @@ def condense(graph: Graph, costs: Costs, ordered: bool = True) -> Problem:
     producer = {
         storage: position for position, op in enumerate(kept) for storage in _made(graph, op)
     }
-    held = _held(graph)
+    held = _held(graph) - fixed
     further = further_contributions(graph)
     gradients = {
         graph.values[gradient.gradient].storage

@@ -141,6 +141,14 @@ def _describe(built: Built, graph: fx.GraphModule, forward: Forward) -> Capture:
             result.inputs[node] = forward.places[desc.idx]
         elif isinstance(desc, d.TangentAOTInput) and isinstance(desc.output, d.PlainAOTOutput):
             result.tangents[node] = desc.output.idx
+        elif isinstance(desc, d.TangentAOTInput) and isinstance(
+            getattr(desc.output, "mutated_input", None), d.ParamAOTInput
+        ):
+            raise ModelError(
+                f"{built.label}: the forward changes its parameter "
+                f"{desc.output.mutated_input.target!r} in place, which a plan would not do: "  # type: ignore
+                "change it between steps"
+            )
         else:
             check_placeholder(built.label, graph, desc)
     output = graph.graph.output_node()

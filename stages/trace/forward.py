@@ -113,11 +113,18 @@ class Forward:
         args, kwargs = self.tree.unflatten(given)
         _reseed(len(self.runs))
         before = {path: m._buffers[name] for path, (m, name) in self.buffers().items()}
+        asked = [(path, w, w.requires_grad) for path, w in self.model.named_parameters()]
         with self.follower.following():
             self.follower.name((f"input {i}", tensor) for i, tensor in enumerate(tensors))
             output = self.model.forward(*args, **kwargs)
         self.follower.returns(flatten(output)[0])
         self.runs.append(self.follower.log)
+        for path, weight, before_run in asked:
+            if weight.requires_grad != before_run:
+                raise ModelError(
+                    f"{self.built.label}: the forward sets requires_grad of its parameter "
+                    f"{path!r}, which a plan would not do: set it before the model is planned"
+                )
         self.check_arguments((args, kwargs), given)
         return self.take_apart(output, before)
 

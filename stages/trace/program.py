@@ -152,6 +152,11 @@ class _Lowering:
     def constant(self, node: fx.Node) -> Variable:
         """A tensor that is no parameter, buffer or input, the same for all its places."""
         tensor = self.capture.constants[node]
+        if not isinstance(tensor, torch.Tensor):
+            raise ModelError(
+                f"the forward uses a {type(tensor).__name__} that is no tensor, as a random "
+                "generator of its own, which a plan cannot keep"
+            )
         if tensor.requires_grad:
             raise ModelError(
                 "the model reads a trained tensor that is none of its parameters, as where layers "

@@ -4,10 +4,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from schemas.errors import ArtifactError
 from schemas.problem import Problem
 from stages.combine.bounds import least_peak, least_seconds
+from stages.combine.candidate import Candidate
+from stages.combine.frontier import frontier
 from stages.combine.opening import Opener
 from stages.combine.polish import Polisher
+from stages.combine.registry import strategy
 from stages.replay.condense import condense
 from stages.replay.referee import replay
 from tests.stages.combine.problems import problems, two_layers
@@ -41,3 +45,12 @@ def test_each_view_that_is_read_counts_once() -> None:
         played = replay(graph, costs, everything)
         assert played.seconds == pytest.approx(seconds)
         assert least_seconds(graph, costs, condensed, played.peak) == pytest.approx(seconds)
+
+
+def test_blocks_of_another_graph_are_refused() -> None:
+    graph, costs = graph_of(two_layers(), False)
+    condensed = condense(graph, costs)
+    keep_all = Candidate([node.op for node in condensed.nodes], [], "keep all")
+    other = Candidate([*keep_all.executions, 99], [], "other")
+    with pytest.raises(ArtifactError, match="none of the graph's"):
+        frontier(graph, "", costs, condensed, strategy("rotor"), [other], keep_all)

@@ -144,7 +144,19 @@ def chooses_attention(self: Any, x: torch.Tensor) -> torch.Tensor:
         return nn.functional.scaled_dot_product_attention(x[None], x[None], x[None])[0]
 
 
+def freezes(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.layer.weight.requires_grad_(False)
+    return x
+
+
+def clamps(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.layer.weight.data.clamp_(-0.1, 0.1)
+    return self.layer(x)
+
+
 REFUSED = [
+    (clamps, "changes its parameter 'layer.weight' in place"),
+    (freezes, "sets requires_grad of its parameter 'layer.weight'"),
     (counts, "sets counter at tests/stages/trace/test_watching.py:"),
     (keeps, "sets last at tests"),
     (appends, "changes history at tests"),
@@ -381,3 +393,21 @@ def test_the_description_repeats_itself() -> None:
 def test_real_models_are_not_refused(made: Any) -> None:
     _, built = traced_watched(made())
     assert not any(type(p).__name__ == "FakeTensor" for p in built.model.buffers())
+
+
+class Given(nn.Module):
+    """Draws from a generator that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor, g: torch.Generator | None = None) -> torch.Tensor:
+        drawn: torch.Tensor = self.layer(x) * torch.rand(2, 3, generator=g)
+        return drawn
+
+
+def test_a_generator_that_is_given_is_refused() -> None:
+    inputs = (torch.randn(2, 3),), {"g": torch.Generator()}
+    with pytest.raises(ModelError, match="a random generator of its own"):
+        traced_watched((Given(), inputs), "model")
