@@ -129,3 +129,17 @@ def test_what_is_outside_the_step_takes_no_memory_of_it(store: Path) -> None:
     for mine, other in zip(own.parameters(), model.parameters(), strict=True):
         assert mine.grad is not None and other.grad is not None
         assert torch.equal(mine.grad, other.grad)
+
+
+def test_an_lstm_is_planned_and_checked(store: Path) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.LSTM(16, 16, 2, bidirectional=True, batch_first=True)
+    rows = torch.randn(4, 6, 16)
+    reference = copy.deepcopy(model)
+    fitted, plan = stages.plan(model, (rows,), budget="95%", store=store, **SETTINGS)
+    assert plan.feasible
+    for module in (fitted, reference):
+        module(rows)[0].square().sum().backward()
+    for mine, theirs in zip(fitted.parameters(), reference.parameters(), strict=True):
+        assert mine.grad is not None and theirs.grad is not None
+        assert torch.equal(mine.grad, theirs.grad)

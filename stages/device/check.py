@@ -14,7 +14,7 @@ from schemas.errors import ArtifactError
 from schemas.graph import FIXED_KINDS, LOSS_TARGET, NONE, Graph, Op, Value, decode_arguments
 from stages.device.admission import hidden_writes
 from stages.device.operators import WRITE_TARGET, decode, is_random, resolve
-from stages.device.recurrent import LAYER, WORKSPACE
+from stages.device.recurrent import BACKWARD, LAYER, WORKSPACE
 
 _MOST = 2**60
 """Bytes that no tensor has; PyTorch's own arithmetic overflows not far above."""
@@ -112,6 +112,8 @@ class _Check:
             made = pytree.tree_leaves(results)
             if op.target == LAYER and len(op.outputs) == len(made):
                 made[WORKSPACE] = self.workspace(op, what)
+            elif op.target == BACKWARD:
+                made = [torch.empty_like(result) for result in made]
             self.results(op, what, made)
 
     def workspace(self, op: Op, what: str) -> torch.Tensor:

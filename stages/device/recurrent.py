@@ -12,6 +12,8 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 LAYER = "aten.mkldnn_rnn_layer.default"
+BACKWARD = "aten.mkldnn_rnn_layer_backward.default"
+"""Gives the gradients of both biases a storage each, where its fake version gives one tensor."""
 WORKSPACE = 3
 """The number of the result that is the workspace."""
 

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from schemas.errors import ModelError
-from stages.device.recurrent import LAYER, WORKSPACE, workspace_bytes
+from stages.device.recurrent import BACKWARD, LAYER, WORKSPACE, workspace_bytes
 from stages.trace.program import Call, Program, Variable
 
 aten = torch.ops.aten
@@ -171,6 +171,16 @@ def run_fake(call: Call, mode: FakeTensorMode) -> None:
         output.fake = result
     if str(call.target) == LAYER:
         _give_workspace(call, mode, args)
+    elif str(call.target) == BACKWARD:
+        _give_storages(call, mode)
+
+
+def _give_storages(call: Call, mode: FakeTensorMode) -> None:
+    """Gives each result a storage of its own."""
+    for output in call.made():
+        like = output.fake
+        with mode:
+            output.fake = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
 
 
 def _give_workspace(call: Call, mode: FakeTensorMode, args: tuple[Any, ...]) -> None:
