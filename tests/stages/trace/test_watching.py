@@ -200,7 +200,9 @@ def everything(model: nn.Module) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(("does", "sentence"), REFUSED, ids=lambda part: str(part)[:30])
+@pytest.mark.parametrize(
+    ("does", "sentence"), REFUSED, ids=lambda part: getattr(part, "__name__", str(part))[:30]
+)
 def test_what_a_plan_would_not_do_is_refused(does: Any, sentence: str) -> None:
     model = Model(does)
     before, states = everything(model), (random.getstate(), model.own.getstate(), NOISE.getstate())
