@@ -1,4 +1,4 @@
-"""`tightfit.graph/1`: the whole training step of a model as ops, values and storages.
+"""`tightfit.graph/2`: the whole training step of a model as ops, values and storages.
 
 The graph is the forward, the place of the loss, and the backward, in the order PyTorch runs them.
 It is a program: rebuilding and running it needs this file, the model's parameters and buffers
@@ -113,11 +113,12 @@ class Graph:
 
     `storages` are sizes in bytes, indexed by storage id; `values` and `ops` are indexed by id.
     `inputs` are the leaves of (args, kwargs): a value id, or NONE for a leaf that is no tensor,
-    whose JSON text stands in `input_constants`. `input_tree` and `output_tree` are pytree
-    specifications as `torch.utils._pytree.treespec_dumps` writes them. `model` is the label from
-    the configuration, `device` a device type. `guards` is JSON text of what the trace was
-    specialised to beyond tensors: `{"eval_modules": [...], "autocast": {...}}`. `has_loss` says
-    whether a loss function stood between forward and backward.
+    whose JSON text stands in `input_constants`. `input_tree` and `output_tree` are texts of
+    `stages.device.trees`. `gradients` may name one owner several times: what autograd adds up, in
+    its order. `model` is the label from the configuration, `device` a device type. `guards` is JSON
+    text of what the trace was specialised to beyond tensors: `{"eval_modules": [...], "autocast":
+    {...}, "watch": {...}}`. `has_loss` says whether a loss function stood between forward and
+    backward.
     """
 
     model: str
@@ -159,7 +160,7 @@ class Graph:
 
 GRAPH = store.ArtifactType(
     "tightfit.graph",
-    1,
+    2,
     pa.schema(
         [
             text("model"),
