@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +58,7 @@ class Forward:
         self.tree = read_tree(text)
         self.places = [i for i, leaf in enumerate(self.given) if isinstance(leaf, torch.Tensor)]
         self.follower = Follower(self.model, built.label, every)
+        self.ties = _ties(self.model)
         self.leaves: list[Leaf] = []
         self.output_tree = ""
         self.returned = 0
@@ -78,6 +81,19 @@ class Forward:
                     ).requires_grad_(like.requires_grad)
                 )
         return made
+
+    @contextlib.contextmanager
+    def tied(self) -> Iterator[None]:
+        """Within it a tied parameter is one tensor under all its names, as it really is."""
+        before = []
+        for holder, name, first, first_name in self.ties:
+            before.append((holder, name, holder._parameters[name]))
+            holder._parameters[name] = first._parameters[first_name]
+        try:
+            yield
+        finally:
+            for holder, name, parameter in before:
+                holder._parameters[name] = parameter
 
     def buffers(self) -> dict[str, tuple[nn.Module, str]]:
         """The modules that hold buffers, and their names there, by path."""
@@ -114,7 +130,7 @@ class Forward:
         _reseed(len(self.runs))
         before = {path: m._buffers[name] for path, (m, name) in self.buffers().items()}
         asked = [(path, w, w.requires_grad) for path, w in self.model.named_parameters()]
-        with self.follower.following():
+        with self.follower.following(), self.tied():
             self.follower.name((f"input {i}", tensor) for i, tensor in enumerate(tensors))
             output = self.model.forward(*args, **kwargs)
         self.follower.returns(flatten(output)[0])
@@ -198,6 +214,20 @@ class Forward:
                     f"{f' (at {place})' if place else ''}; it may depend on random numbers of "
                     "Python or NumPy, on a counter or on the time, which a plan would freeze"
                 )
+
+
+def _ties(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module, str]]:
+    """The further places of tied parameters, each with the first one."""
+    first: dict[int, tuple[nn.Module, str]] = {}
+    found = []
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            holder, known = first.setdefault(id(parameter), (module, name))
+            if (holder, known) != (module, name):
+                found.append((module, name, holder, known))
+    return found
 
 
 def _base(tensor: torch.Tensor) -> torch.Tensor:

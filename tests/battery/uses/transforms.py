@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.battery.registry import fast, use
+from tests.battery.registry import beyond, fast, use
 from tests.battery.run import Run, differentiable, tensors, weighted
 
 
@@ -27,7 +27,7 @@ def compiled_around(run: Run) -> None:
     compiled(run)
 
 
-@use
+@beyond
 def compiled_whole(run: Run) -> None:
     compiled(run, fullgraph=True)
 

@@ -62,7 +62,7 @@ DOMAINS: dict[str, Callable[[Tensor], Tensor]] = {
     "segments": lambda y: torch.segment_reduce(y, "sum", lengths=torch.tensor([1, 3])),
     "classes": lambda y: functional.multi_margin_loss(y, torch.tensor([0, 1, 2, 3])),
     "unpooled": lambda y: functional.max_unpool2d(
-        *functional.max_pool2d(y.view(1, 1, 4, 6), 2, return_indices=True), [2]
+        *functional.max_pool2d(y.view(1, 1, 4, 6), 2, return_indices=True), [2, 2]
     ),
     "determinant": lambda y: torch.linalg.det(y.t() @ y + torch.eye(6)),
     "eigenvalues": lambda y: torch.linalg.eigh(y.t() @ y + torch.eye(6))[0],

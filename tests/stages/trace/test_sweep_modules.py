@@ -331,7 +331,7 @@ of_module("Flatten", nn.Sequential(nn.Flatten(), nn.Unflatten(1, (2, 3)), nn.Lin
 REFUSED = {
     "AdaptiveLogSoftmax": "nonzero.* depends on the data of a tensor",
     "BN momentum none": "the model has momentum=None",
-    "Emb maxnorm": "writes to 'weight'",
+    "Emb maxnorm": "changes its parameter 'weight' in place",
     "GaussianNLLLoss none": "depends on the data of a tensor",
     "GaussianNLLLoss mean": "depends on the data of a tensor",
     "GaussianNLLLoss sum": "depends on the data of a tensor",

@@ -411,5 +411,5 @@ class Given(nn.Module):
 
 def test_a_generator_that_is_given_is_refused() -> None:
     inputs = (torch.randn(2, 3),), {"g": torch.Generator()}
-    with pytest.raises(ModelError, match="a random generator of its own"):
+    with pytest.raises(ModelError, match="Generator of its own"):
         traced_watched((Given(), inputs), "model")
