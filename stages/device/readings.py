@@ -115,6 +115,25 @@ def type_of(module: torch.nn.Module) -> list[str]:
     return _named(getattr(type(module), "_tightfit_original", type(module)))
 
 
+_PARTIAL = (functools.partial, functools.partialmethod, functools.cached_property)
+
+
+def underlying(value: Any) -> Any:
+    """The function that a method, a property, a partial or the like runs."""
+    for _ in range(8):
+        if isinstance(value, staticmethod | classmethod | types.MethodType):
+            value = value.__func__
+        elif isinstance(value, property):
+            value = value.fget
+        elif isinstance(value, _PARTIAL):
+            value = value.func
+        elif not isinstance(value, types.FunctionType) and hasattr(value, "__wrapped__"):
+            value = value.__wrapped__
+        else:
+            break
+    return value
+
+
 def installed(file: str) -> bool:
     """True for a file of Python's own library, of an installed package, or of no file."""
     if "site-packages" in file or "dist-packages" in file:

@@ -2,31 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 import types
 from collections.abc import Iterator
 from typing import Any
 
 from stages.device.readings import ABSENT, installed
-
-_PARTIAL = (functools.partial, functools.partialmethod, functools.cached_property)
-
-
-def underlying(value: Any) -> Any:
-    """The function that a method, a property, a partial or the like runs."""
-    for _ in range(8):
-        if isinstance(value, staticmethod | classmethod | types.MethodType):
-            value = value.__func__
-        elif isinstance(value, property):
-            value = value.fget
-        elif isinstance(value, _PARTIAL):
-            value = value.func
-        elif not isinstance(value, types.FunctionType) and hasattr(value, "__wrapped__"):
-            value = value.__wrapped__
-        else:
-            break
-    return value
 
 
 def of_plan(names: dict[str, Any]) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stages.device.readings import ABSENT, installed
+from stages.device.readings import ABSENT, installed, underlying
 from stages.trace.codes import globals_read, globals_written, nested
 from stages.trace.functions import (
     cells_of,
@@ -18,7 +18,6 @@ from stages.trace.functions import (
     installed_class,
     of_plan,
     own_code,
-    underlying,
 )
 from stages.trace.holders import (
     HOOKS,

@@ -6,16 +6,13 @@ the others go to a field, an item, what a class says, a function's globals or cl
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
 import types
 from collections.abc import Mapping
 from typing import Any
 
-from .readings import ABSENT, encode
-
-_PARTIAL = (functools.partial, functools.partialmethod, functools.cached_property)
+from .readings import ABSENT, encode, underlying
 
 
 def find(place: list[list[Any]], modules: Mapping[str, Any]) -> Any:
@@ -94,19 +91,9 @@ def content(cell: types.CellType) -> Any:
 
 
 def _function(value: Any) -> Any:
-    """The function that a method, a property, a partial or the like runs."""
-    for _ in range(8):
-        if isinstance(value, staticmethod | classmethod | types.MethodType):
-            value = value.__func__
-        elif isinstance(value, property):
-            value = value.fget
-        elif isinstance(value, _PARTIAL):
-            value = value.func
-        elif not inspect.isfunction(value) and hasattr(value, "__wrapped__"):
-            value = value.__wrapped__
-        else:
-            break
-    return value if inspect.isfunction(value) else ABSENT
+    """The function that a value runs, ABSENT where it runs none."""
+    function = underlying(value)
+    return function if inspect.isfunction(function) else ABSENT
 
 
 _STEPS: dict[str, Any] = {

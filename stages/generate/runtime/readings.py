@@ -1,5 +1,14 @@
 """What generated packages have as `readings.py`: `stages.device.readings`, under the same name."""
 
-from stages.device.readings import ABSENT, STATES, agree, check_form, encode, say, type_of
+from stages.device.readings import (
+    ABSENT,
+    STATES,
+    agree,
+    check_form,
+    encode,
+    say,
+    type_of,
+    underlying,
+)
 
-__all__ = ["ABSENT", "STATES", "agree", "check_form", "encode", "say", "type_of"]
+__all__ = ["ABSENT", "STATES", "agree", "check_form", "encode", "say", "type_of", "underlying"]
