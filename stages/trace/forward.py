@@ -16,6 +16,7 @@ from schemas.errors import ModelError
 from stages.device.factory import Built
 from stages.device.trees import flatten, read_tree
 from stages.trace.following import Event, Follower, first_difference
+from stages.trace.parts import TrueParts
 
 aten = torch.ops.aten
 
@@ -130,7 +131,7 @@ class Forward:
         _reseed(len(self.runs))
         before = {path: m._buffers[name] for path, (m, name) in self.buffers().items()}
         asked = [(path, w, w.requires_grad) for path, w in self.model.named_parameters()]
-        with self.follower.following(), self.tied():
+        with self.follower.following(), self.tied(), TrueParts():
             self.follower.name((f"input {i}", tensor) for i, tensor in enumerate(tensors))
             output = self.model.forward(*args, **kwargs)
         self.follower.returns(flatten(output)[0])

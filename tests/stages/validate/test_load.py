@@ -108,12 +108,17 @@ def test_what_cannot_be_imported_leaves_nothing(package: Path, source: str) -> N
 
 @pytest.mark.parametrize("name", ["step.py", "__init__.py"])
 def test_files_that_are_none_are_refused(package: Path, name: str) -> None:
-    for make in (os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")):
-        path = package / name
-        path.unlink() if path.is_symlink() or not path.is_dir() else path.rmdir()
+    path = package / name
+    path.unlink()
+    for make, remove in (
+        (os.mkfifo, os.unlink),
+        (os.mkdir, os.rmdir),
+        (lambda path: path.symlink_to("/dev/zero"), os.unlink),
+    ):
         make(path)
         with pytest.raises(ArtifactError, match="is no regular file"):
             load_planned(package, Shifted())
+        remove(path)
 
 
 def test_no_package_is_refused(tmp_path: Path) -> None:
