@@ -23,7 +23,7 @@ zoo: $(VENV)/zoo.done $(CLUSTER)
 	@workflow/plan.sh $(BIN) zoo.yaml "$(CORES)" $(PROFILE)
 
 test: check
-	$(BIN)/pytest -n 2 --dist loadscope
+	$(BIN)/pytest -n 2 --dist loadscope --max-worker-restart 0
 
 check: $(VENV)/test.done
 	$(BIN)/ruff check
