@@ -112,13 +112,27 @@ def _built(
 ) -> tuple[Built, str]:
     from stages.device.factory import check_result, move, require_device
 
+    _check_arguments(model, args, kwargs)
     sample = (tuple(args), dict(kwargs))
     result = (model, sample) if loss is None else (model, sample, loss)
-    built = check_result(result, "stages.plan")
+    built = check_result(result, "", type(model).__name__)
     if device is None:
         device = str(next((weight.device for weight in model.parameters()), "cpu"))
     require_device(device)
     return move(built, device), device
+
+
+def _check_arguments(model: Any, args: Any, kwargs: Any) -> None:
+    """Raises ModelError where what is to be planned is no call of a module."""
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        raise ModelError(f"plan is given a {type(model).__name__} instead of a torch module")
+    if not isinstance(args, tuple | list):
+        kind = type(args).__name__
+        raise ModelError(f"plan is given a {kind} as args, write a tuple: plan(model, (x,))")
+    if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
+        raise ModelError('plan is given no keyword arguments as kwargs, write {"name": value}')
 
 
 def _trace(built: Built, store: Path, device: str) -> Path:

@@ -74,9 +74,21 @@ def test_a_budget_too_small_and_one_that_is_none(store: Path) -> None:
         stages.plan(model, (tokens,), budget="8 gigs", store=store, **SETTINGS)
 
 
-def test_a_model_that_is_none(store: Path) -> None:
-    with pytest.raises(ModelError, match=r"stages\.plan"):
-        stages.plan("a model", (), store=store, **SETTINGS)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("a model", ()), "given a str instead of a torch module"),
+        (
+            (torch.nn.Linear(2, 2), torch.ones(2)),
+            r"given a Tensor as args, .* plan\(model, \(x,\)\)",
+        ),
+        ((torch.nn.Linear(2, 2), (), [torch.ones(2)]), "no keyword arguments as kwargs"),
+        ((torch.nn.Linear(2, 2).requires_grad_(False), (torch.ones(2),)), "^Linear: no parameter"),
+    ],
+)
+def test_what_is_no_call_of_a_model(arguments: Any, words: str, store: Path) -> None:
+    with pytest.raises(ModelError, match=words):
+        stages.plan(*arguments, store=store, **SETTINGS)
 
 
 def test_a_loss_is_planned_too(store: Path) -> None:

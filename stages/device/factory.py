@@ -107,9 +107,12 @@ def require_device(device: str) -> None:
         raise ModelError(f"the device {device!r} is not on this machine")
 
 
-def check_result(result: Any, spec: str) -> Built:
-    """What a factory returned, as a Built; raises ModelError when it is something else."""
-    label = f"the factory {spec!r}"
+def check_result(result: Any, spec: str, label: str = "") -> Built:
+    """What a factory returned, as a Built; raises ModelError when it is something else.
+
+    `label` is what messages begin with, unless given the factory's name.
+    """
+    label = label or f"the factory {spec!r}"
     if not isinstance(result, tuple) or len(result) not in (2, 3):
         raise ModelError(
             f"{label} returns {_kind(result)} instead of (model, samples) or (model, samples, loss)"

@@ -14,6 +14,8 @@ from .facts import Interface, Tensor
 from .ties import Ties
 from .watch import Difference, Watch, read_description
 
+_REMEDY = 'undo it, plan again with it, or load the plan with otherwise="original"'
+
 
 class Guards:
     """Everything a plan was specialised to, laid out for one model.
@@ -41,26 +43,27 @@ class Guards:
         except (KeyError, TypeError, ValueError) as error:
             raise RuntimeError(f"{package / 'watched.json'} is not what was generated") from error
         except Difference as difference:
-            raise RuntimeError(_of_this(interface, str(difference))) from None
+            sentence = _of_this(interface, str(difference))
+            raise RuntimeError(f"{sentence}; undo it or plan this model") from None
         self.ties = Ties(tensors, self.names, written)
 
     def gather(
         self, model: torch.nn.Module, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> list[torch.Tensor]:
         """The tensors the step takes, in order; raises PlanMismatch where one does not fit."""
-        self.check_autocast()
         tensors: list[Any] = [None] * len(self.interface.tensors)
-        modules = self.modules.gather(model, tensors)
         try:
+            self.check_autocast()
+            modules = self.modules.gather(model, tensors)
             self.watch.check(modules)
-        except Difference as difference:
-            raise PlanMismatch(str(difference)) from None
-        self.call.gather(args, kwargs, tensors)
-        self.constants.gather(tensors)
-        self.check(tensors)
-        tie = self.ties.difference(tensors)
-        if tie is not None:
-            raise PlanMismatch(tie)
+            self.call.gather(args, kwargs, tensors)
+            self.constants.gather(tensors)
+            self.check(tensors)
+            tie = self.ties.difference(tensors)
+            if tie is not None:
+                raise PlanMismatch(tie)
+        except (PlanMismatch, Difference) as difference:
+            raise PlanMismatch(_with_remedy(str(difference))) from difference.__cause__
         return tensors
 
     def check_autocast(self) -> None:
@@ -119,6 +122,11 @@ class Guards:
         return None
 
 
+def _with_remedy(sentence: str) -> str:
+    """A sentence that says what to do, too."""
+    return sentence if "; " in sentence else f"{sentence}; {_REMEDY}"
+
+
 class _Modules:
     """Finds parameters and buffers by name, and compares the training flags of all submodules."""
 
@@ -164,10 +172,10 @@ class _Modules:
                 tensors[position] = modules[owner]._parameters[name]
             for position, owner, name in self.buffers:
                 tensors[position] = modules[owner]._buffers[name]
-        except KeyError as error:
+        except KeyError:
             raise PlanMismatch(
-                f"the model no longer has the {error.args[0]} the plan was made for"
-            ) from error
+                f"the model no longer has the {self._absent(model)} the plan was made for"
+            ) from None
         for position, owner, name in self.aliases:
             tied = modules[owner]._parameters.get(name, modules[owner]._buffers.get(name))
             if tied is not tensors[position]:
@@ -181,6 +189,18 @@ class _Modules:
                     f"{self.paths[number]} is in {found} mode, the plan was made in {made} mode"
                 )
         return modules
+
+    def _absent(self, model: torch.nn.Module) -> str:
+        """The first module, parameter or buffer that is not where it was."""
+        found = dict(model.named_modules(remove_duplicate=False))
+        for path in self.paths:
+            if path not in found:
+                return f"module {path}"
+        for kind, places in (("parameter", self.parameters), ("buffer", self.buffers)):
+            for _, owner, name in places:
+                if name not in vars(found[self.paths[owner]])[f"_{kind}s"]:
+                    return f"{kind} {self._join(owner, name)}"
+        return "modules"
 
     def _join(self, owner: int, name: str) -> str:
         return f"{self.paths[owner]}.{name}" if self.paths[owner] else name

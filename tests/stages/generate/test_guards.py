@@ -46,6 +46,7 @@ def strided(model: Small) -> None:
     model.middle.weight = nn.Parameter(torch.zeros(8, 8).t())
 
 
+REMEDY = 'undo it, plan again with it, or load the plan with otherwise="original"'
 CALLS: list[tuple[Any, Any, str]] = [
     ((torch.zeros(2, 6),), {}, "x has shape (2, 6), the plan was made for (4, 6)"),
     ((X.double(),), {}, "x has dtype torch.float64, the plan was made for torch.float32"),
@@ -65,7 +66,7 @@ MODELS: list[tuple[Any, str]] = [
     (evaluated_norm, "norm is in evaluation mode, the plan was made in training mode"),
     (half, "first.weight has dtype torch.bfloat16, the plan was made for torch.float32"),
     (moved, "middle.weight is on meta, the plan was made for cpu"),
-    (without_norm, "the model no longer has the norm the plan was made for"),
+    (without_norm, "the model no longer has the module norm the plan was made for"),
     (strided, "middle.weight has strides (1, 8), the plan was made for (8, 1)"),
 ]
 
@@ -77,7 +78,7 @@ def test_a_differing_call_is_named(small: Planned, args: Any, kwargs: Any, sente
         kwargs = {"scale": 2.0, **kwargs}
     with pytest.raises(small.package.PlanMismatch) as caught:
         planned(*args, **kwargs)
-    assert str(caught.value) == sentence
+    assert str(caught.value) == f"{sentence}; {REMEDY}"
 
 
 @pytest.mark.parametrize(("change", "sentence"), MODELS)
@@ -86,7 +87,7 @@ def test_a_differing_model_is_named(small: Planned, change: Any, sentence: str) 
     change(planned)
     with pytest.raises(small.package.PlanMismatch) as caught:
         planned(X, 2.0)
-    assert str(caught.value) == sentence
+    assert str(caught.value) == f"{sentence}; {REMEDY}"
 
 
 def test_autocast_is_named(small: Planned) -> None:
