@@ -67,12 +67,12 @@ def capture(built: Built, wanted: Callable[[Capture], set[int]] | None = None) -
     cannot be captured.
     """
     with _errors(built), watching(built.model, built.label) as watcher:
-        forward = Forward(built, None)
+        forward = Forward(built, None, watcher.running)
         result = _capture(built, forward)
         if wanted is not None:
             chosen = wanted(result)
             if chosen != set(result.tangents.values()):
-                forward = Forward(built, chosen, forward)
+                forward = Forward(built, chosen, watcher.running, forward)
                 result = _capture(built, forward)
         if watcher.changed:
             _run_again(built, watcher)
@@ -93,7 +93,7 @@ def _capture(built: Built, forward: Forward) -> Capture:
 
 def _run_again(built: Built, watcher: Watcher) -> None:
     """Runs the forward twice, the second time with all that the first one made."""
-    forward = Forward(built, None, every=True)
+    forward = Forward(built, None, watcher.running, every=True)
     with contextlib.suppress(Exception), _without_memory(built, forward) as mode:
         tensors = forward.tensors(mode)
         with watcher.leaving(forward.follower.known):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,20 +42,22 @@ class Forward:
     gradients, None stands for all that can. After a run `leaves` and `output_tree` tell what the
     model returned; behind the `returned` tensors of the output come the new values of the buffers
     that the forward `assigned` instead of writing into them. `shown` names the buffers that
-    the output has a tensor's memory of. `runs` are the logs of the runs, those of an `earlier`
-    forward first; `every` as in `Follower`.
+    the output has a tensor's memory of. Each run is within a `running()`. `runs` are the logs of
+    the runs, those of an `earlier` forward first; `every` as in `Follower`.
     """
 
     def __init__(
         self,
         built: Built,
         chosen: set[int] | None,
+        running: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
         earlier: Forward | None = None,
         every: bool = False,
     ) -> None:
         self.built = built
         self.model = built.model
         self.chosen = chosen
+        self.running = running
         self.given, text = flatten(built.samples[0])
         self.tree = read_tree(text)
         self.places = [i for i, leaf in enumerate(self.given) if isinstance(leaf, torch.Tensor)]
@@ -133,7 +136,8 @@ class Forward:
         asked = [(path, w, w.requires_grad) for path, w in self.model.named_parameters()]
         with self.follower.following(), self.tied(), TrueParts():
             self.follower.name((f"input {i}", tensor) for i, tensor in enumerate(tensors))
-            output = self.model.forward(*args, **kwargs)
+            with self.running():
+                output = self.model.forward(*args, **kwargs)
         self.follower.returns(flatten(output)[0])
         self.runs.append(self.follower.log)
         for path, weight, before_run in asked:

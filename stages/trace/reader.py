@@ -103,7 +103,7 @@ class Reader:
         if function.__code__ in self._functions and not function.__closure__:
             return
         place = (*place, ("function",))
-        if is_users(function):
+        if is_users(function) and not own_code(function.__code__.co_filename):
             known = self._functions.get(function.__code__)
             if known is None or known[1].__code__ is not function.__code__:
                 self._functions[function.__code__] = (place, function)

@@ -8,7 +8,6 @@ package to compare at each call; the second is refused.
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 import types
 from collections.abc import Iterator
@@ -47,7 +46,7 @@ _OF_RECURRENT = ("_flat_weights", "_flat_weight_refs")
 
 @contextlib.contextmanager
 def watching(model: nn.Module, label: str = "the model") -> Iterator[Watcher]:
-    """Watches each run of the model's forward within it, and afterwards gives the model, its
+    """Watches the runs of the model's forward within it, and afterwards gives the model, its
     containers and all random generators what they held.
 
     Raises ModelError, as `Watcher.refuse` does, in place of another error where the forward did
@@ -85,7 +84,6 @@ class Watcher:
         self._check_hooks()
         self._reader.note(self.model, "forward")
         self._stack.enter_context(self._reader)
-        self._stack.enter_context(self._wrapped_forward())
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -157,31 +155,8 @@ class Watcher:
         }
 
     @contextlib.contextmanager
-    def _wrapped_forward(self) -> Iterator[None]:
-        """Within it each run of the root's forward is watched."""
-        kind = type(self.model)
-        own = vars(kind).get("forward", ABSENT)
-        original: Any = kind.forward
-        fields = vars(self.model)
-
-        @functools.wraps(original)
-        def forward(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._reader.on or object.__getattribute__(module, "__dict__") is not fields:
-                return original(module, *args, **kwargs)
-            with self._running():
-                return original(module, *args, **kwargs)
-
-        kind.forward = forward
-        try:
-            yield
-        finally:
-            if own is ABSENT:
-                del kind.forward
-            else:
-                kind.forward = own
-
-    @contextlib.contextmanager
-    def _running(self) -> Iterator[None]:
+    def running(self) -> Iterator[None]:
+        """Within it the model's forward runs once, watched."""
         for kept in self._reader.kept.values():
             kept.at_start = _chosen(kept)
         self._moved.start()

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import data.models as models
 import data.zoo_text as texts
 from schemas.errors import ModelError
+from stages.trace.capture import capture
 from stages.trace.watching import Watcher, watching
 from tests.stages.generate.plans import built_of
 from tests.stages.generate.watched import traced_watched
@@ -301,6 +302,15 @@ def test_hooks_of_submodules_are_refused_and_those_of_the_model_are_not(
         watcher.refuse("model")
 
 
+def test_containers_within_containers_are_watched() -> None:
+    class Layer(nn.Sequential):
+        def __init__(self) -> None:
+            super().__init__(nn.Linear(4, 4), nn.GELU())
+
+    captured = capture(built_of((nn.Sequential(Layer(), Layer()), ((torch.ones(2, 4),), {}))))
+    assert not [h for h in captured.watched["holders"] if "stages" in str(h)]
+
+
 def test_a_hook_for_all_modules_is_refused() -> None:
     handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
     try:
@@ -374,8 +384,9 @@ def test_nothing_is_left_behind() -> None:
 def test_the_description_repeats_itself() -> None:
     descriptions = []
     for _ in range(2):
-        with watching(built_of((Model(uses_torch), sample())).model) as watcher:
-            watcher.model(*sample()[0])
+        model = built_of((Model(uses_torch), sample())).model
+        with watching(model) as watcher, watcher.running():
+            model(*sample()[0])
         descriptions.append(watcher.description())
     assert descriptions[0] == descriptions[1]
     assert isinstance(watcher, Watcher) and descriptions[0]["holders"]
