@@ -27,14 +27,10 @@ class Known:
     def __init__(self, every: bool = False) -> None:
         self.every = every
         self._true = WeakTensorKeyDictionary()
-        self._lost: set[int] = set()
 
     def find(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The true tensor, None where it is not known."""
-        true = self._true.get(tensor)
-        if true is None or true.untyped_storage()._cdata in self._lost:
-            return None
-        return true
+        return self._true.get(tensor)
 
     def count_up(self, tensor: torch.Tensor) -> bool:
         """True where a known tensor's last dimension counts up by one."""
@@ -52,7 +48,7 @@ class Known:
         known = [self.find(tensor) for tensor in given]
         if any(true is None for true in known):
             if _writes(name, kwargs):
-                self._lost |= {t.untyped_storage()._cdata for t in known if t is not None}
+                self._forget({t.untyped_storage()._cdata for t in known if t is not None})
             return
         small = all(tensor.dtype in _INTEGERS and tensor.numel() <= _MOST for tensor in made)
         if not (small or self.every):
@@ -66,6 +62,12 @@ class Known:
         with contextlib.suppress(Exception), _disable_current_modes(), torch.no_grad():
             for tensor, true in zip(made, _tensors(func(*true_args, **true_kwargs)), strict=True):
                 self._true[tensor] = true
+
+    def _forget(self, storages: set[int]) -> None:
+        """Forgets all tensors on these storages, which something unknown was written into."""
+        for tensor, true in list(self._true.items()):
+            if true.untyped_storage()._cdata in storages:
+                del self._true[tensor]
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
