@@ -26,7 +26,7 @@ from stages.trace.as_eager import compiling, packed_sequences, whole_operators
 from stages.trace.checkpoints import without_checkpoints
 from stages.trace.following import first_difference
 from stages.trace.forward import FakeConstantError, Forward, Leaf
-from stages.trace.refusals import check_placeholder, reason, tensor_constant
+from stages.trace.refusals import check_model, check_placeholder, reason, tensor_constant
 from stages.trace.source import location_of
 from stages.trace.watching import Watcher, watching
 
@@ -66,6 +66,7 @@ def capture(built: Built, wanted: Callable[[Capture], set[int]] | None = None) -
     can receive one do. Raises ModelError, with the source line where it is known, when the model
     cannot be captured.
     """
+    check_model(built.label, built.model)
     with _errors(built), watching(built.model, built.label) as watcher:
         forward = Forward(built, None, watcher.running)
         result = _capture(built, forward)
@@ -114,6 +115,7 @@ def _without_memory(built: Built, forward: Forward) -> Iterator[FakeTensorMode]:
         without_checkpoints(),
         packed_sequences(forward.follower.known.count_up),
         compiling(),
+        torch.compiler.set_stance("fail_on_recompile"),
     ):
         yield mode
 

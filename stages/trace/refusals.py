@@ -15,7 +15,28 @@ _LOOKING = (
     ".numpy() is not supported",
 )
 _SHAPED = ("DynamicOutputShape",)
+_COMPILED = ("fail_on_recompile",)
+_WRAPPERS = {
+    "OptimizedModule": "compiled: plan the module inside of it (its _orig_mod) and compile what "
+    "plan gives",
+    **dict.fromkeys(
+        ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"),
+        "a wrapper: plan the module inside of it (its module) and wrap what plan gives",
+    ),
+    "RecursiveScriptModule": "a TorchScript module, which has no Python forward: plan the module "
+    "that it was made of",
+}
 _BATCH_NORM = nn.modules.batchnorm._BatchNorm
+
+
+def check_model(label: str, model: nn.Module) -> None:
+    """Raises ModelError for a model that is around the one that is to be planned."""
+    if hasattr(type(model), "_tightfit_original"):
+        raise ModelError(f"{label}: the model is a planned module already: plan the original one")
+    for path, module in model.named_modules():
+        said = _WRAPPERS.get(type(module).__name__)
+        if said is not None and type(module).__module__.startswith("torch."):
+            raise ModelError(f"{label}: {path or 'the model'} is {said}")
 
 
 def reason(model: nn.Module, error: BaseException) -> str:
@@ -24,6 +45,8 @@ def reason(model: nn.Module, error: BaseException) -> str:
     said = f"{type(error).__name__} {text}"
     if any(word in said for word in _LOOKING):
         return _looking(model)
+    if any(word in said for word in _COMPILED):
+        return "torch.compile is within it: plan it as it is without, and compile what plan gives"
     first = text.splitlines()[0] if text else ""
     if any(word in said for word in _SHAPED):
         return (
