@@ -99,12 +99,14 @@ class Gradient:
 class Output:
     """One leaf of the model's output: a `value`, or NONE and the JSON text of a plain `constant`.
 
-    `tangent` is the value of its incoming gradient, NONE where it receives none.
+    `tangent` is the value of its incoming gradient, NONE where it receives none; `requires_grad`
+    says whether the model's own output does.
     """
 
     value: int
     tangent: int
     constant: str
+    requires_grad: bool = False
 
 
 @dataclass(frozen=True)
@@ -199,7 +201,13 @@ GRAPH = store.ArtifactType(
             integers("storages"),
             integers("inputs"),
             texts("input_constants"),
-            records("outputs", integer("value"), integer("tangent"), text("constant")),
+            records(
+                "outputs",
+                integer("value"),
+                integer("tangent"),
+                text("constant"),
+                flag("requires_grad"),
+            ),
             records("gradients", integer("value"), integer("gradient")),
             text("input_tree"),
             text("output_tree"),

@@ -150,11 +150,12 @@ def _output(graph: Graph, program: Program, positions: dict[int, int], output: O
         return f'Leaf("constant", value={_plain(output.constant)})'
     if output.tangent != NONE:
         return f'Leaf("differentiable", {program.tangents.index(output.tangent)})'
-    if output.value in program.unused:
-        position = len(program.differentiable) + program.unused.index(output.value)
-        return f'Leaf("differentiable", {position})'
     if output.value in positions:
-        return f'Leaf("tensor", {positions[output.value]})'
+        detached = graph.values[output.value].requires_grad and not output.requires_grad
+        return f'Leaf("{"detached" if detached else "tensor"}", {positions[output.value]})'
+    if output.requires_grad:
+        position = (program.differentiable + program.unused).index(output.value)
+        return f'Leaf("differentiable", {position})'
     return f'Leaf("plain", {program.plain.index(output.value)})'
 
 

@@ -11,7 +11,7 @@ from schemas.errors import ScheduleError
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op
 from schemas.schedule import Step
 from stages.generate.calls import Operators, Statement, joining, statements
-from stages.generate.lifetimes import depending, flowing, joined, uses, watched
+from stages.generate.lifetimes import flowing, joined, uses, watched
 from stages.generate.naming import Names, comment, megabytes, value_names
 
 _RUNTIME = (
@@ -92,14 +92,14 @@ class _Writer:
         self.loss = next(op for op in graph.ops if op.target == LOSS_TARGET)
         source = {output.tangent: output.value for output in graph.outputs}
         self.differentiable = [source[tangent] for tangent in self.loss.outputs]
-        plain = [
-            output.value
+        others = [
+            (output.value, output.requires_grad)
             for output in graph.outputs
             if output.tangent == NONE and output.value not in self.uses.fixed | {NONE}
         ]
-        could = depending(graph) - set(self.differentiable) if graph.has_loss else set()
-        self.unused = [value for value in dict.fromkeys(plain) if value in could]
-        self.plain = [value for value in dict.fromkeys(plain) if value not in could]
+        known = set(self.differentiable)
+        self.unused = [v for v, could in dict.fromkeys(others) if could and v not in known]
+        self.plain = [value for value, could in dict.fromkeys(others) if not could]
         self.leaving = self.differentiable + self.unused + self.plain
 
     def program(self, title: str) -> Program:

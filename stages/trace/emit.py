@@ -177,7 +177,8 @@ class Emitter:
             return Output(NONE, NONE, _json(leaf.constant, "the model's output"))
         tangent = self.program.tangents.get(leaf.tensor)
         value = self.ids[self.program.outputs[leaf.tensor]]
-        return Output(value, NONE if tangent is None else self.ids[tangent], "")
+        given = NONE if tangent is None else self.ids[tangent]
+        return Output(value, given, "", leaf.requires_grad)
 
     def encode(self, argument: Any, call: Call) -> Any:
         """The JSON form of an argument."""

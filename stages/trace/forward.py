@@ -28,10 +28,12 @@ class FakeConstantError(ModelError):
 
 @dataclass(frozen=True)
 class Leaf:
-    """One leaf of the model's output: a tensor, numbered as in `Forward.run`, or a constant."""
+    """One leaf of the model's output: a tensor, numbered as in `Forward.run`, with its
+    `requires_grad`, or a constant."""
 
     tensor: int | None
     constant: Any = None
+    requires_grad: bool = False
 
 
 class Forward:
@@ -175,7 +177,7 @@ class Forward:
             if isinstance(leaf, torch.Tensor):
                 number = numbers.setdefault(id(leaf), len(numbers))
                 distinct[number] = leaf
-                self.leaves.append(Leaf(number))
+                self.leaves.append(Leaf(number, requires_grad=leaf.requires_grad))
             else:
                 self.leaves.append(Leaf(None, leaf))
         clones = []

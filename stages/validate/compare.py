@@ -88,6 +88,9 @@ def keep_results(trail: Trail, module: nn.Module, sample: Sample, output: Any, w
     trail.outputs[f"the structure of the output ({where})"] = structure
     for position, leaf in enumerate(leaves):
         trail.outputs[f"output {position} ({where})"] = _keep(leaf)
+        if isinstance(leaf, Tensor):
+            asks = f"whether output {position} requires a gradient ({where})"
+            trail.outputs[asks] = leaf.requires_grad
     for name, parameter in module.named_parameters():
         trail.gradients[f"the gradient of {name} ({where})"] = _keep(parameter.grad)
     for position, leaf in enumerate(flatten(sample)[0]):

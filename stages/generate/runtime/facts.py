@@ -36,8 +36,8 @@ class Leaf:
     """One leaf of the model's output.
 
     `source` says where it is: "differentiable" or "plain" (the position among the outputs of the
-    step that can receive a gradient, or that cannot), "tensor" (the position among the tensors the
-    step takes) or "constant" (its `value`).
+    step that can receive a gradient, or that cannot), "tensor" or "detached" (the position among
+    the tensors the step takes) or "constant" (its `value`).
     """
 
     source: str

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .facts import Interface
+from .facts import Interface, Leaf
 from .trees import read_tree
 
 Tensors = Sequence[torch.Tensor]
@@ -22,9 +22,13 @@ def assembler(interface: Interface) -> Assemble:
 
     def assemble(differentiable: Tensors, plain: Tensors, tensors: Tensors) -> Any:
         sources = {"differentiable": differentiable, "plain": plain, "tensor": tensors}
-        return tree.unflatten(
-            leaf.value if leaf.source == "constant" else sources[leaf.source][leaf.position]
-            for leaf in leaves
-        )
+        return tree.unflatten(leaf_of(leaf, sources) for leaf in leaves)
+
+    def leaf_of(leaf: Leaf, sources: dict[str, Tensors]) -> Any:
+        if leaf.source == "constant":
+            return leaf.value
+        if leaf.source == "detached":
+            return sources["tensor"][leaf.position].detach()
+        return sources[leaf.source][leaf.position]
 
     return assemble
