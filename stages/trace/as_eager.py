@@ -51,10 +51,10 @@ def _kept_casts() -> Iterator[None]:
     tracing made are unknown to it. Only leaves are kept there, so leaves stay leaves."""
     with contextlib.ExitStack() as stack:
         if hasattr(torch, _MIRROR):
-            stack.enter_context(_replaced(torch, _MIRROR, _mirroring_leaves))
+            stack.enter_context(replaced(torch, _MIRROR, _mirroring_leaves))
         for module in (collect_metadata_analysis, proxy_tensor):
             if hasattr(module, _UNCACHED):
-                stack.enter_context(_replaced(module, _UNCACHED, lambda _: _emptied_cache))
+                stack.enter_context(replaced(module, _UNCACHED, lambda _: _emptied_cache))
         yield
 
 
@@ -114,7 +114,7 @@ def compiling() -> Iterator[None]:
 
         return answer
 
-    with _replaced(torch.compiler, "is_compiling", asked):
+    with replaced(torch.compiler, "is_compiling", asked):
         yield
 
 
@@ -137,12 +137,13 @@ def packed_sequences(count_up: Callable[[torch.Tensor], bool]) -> Iterator[None]
 
         return find
 
-    with _replaced(masking, _PACKED, looking):
+    with replaced(masking, _PACKED, looking):
         yield
 
 
 @contextlib.contextmanager
-def _replaced(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
+def replaced(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
+    """Within it an attribute is what `wrap` makes of it."""
     original = getattr(owner, name)
     setattr(owner, name, wrap(original))
     try:

@@ -22,7 +22,7 @@ from torch.fx import traceback as fx_traceback
 
 from schemas.errors import ModelError
 from stages.device.factory import Built
-from stages.trace.as_eager import compiling, packed_sequences, whole_operators
+from stages.trace.as_eager import compiling, packed_sequences, replaced, whole_operators
 from stages.trace.checkpoints import without_checkpoints
 from stages.trace.following import first_difference
 from stages.trace.forward import FakeConstantError, Forward, Leaf
@@ -116,6 +116,7 @@ def _without_memory(built: Built, forward: Forward) -> Iterator[FakeTensorMode]:
         packed_sequences(forward.follower.known.count_up),
         compiling(),
         torch.compiler.set_stance("fail_on_recompile"),
+        replaced(torch.autograd, "grad", forward.watched),
     ):
         yield mode
 

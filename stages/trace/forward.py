@@ -72,6 +72,15 @@ class Forward:
         self.shown: list[str] = []
         self.runs: list[list[Event]] = [] if earlier is None else list(earlier.runs)
 
+    def watched(self, grad: Callable[..., Any]) -> Callable[..., Any]:
+        """Autograd's `grad`, within which the Python of a backward is watched, too."""
+
+        def watching(*args: Any, **kwargs: Any) -> Any:
+            with self.running():
+                return grad(*args, **kwargs)
+
+        return watching
+
     def tensors(self, mode: Any) -> list[torch.Tensor]:
         """The tensors to run it on, without memory."""
         made = []

@@ -156,7 +156,10 @@ class Watcher:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Within it the model's forward runs once, watched."""
+        """Within it the model's forward runs once, or its backward, and is watched."""
+        if self._reader.on:
+            yield
+            return
         for kept in self._reader.kept.values():
             kept.at_start = _chosen(kept)
         self._moved.start()
