@@ -119,8 +119,9 @@ class Graph:
     `stages.device.trees`. `gradients` may name one owner several times: what autograd adds up, in
     its order. `model` is the label from the configuration, `device` a device type. `guards` is JSON
     text of what the trace was specialised to beyond tensors: `{"eval_modules": [...], "autocast":
-    {...}, "watch": {...}}`. `has_loss` says whether a loss function stood between forward and
-    backward.
+    {...}, "watch": {...}, "assigned": [...]}`, the last one the buffers that the forward puts
+    another tensor in the place of. `has_loss` says whether a loss function stood between forward
+    and backward.
     """
 
     model: str

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from schemas.budget import NO_BUDGET, parse_budget
-from schemas.config import BASELINES
+from schemas.config import BASELINES, parse_config, require_folders
 from schemas.errors import ConfigError, ModelError
 from schemas.fingerprint import stage_fingerprint
 from schemas.lineage import keep_records
@@ -64,6 +64,7 @@ def plan(
     """
     import torch
 
+    _check_settings(strategy, store, engine, peaks, saves, jobs, otherwise)
     written = NO_BUDGET if strategy in BASELINES else parse_budget(budget).text
     with torch.inference_mode(False), torch.enable_grad():
         built, device = _built(model, args, kwargs or {}, loss, device)
@@ -120,6 +121,34 @@ def _built(
         device = str(next((weight.device for weight in model.parameters()), "cpu"))
     require_device(device)
     return move(built, device), device
+
+
+def _check_settings(
+    strategy: str,
+    store: Path | str,
+    engine: str,
+    peaks: int,
+    saves: int,
+    jobs: int | None,
+    otherwise: str,
+) -> None:
+    """Raises ConfigError, as a configuration would, where a setting is none."""
+    document = {
+        "models": {"model": {"factory": "none:none"}},
+        "strategies": [strategy],
+        "store": str(store),
+        "solver": {"engine": engine, "peaks": peaks, "saves": saves},
+    }
+    config = parse_config(document, "plan")
+    require_folders(config, "plan")
+    try:
+        Path(store).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"plan: store: {store} cannot be made ({error.strerror})") from error
+    if otherwise not in ("error", "original"):
+        raise ConfigError(f'plan: otherwise is {otherwise!r}, expected "error" or "original"')
+    if jobs is not None and (isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1):
+        raise ConfigError(f"plan: jobs is {jobs!r}, expected a number of at least 1")
 
 
 def _check_arguments(model: Any, args: Any, kwargs: Any) -> None:

@@ -91,6 +91,25 @@ def test_what_is_no_call_of_a_model(arguments: Any, words: str, store: Path) -> 
         stages.plan(*arguments, store=store, **SETTINGS)
 
 
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"peaks": 0}, "peaks: 0"),
+        ({"saves": 1.5}, "saves: 1.5"),
+        ({"jobs": 0}, "jobs is 0, expected a number of at least 1"),
+        ({"engine": "gurobi"}, "engine: 'gurobi'"),
+        ({"strategy": "rokmate"}, "rokmate.*rockmate"),
+        ({"otherwise": "orig"}, 'otherwise is \'orig\', expected "error" or "original"'),
+        ({"store": __file__}, "is a file, expected a folder"),
+    ],
+)
+def test_settings_that_are_none(setting: dict[str, Any], words: str, store: Path) -> None:
+    with pytest.raises(ConfigError, match=words):
+        stages.plan(
+            torch.nn.Linear(2, 2), (torch.ones(2),), **{"store": store, **SETTINGS, **setting}
+        )
+
+
 def test_a_loss_is_planned_too(store: Path) -> None:
     model, tokens = model_and_tokens()
 

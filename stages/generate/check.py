@@ -57,6 +57,21 @@ def guards_of(graph: Graph) -> tuple[list[str], dict[str, str | None], bool]:
     return modules, {graph.device: dtype if enabled else None}, cached
 
 
+def assigned_of(graph: Graph) -> set[int]:
+    """The buffers that the forward puts another tensor in the place of, which have one name."""
+    try:
+        paths = json.loads(graph.guards).get("assigned", [])
+    except (AttributeError, ValueError):
+        paths = None
+    if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
+        raise ArtifactError(f"{graph.model}: the guards are not JSON of the known form")
+    return {
+        value.id
+        for value in graph.values
+        if value.kind == "buffer" and value.path in paths and not value.aliases
+    }
+
+
 def tree_leaves(text: str) -> int:
     """The number of leaves of a written structure; raises ArtifactError where it is none."""
     try:

@@ -12,7 +12,7 @@ from schemas.graph import NONE, Graph, Output
 from stages.device.operators import decode
 from stages.generate.calls import literal
 from stages.generate.casts import kept_casts, spared_dtypes
-from stages.generate.check import guards_of
+from stages.generate.check import assigned_of, guards_of
 from stages.generate.lifetimes import depending
 from stages.generate.program import Program
 
@@ -42,6 +42,7 @@ def interface_text(graph: Graph, program: Program) -> str:
         *_block("slices", [_known(part, positions) for part in program.slices]),
         *_block("watched", [_known(part, positions) for part in program.watched]),
         *_block("watched_outputs", [_known(part, places) for part in program.watched]),
+        f"    assigned={_known(sorted(assigned_of(graph)), positions)},",
         f"    aliased={_known(_aliased(graph, program), places)},",
         f"    inner={_known(_inner(graph, program), places)},",
         f"    order={_known(_order(graph, program), places)},",

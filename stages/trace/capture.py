@@ -42,7 +42,8 @@ class Capture:
     tensors; `writes` maps a buffer's name to its new value; `gradients` maps a parameter's name or
     the number of an input leaf to what autograd adds up to its gradient, in that order.
     `constants` holds the tensors that are no parameters, buffers or inputs. `watched` is what the
-    forward read beside tensors (`stages.trace.watching`).
+    forward read beside tensors (`stages.trace.watching`), `assigned` the buffers that it puts
+    another tensor in the place of.
     """
 
     graph: fx.GraphModule
@@ -57,6 +58,7 @@ class Capture:
     leaves: list[Leaf]
     output_tree: str
     watched: dict[str, Any] = field(default_factory=dict)
+    assigned: list[str] = field(default_factory=list)
 
 
 def capture(built: Built, wanted: Callable[[Capture], set[int]] | None = None) -> Capture:
@@ -117,8 +119,12 @@ def _without_memory(built: Built, forward: Forward) -> Iterator[FakeTensorMode]:
         compiling(),
         torch.compiler.set_stance("fail_on_recompile"),
         replaced(torch.autograd, "grad", forward.watched),
+        replaced(torch.autograd.function.FunctionCtx, _MATERIALIZE, forward.noting),
     ):
         yield mode
+
+
+_MATERIALIZE = "set_materialize_grads"
 
 
 def _register_outputs() -> None:
@@ -172,6 +178,12 @@ def _describe(built: Built, graph: fx.GraphModule, forward: Forward) -> Capture:
                 result.gradients[forward.places[desc.grad_of.idx]] = _contributions(node)
         else:
             raise ModelError(f"{built.label}: the capture has an unknown result {desc!r}")
+    result.assigned.extend(forward.assigned)
+    if forward.looks_for_none and len(result.tangents) > 1:
+        raise ModelError(
+            f"{built.label}: a function of autograd calls set_materialize_grads(False) and looks "
+            "which gradients are None, which a plan decides once for all steps: leave the call out"
+        )
     result.outputs.extend(outputs[number] for number in sorted(outputs))
     _place_backward(graph)
     for path in forward.shown:

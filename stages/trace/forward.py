@@ -45,7 +45,8 @@ class Forward:
     model returned; behind the `returned` tensors of the output come the new values of the buffers
     that the forward `assigned` instead of writing into them. `shown` names the buffers that
     the output has a tensor's memory of. Each run is within a `running()`. `runs` are the logs of
-    the runs, those of an `earlier` forward first; `every` as in `Follower`.
+    the runs, those of an `earlier` forward first; `every` as in `Follower`. `looks_for_none` says
+    whether a function of autograd asks for None in place of absent gradients.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Forward:
         self.leaves: list[Leaf] = []
         self.output_tree = ""
         self.returned = 0
+        self.looks_for_none = False
         self.assigned: list[str] = []
         self.shown: list[str] = []
         self.runs: list[list[Event]] = [] if earlier is None else list(earlier.runs)
@@ -80,6 +82,15 @@ class Forward:
                 return grad(*args, **kwargs)
 
         return watching
+
+    def noting(self, materialize: Callable[..., None]) -> Callable[..., None]:
+        """Autograd's `set_materialize_grads`, whose calls are noted."""
+
+        def set_materialize_grads(context: Any, value: bool) -> None:
+            self.looks_for_none |= not value
+            materialize(context, value)
+
+        return set_materialize_grads
 
     def tensors(self, mode: Any) -> list[torch.Tensor]:
         """The tensors to run it on, without memory."""

@@ -87,7 +87,7 @@ class Run:
             if tensor._version != version:
                 raise RuntimeError(
                     f"{name} was changed in place between the forward and the end of the backward, "
-                    f"which needs it as it was"
+                    f"which needs it as it was: change it after the backward, or a clone of it"
                 )
 
     def _describe(self, position: int) -> str:

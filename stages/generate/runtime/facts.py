@@ -66,7 +66,8 @@ class Interface:
     made for a loss that gives it none. `slices` lists, for each part of the backward in order, the
     positions in `tensors` that its gradients belong to, a position repeated where its gradient
     arrives in parts. `watched` are, for each part, the positions of tensors, `watched_outputs` of
-    outputs of the step, that it reads and that nothing may change before. `aliased` are outputs
+    outputs of the step, that it reads and that nothing may change before. `assigned` are the
+    buffers that the forward puts another tensor in the place of. `aliased` are outputs
     that share memory with another output or a tensor, `inner` outputs that the step goes on from,
     and `order` is the one in which autograd comes to the outputs. `eval_modules` are the submodules
     that were in evaluation mode. `autocast` is, by device type, the dtype that autocast was on
@@ -87,6 +88,7 @@ class Interface:
     slices: tuple[tuple[int, ...], ...]
     watched: tuple[tuple[int, ...], ...]
     watched_outputs: tuple[tuple[int, ...], ...]
+    assigned: tuple[int, ...]
     aliased: tuple[int, ...]
     inner: tuple[int, ...]
     order: tuple[int, ...]

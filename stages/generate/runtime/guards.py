@@ -64,6 +64,7 @@ class Guards:
                 raise PlanMismatch(tie)
         except (PlanMismatch, Difference) as difference:
             raise PlanMismatch(_with_remedy(str(difference))) from difference.__cause__
+        self.modules.renew(modules, self.interface.assigned, tensors)
         return tensors
 
     def check_autocast(self) -> None:
@@ -189,6 +190,20 @@ class _Modules:
                     f"{self.paths[number]} is in {found} mode, the plan was made in {made} mode"
                 )
         return modules
+
+    def renew(
+        self,
+        modules: Sequence[torch.nn.Module],
+        assigned: Sequence[int],
+        tensors: list[torch.Tensor],
+    ) -> None:
+        """Puts copies in the place of the buffers that the step will write where the forward
+        assigns them: whoever holds what stood there keeps it as it was."""
+        for position, owner, name in self.buffers:
+            if position in assigned:
+                with torch.no_grad():
+                    tensors[position] = tensors[position].clone()
+                modules[owner]._buffers[name] = tensors[position]
 
     def _absent(self, model: torch.nn.Module) -> str:
         """The first module, parameter or buffer that is not where it was."""
