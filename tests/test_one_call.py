@@ -97,9 +97,10 @@ def test_what_is_no_call_of_a_model(arguments: Any, words: str, store: Path) -> 
         ({"peaks": 0}, "peaks: 0"),
         ({"saves": 1.5}, "saves: 1.5"),
         ({"jobs": 0}, "jobs is 0, expected a number of at least 1"),
-        ({"engine": "gurobi"}, "engine: 'gurobi'"),
+        ({"engine": "gurobi"}, 'engine: "gurobi"'),
         ({"strategy": "rokmate"}, "rokmate.*rockmate"),
         ({"otherwise": "orig"}, 'otherwise is \'orig\', expected "error" or "original"'),
+        ({"store": "/proc/none"}, "cannot be made"),
         ({"store": __file__}, "is a file, expected a folder"),
     ],
 )

@@ -12,8 +12,8 @@ from torch import nn
 from tests.stages.generate.plans import compare, generated, recompute, traced
 
 GRUS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
-    "rows of 48": (nn.GRU(64, 48), (3, 4, 64)),
-    "rows of 17": (nn.GRU(16, 17, 2, bidirectional=True, batch_first=True), (4, 3, 16)),
+    "rows of 48": (nn.GRU(64, 48), (2, 4, 64)),
+    "rows of 17": (nn.GRU(16, 17, bidirectional=True), (2, 4, 16)),
     "a cell": (nn.GRUCell(33, 17), (5, 33)),
 }
 
