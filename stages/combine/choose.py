@@ -51,9 +51,10 @@ def choose(
     fixed = fixed_bytes(graph)
     there_before = fixed.parameters + fixed.buffers + fixed.inputs
     total: int | None = None
+    base = there_before + fixed.gradients + fixed.outputs
+    most = there_before + frontier.keep_all_peak
     if budget != NO_BUDGET:
-        base = there_before + fixed.gradients + fixed.outputs
-        total = parse_budget(budget).total(base, there_before + frontier.keep_all_peak)
+        total = parse_budget(budget).total(base, most)
     own = None if total is None else total - there_before
     point = frontier.within(frontier.points[0].peak if own is None else own)
     keep_all = Cost(frontier.keep_all_seconds, frontier.keep_all_peak)
@@ -62,7 +63,8 @@ def choose(
         smallest = there_before + frontier.points[-1].peak
         sentence = (
             f"infeasible: {budget} is {total:,} bytes, the smallest budget known to work for "
-            f"{graph.model} with {frontier.strategy} is {smallest:,} bytes{_clock(frontier)}"
+            f"{graph.model} with {frontier.strategy} is {smallest:,} bytes"
+            f"{_share(smallest - base, most - base)}{_clock(frontier)}"
         )
         refusal = Plan(
             frontier.strategy, budget, total, own, "infeasible", sentence, None, None, None, None,
@@ -80,7 +82,7 @@ def choose(
         budget_total=total,
         budget_bytes=own,
         verdict=verdict,
-        sentence=_sentence(verdict, point, frontier, gap),
+        sentence=_sentence(verdict, point, frontier, gap, there_before),
         time=played.seconds,
         peak=played.peak,
         lower_bound=bound,
@@ -97,9 +99,20 @@ def choose(
     return plan, point, played.steps
 
 
-def _sentence(verdict: Verdict, point: Point, frontier: Frontier, gap: float) -> str:
+def _share(part: int, whole: int) -> str:
+    """A budget as a percentage, rounded up."""
+    return f" ({-(-100 * part // whole)}%)" if 0 <= part <= whole and whole else ""
+
+
+def _sentence(
+    verdict: Verdict, point: Point, frontier: Frontier, gap: float, there_before: int
+) -> str:
+    """A plan in words; its bytes are those of a budget, with what was `there_before` the step."""
     slower = point.seconds / frontier.keep_all_seconds
-    words = f"{verdict}: {point.peak:,} bytes, {slower:.3f} times keep-all's predicted time"
+    words = (
+        f"{verdict}: {there_before + point.peak:,} bytes in all where keeping everything takes "
+        f"{there_before + frontier.keep_all_peak:,}, {slower:.3f} times its predicted time"
+    )
     worth = "" if verdict == "optimal" else f", no plan is more than {gap:.1%} faster"
     return f"{words}{worth}{_clock(frontier)}"
 
