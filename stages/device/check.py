@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from schemas.errors import ArtifactError
 from schemas.graph import FIXED_KINDS, LOSS_TARGET, NONE, Graph, Op, Value, decode_arguments
 from stages.device.admission import hidden_writes
+from stages.device.norms import true_dtypes
 from stages.device.operators import WRITE_TARGET, decode, is_random, resolve
 from stages.device.recurrent import BACKWARD, LAYER, WORKSPACE
 
@@ -114,6 +115,8 @@ class _Check:
                 made[WORKSPACE] = self.workspace(op, what)
             elif op.target == BACKWARD:
                 made = [torch.empty_like(result) for result in made]
+            for number, dtype in true_dtypes(overload._schema.name, args).items():
+                made[number] = torch.empty_like(made[number], dtype=dtype)
             self.results(op, what, made)
 
     def workspace(self, op: Op, what: str) -> torch.Tensor:

@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from schemas.errors import ModelError
+from stages.device.norms import true_dtypes
 from stages.device.recurrent import BACKWARD, LAYER, WORKSPACE, workspace_bytes
 from stages.trace.program import Call, Program, Variable
 
@@ -169,10 +170,18 @@ def run_fake(call: Call, mode: FakeTensorMode) -> None:
         if result.layout != torch.strided:
             raise ModelError(f"{call.source}: {call.target} makes a tensor that is not strided")
         output.fake = result
+    for number, dtype in true_dtypes(call.target._schema.name, args).items():
+        _give_dtype(call.outputs[number], dtype, mode)
     if str(call.target) == LAYER:
         _give_workspace(call, mode, args)
     elif str(call.target) == BACKWARD:
         _give_storages(call, mode)
+
+
+def _give_dtype(output: Variable | None, dtype: torch.dtype, mode: FakeTensorMode) -> None:
+    if output is not None and output.fake.dtype != dtype:
+        with mode:
+            output.fake = torch.empty_like(output.fake, dtype=dtype)
 
 
 def _give_storages(call: Call, mode: FakeTensorMode) -> None:
