@@ -117,7 +117,8 @@ class Graph:
     `stages.device.trees`. `gradients` may name one owner several times: what autograd adds up, in
     its order. `model` is the label from the configuration, `device` a device type. `guards` is JSON
     text of what the trace was specialised to beyond tensors: `{"eval_modules": [...], "autocast":
-    {...}, "watch": {...}}`. `has_loss` says whether a loss function stood between forward and
+    {...}, "plain_backward": true, "watch": {...}}`, where a plain backward is one that runs no
+    Python. `has_loss` says whether a loss function stood between forward and
     backward.
     """
 

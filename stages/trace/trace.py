@@ -41,7 +41,8 @@ def trace(built: Built, name: str, device: str = "cpu") -> Graph:
         kind, torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind)
     )
     with torch.autocast(kind, enabled=False):
-        return _finished(built, captured, name, ambient, {**guards, "watch": captured.watched})
+        guards |= {"plain_backward": captured.plain_backward, "watch": captured.watched}
+        return _finished(built, captured, name, ambient, guards)
 
 
 def _finished(
