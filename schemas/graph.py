@@ -118,8 +118,7 @@ class Graph:
     its order. `model` is the label from the configuration, `device` a device type. `guards` is JSON
     text of what the trace was specialised to beyond tensors: `{"eval_modules": [...], "autocast":
     {...}, "plain_backward": true, "watch": {...}}`, where a plain backward is one that runs no
-    Python. `has_loss` says whether a loss function stood between forward and
-    backward.
+    Python. `has_loss` says whether a loss function stood between forward and backward.
     """
 
     model: str

@@ -55,6 +55,16 @@ _VIEWS = frozenset(
         *("select.int", "slice.Tensor"),
     )
 )
+_ORDERED = frozenset(
+    f"aten.{name}"
+    for name in (
+        *("threshold_backward.default", "leaky_relu_backward.default"),
+        *("add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor"),
+    )
+)
+"""Elementwise operators that lay out their result as their first operands are: with a gradient
+further back its strides can be nothing to them. Their kernels for tensors without memory say so."""
+
 _COPIES = ("aten.clone.default", "aten._to_copy.default")
 _MOST_DIMENSIONS = 5
 
@@ -130,9 +140,7 @@ def _gives_one_layout(graph: Graph, op: Op, reached: set[int]) -> bool:
     the dimensions of those `reached`."""
     moved = [graph.values[value] for value in op.inputs if value in reached]
     dimensions = {len(value.shape) for value in moved}
-    if torch.Tag.pointwise not in resolve(op.target).tags or len(op.outputs) != 1:
-        return False
-    if len(dimensions) > 1 or max(dimensions) > _MOST_DIMENSIONS:
+    if op.target not in _ORDERED or len(dimensions) > 1 or max(dimensions) > _MOST_DIMENSIONS:
         return False
     result = graph.values[op.outputs[0]]
     orders = itertools.permutations(range(dimensions.pop()))
