@@ -119,9 +119,9 @@ class Graph:
     `stages.device.trees`. `gradients` may name one owner several times: what autograd adds up, in
     its order. `model` is the label from the configuration, `device` a device type. `guards` is JSON
     text of what the trace was specialised to beyond tensors: `{"eval_modules": [...], "autocast":
-    {...}, "watch": {...}, "assigned": [...]}`, the last one the buffers that the forward puts
-    another tensor in the place of. `has_loss` says whether a loss function stood between forward
-    and backward.
+    {...}, "plain_backward": true, "watch": {...}, "assigned": [...]}`: a plain backward is one that
+    runs no Python, assigned are the buffers that the forward puts another tensor in the place of.
+    `has_loss` says whether a loss function stood between forward and backward.
     """
 
     model: str

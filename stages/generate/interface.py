@@ -164,8 +164,14 @@ def _tangents(graph: Graph, program: Program) -> list[str]:
     texts = []
     for tangent in program.tangents:
         value = graph.values[tangent]
-        fields = f"{tuple(value.shape)!r}, {tuple(value.strides)!r}, {value.dtype!r}"
-        texts.append(f"Tangent({fields}{', True' if tangent in program.overwritten else ''})")
+        fields = (
+            tuple(value.shape),
+            tuple(value.strides),
+            value.dtype,
+            program.taken[tangent],
+            tangent in program.overwritten,
+        )
+        texts.append(f"Tangent({', '.join(repr(field) for field in fields)})")
     return texts + ["None" for _ in program.unused]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from schemas.again import again, makes_of
 from schemas.contributions import contributions
@@ -11,6 +11,7 @@ from schemas.errors import ScheduleError
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op
 from schemas.schedule import Step
 from stages.generate.calls import Operators, Statement, joining, statements
+from stages.generate.layouts import RESHAPE, layouts
 from stages.generate.lifetimes import flowing, joined, uses, watched
 from stages.generate.naming import Names, comment, megabytes, value_names
 
@@ -31,7 +32,8 @@ class Program:
     the others. Then it is sent `tangents`, one for each differentiable, and yields at each further
     stop gradients: those of the values in one of `slices`, a value repeated where its gradient
     arrives in parts. `watched` are, for each slice, the fixed values and outputs that it reads,
-    `overwritten` the tangents that it writes over.
+    `overwritten` the tangents that it writes over. `taken` says of each tangent how it is taken
+    where it arrives in other strides.
     """
 
     text: str
@@ -43,6 +45,7 @@ class Program:
     slices: list[list[int]]
     watched: list[list[int]]
     overwritten: set[int]
+    taken: dict[int, str]
 
 
 def write_program(graph: Graph, steps: Sequence[Step], title: str) -> Program:
@@ -87,6 +90,7 @@ class _Writer:
         self.parts = contributions(graph)
         self.owners = {part: owner for owner, parts in self.parts.items() for part in parts}
         self.joined = joined(graph)
+        self.layouts = layouts(graph, self.steps)
         self.gradients = {self.names[value] for value in flowing(graph)}
         self.views = {op.id for op in graph.ops if graph.is_view(op)}
         self.loss = next(op for op in graph.ops if op.target == LOSS_TARGET)
@@ -115,6 +119,7 @@ class _Writer:
             slices=self.slices,
             watched=self.watched,
             overwritten=self.overwritten(),
+            taken=self.layouts.taken,
         )
 
     def overwritten(self) -> set[int]:
@@ -194,6 +199,8 @@ class _Writer:
 
     def calls(self, op: Op, in_place: int, repeated: bool) -> list[Statement]:
         """The statements of one run of an op."""
+        if op.id in self.layouts.reshaped:
+            op = replace(op, target=RESHAPE)
         calls = statements(self.graph, op, in_place, self.names, self.operators)
         if op.id in self.joined:
             return [joining(call, self.gradients) for call in calls]

@@ -26,6 +26,7 @@ from stages.trace.as_eager import compiling, packed_sequences, replaced, whole_o
 from stages.trace.checkpoints import without_checkpoints
 from stages.trace.following import first_difference
 from stages.trace.forward import FakeConstantError, Forward, Leaf
+from stages.trace.pythonic import PythonInBackward
 from stages.trace.refusals import check_model, check_placeholder, reason, tensor_constant
 from stages.trace.source import location_of
 from stages.trace.watching import Watcher, watching
@@ -43,7 +44,7 @@ class Capture:
     the number of an input leaf to what autograd adds up to its gradient, in that order.
     `constants` holds the tensors that are no parameters, buffers or inputs. `watched` is what the
     forward read beside tensors (`stages.trace.watching`), `assigned` the buffers that it puts
-    another tensor in the place of.
+    another tensor in the place of, and `plain_backward` says that no Python ran in the backward.
     """
 
     graph: fx.GraphModule
@@ -59,6 +60,7 @@ class Capture:
     output_tree: str
     watched: dict[str, Any] = field(default_factory=dict)
     assigned: list[str] = field(default_factory=list)
+    plain_backward: bool = False
 
 
 def capture(built: Built, wanted: Callable[[Capture], set[int]] | None = None) -> Capture:
@@ -88,10 +90,12 @@ def _capture(built: Built, forward: Forward) -> Capture:
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
     _register_outputs()
-    with contextlib.ExitStack() as stack, _without_memory(built, forward) as mode:
+    python = PythonInBackward()
+    with contextlib.ExitStack() as stack, _without_memory(built, forward) as mode, python.looking():
         tensors = tuple(forward.tensors(mode))
         joint = aot_export_joint_with_descriptors(stack, forward.face(), tensors)
-    return _describe(built, joint.graph_module, forward)
+    described = _describe(built, joint.graph_module, forward)
+    return replace(described, plain_backward=not python.found)
 
 
 def _run_again(built: Built, watcher: Watcher) -> None:

@@ -40,7 +40,11 @@ def trace(built: Built, name: str, device: str = "cpu") -> Graph:
     ambient = torch.autocast(
         kind, torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind)
     )
-    guards |= {"watch": captured.watched, "assigned": captured.assigned}
+    guards |= {
+        "plain_backward": captured.plain_backward,
+        "watch": captured.watched,
+        "assigned": captured.assigned,
+    }
     with torch.autocast(kind, enabled=False):
         return _finished(built, captured, name, ambient, guards)
 

@@ -14,16 +14,34 @@ from .facts import Tangent
 Arrived = torch.Tensor | Absent
 
 
-def arrived(tangent: torch.Tensor | None, expected: Tangent, device: torch.device) -> Arrived:
-    """The gradient of an output in the layout the step was made for, or what stands for none."""
+def arrived(
+    tangent: torch.Tensor | None, expected: Tangent, number: int, device: torch.device
+) -> Arrived:
+    """The gradient of the output `number` in a layout that the step can take, or what stands for
+    none. Raises RuntimeError where there is no such layout."""
     if tangent is None:
         return Absent.of(expected)
-    if _has_layout(tangent, expected):
+    if expected.otherwise == "as it is" or _has_layout(tangent, expected):
         return tangent
+    if expected.otherwise == "refused" and not _is_spread(tangent, expected):
+        raise RuntimeError(
+            f"the gradient of output {number} arrives with strides {tuple(tangent.stride())}, the "
+            f"plan was made for {expected.strides}: plan with the loss (loss=), or lay it out by a "
+            f"hook of that output, output.register_hook({_hook(expected)})"
+        )
     made = torch.empty_strided(
         expected.shape, expected.strides, dtype=getattr(torch, expected.dtype), device=device
     )
     return made.copy_(tangent)
+
+
+def _hook(expected: Tangent) -> str:
+    """The text of a function that lays out a gradient as expected."""
+    described = torch.empty_strided(expected.shape, expected.strides, device="meta")
+    if described.is_contiguous():
+        return "torch.Tensor.contiguous"
+    made = f"new_empty_strided({expected.shape}, {expected.strides})"
+    return f"lambda gradient: gradient.{made}.copy_(gradient)"
 
 
 def own(tangents: list[Any], expected: Sequence[Tangent | None]) -> None:
@@ -53,7 +71,7 @@ def _holders(tensors: list[Any], position: int) -> tuple[int, int, int]:
 
 
 def _has_layout(tangent: torch.Tensor, expected: Tangent) -> bool:
-    if tangent.stride() == expected.strides:
+    if tangent.stride() == expected.strides or 0 in expected.shape:
         return True
     return all(
         size == 1 or stride == wanted
@@ -61,3 +79,11 @@ def _has_layout(tangent: torch.Tensor, expected: Tangent) -> bool:
             expected.shape, tangent.stride(), expected.strides, strict=True
         )
     )
+
+
+def _is_spread(tangent: torch.Tensor, expected: Tangent) -> bool:
+    """Whether a gradient repeats what lies in the expected order, as that of a sum does."""
+    zipped = zip(expected.shape, tangent.stride(), expected.strides, strict=True)
+    strides = [(wanted, stride) for size, stride, wanted in zipped if size > 1]
+    kept = [stride for _, stride in sorted(strides) if stride]
+    return len(kept) < len(strides) and kept == sorted(kept)

@@ -130,8 +130,8 @@ class _Outputs(torch.autograd.Function):
                     f"does not use it"
                 )
         run.message = [
-            arrived(tangent, layout, run.device)
-            for tangent, layout in zip(tangents, expected, strict=True)
+            arrived(tangent, layout, number, run.device)
+            for number, (tangent, layout) in enumerate(zip(tangents, expected, strict=True))
             if layout is not None
         ]
         return None, None, torch.empty(0, device=run.device)

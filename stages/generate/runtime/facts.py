@@ -48,11 +48,16 @@ class Leaf:
 @dataclass(frozen=True)
 class Tangent:
     """The layout in which the step expects the gradient of an output, and whether the step
-    overwrites it."""
+    overwrites it.
+
+    `otherwise` says what becomes of one in other strides: it is taken "as it is", it is "laid out"
+    anew, or it is "refused".
+    """
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: str
+    otherwise: str
     overwritten: bool = False
 
 

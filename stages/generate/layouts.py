@@ -1,0 +1,177 @@
+"""Which gradients of outputs the step can take in other strides than it was traced with.
+
+The backward of eager runs on a gradient as it arrives. What the step makes of it is the same, bit
+for bit, where it runs the same operators on the same strides, or where these do not matter.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from schemas.errors import ArtifactError
+from schemas.graph import LOSS_TARGET, NONE, Graph, Op, Value, decode_arguments
+from schemas.schedule import Step
+from stages.device.operators import decode, resolve
+
+AS_IT_IS, LAID_OUT, REFUSED = "as it is", "laid out", "refused"
+
+VIEW, RESHAPE = "aten.view.default", "aten.reshape.default"
+"""A view in a trace of the backward, and what autograd does there: it copies where it must."""
+
+ENDING = frozenset(
+    f"aten.{name}"
+    for name in (
+        *("mm.default", "addmm.default", "bmm.default", "sum.default", "sum.dim_IntList"),
+        *("convolution_backward.default", "native_layer_norm_backward.default"),
+        *("native_batch_norm_backward.default", "embedding_dense_backward.default"),
+        *("_softmax_backward_data.default", "_log_softmax_backward_data.default"),
+        *("select_backward.default", "slice_backward.default"),
+    )
+)
+"""Operators that lay out their results alike whatever the strides of a gradient."""
+
+_DEAF = frozenset(
+    f"aten.{name}"
+    for name in (
+        *("native_layer_norm_backward.default", "native_group_norm_backward.default"),
+        *("_softmax_backward_data.default", "_log_softmax_backward_data.default"),
+        *("embedding_dense_backward.default", "select_backward.default", "slice_backward.default"),
+    )
+)
+"""Operators to which, or to whose formula in autograd, the strides of a gradient are nothing: they
+begin with a contiguous copy, or copy it elsewhere."""
+
+_VIEWS = frozenset(
+    f"aten.{name}"
+    for name in (
+        *("t.default", "transpose.int", "permute.default", "unsqueeze.default", "alias.default"),
+        *("squeeze.default", "squeeze.dim", "squeeze.dims", "expand.default", "detach.default"),
+        *("select.int", "slice.Tensor"),
+    )
+)
+_ORDERED = frozenset(
+    f"aten.{name}"
+    for name in (
+        *("threshold_backward.default", "leaky_relu_backward.default"),
+        *("add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor"),
+    )
+)
+"""Elementwise operators that lay out their result as their first operands are: with a gradient
+further back its strides can be nothing to them. Their kernels for tensors without memory say so."""
+
+_COPIES = ("aten.clone.default", "aten._to_copy.default")
+_MOST_DIMENSIONS = 5
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """How the step takes each tangent that arrives in other strides: as it is, laid out anew, or
+    not. `reshaped` are the views of the backward that may then have to copy."""
+
+    taken: dict[int, str]
+    reshaped: frozenset[int]
+
+
+def layouts(graph: Graph, steps: Sequence[Step]) -> Layouts:
+    """Finds how the step of a schedule takes the tangents."""
+    loss = next(op for op in graph.ops if op.target == LOSS_TARGET)
+    if not _is_plain(graph):
+        return Layouts(dict.fromkeys(loss.outputs, REFUSED), frozenset())
+    in_place = {step.op: step.in_place for step in steps if step.in_place != NONE}
+    taken, reshaped = {}, set()
+    for tangent in loss.outputs:
+        views = _views_on_the_way(graph, tangent, in_place)
+        if views is not None:
+            taken[tangent] = AS_IT_IS
+            reshaped |= views
+        else:
+            taken[tangent] = LAID_OUT if _is_ignored(graph, tangent) else REFUSED
+    return Layouts(taken, frozenset(reshaped))
+
+
+def _is_plain(graph: Graph) -> bool:
+    """Whether no Python ran in the backward, whose requests for a layout a trace does not show."""
+    try:
+        return json.loads(graph.guards).get("plain_backward") is True
+    except (AttributeError, ValueError):
+        raise ArtifactError(f"{graph.model}: the guards are not JSON of the known form") from None
+
+
+def _views_on_the_way(graph: Graph, tangent: int, in_place: dict[int, int]) -> set[int] | None:
+    """The views from a tangent to where its strides no longer matter; None where the step would
+    do something else there than eager."""
+    reached, views = {tangent}, set()
+    for op in graph.ops:
+        if reached.isdisjoint(op.inputs) or op.target == LOSS_TARGET:
+            continue
+        if in_place.get(op.id, NONE) in reached:
+            return None
+        if op.target in ENDING or _gives_one_layout(graph, op, reached):
+            continue
+        if op.target == VIEW:
+            views.add(op.id)
+        elif op.target not in _VIEWS and (op.id in in_place or not _follows_operands(op)):
+            return None
+        reached.update(op.outputs)
+    return views
+
+
+def _follows_operands(op: Op) -> bool:
+    """Whether an operator gives a result laid out as its operands are."""
+    if op.target in _COPIES:
+        return "memory_format" not in decode_arguments(op)[1]
+    return torch.Tag.pointwise in resolve(op.target).tags
+
+
+def _is_ignored(graph: Graph, tangent: int) -> bool:
+    """Whether the strides of a tangent are nothing to all that reads it."""
+    readers = [op for op in graph.ops if tangent in op.inputs]
+    return all(op.target in _DEAF or _gives_one_layout(graph, op, {tangent}) for op in readers)
+
+
+def _gives_one_layout(graph: Graph, op: Op, reached: set[int]) -> bool:
+    """Whether an elementwise operator gives a result in the planned strides whatever the order of
+    the dimensions of those `reached`."""
+    moved = [graph.values[value] for value in op.inputs if value in reached]
+    dimensions = {len(value.shape) for value in moved}
+    if op.target not in _ORDERED or len(dimensions) > 1 or max(dimensions) > _MOST_DIMENSIONS:
+        return False
+    result = graph.values[op.outputs[0]]
+    orders = itertools.permutations(range(dimensions.pop()))
+    return all(_strides(graph, op, reached, order) == result.strides for order in orders)
+
+
+def _strides(graph: Graph, op: Op, reached: set[int], order: Sequence[int]) -> list[int] | None:
+    """The strides of the result where the values reached have their dimensions in an order."""
+    values = {
+        value: _ordered(graph.values[value], order) if value in reached else _meta(graph, value)
+        for value in op.inputs
+    }
+    args, kwargs = decode_arguments(op)
+    try:
+        result: Any = resolve(op.target)(
+            *(decode(argument, values) for argument in args),
+            **{name: decode(argument, values) for name, argument in kwargs.items()},
+        )
+    except (RuntimeError, NotImplementedError):
+        return None
+    return list(result.stride())
+
+
+def _meta(graph: Graph, value: int) -> torch.Tensor:
+    like = graph.values[value]
+    dtype = getattr(torch, like.dtype)
+    return torch.empty_strided(like.shape, like.strides, dtype=dtype, device="meta")
+
+
+def _ordered(value: Value, order: Sequence[int]) -> torch.Tensor:
+    """A tensor without memory whose dimensions lie in an order."""
+    shape = [value.shape[dimension] for dimension in order]
+    made = torch.empty(shape, dtype=getattr(torch, value.dtype), device="meta")
+    return made.permute([order.index(dimension) for dimension in range(len(order))])
