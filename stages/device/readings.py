@@ -40,12 +40,15 @@ _DEEPEST = 12
 
 
 def encode(value: Any, own: Mapping[int, str] | None = None, depth: int = 0) -> Any:
-    """A value as JSON. `own` gives the path of each tensor and module of the model by its id."""
+    """A value as JSON. `own` gives the path of each tensor of the model by its id and of each
+    module by that of its fields, which a planned model and the one it was made of share."""
     own = own or {}
     if value is ABSENT:
         return _GONE
-    if id(value) in own and isinstance(value, torch.Tensor | torch.nn.Module):
+    if isinstance(value, torch.Tensor) and id(value) in own:
         return ["own", own[id(value)]]
+    if isinstance(value, torch.nn.Module) and id(vars(value)) in own:
+        return ["own", own[id(vars(value))]]
     kind = type(value)
     if value is None or kind in (bool, int, str) or (kind is float and math.isfinite(value)):
         return value
@@ -198,7 +201,7 @@ def agree(expected: Any, found: Any) -> bool:
     if type(expected) is not type(found):
         return False
     if not isinstance(expected, list):
-        return bool(expected == found)
+        return same_plain(expected, found)
     if len(expected) != len(found):
         return False
     if not expected or expected[0] != found[0]:
@@ -208,6 +211,16 @@ def agree(expected: Any, found: Any) -> bool:
     if expected[0] == "tensor" and len(expected) == 4:
         return expected[1:3] == found[1:3] and _same_part(expected[3], found[3])
     return all(map(agree, expected, found))
+
+
+def same_plain(one: Any, other: Any) -> bool:
+    """True where two plain values are the same to whatever reads them: not 0.0 and -0.0, which are
+    equal, but NaN and NaN, which are not."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, float | complex):
+        return repr(one) == repr(other)
+    return bool(one == other)
 
 
 def _same_name(expected: list[Any], found: list[Any]) -> bool:
@@ -233,7 +246,9 @@ def say(written: Any, other: Any = None) -> str:
         return "nothing"
     if word == "either":
         return f"{say(written[1])} or {say(written[2])}"
-    if word in ("plain", "torch", "own", "python"):
+    if word == "own":
+        return written[1] or "the model itself"
+    if word in ("plain", "torch", "python"):
         return str(written[-1])
     if word == "enum":
         return ".".join(written[2:])

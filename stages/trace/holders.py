@@ -99,8 +99,10 @@ def is_generator(thing: Any) -> bool:
     """True for an object that random numbers are drawn from."""
     if isinstance(thing, random.Random | torch.Generator):
         return True
-    kind = type(thing)
-    return kind.__module__.startswith("numpy.random") and hasattr(kind, "random")
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(
+        thing, (numpy.random.Generator, numpy.random.RandomState)
+    )
 
 
 def state_of(generator: Any) -> Any:

@@ -85,7 +85,8 @@ class Reader:
                 self.discover(value, (*place, ("field", name)), _join(shown, name))
 
     def _keep(self, shown: str, thing: Any, names: frozenset[str] | None) -> None:
-        if id(thing) not in self.kept:
+        watched = isinstance(thing, dict | list | set) or is_generator(thing)
+        if watched and id(thing) not in self.kept:
             before = contents(thing)
             self.kept[id(thing)] = Kept(shown, thing, before, names, contents(thing))
 

@@ -6,9 +6,20 @@ from stages.device.readings import (
     agree,
     check_form,
     encode,
+    same_plain,
     say,
     type_of,
     underlying,
 )
 
-__all__ = ["ABSENT", "STATES", "agree", "check_form", "encode", "say", "type_of", "underlying"]
+__all__ = [
+    "ABSENT",
+    "STATES",
+    "agree",
+    "check_form",
+    "encode",
+    "same_plain",
+    "say",
+    "type_of",
+    "underlying",
+]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .places import cells, class_of, content, find, of_class
-from .readings import ABSENT, STATES, agree, check_form, encode, say, type_of
+from .readings import ABSENT, STATES, agree, check_form, encode, same_plain, say, type_of
 
 _REGISTERED = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -253,9 +253,7 @@ class _Column:
             expected = self.expected[position]
             if value is expected:
                 continue
-            if type(value) is not type(expected) or not isinstance(value, _PLAIN):
-                return False
-            if value != expected:
+            if not isinstance(value, _PLAIN) or not same_plain(value, expected):
                 return False
             self.expected[position] = value
         return True
@@ -362,7 +360,7 @@ _LOOKS = {"fields": _look_up_field, "class": _look_up_class, "cells": _look_up_c
 def _own(modules: Mapping[str, torch.nn.Module]) -> dict[int, str]:
     paths: dict[int, str] = {}
     for path, module in modules.items():
-        paths.setdefault(id(module), path)
+        paths.setdefault(id(vars(module)), path)
     for path, module in modules.items():
         for field in ("_parameters", "_buffers"):
             for name, tensor in vars(module)[field].items():
