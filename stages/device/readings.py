@@ -345,7 +345,7 @@ def _is_holder(item: Any) -> bool:
         isinstance(item, dict)
         and set(item) == {"place", "shown", "kind", "reads"}
         and isinstance(item["shown"], str)
-        and item["kind"] in ("fields", "class", "cells")
+        and item["kind"] in ("fields", "class", "cells", "defaults")
         and isinstance(item["reads"], dict)
         and isinstance(item["place"], list)
         and bool(item["place"])
@@ -358,7 +358,7 @@ def _is_step(step: list[Any]) -> bool:
         return len(step) == 1
     if len(step) != 2:
         return False
-    if step[0] == "item":
+    if step[0] in ("item", "base"):
         return type(step[1]) is int
-    words = ("module", "python", "field", "class", "cell", "global")
+    words = ("module", "python", "field", "class", "cell", "default", "global")
     return step[0] == "key" or (step[0] in words and isinstance(step[1], str))

@@ -38,7 +38,8 @@ _DEEPEST = 4
 @dataclass
 class Holder:
     """A thing with named parts. `kind` is "fields" (`__dict__` or another dictionary), "class"
-    (what its class says) or "cells" (what a function has around it)."""
+    (what its class says), "cells" (what a function has around it) or "defaults" (those of its
+    arguments)."""
 
     place: Place
     shown: str

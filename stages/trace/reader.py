@@ -11,10 +11,12 @@ import torch
 from torch import nn
 
 from stages.device.readings import ABSENT, installed, underlying
-from stages.trace.codes import globals_read, globals_written, nested
+from stages.trace.asking import asked_by_torch, walked_by_capture
+from stages.trace.codes import globals_read, globals_written, names_of, nested
 from stages.trace.functions import (
     cells_of,
     content_of,
+    has_own,
     installed_class,
     of_plan,
     own_code,
@@ -32,6 +34,7 @@ from stages.trace.holders import (
     items_of,
     too_deep,
 )
+from stages.trace.spaces import Spaces, data_named
 
 _HEAP_TYPE = 1 << 9
 _REGISTERED = ("_modules", "_parameters", "_buffers")
@@ -66,6 +69,7 @@ class Reader:
         self._ran: set[types.CodeType] = set()
         self._patched: dict[type, Any] = {}
         self._alive: list[Any] = []
+        self.spaces = Spaces(self.holders, self.discover)
         for path, module in model.named_modules():
             self._enter_module(module, (("module", path),), path)
 
@@ -91,7 +95,8 @@ class Reader:
             self.kept[id(thing)] = Kept(shown, thing, before, names, contents(thing))
 
     def _enter_class(self, kind: type, place: Place) -> None:
-        """Remembers from where the functions of a class are reached."""
+        """Remembers from where a class and its functions are reached."""
+        self.spaces.enter_class(kind, place)
         for base in kind.__mro__:
             if not base.__module__.startswith("torch.nn.") and base is not object:
                 for name, value in list(vars(base).items()):
@@ -101,16 +106,21 @@ class Reader:
         function = underlying(value)
         if not isinstance(function, types.FunctionType) or depth > 6:
             return
-        if function.__code__ in self._functions and not function.__closure__:
+        if function.__code__ in self._functions and not has_own(function):
             return
         place = (*place, ("function",))
         if is_users(function) and not own_code(function.__code__.co_filename):
             known = self._functions.get(function.__code__)
             if known is None or known[1].__code__ is not function.__code__:
                 self._functions[function.__code__] = (place, function)
-            self._alike.setdefault(function.__code__, {})[id(function)] = (place, function)
+            alike = self._alike.setdefault(function.__code__, {})
+            if id(function) in alike:
+                return
+            alike[id(function)] = (place, function)
+            self.spaces.enter_function(function, place)
             if function.__code__ in self._ran:
                 self._note_cells(function.__code__, function, place)
+                self.spaces.note_defaults(function, place)
             for inner in nested(function.__code__):
                 self._functions.setdefault(inner, (place, function))
         for name, cell in cells_of(function):
@@ -128,6 +138,9 @@ class Reader:
             return
         if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
             self._enter_function(value, place)
+            return
+        if isinstance(value, types.ModuleType):
+            self.spaces.enter_module(value, place)
             return
         if isinstance(value, type):
             if not installed_class(value):
@@ -212,6 +225,7 @@ class Reader:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.problems += self.spaces.finish()
         for kind, own in self._patched.items():
             if own is ABSENT:
                 del kind.__getattribute__
@@ -226,7 +240,7 @@ class Reader:
         if holder is None:
             return
         if name == "__dict__":
-            if not _asked_by_torch():
+            if not asked_by_torch():
                 self._note_all(holder)
             return
         if isinstance(holder.thing, nn.Module):
@@ -245,7 +259,7 @@ class Reader:
             self._note_field(holder, name)
         elif name in _REGISTERED:
             path = self.paths.get(id(holder.thing))
-            if path is not None and (path, name) not in self.named and not _walked_by_capture():
+            if path is not None and (path, name) not in self.named and not walked_by_capture():
                 self.named[path, name] = None
         elif name not in INTERNAL and name not in holder.reads and not _is_dunder(name):
             registered = any(name in vars(holder.thing)[names] for names in _REGISTERED)
@@ -292,6 +306,7 @@ class Reader:
         if of_plan(frame.f_globals):
             return
         self.codes.append(code)
+        self.spaces.ran(frame)
         place, function = self._functions.get(code, (None, None))
         self._note_globals(code, frame.f_globals, place)
         self._note_closure(code, frame, place, function)
@@ -299,23 +314,23 @@ class Reader:
     def _note_globals(
         self, code: types.CodeType, names: dict[str, Any], place: Place | None
     ) -> None:
-        wanted = [(name, inner) for name, inner in globals_read(code) if name in names]
+        wanted = [name for name, _ in globals_read(code) if name in names]
+        if "globals" in code.co_names:
+            wanted += data_named(names_of(code), names)
         written = globals_written(code)
         if not wanted and not written:
             return
         holder = self._globals_holder(names, place)
         if holder is None:
             return
-        for name in [*(name for name, _ in wanted), *sorted(written)]:
+        for name in [*wanted, *sorted(written)]:
             if name not in holder.known:
                 holder.known[name] = names.get(name, ABSENT)
         if written:
             self._keep_names(holder, names, written)
-        for name, inner in wanted:
+        for name in wanted:
             value = holder.read(name)
             self.discover(value, (*holder.place, ("global", name)), f"the global {name}")
-            if inner is not None and isinstance(value, types.ModuleType):
-                self._note_python(value, inner, (*holder.place, ("global", name)))
 
     def _globals_holder(self, names: dict[str, Any], place: Place | None) -> Holder | None:
         key = ("fields", id(names))
@@ -337,27 +352,12 @@ class Reader:
                 kept.before.setdefault(name, names[name])
         kept.at_start = dict(kept.before)
 
-    def _note_python(self, module: types.ModuleType, name: str, place: Place) -> None:
-        """A name of a user's Python module that was taken as an attribute of it."""
-        file = getattr(module, "__file__", None)
-        if file is None or installed(file) or own_code(file):
-            return
-        fields = vars(module)
-        key = ("fields", id(fields))
-        if key not in self.holders:
-            self.holders[key] = Holder(place, module.__name__, "fields", module, {})
-        holder = self.holders[key]
-        if name in fields:
-            holder.known.setdefault(name, fields[name])
-        value = holder.read(name)
-        step = ("field", name) if isinstance(holder.thing, types.ModuleType) else ("global", name)
-        self.discover(value, (*holder.place, step), f"{module.__name__}.{name}")
-
     def _note_closure(
         self, code: types.CodeType, frame: types.FrameType, place: Place | None, function: Any
     ) -> None:
         for at, alike in self._alike.get(code, {}).values():
             self._note_cells(code, alike, at)
+            self.spaces.note_defaults(alike, at)
         for name in code.co_freevars:
             if function is None and _is_data(value := frame.f_locals.get(name)):
                 self.problems.append(
@@ -398,22 +398,3 @@ def _is_data(value: Any) -> bool:
 
 def _kind(value: Any) -> str:
     return "a tensor" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
-
-
-def _asked_by_torch() -> bool:
-    """True where PyTorch's own code takes an object's `__dict__`."""
-    frame: types.FrameType | None = sys._getframe(3)
-    name = frame.f_globals.get("__name__", "") if frame else ""
-    return str(name).partition(".")[0] == "torch"
-
-
-def _walked_by_capture() -> bool:
-    """True where what walks through a module's modules is the capture and not the forward."""
-    frame: types.FrameType | None = sys._getframe(3)
-    while frame is not None:
-        name = str(frame.f_globals.get("__name__", ""))
-        if name not in ("torch.nn.modules.module", __name__):
-            capturing = ("torch.fx", "torch.export", "torch._", "torch.utils._")
-            return name.startswith(capturing)
-        frame = frame.f_back
-    return False

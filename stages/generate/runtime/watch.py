@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .places import cells, class_of, content, find, of_class
+from .places import cells, class_of, content, defaults, find, of_class
 from .readings import ABSENT, STATES, agree, check_form, encode, same_plain, say, type_of
 
 _REGISTERED = ("_parameters", "_buffers", "_modules")
@@ -87,6 +88,9 @@ class Watch:
             return False
         for cell, expected in lists.cells:
             if content(cell) is not expected:
+                return False
+        for function, given, named in lists.functions:
+            if function.__defaults__ is not given or function.__kwdefaults__ is not named:
                 return False
         return lists.contents_same()
 
@@ -224,6 +228,8 @@ class Watch:
                 lists.containers.append((value, inside, keys))
             for item in inside:
                 self._take_contents(item, lists, own, depth + 1)
+        elif isinstance(value, functools.partial):
+            self._take_contents((value.args, value.keywords), lists, own, depth + 1)
 
     def _encode(self, value: Any, own: dict[int, str]) -> Any:
         known = self.known.get(id(value))
@@ -269,6 +275,7 @@ class _Lists:
         self.fields = _Column()
         self.classes = _Column()
         self.cells: list[tuple[Any, Any]] = []
+        self.functions: list[tuple[Any, Any, Any]] = []
         self.tensors: list[torch.Tensor] = []
         self.versions: list[int] = []
         self.arrays: list[tuple[Any, bytes]] = []
@@ -354,7 +361,20 @@ def _look_up_cell(thing: Any, name: str, lists: _Lists) -> Any:
     return value
 
 
-_LOOKS = {"fields": _look_up_field, "class": _look_up_class, "cells": _look_up_cell}
+def _look_up_default(thing: Any, name: str, lists: _Lists) -> Any:
+    lists.functions.append((thing, thing.__defaults__, thing.__kwdefaults__))
+    if thing.__kwdefaults__:
+        named = thing.__kwdefaults__
+        lists.containers.append((named, list(named.values()), list(named)))
+    return defaults(thing).get(name, ABSENT)
+
+
+_LOOKS = {
+    "fields": _look_up_field,
+    "class": _look_up_class,
+    "cells": _look_up_cell,
+    "defaults": _look_up_default,
+}
 
 
 def _own(modules: Mapping[str, torch.nn.Module]) -> dict[int, str]:
@@ -375,13 +395,18 @@ def _name_of(hook: Any) -> str:
 
 def _differs(holder: dict[str, Any], name: str, found: Any, expected: Any) -> str:
     shown = holder["shown"]
-    if holder["place"][-1][0] in ("globals", "python"):
+    if holder["place"][-1][0] in ("globals", "python") and not shown:
         return (
             f"the global {name} is {say(found, expected)}, the plan was made with {say(expected)}"
         )
     if holder["kind"] == "cells":
         return (
             f"{name}, which {shown} reads from around it, is {say(found, expected)}, "
+            f"the plan was made with {say(expected)}"
+        )
+    if holder["kind"] == "defaults":
+        return (
+            f"the default of {name} of {shown} is {say(found, expected)}, "
             f"the plan was made with {say(expected)}"
         )
     what = shown or "the model"
