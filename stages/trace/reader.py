@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import sys
 import types
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stages.device.readings import ABSENT, installed, underlying
+from stages.device.readings import ABSENT, installed, slots_of, underlying
 from stages.trace.asking import asked_by_torch, walked_by_capture
 from stages.trace.codes import globals_read, globals_written, names_of, nested
 from stages.trace.functions import (
@@ -29,12 +30,13 @@ from stages.trace.holders import (
     Place,
     contents,
     is_generator,
+    is_kept,
     is_object,
     is_users,
     items_of,
     too_deep,
 )
-from stages.trace.spaces import Spaces, data_named
+from stages.trace.spaces import Spaces, data_named, is_data
 
 _HEAP_TYPE = 1 << 9
 _REGISTERED = ("_modules", "_parameters", "_buffers")
@@ -89,8 +91,7 @@ class Reader:
                 self.discover(value, (*place, ("field", name)), _join(shown, name))
 
     def _keep(self, shown: str, thing: Any, names: frozenset[str] | None) -> None:
-        watched = isinstance(thing, dict | list | set) or is_generator(thing)
-        if watched and id(thing) not in self.kept:
+        if is_kept(thing) and id(thing) not in self.kept:
             before = contents(thing)
             self.kept[id(thing)] = Kept(shown, thing, before, names, contents(thing))
 
@@ -140,14 +141,13 @@ class Reader:
             self._enter_function(value, place)
             return
         if isinstance(value, types.ModuleType):
-            self.spaces.enter_module(value, place)
-            return
+            return self.spaces.enter_module(value, place)
         if isinstance(value, type):
             if not installed_class(value):
                 self._remember(value)
                 self._enter_class(value, place)
             return
-        if isinstance(value, dict | list | set | tuple):
+        if isinstance(value, dict | list | set | tuple | collections.deque):
             self._remember(value)
             if not isinstance(value, tuple):
                 self._keep(shown, value, None)
@@ -156,6 +156,10 @@ class Reader:
         elif is_generator(value):
             self._remember(value)
             self._keep(shown, value, None)
+        if slots := slots_of(value):
+            self._remember(value)
+            for name, item in slots.items():
+                self.discover(item, (*place, ("field", name)), _join(shown, name))
         if is_object(value):
             self._discover_object(value, place, shown)
 
@@ -359,7 +363,7 @@ class Reader:
             self._note_cells(code, alike, at)
             self.spaces.note_defaults(alike, at)
         for name in code.co_freevars:
-            if function is None and _is_data(value := frame.f_locals.get(name)):
+            if function is None and is_data(value := frame.f_locals.get(name)):
                 self.problems.append(
                     f"{code.co_name} reads {name!r}, {_kind(value)} from around it, which cannot "
                     f"be watched; pass it as an argument or keep it as an attribute of the model"
@@ -389,11 +393,6 @@ def _join(shown: str, name: str) -> str:
 
 def _is_dunder(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
-
-
-def _is_data(value: Any) -> bool:
-    code = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, nn.Module)
-    return not isinstance(value, code)
 
 
 def _kind(value: Any) -> str:

@@ -158,6 +158,11 @@ def _on_set(space: _Space, name: str) -> str:
     )
 
 
+def is_data(value: Any) -> bool:
+    """True for what is no function, class or module."""
+    return not isinstance(value, (*_CODE, torch.nn.Module))
+
+
 def is_plain(value: Any, depth: int = 0) -> bool:
     """True for plain data: numbers, texts, tensors, and containers of such."""
     if value is None or isinstance(value, _PLAIN):

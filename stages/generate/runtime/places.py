@@ -7,6 +7,7 @@ made of, a function's globals, closure or defaults.
 
 from __future__ import annotations
 
+import collections
 import importlib
 import inspect
 import sys
@@ -14,7 +15,7 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-from .readings import ABSENT, encode, underlying
+from .readings import ABSENT, encode, slots_of, underlying
 
 
 def find(place: list[list[Any]], modules: Mapping[str, Any]) -> Any:
@@ -37,7 +38,8 @@ def _python(name: str) -> Any:
 
 
 def _field(thing: Any, name: str) -> Any:
-    return getattr(thing, "__dict__", {}).get(name, ABSENT)
+    found = getattr(thing, "__dict__", {}).get(name, ABSENT)
+    return slots_of(thing).get(name, ABSENT) if found is ABSENT else found
 
 
 def of_class(kind: type, name: str) -> tuple[Any, type | None]:
@@ -67,7 +69,7 @@ def _key(thing: Any, written: Any) -> Any:
 
 
 def _item(thing: Any, index: int) -> Any:
-    inside = isinstance(thing, list | tuple) and index < len(thing)
+    inside = isinstance(thing, list | tuple | collections.deque) and index < len(thing)
     return thing[index] if inside else ABSENT
 
 

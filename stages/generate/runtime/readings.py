@@ -4,10 +4,10 @@ from stages.device.readings import (
     ABSENT,
     STATES,
     agree,
-    check_form,
     encode,
     same_plain,
     say,
+    slots_of,
     type_of,
     underlying,
 )
@@ -16,10 +16,10 @@ __all__ = [
     "ABSENT",
     "STATES",
     "agree",
-    "check_form",
     "encode",
     "same_plain",
     "say",
+    "slots_of",
     "type_of",
     "underlying",
 ]

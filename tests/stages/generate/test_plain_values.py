@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import random
+from array import array
+from collections import UserDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +109,66 @@ def test_only_generators_are_taken_for_them() -> None:
     for one in (random.Random(1), np.random.default_rng(1), np.random.RandomState(1)):
         assert is_generator(one)
     assert is_generator(torch.Generator())
+
+
+@dataclass(slots=True)
+class Options:
+    """Settings without a dictionary."""
+
+    scale: float = 2.0
+
+
+class Odd(float):
+    """A number of a user's class."""
+
+
+VALUES: dict[str, tuple[Any, Callable[..., Any], Callable[[Any], Any]]] = {
+    "slots": (Options(), lambda s: s.value.scale, lambda m: setattr(m.value, "scale", 5.0)),
+    "slots replaced": (
+        Options(),
+        lambda s: s.value.scale,
+        lambda m: setattr(m, "value", Options(5.0)),
+    ),
+    "decimal": (Decimal(2), lambda s: float(s.value), lambda m: setattr(m, "value", Decimal(5))),
+    "fraction": (
+        Fraction(2),
+        lambda s: float(s.value),
+        lambda m: setattr(m, "value", Fraction(5)),
+    ),
+    "float": (Odd(2), lambda s: float(s.value), lambda m: setattr(m, "value", Odd(5))),
+    "deque": (deque([2.0]), lambda s: s.value[0], lambda m: m.value.__setitem__(0, 5.0)),
+    "array": (array("d", [2.0]), lambda s: s.value[0], lambda m: m.value.__setitem__(0, 5.0)),
+    "bytearray": (bytearray([2]), lambda s: s.value[0], lambda m: m.value.__setitem__(0, 5)),
+    "dictionary": (
+        UserDict(s=2.0),
+        lambda s: s.value["s"],
+        lambda m: m.value.__setitem__("s", 5.0),
+    ),
+}
+
+
+class Valued(nn.Module):
+    """Multiplies with what is read of a value."""
+
+    def __init__(self, value: Any, reads: Callable[..., Any]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.value = value
+        self.reads = reads
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * self.reads(self)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_values_of_other_kinds_are_compared(name: str, tmp_path: Path) -> None:
+    value, reads, change = VALUES[name]
+    graph, built = traced_watched((Valued(copy.deepcopy(value), reads), ((X,), {})))
+    module = generated(graph, tmp_path / "valued")
+    planned = module.load(built.model)
+    planned.value = copy.deepcopy(value)
+    planned(X)
+    planned(X)
+    change(planned)
+    with pytest.raises(module.PlanMismatch, match=r"the plan was made with"):
+        planned(X)
