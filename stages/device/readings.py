@@ -8,8 +8,12 @@ object with its type. The file travels with a generated package and needs only P
 
 from __future__ import annotations
 
+import array
+import collections
 import ctypes
+import decimal
 import enum
+import fractions
 import functools
 import hashlib
 import math
@@ -28,6 +32,10 @@ ABSENT = object()
 _GONE = ["absent"]
 _TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 _REPEATED = (range, slice, type(...), type(NotImplemented), pathlib.PurePath)
+_WRITTEN = (
+    *(int, float, complex, str, bytes, bytearray, array.array),
+    *(decimal.Decimal, fractions.Fraction),
+)
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _DESCRIPTORS = (
     types.GetSetDescriptorType,
@@ -40,12 +48,15 @@ _DEEPEST = 12
 
 
 def encode(value: Any, own: Mapping[int, str] | None = None, depth: int = 0) -> Any:
-    """A value as JSON. `own` gives the path of each tensor and module of the model by its id."""
+    """A value as JSON. `own` gives the path of each tensor of the model by its id and of each
+    module by that of its fields, which a planned model and the one it was made of share."""
     own = own or {}
     if value is ABSENT:
         return _GONE
-    if id(value) in own and isinstance(value, torch.Tensor | torch.nn.Module):
+    if isinstance(value, torch.Tensor) and id(value) in own:
         return ["own", own[id(value)]]
+    if isinstance(value, torch.nn.Module) and id(vars(value)) in own:
+        return ["own", own[id(vars(value))]]
     kind = type(value)
     if value is None or kind in (bool, int, str) or (kind is float and math.isfinite(value)):
         return value
@@ -57,8 +68,10 @@ def encode(value: Any, own: Mapping[int, str] | None = None, depth: int = 0) -> 
         return ["torch", str(value)]
     if isinstance(value, torch.Tensor):
         return ["tensor", list(value.shape), str(value.dtype), digest_of(value)]
-    if isinstance(value, list | tuple | set | frozenset | dict):
+    if isinstance(value, list | tuple | set | frozenset | dict | collections.deque):
         return _container(value, own, depth)
+    if isinstance(value, _WRITTEN):
+        return ["plain", kind.__name__, _written(value)]
     if _is_array(value):
         return ["array", repr(value.shape), str(value.dtype), _sha(value.tobytes())]
     return _code(value, own, depth)
@@ -69,12 +82,15 @@ def _container(value: Any, own: Mapping[int, str], depth: int) -> Any:
         return ["object", *_named(type(value))]
     names = _named(type(value))
     if isinstance(value, dict):
-        pairs = [[encode(key, own, depth + 1), encode(value[key], own, depth + 1)] for key in value]
-        return ["dict", *names, pairs]
+        return ["dict", *names, _pairs(value, own, depth)]
     items = [encode(item, own, depth + 1) for item in value]
     if isinstance(value, set | frozenset):
         items.sort(key=repr)
     return ["items", *names, items]
+
+
+def _pairs(value: Mapping[Any, Any], own: Mapping[int, str], depth: int) -> list[list[Any]]:
+    return [[encode(key, own, depth + 1), encode(value[key], own, depth + 1)] for key in value]
 
 
 def _code(value: Any, own: Mapping[int, str], depth: int) -> Any:
@@ -97,7 +113,41 @@ def _code(value: Any, own: Mapping[int, str], depth: int) -> Any:
         ("torch._ops", "numpy")
     ):
         return ["plain", type(value).__name__, str(value)]
+    if (slots := slots_of(value)) and depth <= _DEEPEST:
+        return ["dict", *_named(type(value)), _pairs(slots, own, depth)]
     return ["object", *_named(type(value))]
+
+
+def _written(value: Any) -> str:
+    """A number, a text or bytes as text, whatever a class of the user's says of them."""
+    for kind in (int, float, complex, str, bytes):
+        if isinstance(value, kind):
+            return kind.__repr__(value)
+    return repr(value)
+
+
+def slots_of(value: Any) -> dict[str, Any]:
+    """What an object of a user's class has in its `__slots__`."""
+    found = {}
+    for base in type(value).__mro__ if not isinstance(value, type) else ():
+        if not vars(base).get("__slots__") or _of_installed(base):
+            continue
+        for name, slot in vars(base).items():
+            if isinstance(slot, types.MemberDescriptorType) and name not in found:
+                found[name] = _in_slot(slot, value)
+    return found
+
+
+def _in_slot(slot: Any, value: Any) -> Any:
+    try:
+        return slot.__get__(value)
+    except AttributeError:
+        return ABSENT
+
+
+def _of_installed(kind: type) -> bool:
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return kind.__module__ == "builtins" or (file is not None and installed(file))
 
 
 def _named(thing: Any) -> list[str]:
@@ -198,7 +248,7 @@ def agree(expected: Any, found: Any) -> bool:
     if type(expected) is not type(found):
         return False
     if not isinstance(expected, list):
-        return bool(expected == found)
+        return same_plain(expected, found)
     if len(expected) != len(found):
         return False
     if not expected or expected[0] != found[0]:
@@ -208,6 +258,16 @@ def agree(expected: Any, found: Any) -> bool:
     if expected[0] == "tensor" and len(expected) == 4:
         return expected[1:3] == found[1:3] and _same_part(expected[3], found[3])
     return all(map(agree, expected, found))
+
+
+def same_plain(one: Any, other: Any) -> bool:
+    """True where two plain values are the same to whatever reads them: not 0.0 and -0.0, which are
+    equal, but NaN and NaN, which are not."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, float | complex):
+        return repr(one) == repr(other)
+    return bool(one == other)
 
 
 def _same_name(expected: list[Any], found: list[Any]) -> bool:
@@ -233,7 +293,9 @@ def say(written: Any, other: Any = None) -> str:
         return "nothing"
     if word == "either":
         return f"{say(written[1])} or {say(written[2])}"
-    if word in ("plain", "torch", "own", "python"):
+    if word == "own":
+        return written[1] or "the model itself"
+    if word in ("plain", "torch", "python"):
         return str(written[-1])
     if word == "enum":
         return ".".join(written[2:])
@@ -273,77 +335,3 @@ STATES: dict[str, Any] = _ALWAYS | _ATTENTION
 """What is set for the whole process and changes what runs: how to ask for it, by its name."""
 
 ATTENTION_STATES = frozenset(_ATTENTION)
-
-
-def check_form(description: Any) -> None:
-    """Raises ValueError unless a description has the form that `stages.trace.watching` writes."""
-    if description is None:
-        return
-    fields = {
-        "modules": (list, _is_module),
-        "tensors": (list, _is_tensor),
-        "holders": (list, _is_holder),
-        "names": (list, _is_names),
-        "hooks": (list, _is_texts),
-        "states": (dict, None),
-    }
-    if not isinstance(description, dict) or not set(fields) <= set(description):
-        raise ValueError("the description of what is watched lacks a part")
-    for name, (kind, test) in fields.items():
-        part = description[name]
-        if not isinstance(part, kind) or (test and not all(map(test, part))):
-            raise ValueError(f"the description of what is watched has {name} of an unknown form")
-    if not all(isinstance(value, str | bool) for value in description["states"].values()):
-        raise ValueError("the description of what is watched has states of an unknown form")
-
-
-def _is_texts(item: Any) -> bool:
-    return isinstance(item, list) and all(isinstance(part, str) for part in item)
-
-
-def _is_module(item: Any) -> bool:
-    return _is_texts(item) and len(item) == 3
-
-
-def _is_tensor(item: Any) -> bool:
-    return (
-        isinstance(item, list)
-        and len(item) == 4
-        and _is_texts(item[:2])
-        and (item[2] is None or isinstance(item[2], list))
-        and (item[3] is None or isinstance(item[3], str))
-    )
-
-
-def _is_names(item: Any) -> bool:
-    return (
-        isinstance(item, list)
-        and len(item) == 3
-        and isinstance(item[0], str)
-        and item[1] in ("_modules", "_parameters", "_buffers")
-        and _is_texts(item[2])
-    )
-
-
-def _is_holder(item: Any) -> bool:
-    return (
-        isinstance(item, dict)
-        and set(item) == {"place", "shown", "kind", "reads"}
-        and isinstance(item["shown"], str)
-        and item["kind"] in ("fields", "class", "cells")
-        and isinstance(item["reads"], dict)
-        and isinstance(item["place"], list)
-        and bool(item["place"])
-        and all(isinstance(step, list) and step and _is_step(step) for step in item["place"])
-    )
-
-
-def _is_step(step: list[Any]) -> bool:
-    if step[0] in ("globals", "function"):
-        return len(step) == 1
-    if len(step) != 2:
-        return False
-    if step[0] == "item":
-        return type(step[1]) is int
-    words = ("module", "python", "field", "class", "cell", "global")
-    return step[0] == "key" or (step[0] in words and isinstance(step[1], str))

@@ -6,7 +6,7 @@ import json
 
 from schemas.errors import ArtifactError
 from schemas.graph import Graph
-from stages.device.readings import check_form
+from stages.device.form import check_form
 
 
 def watched_bytes(graph: Graph) -> bytes:

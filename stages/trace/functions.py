@@ -43,3 +43,17 @@ def content_of(cell: types.CellType) -> Any:
         return cell.cell_contents
     except ValueError:
         return ABSENT
+
+
+def defaults_of(function: Any) -> dict[str, Any]:
+    """The defaults of a function's arguments by name."""
+    code, given = function.__code__, function.__defaults__ or ()
+    names = code.co_varnames[: code.co_argcount][code.co_argcount - len(given) :]
+    return {**dict(zip(names, given, strict=True)), **(function.__kwdefaults__ or {})}
+
+
+def has_own(function: types.FunctionType) -> bool:
+    """True for a function that others of the same code may differ from."""
+    return bool(
+        function.__closure__ or function.__defaults__ or function.__kwdefaults__ or vars(function)
+    )

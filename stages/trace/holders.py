@@ -6,6 +6,7 @@ were before the forward ran, and the names that the forward read.
 
 from __future__ import annotations
 
+import collections
 import random
 import sys
 import types
@@ -32,13 +33,15 @@ HOOKS = tuple(name for name in vars(nn.Module()) if name.startswith(("_forward_"
 _NAMESPACES = ("SimpleNamespace", "Namespace")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Tensor, type)
 _CODE = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType)
+_USERS = (collections.UserDict, collections.UserList)
 _DEEPEST = 4
 
 
 @dataclass
 class Holder:
     """A thing with named parts. `kind` is "fields" (`__dict__` or another dictionary), "class"
-    (what its class says) or "cells" (what a function has around it)."""
+    (what its class says), "cells" (what a function has around it) or "defaults" (those of its
+    arguments)."""
 
     place: Place
     shown: str
@@ -68,6 +71,11 @@ class Kept:
     """What it held when the forward began, with the tensors that the capture put in."""
 
 
+def is_kept(thing: Any) -> bool:
+    """True for a thing that the forward may change in place."""
+    return isinstance(thing, dict | list | set | collections.deque) or is_generator(thing)
+
+
 def contents(thing: Any) -> Any:
     """A copy of what a mutable thing holds, one level deep."""
     if isinstance(thing, dict):
@@ -76,6 +84,8 @@ def contents(thing: Any) -> Any:
         return list(thing)
     if isinstance(thing, set):
         return set(thing)
+    if isinstance(thing, collections.deque):
+        return thing.copy()
     return state_of(thing)
 
 
@@ -91,6 +101,9 @@ def put_back(thing: Any, before: Any) -> None:
     elif isinstance(thing, set):
         thing.clear()
         thing.update(before)
+    elif isinstance(thing, collections.deque):
+        thing.clear()
+        thing.extend(before)
     else:
         set_state(thing, before)
 
@@ -99,8 +112,10 @@ def is_generator(thing: Any) -> bool:
     """True for an object that random numbers are drawn from."""
     if isinstance(thing, random.Random | torch.Generator):
         return True
-    kind = type(thing)
-    return kind.__module__.startswith("numpy.random") and hasattr(kind, "random")
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(
+        thing, (numpy.random.Generator, numpy.random.RandomState)
+    )
 
 
 def state_of(generator: Any) -> Any:
@@ -148,7 +163,7 @@ def is_object(value: Any) -> bool:
     fields = getattr(value, "__dict__", None)
     if not isinstance(fields, dict):
         return False
-    if type(value).__name__ in _NAMESPACES:
+    if type(value).__name__ in _NAMESPACES or isinstance(value, _USERS):
         return True
     return not _of_python(type(value))
 
@@ -170,7 +185,7 @@ def items_of(value: Any) -> Iterator[tuple[tuple[Any, ...], str, Any]]:
     if isinstance(value, dict):
         for key, item in value.items():
             yield ("key", key), f"[{key!r}]", item
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, list | tuple | collections.deque):
         for index, item in enumerate(value):
             yield ("item", index), f"[{index}]", item
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from stages.device.readings import ABSENT, encode
-from stages.trace.functions import cells_of, content_of
+from stages.trace.functions import cells_of, content_of, defaults_of
 from stages.trace.holders import Holder, Kept
 from stages.trace.known import Known
 from stages.trace.reader import Reader
@@ -95,6 +95,8 @@ def _now(holder: Holder, name: str) -> Any:
     if holder.kind == "cells":
         cell = dict(cells_of(thing)).get(name)
         return ABSENT if cell is None else content_of(cell)
+    if holder.kind == "defaults":
+        return defaults_of(thing).get(name, ABSENT)
     if holder.kind == "class":
         owner = next((base for base in thing.__mro__ if name in vars(base)), None)
         return ABSENT if owner is None else vars(owner)[name]

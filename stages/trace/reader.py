@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import sys
 import types
@@ -10,11 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from stages.device.readings import ABSENT, installed, underlying
-from stages.trace.codes import globals_read, globals_written, nested
+from stages.device.readings import ABSENT, installed, slots_of, underlying
+from stages.trace.asking import asked_by_torch, walked_by_capture
+from stages.trace.codes import globals_read, globals_written, names_of, nested
 from stages.trace.functions import (
     cells_of,
     content_of,
+    has_own,
     installed_class,
     of_plan,
     own_code,
@@ -27,11 +30,13 @@ from stages.trace.holders import (
     Place,
     contents,
     is_generator,
+    is_kept,
     is_object,
     is_users,
     items_of,
     too_deep,
 )
+from stages.trace.spaces import Spaces, data_named, is_data
 
 _HEAP_TYPE = 1 << 9
 _REGISTERED = ("_modules", "_parameters", "_buffers")
@@ -66,6 +71,7 @@ class Reader:
         self._ran: set[types.CodeType] = set()
         self._patched: dict[type, Any] = {}
         self._alive: list[Any] = []
+        self.spaces = Spaces(self.holders, self.discover)
         for path, module in model.named_modules():
             self._enter_module(module, (("module", path),), path)
 
@@ -85,12 +91,13 @@ class Reader:
                 self.discover(value, (*place, ("field", name)), _join(shown, name))
 
     def _keep(self, shown: str, thing: Any, names: frozenset[str] | None) -> None:
-        if id(thing) not in self.kept:
+        if is_kept(thing) and id(thing) not in self.kept:
             before = contents(thing)
             self.kept[id(thing)] = Kept(shown, thing, before, names, contents(thing))
 
     def _enter_class(self, kind: type, place: Place) -> None:
-        """Remembers from where the functions of a class are reached."""
+        """Remembers from where a class and its functions are reached."""
+        self.spaces.enter_class(kind, place)
         for base in kind.__mro__:
             if not base.__module__.startswith("torch.nn.") and base is not object:
                 for name, value in list(vars(base).items()):
@@ -100,16 +107,21 @@ class Reader:
         function = underlying(value)
         if not isinstance(function, types.FunctionType) or depth > 6:
             return
-        if function.__code__ in self._functions and not function.__closure__:
+        if function.__code__ in self._functions and not has_own(function):
             return
         place = (*place, ("function",))
         if is_users(function) and not own_code(function.__code__.co_filename):
             known = self._functions.get(function.__code__)
             if known is None or known[1].__code__ is not function.__code__:
                 self._functions[function.__code__] = (place, function)
-            self._alike.setdefault(function.__code__, {})[id(function)] = (place, function)
+            alike = self._alike.setdefault(function.__code__, {})
+            if id(function) in alike:
+                return
+            alike[id(function)] = (place, function)
+            self.spaces.enter_function(function, place)
             if function.__code__ in self._ran:
                 self._note_cells(function.__code__, function, place)
+                self.spaces.note_defaults(function, place)
             for inner in nested(function.__code__):
                 self._functions.setdefault(inner, (place, function))
         for name, cell in cells_of(function):
@@ -128,12 +140,14 @@ class Reader:
         if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
             self._enter_function(value, place)
             return
+        if isinstance(value, types.ModuleType):
+            return self.spaces.enter_module(value, place)
         if isinstance(value, type):
             if not installed_class(value):
                 self._remember(value)
                 self._enter_class(value, place)
             return
-        if isinstance(value, dict | list | set | tuple):
+        if isinstance(value, dict | list | set | tuple | collections.deque):
             self._remember(value)
             if not isinstance(value, tuple):
                 self._keep(shown, value, None)
@@ -142,6 +156,10 @@ class Reader:
         elif is_generator(value):
             self._remember(value)
             self._keep(shown, value, None)
+        if slots := slots_of(value):
+            self._remember(value)
+            for name, item in slots.items():
+                self.discover(item, (*place, ("field", name)), _join(shown, name))
         if is_object(value):
             self._discover_object(value, place, shown)
 
@@ -211,6 +229,7 @@ class Reader:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.problems += self.spaces.finish()
         for kind, own in self._patched.items():
             if own is ABSENT:
                 del kind.__getattribute__
@@ -225,7 +244,7 @@ class Reader:
         if holder is None:
             return
         if name == "__dict__":
-            if not _asked_by_torch():
+            if not asked_by_torch():
                 self._note_all(holder)
             return
         if isinstance(holder.thing, nn.Module):
@@ -244,7 +263,7 @@ class Reader:
             self._note_field(holder, name)
         elif name in _REGISTERED:
             path = self.paths.get(id(holder.thing))
-            if path is not None and (path, name) not in self.named and not _walked_by_capture():
+            if path is not None and (path, name) not in self.named and not walked_by_capture():
                 self.named[path, name] = None
         elif name not in INTERNAL and name not in holder.reads and not _is_dunder(name):
             registered = any(name in vars(holder.thing)[names] for names in _REGISTERED)
@@ -291,6 +310,7 @@ class Reader:
         if of_plan(frame.f_globals):
             return
         self.codes.append(code)
+        self.spaces.ran(frame)
         place, function = self._functions.get(code, (None, None))
         self._note_globals(code, frame.f_globals, place)
         self._note_closure(code, frame, place, function)
@@ -298,23 +318,23 @@ class Reader:
     def _note_globals(
         self, code: types.CodeType, names: dict[str, Any], place: Place | None
     ) -> None:
-        wanted = [(name, inner) for name, inner in globals_read(code) if name in names]
+        wanted = [name for name, _ in globals_read(code) if name in names]
+        if "globals" in code.co_names:
+            wanted += data_named(names_of(code), names)
         written = globals_written(code)
         if not wanted and not written:
             return
         holder = self._globals_holder(names, place)
         if holder is None:
             return
-        for name in [*(name for name, _ in wanted), *sorted(written)]:
+        for name in [*wanted, *sorted(written)]:
             if name not in holder.known:
                 holder.known[name] = names.get(name, ABSENT)
         if written:
             self._keep_names(holder, names, written)
-        for name, inner in wanted:
+        for name in wanted:
             value = holder.read(name)
             self.discover(value, (*holder.place, ("global", name)), f"the global {name}")
-            if inner is not None and isinstance(value, types.ModuleType):
-                self._note_python(value, inner, (*holder.place, ("global", name)))
 
     def _globals_holder(self, names: dict[str, Any], place: Place | None) -> Holder | None:
         key = ("fields", id(names))
@@ -336,29 +356,14 @@ class Reader:
                 kept.before.setdefault(name, names[name])
         kept.at_start = dict(kept.before)
 
-    def _note_python(self, module: types.ModuleType, name: str, place: Place) -> None:
-        """A name of a user's Python module that was taken as an attribute of it."""
-        file = getattr(module, "__file__", None)
-        if file is None or installed(file) or own_code(file):
-            return
-        fields = vars(module)
-        key = ("fields", id(fields))
-        if key not in self.holders:
-            self.holders[key] = Holder(place, module.__name__, "fields", module, {})
-        holder = self.holders[key]
-        if name in fields:
-            holder.known.setdefault(name, fields[name])
-        value = holder.read(name)
-        step = ("field", name) if isinstance(holder.thing, types.ModuleType) else ("global", name)
-        self.discover(value, (*holder.place, step), f"{module.__name__}.{name}")
-
     def _note_closure(
         self, code: types.CodeType, frame: types.FrameType, place: Place | None, function: Any
     ) -> None:
         for at, alike in self._alike.get(code, {}).values():
             self._note_cells(code, alike, at)
+            self.spaces.note_defaults(alike, at)
         for name in code.co_freevars:
-            if function is None and _is_data(value := frame.f_locals.get(name)):
+            if function is None and is_data(value := frame.f_locals.get(name)):
                 self.problems.append(
                     f"{code.co_name} reads {name!r}, {_kind(value)} from around it, which cannot "
                     f"be watched; pass it as an argument or keep it as an attribute of the model"
@@ -390,29 +395,5 @@ def _is_dunder(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
 
 
-def _is_data(value: Any) -> bool:
-    code = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, nn.Module)
-    return not isinstance(value, code)
-
-
 def _kind(value: Any) -> str:
     return "a tensor" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
-
-
-def _asked_by_torch() -> bool:
-    """True where PyTorch's own code takes an object's `__dict__`."""
-    frame: types.FrameType | None = sys._getframe(3)
-    name = frame.f_globals.get("__name__", "") if frame else ""
-    return str(name).partition(".")[0] == "torch"
-
-
-def _walked_by_capture() -> bool:
-    """True where what walks through a module's modules is the capture and not the forward."""
-    frame: types.FrameType | None = sys._getframe(3)
-    while frame is not None:
-        name = str(frame.f_globals.get("__name__", ""))
-        if name not in ("torch.nn.modules.module", __name__):
-            capturing = ("torch.fx", "torch.export", "torch._", "torch.utils._")
-            return name.startswith(capturing)
-        frame = frame.f_back
-    return False

@@ -45,10 +45,10 @@ def structure(model: nn.Module) -> dict[str, Any]:
 
 
 def own_paths(model: nn.Module) -> dict[int, str]:
-    """The paths of all modules and of all their parameters and buffers by id."""
+    """The paths of all parameters and buffers by id, of all modules by that of their fields."""
     paths: dict[int, str] = {}
     for path, module in model.named_modules():
-        paths.setdefault(id(module), path)
+        paths.setdefault(id(vars(module)), path)
         for field in ("_parameters", "_buffers"):
             for name, tensor in vars(module)[field].items():
                 if tensor is not None:

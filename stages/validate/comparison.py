@@ -136,7 +136,7 @@ def copied(module: nn.Module) -> nn.Module:
     except Exception as error:
         raise ModelError(
             "the model cannot be compared with its plan, since it cannot be copied by "
-            f"copy.deepcopy ({type(error).__name__})"
+            f"copy.deepcopy ({describe(error)})"
         ) from error
 
 

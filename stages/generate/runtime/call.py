@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from .facts import Interface
+from .readings import same_plain
 from .trees import Tree, read_tree
 
 
@@ -77,7 +78,7 @@ def _same(value: Any, expected: Any) -> bool:
     if value is expected:
         return True
     plain = (bool, int, float, complex, str, torch.device)
-    return type(value) is type(expected) and isinstance(value, plain) and value == expected
+    return isinstance(value, plain) and same_plain(value, expected)
 
 
 def _short(item: Any) -> str:

@@ -1,26 +1,27 @@
 """Finds again, from a model, what its forward read: a place is a list of steps.
 
 The first step names a module of the model (`["module", path]`) or of Python (`["python", name]`);
-the others go to a field, an item, what a class says, a function's globals or closure.
+the others go to a field, an item, what a class says, one of the classes that a thing or class is
+made of, a function's globals, closure or defaults.
 """
 
 from __future__ import annotations
 
+import collections
+import importlib
 import inspect
 import sys
 import types
 from collections.abc import Mapping
 from typing import Any
 
-from .readings import ABSENT, encode, underlying
+from .readings import ABSENT, encode, slots_of, underlying
 
 
 def find(place: list[list[Any]], modules: Mapping[str, Any]) -> Any:
     """The thing at a place, ABSENT where there is none."""
     word, name = place[0]
-    thing = modules.get(name, ABSENT) if word == "module" else sys.modules.get(name, ABSENT)
-    if word == "python" and thing is not ABSENT:
-        thing = vars(thing)
+    thing = modules.get(name, ABSENT) if word == "module" else _python(name)
     for step in place[1:]:
         if thing is ABSENT:
             break
@@ -28,8 +29,17 @@ def find(place: list[list[Any]], modules: Mapping[str, Any]) -> Any:
     return thing
 
 
+def _python(name: str) -> Any:
+    """The names of a Python module, which the forward may be the first to import."""
+    try:
+        return vars(sys.modules.get(name) or importlib.import_module(name))
+    except ImportError:
+        return ABSENT
+
+
 def _field(thing: Any, name: str) -> Any:
-    return getattr(thing, "__dict__", {}).get(name, ABSENT)
+    found = getattr(thing, "__dict__", {}).get(name, ABSENT)
+    return slots_of(thing).get(name, ABSENT) if found is ABSENT else found
 
 
 def of_class(kind: type, name: str) -> tuple[Any, type | None]:
@@ -59,7 +69,7 @@ def _key(thing: Any, written: Any) -> Any:
 
 
 def _item(thing: Any, index: int) -> Any:
-    inside = isinstance(thing, list | tuple) and index < len(thing)
+    inside = isinstance(thing, list | tuple | collections.deque) and index < len(thing)
     return thing[index] if inside else ABSENT
 
 
@@ -90,6 +100,24 @@ def content(cell: types.CellType) -> Any:
         return ABSENT
 
 
+def _default(thing: Any, name: str) -> Any:
+    return defaults(thing).get(name, ABSENT)
+
+
+def defaults(function: Any) -> dict[str, Any]:
+    """The defaults of a function's arguments by name."""
+    given = getattr(function, "__defaults__", None) or ()
+    named = getattr(function, "__kwdefaults__", None) or {}
+    count = function.__code__.co_argcount if given else 0
+    names = function.__code__.co_varnames[count - len(given) : count] if given else ()
+    return dict(zip(names, given, strict=True)) | named
+
+
+def _base(thing: Any, index: int) -> Any:
+    bases = class_of(thing).__mro__
+    return bases[index] if index < len(bases) else ABSENT
+
+
 def _function(value: Any) -> Any:
     """The function that a value runs, ABSENT where it runs none."""
     function = underlying(value)
@@ -104,5 +132,7 @@ _STEPS: dict[str, Any] = {
     "global": _global,
     "globals": _globals,
     "cell": _cell,
+    "default": _default,
+    "base": _base,
     "function": _function,
 }

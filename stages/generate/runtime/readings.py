@@ -4,11 +4,22 @@ from stages.device.readings import (
     ABSENT,
     STATES,
     agree,
-    check_form,
     encode,
+    same_plain,
     say,
+    slots_of,
     type_of,
     underlying,
 )
 
-__all__ = ["ABSENT", "STATES", "agree", "check_form", "encode", "say", "type_of", "underlying"]
+__all__ = [
+    "ABSENT",
+    "STATES",
+    "agree",
+    "encode",
+    "same_plain",
+    "say",
+    "slots_of",
+    "type_of",
+    "underlying",
+]

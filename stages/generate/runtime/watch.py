@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import array
+import collections
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from itertools import repeat
-from operator import is_
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from .places import cells, class_of, content, find, of_class
-from .readings import ABSENT, STATES, agree, check_form, encode, say, type_of
+from .form import check_form
+from .lists import Lists
+from .places import cells, class_of, content, defaults, find, of_class
+from .readings import ABSENT, STATES, agree, encode, say, slots_of, type_of
 
 _REGISTERED = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -22,7 +25,6 @@ _GLOBAL_HOOKS = [
     for name, value in vars(torch.nn.modules.module).items()
     if name.startswith("_global_") and name.endswith("_hooks")
 ]
-_PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 
 
 class Difference(Exception):  # noqa: N818
@@ -43,7 +45,7 @@ class Watch:
         self.labels = ["the model", *self.paths[1:]]
         self.holders: list[dict[str, Any]] = []
         self.known: dict[int, tuple[torch.Tensor, int, Any]] = {}
-        self.lists = _Lists()
+        self.lists = Lists()
         if not self.active:
             return
         self.holders = description["holders"]
@@ -87,6 +89,9 @@ class Watch:
             return False
         for cell, expected in lists.cells:
             if content(cell) is not expected:
+                return False
+        for function, given, named in lists.functions:
+            if function.__defaults__ is not given or function.__kwdefaults__ is not named:
                 return False
         return lists.contents_same()
 
@@ -137,7 +142,7 @@ class Watch:
 
     def _lay_out(self, modules: Sequence[torch.nn.Module]) -> None:
         """Compares all that is watched and remembers where it stands."""
-        lists = _Lists()
+        lists = Lists()
         by_path = dict(zip(self.paths, modules, strict=True))
         for path, module in by_path.items():
             self._compare_type(path, module, self.types[path])
@@ -149,7 +154,7 @@ class Watch:
             self._take_holder(holder, by_path, own, lists)
         self.lists = lists
 
-    def _take_hooks(self, modules: dict[str, torch.nn.Module], lists: _Lists) -> None:
+    def _take_hooks(self, modules: dict[str, torch.nn.Module], lists: Lists) -> None:
         for path, module in modules.items():
             if not path:
                 continue
@@ -169,7 +174,7 @@ class Watch:
                 gone = next(filter(None, self.hooked[path]))[0]
                 raise Difference(f"{path} no longer has the hook {gone} the plan was made with")
 
-    def _take_names(self, modules: dict[str, torch.nn.Module], lists: _Lists) -> None:
+    def _take_names(self, modules: dict[str, torch.nn.Module], lists: Lists) -> None:
         for path in self.none:
             owner, _, name = path.rpartition(".")
             for field in ("_parameters", "_buffers"):
@@ -193,7 +198,7 @@ class Watch:
         holder: dict[str, Any],
         modules: Mapping[str, torch.nn.Module],
         own: dict[int, str],
-        lists: _Lists,
+        lists: Lists,
     ) -> None:
         thing = find(holder["place"], modules)
         if thing is ABSENT:
@@ -207,9 +212,7 @@ class Watch:
                 raise Difference(_differs(holder, name, written, expected))
             self._take_contents(found, lists, own)
 
-    def _take_contents(
-        self, value: Any, lists: _Lists, own: dict[int, str], depth: int = 0
-    ) -> None:
+    def _take_contents(self, value: Any, lists: Lists, own: dict[int, str], depth: int = 0) -> None:
         if isinstance(value, torch.Tensor):
             if id(value) not in own:
                 lists.tensors.append(value)
@@ -217,13 +220,20 @@ class Watch:
                 self.known[id(value)] = (value, value._version, encode(value))
         elif type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
             lists.arrays.append((value, value.tobytes()))
-        elif isinstance(value, list | tuple | dict | set) and depth < 12:
+        elif isinstance(value, bytearray | array.array):
+            lists.buffers.append((value, bytes(value)))
+        elif isinstance(value, list | tuple | dict | set | collections.deque) and depth < 12:
             inside = list(value.values()) if isinstance(value, dict) else list(value)
             if not isinstance(value, tuple):
                 keys = list(value) if isinstance(value, dict) else None
                 lists.containers.append((value, inside, keys))
             for item in inside:
                 self._take_contents(item, lists, own, depth + 1)
+        elif isinstance(value, functools.partial):
+            self._take_contents((value.args, value.keywords), lists, own, depth + 1)
+        elif (slots := slots_of(value)) and depth < 12:
+            lists.slots.append((value, list(slots.values())))
+            self._take_contents(tuple(slots.values()), lists, own, depth + 1)
 
     def _encode(self, value: Any, own: dict[int, str]) -> Any:
         known = self.known.get(id(value))
@@ -232,95 +242,11 @@ class Watch:
         return encode(value, own)
 
 
-class _Column:
-    """Dictionaries, a name in each, and the object that stands there."""
-
-    def __init__(self) -> None:
-        self.owners: list[Any] = []
-        self.names: list[str] = []
-        self.expected: list[Any] = []
-
-    def add(self, owner: Any, name: str, value: Any) -> None:
-        self.owners.append(owner)
-        self.names.append(name)
-        self.expected.append(value)
-
-    def same(self, get: Callable[..., Any]) -> bool:
-        found = map(get, self.owners, self.names, repeat(ABSENT))
-        if all(map(is_, found, self.expected)):
-            return True
-        for position, value in enumerate(map(get, self.owners, self.names, repeat(ABSENT))):
-            expected = self.expected[position]
-            if value is expected:
-                continue
-            if type(value) is not type(expected) or not isinstance(value, _PLAIN):
-                return False
-            if value != expected:
-                return False
-            self.expected[position] = value
-        return True
-
-
-class _Lists:
-    """Where what is watched stands, flat, so that a call compares it in a few passes."""
-
-    def __init__(self) -> None:
-        self.root: Any = None
-        self.modules: list[torch.nn.Module] = []
-        self.types: list[type] = []
-        self.fields = _Column()
-        self.classes = _Column()
-        self.cells: list[tuple[Any, Any]] = []
-        self.tensors: list[torch.Tensor] = []
-        self.versions: list[int] = []
-        self.arrays: list[tuple[Any, bytes]] = []
-        self.containers: list[tuple[Any, list[Any], list[Any] | None]] = []
-        self.keys: list[tuple[Any, list[str]]] = []
-        self.hookless: list[Any] = []
-        self.hooked: list[Any] = []
-        self.hook_keys: list[list[int]] = []
-
-    def take_modules(self, modules: Sequence[torch.nn.Module]) -> None:
-        self.root = vars(modules[0])
-        self.modules = list(modules[1:])
-        self.types = list(map(type, self.modules))
-
-    def are_of(self, modules: Sequence[torch.nn.Module]) -> bool:
-        """True where these modules are those that are laid out, of the same classes."""
-        return (
-            vars(modules[0]) is self.root
-            and len(modules) == len(self.modules) + 1
-            and all(map(is_, modules[1:], self.modules))
-            and all(map(is_, map(type, self.modules), self.types))
-        )
-
-    def hooks_same(self) -> bool:
-        """True where no hook came or went."""
-        if any(self.hookless):
-            return False
-        return not self.hooked or [list(hooks) for hooks in self.hooked] == self.hook_keys
-
-    def contents_same(self) -> bool:
-        """True where containers hold the same objects and tensors have the same versions."""
-        for container, items, keys in self.containers:
-            inside = container.values() if keys is not None else container
-            if len(container) != len(items) or not all(map(is_, inside, items)):
-                return False
-            if keys is not None and list(container) != keys:
-                return False
-        for fields, names in self.keys:
-            if list(fields) != names:
-                return False
-        if [tensor._version for tensor in self.tensors] != self.versions:
-            return False
-        return all(array.tobytes() == data for array, data in self.arrays)
-
-
 _of_dict: Callable[..., Any] = dict.get
 _of_class: Callable[..., Any] = MappingProxyType.get
 
 
-def _look_up_field(thing: Any, name: str, lists: _Lists) -> Any:
+def _look_up_field(thing: Any, name: str, lists: Lists) -> Any:
     fields = thing if isinstance(thing, dict) else vars(thing)
     value = fields.get(name, ABSENT)
     lists.fields.add(fields, name, value)
@@ -335,7 +261,7 @@ def _look_up_field(thing: Any, name: str, lists: _Lists) -> Any:
     return value
 
 
-def _look_up_class(thing: Any, name: str, lists: _Lists) -> Any:
+def _look_up_class(thing: Any, name: str, lists: Lists) -> Any:
     kind = class_of(thing)
     value, owner = of_class(kind, name)
     for base in kind.__mro__[:-1]:
@@ -347,7 +273,7 @@ def _look_up_class(thing: Any, name: str, lists: _Lists) -> Any:
     return value
 
 
-def _look_up_cell(thing: Any, name: str, lists: _Lists) -> Any:
+def _look_up_cell(thing: Any, name: str, lists: Lists) -> Any:
     cell = cells(thing).get(name)
     if cell is None:
         return ABSENT
@@ -356,13 +282,26 @@ def _look_up_cell(thing: Any, name: str, lists: _Lists) -> Any:
     return value
 
 
-_LOOKS = {"fields": _look_up_field, "class": _look_up_class, "cells": _look_up_cell}
+def _look_up_default(thing: Any, name: str, lists: Lists) -> Any:
+    lists.functions.append((thing, thing.__defaults__, thing.__kwdefaults__))
+    if thing.__kwdefaults__:
+        named = thing.__kwdefaults__
+        lists.containers.append((named, list(named.values()), list(named)))
+    return defaults(thing).get(name, ABSENT)
+
+
+_LOOKS = {
+    "fields": _look_up_field,
+    "class": _look_up_class,
+    "cells": _look_up_cell,
+    "defaults": _look_up_default,
+}
 
 
 def _own(modules: Mapping[str, torch.nn.Module]) -> dict[int, str]:
     paths: dict[int, str] = {}
     for path, module in modules.items():
-        paths.setdefault(id(module), path)
+        paths.setdefault(id(vars(module)), path)
     for path, module in modules.items():
         for field in ("_parameters", "_buffers"):
             for name, tensor in vars(module)[field].items():
@@ -377,13 +316,18 @@ def _name_of(hook: Any) -> str:
 
 def _differs(holder: dict[str, Any], name: str, found: Any, expected: Any) -> str:
     shown = holder["shown"]
-    if holder["place"][-1][0] in ("globals", "python"):
+    if holder["place"][-1][0] in ("globals", "python") and not shown:
         return (
             f"the global {name} is {say(found, expected)}, the plan was made with {say(expected)}"
         )
     if holder["kind"] == "cells":
         return (
             f"{name}, which {shown} reads from around it, is {say(found, expected)}, "
+            f"the plan was made with {say(expected)}"
+        )
+    if holder["kind"] == "defaults":
+        return (
+            f"the default of {name} of {shown} is {say(found, expected)}, "
             f"the plan was made with {say(expected)}"
         )
     what = shown or "the model"

@@ -1,0 +1,1 @@
+"""Settings that a forward reads in several ways."""
