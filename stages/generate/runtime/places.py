@@ -8,7 +8,6 @@ made of, a function's globals, closure or defaults.
 from __future__ import annotations
 
 import collections
-import importlib
 import inspect
 import sys
 import types
@@ -30,11 +29,9 @@ def find(place: list[list[Any]], modules: Mapping[str, Any]) -> Any:
 
 
 def _python(name: str) -> Any:
-    """The names of a Python module, which the forward may be the first to import."""
-    try:
-        return vars(sys.modules.get(name) or importlib.import_module(name))
-    except ImportError:
-        return ABSENT
+    """The names of a Python module; a name in a file imports nothing."""
+    module = sys.modules.get(name)
+    return ABSENT if module is None else vars(module)
 
 
 def _field(thing: Any, name: str) -> Any:

@@ -6,6 +6,7 @@ import array
 import collections
 import functools
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -202,8 +203,7 @@ class Watch:
     ) -> None:
         thing = find(holder["place"], modules)
         if thing is ABSENT:
-            what = holder["shown"] or "what holds " + ", ".join(holder["reads"])
-            raise Difference(f"{what} is not where it was when the plan was made")
+            raise Difference(_not_there(holder))
         look_up = _LOOKS[holder["kind"]]
         for name, expected in holder["reads"].items():
             found = look_up(thing, name, lists)
@@ -312,6 +312,14 @@ def _own(modules: Mapping[str, torch.nn.Module]) -> dict[int, str]:
 
 def _name_of(hook: Any) -> str:
     return str(getattr(hook, "__qualname__", None) or type(hook).__qualname__)
+
+
+def _not_there(holder: dict[str, Any]) -> str:
+    word, name = holder["place"][0]
+    if word == "python" and name not in sys.modules:
+        return f"the module {name}, which the forward reads, is not imported; import it first"
+    what = holder["shown"] or "what holds " + ", ".join(holder["reads"])
+    return f"{what} is not where it was when the plan was made"
 
 
 def _differs(holder: dict[str, Any], name: str, found: Any, expected: Any) -> str:

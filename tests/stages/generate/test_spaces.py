@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from torch.nn import functional
 
 import tests.stages.generate.settings.deep.conf
 from schemas.errors import ModelError
-from tests.stages.generate.plans import generated
+from tests.stages.generate.plans import generated, load_package
 from tests.stages.generate.settings import deep
 from tests.stages.generate.settings.deep import conf
 from tests.stages.generate.settings.deep.conf import Config, Sub
@@ -201,3 +202,18 @@ def test_a_forward_that_sets_a_class_is_refused() -> None:
     with pytest.raises(ModelError, match=r"the forward sets Model\.calls"):
         traced_watched((Model(counting), ((X,), {})))
     assert Model.calls == 0
+
+
+def test_a_file_never_imports(tmp_path: Path) -> None:
+    graph, built = traced_watched((nn.Linear(3, 3), ((X,), {})))
+    generated(graph, tmp_path / "module")
+    path = tmp_path / "module/watched.json"
+    document = json.loads(path.read_text())
+    place, reads = [["python", "antigravity"]], {"x": 1}
+    document["watch"]["holders"] += [
+        {"place": place, "shown": "", "kind": "fields", "reads": reads}
+    ]
+    path.write_text(json.dumps(document))
+    with pytest.raises(RuntimeError, match="module antigravity, which the forward reads, is not"):
+        load_package(tmp_path / "module").load(built.model)
+    assert "antigravity" not in sys.modules
