@@ -322,6 +322,7 @@ def _say_items(written: list[Any], other: Any) -> str:
 _SDPA = ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp")
 _ALWAYS = {
     "the default dtype": lambda: str(torch.get_default_dtype()),
+    "the default device": lambda: str(torch.get_default_device()),
     "torch.backends.mkldnn.enabled": lambda: bool(torch._C._get_mkldnn_enabled()),
     "torch.backends.cudnn.enabled": lambda: bool(torch._C._get_cudnn_enabled()),
     "the use of deterministic algorithms": torch.are_deterministic_algorithms_enabled,

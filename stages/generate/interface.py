@@ -7,6 +7,8 @@ import json
 import math
 from typing import Any
 
+import torch
+
 from schemas.errors import ArtifactError
 from schemas.graph import NONE, Graph, Output
 from stages.device.operators import decode
@@ -15,6 +17,9 @@ from stages.generate.casts import kept_casts, spared_dtypes
 from stages.generate.check import assigned_of, guards_of
 from stages.generate.lifetimes import depending
 from stages.generate.program import Program
+
+_MOST_COMPARED = 2**24
+"""Values of larger storages are taken to share elements where they share the storage."""
 
 
 def interface_text(graph: Graph, program: Program) -> str:
@@ -102,9 +107,26 @@ def _inner(graph: Graph, program: Program) -> list[int]:
         for op in graph.ops:
             if op.phase == "forward" and reached.intersection(op.inputs):
                 reached.update(differentiable.intersection(op.outputs))
-        if len(reached.intersection(leaving)) > 1:
+        overlapping = any(_overlap(graph, value, other) for other in leaving if other != value)
+        if overlapping or len(reached.intersection(leaving)) > 1:
             found.append(value)
     return found
+
+
+def _overlap(graph: Graph, one: int, other: int) -> bool:
+    """Whether two values share elements: the later one may be made of the earlier one by a write
+    in place, which a graph does not say."""
+    values = [graph.values[one], graph.values[other]]
+    size = graph.storages[values[0].storage]
+    if values[0].storage != values[1].storage or values[0].dtype != values[1].dtype:
+        return False
+    if size > _MOST_COMPARED:
+        return True
+    places = [
+        torch.arange(size).as_strided(value.shape, value.strides, value.offset).flatten()
+        for value in values
+    ]
+    return bool(torch.isin(*places).any())
 
 
 def _order(graph: Graph, program: Program) -> list[int]:

@@ -18,6 +18,7 @@ import torch
 from .absent import Absent
 from .arrived import Arrived, arrived, own
 from .facts import Interface
+from .inner import Known, check_asked, only_hook
 from .regions import region_of
 
 Step = Callable[..., Generator[list[Any], list[Arrived], None]]
@@ -27,7 +28,9 @@ Watched = list[tuple[str, torch.Tensor, int]]
 class Run:
     """One run of the step, suspended after its forward and after each slice of its backward."""
 
-    __slots__ = (*("aliased", "device", "interface", "message", "program", "region", "watched"),)
+    __slots__ = (
+        *("aliased", "device", "inner", "interface", "message", "program", "region", "watched"),
+    )
 
     def __init__(self, step: Step, interface: Interface, tensors: Sequence[torch.Tensor]) -> None:
         self.interface = interface
@@ -37,6 +40,7 @@ class Run:
         self.message: list[Arrived] | None = None
         self.watched: list[Watched] = []
         self.aliased: list[tuple[torch.Tensor, int]] = []
+        self.inner: list[Known] = []
 
     def advance(self) -> list[Any]:
         """Runs to the next stop and returns what the step yields there: a list to be emptied."""
@@ -122,6 +126,7 @@ class _Outputs(torch.autograd.Function):
             )
         run.check_autocast()
         run.check_aliased()
+        check_asked(run.inner)
         expected = run.interface.tangents
         for number, tangent in enumerate(tangents):
             if expected[number] is None and tangent is not None:
@@ -199,34 +204,18 @@ def execute(
     for positions in reversed(interface.slices):
         token = _Slice.apply(run, token, *[tensors[position] for position in positions])
     returned = list(_Outputs.apply(run, leaving, token))
-    return _apart(returned, interface) if len(returned) > 1 else returned, plain
+    return _apart(run, returned) if len(returned) > 1 else returned, plain
 
 
-def _apart(outputs: list[torch.Tensor], interface: Interface) -> list[torch.Tensor]:
+def _apart(run: Run, outputs: list[torch.Tensor]) -> list[torch.Tensor]:
     """The outputs, each by a function of its own: hooks of one run where it receives a gradient,
     in eager's order."""
-    for number in reversed(interface.order):
+    for number in reversed(run.interface.order):
         outputs[number] = _Output.apply(outputs[number])
-    for number in interface.inner:
-        outputs[number].register_hook(_only_hook(weakref.ref(outputs[number])))
+    run.inner = [weakref.ref(outputs[number]) for number in run.interface.inner]
+    for known in run.inner:
+        known().register_hook(only_hook(known))  # type: ignore[union-attr]
     return outputs
-
-
-def _only_hook(known: weakref.ref[torch.Tensor]) -> Callable[[torch.Tensor], None]:
-    """A hook of an output that the step goes on from, which refuses any further one: it would see
-    a part of the gradient."""
-
-    def check(gradient: torch.Tensor) -> None:
-        output = known()
-        hooks: Any = None if output is None else output._backward_hooks
-        if output is not None and (output.retains_grad or len(hooks or ()) > 1):
-            raise RuntimeError(
-                "an output that other outputs are made of has a hook or retains its gradient, "
-                "of which a plan knows only what comes from outside: "
-                "give them to a copy (clone()) of that output"
-            )
-
-    return check
 
 
 def random_state(device: str) -> torch.Tensor:

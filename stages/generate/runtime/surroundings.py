@@ -52,6 +52,11 @@ def check_kinds(tensors: Iterable[torch.Tensor]) -> None:
                 f"a tensor of the call is a {kind.__name__}, whose own behaviour a planned step "
                 f"does not have: give it plain tensors"
             )
+    if any(tensor.is_inference() for tensor in tensors):
+        raise PlanMismatch(
+            "a tensor of the call was made in inference mode, which autograd cannot keep for the "
+            "backward; give a clone of it, made outside of inference mode"
+        )
     if forward_ad._current_level >= 0:
         for tensor in tensors:
             if forward_ad.unpack_dual(tensor).tangent is not None:
