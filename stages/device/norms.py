@@ -25,9 +25,9 @@ def true_dtypes(name: str, args: Sequence[Any]) -> dict[int, torch.dtype]:
     Means and deviations are in single precision where operands of several precisions meet, else
     in the input's; running statistics keep their own (ATen, native/cpu/mixed_data_type.h).
     """
-    tensors = [leaf for leaf in args if isinstance(leaf, torch.Tensor)]
-    if name not in (*_FORWARD, _BACKWARD) or tensors[0].device.type != "cpu":
+    if name not in (*_FORWARD, _BACKWARD) or args[0].device.type != "cpu":
         return {}
+    tensors = [leaf for leaf in args if isinstance(leaf, torch.Tensor)]
     if name == _BACKWARD:
         return {0: args[1].dtype}
     mixed = len({tensor.dtype for tensor in tensors}) > 1

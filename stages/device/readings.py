@@ -130,7 +130,7 @@ def slots_of(value: Any) -> dict[str, Any]:
     """What an object of a user's class has in its `__slots__`."""
     found = {}
     for base in type(value).__mro__ if not isinstance(value, type) else ():
-        if not vars(base).get("__slots__") or _of_installed(base):
+        if not vars(base).get("__slots__") or installed_class(base):
             continue
         for name, slot in vars(base).items():
             if isinstance(slot, types.MemberDescriptorType) and name not in found:
@@ -145,7 +145,8 @@ def _in_slot(slot: Any, value: Any) -> Any:
         return ABSENT
 
 
-def _of_installed(kind: type) -> bool:
+def installed_class(kind: type) -> bool:
+    """True for a class of an installed package, of Python's library or of PyTorch."""
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     return kind.__module__ == "builtins" or (file is not None and installed(file))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 from schemas.errors import ArtifactError
 from schemas.graph import FIXED_KINDS, LOSS_TARGET, NONE, Graph, Value
@@ -41,30 +42,46 @@ def check_interface(graph: Graph) -> None:
             raise ArtifactError(f"{graph.model}: a tree does not have {len(leaves)} leaves")
 
 
+def guards_in(graph: Graph) -> dict[str, Any]:
+    """The graph's guards; raises ArtifactError where they are no JSON of names and values."""
+    try:
+        guards = json.loads(graph.guards)
+    except ValueError:
+        raise malformed(graph) from None
+    if not isinstance(guards, dict):
+        raise malformed(graph)
+    return guards
+
+
+def malformed(graph: Graph, reason: str = "") -> ArtifactError:
+    """What is raised where a graph's guards are of another form."""
+    return ArtifactError(f"{graph.model}: the guards are not JSON of the known form{reason}")
+
+
+def _are_paths(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(path, str) for path in value)
+
+
 def guards_of(graph: Graph) -> tuple[list[str], dict[str, str | None], bool]:
     """The modules in evaluation mode, autocast's dtype (None: off) for the graph's device, and
     whether autocast kept its casts."""
+    guards = guards_in(graph)
     try:
-        guards = json.loads(graph.guards)
         modules, autocast = guards["eval_modules"], guards["autocast"]
         enabled, dtype, cached = autocast["enabled"], autocast["dtype"], autocast["cache"]
-    except (KeyError, TypeError, ValueError):
-        raise ArtifactError(f"{graph.model}: the guards are not JSON of the known form") from None
-    plain = isinstance(modules, list) and all(isinstance(path, str) for path in modules)
+    except (KeyError, TypeError):
+        raise malformed(graph) from None
     flags = isinstance(enabled, bool) and isinstance(cached, bool)
-    if not plain or not flags or not isinstance(dtype, str):
-        raise ArtifactError(f"{graph.model}: the guards are not JSON of the known form")
+    if not _are_paths(modules) or not flags or not isinstance(dtype, str):
+        raise malformed(graph)
     return modules, {graph.device: dtype if enabled else None}, cached
 
 
 def assigned_of(graph: Graph) -> set[int]:
     """The buffers that the forward puts another tensor in the place of, which have one name."""
-    try:
-        paths = json.loads(graph.guards).get("assigned", [])
-    except (AttributeError, ValueError):
-        paths = None
-    if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
-        raise ArtifactError(f"{graph.model}: the guards are not JSON of the known form")
+    paths = guards_in(graph).get("assigned", [])
+    if not _are_paths(paths):
+        raise malformed(graph)
     return {
         value.id
         for value in graph.values

@@ -117,7 +117,7 @@ def _overlap(graph: Graph, one: int, other: int) -> bool:
     """Whether two values share elements: the later one may be made of the earlier one by a write
     in place, which a graph does not say."""
     values = [graph.values[one], graph.values[other]]
-    size = graph.storages[values[0].storage]
+    size = graph.storages[values[0].storage] // getattr(torch, values[0].dtype).itemsize
     if values[0].storage != values[1].storage or values[0].dtype != values[1].dtype:
         return False
     if size > _MOST_COMPARED:

@@ -7,17 +7,16 @@ for bit, where it runs the same operators on the same strides, or where these do
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from schemas.errors import ArtifactError
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op, Value, decode_arguments
 from schemas.schedule import Step
 from stages.device.operators import decode, resolve
+from stages.generate.check import guards_in
 
 AS_IT_IS, LAID_OUT, REFUSED = "as it is", "laid out", "refused"
 
@@ -81,7 +80,8 @@ class Layouts:
 def layouts(graph: Graph, steps: Sequence[Step]) -> Layouts:
     """Finds how the step of a schedule takes the tangents."""
     loss = next(op for op in graph.ops if op.target == LOSS_TARGET)
-    if not _is_plain(graph):
+    if guards_in(graph).get("plain_backward") is not True:
+        # Python in the backward may ask for a layout, which a trace does not show.
         return Layouts(dict.fromkeys(loss.outputs, REFUSED), frozenset())
     in_place = {step.op: step.in_place for step in steps if step.in_place != NONE}
     taken, reshaped = {}, set()
@@ -93,14 +93,6 @@ def layouts(graph: Graph, steps: Sequence[Step]) -> Layouts:
         else:
             taken[tangent] = LAID_OUT if _is_ignored(graph, tangent) else REFUSED
     return Layouts(taken, frozenset(reshaped))
-
-
-def _is_plain(graph: Graph) -> bool:
-    """Whether no Python ran in the backward, whose requests for a layout a trace does not show."""
-    try:
-        return json.loads(graph.guards).get("plain_backward") is True
-    except (AttributeError, ValueError):
-        raise ArtifactError(f"{graph.model}: the guards are not JSON of the known form") from None
 
 
 def _views_on_the_way(graph: Graph, tangent: int, in_place: dict[int, int]) -> set[int] | None:

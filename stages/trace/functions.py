@@ -7,7 +7,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from stages.device.readings import ABSENT, installed
+from stages.device.readings import ABSENT
 
 
 def of_plan(names: dict[str, Any]) -> bool:
@@ -22,13 +22,6 @@ def own_code(file: str) -> bool:
 
 
 _OWN = __file__.rpartition("/trace/")[0]
-
-
-def installed_class(kind: type) -> bool:
-    """True for a class of an installed package, of Python's library or of PyTorch."""
-    module = sys.modules.get(kind.__module__)
-    file = getattr(module, "__file__", None)
-    return kind.__module__ == "builtins" or (file is not None and installed(file))
 
 
 def cells_of(function: Any) -> Iterator[tuple[str, types.CellType]]:

@@ -71,6 +71,11 @@ class Kept:
     """What it held when the forward began, with the tensors that the capture put in."""
 
 
+def is_dunder(name: str) -> bool:
+    """True for a name of Python's own protocols."""
+    return name.startswith("__") and name.endswith("__")
+
+
 def is_kept(thing: Any) -> bool:
     """True for a thing that the forward may change in place."""
     return isinstance(thing, dict | list | set | collections.deque) or is_generator(thing)

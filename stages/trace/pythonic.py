@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.autograd.function import BackwardCFunction
 
+from stages.trace.as_eager import replaced
+
 
 class PythonInBackward:
     """Whether a capture had Python in its backward."""
@@ -23,18 +25,11 @@ class PythonInBackward:
     @contextlib.contextmanager
     def looking(self) -> Iterator[None]:
         """Within it functions that run and hooks that are given are noticed."""
-        places: tuple[tuple[Any, str], ...] = (
-            (BackwardCFunction, "apply"),
-            (torch.Tensor, "register_hook"),
-        )
-        originals = [(owner, name, getattr(owner, name)) for owner, name in places]
-        for owner, name, original in originals:
-            setattr(owner, name, self._noticed(original))
-        try:
+        with (
+            replaced(BackwardCFunction, "apply", self._noticed),
+            replaced(torch.Tensor, "register_hook", self._noticed),
+        ):
             yield
-        finally:
-            for owner, name, original in originals:
-                setattr(owner, name, original)
 
     def _noticed(self, original: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:

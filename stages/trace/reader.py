@@ -11,14 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from stages.device.readings import ABSENT, installed, slots_of, underlying
+from stages.device.readings import ABSENT, installed, installed_class, slots_of, underlying
 from stages.trace.asking import asked_by_torch, walked_by_capture
 from stages.trace.codes import globals_read, globals_written, names_of, nested
 from stages.trace.functions import (
     cells_of,
     content_of,
     has_own,
-    installed_class,
     of_plan,
     own_code,
 )
@@ -29,6 +28,7 @@ from stages.trace.holders import (
     Kept,
     Place,
     contents,
+    is_dunder,
     is_generator,
     is_kept,
     is_object,
@@ -36,6 +36,7 @@ from stages.trace.holders import (
     items_of,
     too_deep,
 )
+from stages.trace.sentences import on_set
 from stages.trace.spaces import Spaces, data_named, is_data
 
 _HEAP_TYPE = 1 << 9
@@ -229,7 +230,9 @@ class Reader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.problems += self.spaces.finish()
+        self.problems += [
+            on_set(shown, name, True, self.codes) for shown, name in self.spaces.finish()
+        ]
         for kind, own in self._patched.items():
             if own is ABSENT:
                 del kind.__getattribute__
@@ -249,7 +252,7 @@ class Reader:
             return
         if isinstance(holder.thing, nn.Module):
             self._note_of_module(holder, name)
-        elif not (name.startswith("__") and name.endswith("__")):
+        elif not is_dunder(name):
             self._note_field(holder, name)
 
     def _note_all(self, holder: Holder) -> None:
@@ -265,7 +268,7 @@ class Reader:
             path = self.paths.get(id(holder.thing))
             if path is not None and (path, name) not in self.named and not walked_by_capture():
                 self.named[path, name] = None
-        elif name not in INTERNAL and name not in holder.reads and not _is_dunder(name):
+        elif name not in INTERNAL and name not in holder.reads and not is_dunder(name):
             registered = any(name in vars(holder.thing)[names] for names in _REGISTERED)
             if not registered or name in holder.known:
                 self._note_field(holder, name)
@@ -389,10 +392,6 @@ class Reader:
 
 def _join(shown: str, name: str) -> str:
     return f"{shown}.{name}" if shown else name
-
-
-def _is_dunder(name: str) -> bool:
-    return name.startswith("__") and name.endswith("__")
 
 
 def _kind(value: Any) -> str:

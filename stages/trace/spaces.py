@@ -18,7 +18,7 @@ import torch
 from stages.device.readings import ABSENT, installed
 from stages.trace.codes import imported, looks_up_names, names_of
 from stages.trace.functions import defaults_of, of_plan, own_code
-from stages.trace.holders import Holder, Place, too_deep
+from stages.trace.holders import Holder, Place, is_dunder, too_deep
 
 _CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type)
 _PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Tensor)
@@ -71,7 +71,7 @@ class Spaces:
 
     def enter_function(self, function: types.FunctionType, place: Place) -> None:
         """A function of the user's, with what was set on it."""
-        known = {name: value for name, value in vars(function).items() if not _is_dunder(name)}
+        known = {name: value for name, value in vars(function).items() if not is_dunder(name)}
         if known:
             holder = Holder(place, function.__name__, "fields", function, known)
             self._enter(holder, known)
@@ -109,7 +109,7 @@ class Spaces:
     def _note(self, space: _Space, names: set[str]) -> None:
         for name in list(space.known) if self._every else names & space.known.keys():
             value = space.known[name]
-            if name in space.holder.reads or _is_dunder(name):
+            if name in space.holder.reads or is_dunder(name):
                 continue
             if name not in self._names and not is_plain(value):
                 continue
@@ -130,13 +130,14 @@ class Spaces:
                 shown = f"the default of {name} of {function.__name__}"
                 self._found(value, (*place, ("default", name)), shown)
 
-    def finish(self) -> list[str]:
-        """Takes the modules that the forward itself imported; sentences on what it changed."""
+    def finish(self) -> list[tuple[str, str]]:
+        """Takes the modules that the forward itself imported, and puts back what it set: how the
+        thing is shown, and the name."""
         for name in self._late:
             if name in sys.modules:
                 self._import(name)
         return [
-            _on_set(space, name)
+            (space.holder.shown, name)
             for space in self._spaces.values()
             for name, before in list(space.holder.reads.items())
             if not isinstance(space.holder.thing, dict) and _put_back(space.thing, name, before)
@@ -149,13 +150,6 @@ def _put_back(thing: Any, name: str, before: Any) -> bool:
         return False
     setattr(thing, name, before)
     return True
-
-
-def _on_set(space: _Space, name: str) -> str:
-    return (
-        f"the forward sets {space.holder.shown}.{name}, which a plan would not do; return it, or "
-        f"where it is only made once run the model once before planning"
-    )
 
 
 def is_data(value: Any) -> bool:
@@ -194,13 +188,9 @@ def users_class(kind: type) -> bool:
 
 
 def _is_of_class(name: str, value: Any) -> bool:
-    if _is_dunder(name) or name.startswith("_abc_"):
+    if is_dunder(name) or name.startswith("_abc_"):
         return False
     return not hasattr(type(value), "__get__") and not isinstance(value, types.ModuleType)
-
-
-def _is_dunder(name: str) -> bool:
-    return name.startswith("__") and name.endswith("__")
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -209,5 +199,5 @@ def _same(one: Any, other: Any) -> bool:
 
 def data_named(names: set[str], among: dict[str, Any]) -> Iterator[str]:
     """The names that are those of plain data; where none is, all that are."""
-    plain = [name for name, value in among.items() if not _is_dunder(name) and is_plain(value)]
+    plain = [name for name, value in among.items() if not is_dunder(name) and is_plain(value)]
     yield from [name for name in plain if name in names] or plain

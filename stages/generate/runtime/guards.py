@@ -43,8 +43,9 @@ class Guards:
         except (KeyError, TypeError, ValueError) as error:
             raise RuntimeError(f"{package / 'watched.json'} is not what was generated") from error
         except Difference as difference:
-            sentence = _of_this(interface, str(difference))
-            raise RuntimeError(f"{sentence}; undo it or plan this model") from None
+            remedy = difference.remedy or "undo it or plan this model"
+            said = _of_this(interface, str(difference))
+            raise RuntimeError(f"{said}; {remedy}") from None
         self.ties = Ties(tensors, self.names, written)
 
     def gather(
@@ -59,12 +60,13 @@ class Guards:
             self.call.gather(args, kwargs, tensors)
             self.constants.gather(tensors)
             self.check(tensors)
-            tie = self.ties.difference(tensors)
-            if tie is not None:
-                raise PlanMismatch(tie)
         except (PlanMismatch, Difference) as difference:
-            raise PlanMismatch(_with_remedy(str(difference))) from difference.__cause__
-        self.modules.renew(modules, self.interface.assigned, tensors)
+            remedy = getattr(difference, "remedy", "") or _REMEDY
+            raise PlanMismatch(f"{difference}; {remedy}") from difference.__cause__
+        tie = self.ties.difference(tensors)
+        if tie is not None:
+            raise PlanMismatch(tie)
+        self.modules.renew(modules, tensors)
         return tensors
 
     def check_autocast(self) -> None:
@@ -123,11 +125,6 @@ class Guards:
         return None
 
 
-def _with_remedy(sentence: str) -> str:
-    """A sentence that says what to do, too."""
-    return sentence if "; " in sentence else f"{sentence}; {_REMEDY}"
-
-
 class _Modules:
     """Finds parameters and buffers by name, and compares the training flags of all submodules."""
 
@@ -156,6 +153,7 @@ class _Modules:
                             f"{_planned(interface)} and this model has no {tensor.kind} {path}"
                         )
                 self._enter(position, tensor, numbers)
+        self.assigned = [place for place in self.buffers if place[0] in interface.assigned]
 
     def _enter(self, position: int, tensor: Tensor, numbers: dict[str, int]) -> None:
         found = self.parameters if tensor.kind == "parameter" else self.buffers
@@ -191,19 +189,13 @@ class _Modules:
                 )
         return modules
 
-    def renew(
-        self,
-        modules: Sequence[torch.nn.Module],
-        assigned: Sequence[int],
-        tensors: list[torch.Tensor],
-    ) -> None:
+    def renew(self, modules: Sequence[torch.nn.Module], tensors: list[torch.Tensor]) -> None:
         """Puts copies in the place of the buffers that the step will write where the forward
         assigns them: whoever holds what stood there keeps it as it was."""
-        for position, owner, name in self.buffers:
-            if position in assigned:
-                with torch.no_grad():
-                    tensors[position] = tensors[position].clone()
-                modules[owner]._buffers[name] = tensors[position]
+        for position, owner, name in self.assigned:
+            with torch.no_grad():
+                tensors[position] = tensors[position].clone()
+            modules[owner]._buffers[name] = tensors[position]
 
     def _absent(self, model: torch.nn.Module) -> str:
         """The first module, parameter or buffer that is not where it was."""

@@ -29,7 +29,12 @@ _GLOBAL_HOOKS = [
 
 
 class Difference(Exception):  # noqa: N818
-    """The model is not as it was when the plan was made; the message is one sentence."""
+    """The model is not as it was when the plan was made; the message is a clause. `remedy` says
+    what to do, where that is something of its own."""
+
+    def __init__(self, clause: str, remedy: str = "") -> None:
+        super().__init__(clause)
+        self.remedy = remedy
 
 
 class Watch:
@@ -168,8 +173,8 @@ class Watch:
                 lists.hook_keys += [list(hooks) for hooks in dicts] if found else []
             elif found:
                 raise Difference(
-                    f"{path} has the hook {found[0]}, which the plan would not run; "
-                    f"remove it or put it on the whole model"
+                    f"{path} has the hook {found[0]}, which the plan would not run",
+                    "remove it or put it on the whole model",
                 )
             else:
                 gone = next(filter(None, self.hooked[path]))[0]
@@ -203,7 +208,7 @@ class Watch:
     ) -> None:
         thing = find(holder["place"], modules)
         if thing is ABSENT:
-            raise Difference(_not_there(holder))
+            raise _not_there(holder)
         look_up = _LOOKS[holder["kind"]]
         for name, expected in holder["reads"].items():
             found = look_up(thing, name, lists)
@@ -314,12 +319,13 @@ def _name_of(hook: Any) -> str:
     return str(getattr(hook, "__qualname__", None) or type(hook).__qualname__)
 
 
-def _not_there(holder: dict[str, Any]) -> str:
+def _not_there(holder: dict[str, Any]) -> Difference:
     word, name = holder["place"][0]
     if word == "python" and name not in sys.modules:
-        return f"the module {name}, which the forward reads, is not imported; import it first"
+        said = f"the module {name}, which the forward reads, is not imported"
+        return Difference(said, "import it first")
     what = holder["shown"] or "what holds " + ", ".join(holder["reads"])
-    return f"{what} is not where it was when the plan was made"
+    return Difference(f"{what} is not where it was when the plan was made")
 
 
 def _differs(holder: dict[str, Any], name: str, found: Any, expected: Any) -> str:
