@@ -10,6 +10,7 @@ import torch
 
 from .absent import Absent
 from .facts import Tangent
+from .surroundings import plain_gradient
 
 Arrived = torch.Tensor | Absent
 
@@ -21,6 +22,7 @@ def arrived(
     none. Raises RuntimeError where there is no such layout."""
     if tangent is None:
         return Absent.of(expected)
+    tangent = plain_gradient(tangent, number)
     if expected.otherwise == "as it is" or _has_layout(tangent, expected):
         return tangent
     if expected.otherwise == "refused" and not _is_spread(tangent, expected):

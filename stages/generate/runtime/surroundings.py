@@ -57,13 +57,42 @@ def check_kinds(tensors: Iterable[torch.Tensor]) -> None:
             "a tensor of the call was made in inference mode, which autograd cannot keep for the "
             "backward; give a clone of it, made outside of inference mode"
         )
-    if forward_ad._current_level >= 0:
-        for tensor in tensors:
-            if forward_ad.unpack_dual(tensor).tangent is not None:
-                raise PlanMismatch(
-                    "a tensor of the call carries a forward-mode derivative, which a planned step "
-                    "does not compute: use the original model"
-                )
+    if any(_carries_derivative(tensor) for tensor in tensors):
+        raise PlanMismatch(
+            "a tensor of the call carries a forward-mode derivative, which a planned step "
+            "does not compute: use the original model"
+        )
+
+
+def plain_gradient(tangent: torch.Tensor, number: int) -> torch.Tensor:
+    """The gradient of the output `number` as a plain tensor. Raises RuntimeError where it is more
+    than one: many at once, one with a derivative of its own, a subclass with its own behaviour."""
+    functorch = torch._C._functorch
+    if functorch.peek_interpreter_stack() is not None or functorch.is_legacy_batchedtensor(tangent):
+        raise RuntimeError(
+            "the backward is inside a transform (is_grads_batched, vmap, a vectorized jacobian), "
+            "which cannot go through a planned step: call it once for each gradient, or use the "
+            "original model"
+        )
+    if _carries_derivative(tangent):
+        raise RuntimeError(
+            f"the gradient of output {number} carries a forward-mode derivative, which a planned "
+            f"step does not compute: use the original model"
+        )
+    kind = type(tangent)
+    if kind is torch.Tensor:
+        return tangent
+    if not _is_plain(kind):
+        raise RuntimeError(
+            f"the gradient of output {number} is a {kind.__name__}, whose own behaviour a planned "
+            f"step does not have: give it a plain tensor, or use the original model"
+        )
+    return tangent.as_subclass(torch.Tensor)
+
+
+def _carries_derivative(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a dual number of forward-mode differentiation."""
+    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def _is_plain(kind: type) -> bool:

@@ -82,6 +82,62 @@ def test_it_is_refused_or_the_original_runs(use: Use, sentence: str, tmp_path: P
     assert all(torch.equal(*pair) for pair in zip(mine, theirs, strict=True))
 
 
+def batched(out: torch.Tensor, weight: torch.Tensor) -> Any:
+    many = torch.stack([torch.ones_like(out), out.detach()])
+    return torch.autograd.grad(out, weight, many, is_grads_batched=True)
+
+
+def mapped_backward(out: torch.Tensor, weight: torch.Tensor) -> Any:
+    many = torch.stack([torch.ones_like(out), out.detach()])
+    return torch.func.vmap(lambda gradient: torch.autograd.grad(out, weight, gradient))(many)
+
+
+def dual_gradient(out: torch.Tensor, weight: torch.Tensor) -> Any:
+    with forward_ad.dual_level():
+        given = forward_ad.make_dual(torch.ones_like(out), out.detach())
+        return torch.autograd.grad(out, weight, given)
+
+
+def of_subclass(out: torch.Tensor, weight: torch.Tensor) -> Any:
+    return torch.autograd.grad(out, weight, out.detach().as_subclass(Scaled))
+
+
+@pytest.mark.parametrize(
+    ("backward", "sentence"),
+    [
+        (batched, "is inside a transform .*: call it once"),
+        (mapped_backward, "is inside a transform .*: call it once"),
+        (dual_gradient, "the gradient of output 0 carries a forward-mode derivative"),
+        (of_subclass, "the gradient of output 0 is a Scaled"),
+    ],
+)
+def test_backwards_that_are_refused(
+    backward: Callable[..., Any], sentence: str, tmp_path: Path
+) -> None:
+    graph, built = traced(layer())
+    planned = generated(graph, tmp_path / "plan").load(copy.deepcopy(built.model))
+    x = built.samples[0][0][0]
+    backward(built.model(x), next(built.model.parameters()))
+    with pytest.raises(RuntimeError, match=sentence):
+        backward(planned(x), next(planned.parameters()))
+
+
+class Marked(torch.Tensor):
+    """A subclass without a behaviour of its own."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+
+@pytest.mark.parametrize("kind", [Marked, nn.Parameter])
+def test_a_gradient_of_a_plain_subclass(kind: Any, small: Planned) -> None:
+    planned, model = twins(small)
+    for each in (planned, model):
+        out = run(each, small.inputs())["logits"]
+        given = out.detach().clone()
+        out.backward(kind(given) if kind is nn.Parameter else given.as_subclass(kind))
+    assert_same_gradients(planned, model)
+
+
 def test_hooks_that_give_back_what_was_saved_do_no_harm(small: Planned) -> None:
     planned, model = twins(small)
     for each in (planned, model):
