@@ -89,6 +89,22 @@ def assigned_of(graph: Graph) -> set[int]:
     }
 
 
+def multiple_views(graph: Graph) -> list[int]:
+    """The leaves of the output that are one of several views that one function makes."""
+    leaves = guards_in(graph).get("multiple_views", [])
+    known = range(len(graph.outputs))
+    if not isinstance(leaves, list) or not all(
+        type(leaf) is int and leaf in known for leaf in leaves
+    ):
+        raise malformed(graph)
+    return leaves
+
+
+def checkpointed(graph: Graph) -> bool:
+    """Whether the forward has checkpoints, whose inputs nobody may write before the backward."""
+    return guards_in(graph).get("checkpointed") is True
+
+
 def tree_leaves(text: str) -> int:
     """The number of leaves of a written structure; raises ArtifactError where it is none."""
     try:

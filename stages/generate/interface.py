@@ -14,7 +14,8 @@ from schemas.graph import NONE, Graph, Output
 from stages.device.operators import decode
 from stages.generate.calls import literal
 from stages.generate.casts import kept_casts, spared_dtypes
-from stages.generate.check import assigned_of, guards_of
+from stages.generate.check import assigned_of, checkpointed, guards_of, multiple_views
+from stages.generate.handed import eager_strides
 from stages.generate.lifetimes import depending
 from stages.generate.program import Program
 
@@ -45,11 +46,13 @@ def interface_text(graph: Graph, program: Program) -> str:
         f"    output_tree={graph.output_tree!r},",
         *_block("tangents", _tangents(graph, program)),
         *_block("slices", [_known(part, positions) for part in program.slices]),
-        *_block("watched", [_known(part, positions) for part in program.watched]),
+        *_block("unlike", [repr(tuple(eager_strides(graph, part))) for part in program.handed]),
+        *_block("watched", [_known(part, positions) for part in _watched(graph, program)]),
         *_block("watched_outputs", [_known(part, places) for part in program.watched]),
         f"    assigned={_known(sorted(assigned_of(graph)), positions)},",
         f"    aliased={_known(_aliased(graph, program), places)},",
         f"    inner={_known(_inner(graph, program), places)},",
+        f"    multiple={_known(_multiple(graph, program), places)},",
         f"    order={_known(_order(graph, program), places)},",
         f"    eval_modules=frozenset({sorted(eval_modules)!r}),",
         f"    autocast={autocast!r},",
@@ -84,6 +87,15 @@ def _block(name: str, items: list[str]) -> list[str]:
     return [f"    {name}=(", *(f"        {item}," for item in items), "    ),"]
 
 
+def _watched(graph: Graph, program: Program) -> list[list[int]]:
+    """The values that each slice of the backward needs as they were: those that it reads, and
+    inputs that eager would give to checkpoints once more."""
+    if not checkpointed(graph):
+        return program.watched
+    inputs = [value for value in graph.inputs if value != NONE]
+    return [[*part, *(value for value in inputs if value not in part)] for part in program.watched]
+
+
 def _aliased(graph: Graph, program: Program) -> list[int]:
     """The differentiable outputs whose storage holds another output, or was there before."""
     storage = [value.storage for value in graph.values]
@@ -111,6 +123,12 @@ def _inner(graph: Graph, program: Program) -> list[int]:
         if overlapping or len(reached.intersection(leaving)) > 1:
             found.append(value)
     return found
+
+
+def _multiple(graph: Graph, program: Program) -> list[int]:
+    """The differentiable outputs that are one of several views of one function."""
+    found = {graph.outputs[leaf].value for leaf in multiple_views(graph)}
+    return [value for value in program.differentiable + program.unused if value in found]
 
 
 def _overlap(graph: Graph, one: int, other: int) -> bool:

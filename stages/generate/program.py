@@ -31,9 +31,9 @@ class Program:
     `plain`: the outputs that receive gradients, those that could but do not in the traced loss, and
     the others. Then it is sent `tangents`, one for each differentiable, and yields at each further
     stop gradients: those of the values in one of `slices`, a value repeated where its gradient
-    arrives in parts. `watched` are, for each slice, the fixed values and outputs that it reads,
-    `overwritten` the tangents that it writes over. `taken` says of each tangent how it is taken
-    where it arrives in other strides.
+    arrives in parts; `handed` are these gradients. `watched` are, for each slice, the fixed values
+    and outputs that it reads, `overwritten` the tangents that it writes over. `taken` says of each
+    tangent how it is taken where it arrives in other strides.
     """
 
     text: str
@@ -43,6 +43,7 @@ class Program:
     plain: list[int]
     tangents: list[int]
     slices: list[list[int]]
+    handed: list[list[int]]
     watched: list[list[int]]
     overwritten: set[int]
     taken: dict[int, str]
@@ -65,6 +66,7 @@ class _Writer:
     steps: Sequence[Step]
     lines: list[str] = field(default_factory=list)
     slices: list[list[int]] = field(default_factory=list)
+    handed: list[list[int]] = field(default_factory=list)
     watched: list[list[int]] = field(default_factory=list)
     reading: set[int] = field(default_factory=set)
     handing: list[tuple[int, int]] = field(default_factory=list)
@@ -117,6 +119,7 @@ class _Writer:
             plain=self.plain,
             tangents=self.loss.outputs,
             slices=self.slices,
+            handed=self.handed,
             watched=self.watched,
             overwritten=self.overwritten(),
             taken=self.layouts.taken,
@@ -276,6 +279,7 @@ class _Writer:
         self.flush()
         self.line("yield gradients", self.live)
         self.slices.append([owner for owner, _ in self.handing])
+        self.handed.append(values)
         self.watched.append(watched(self.graph, self.reading))
         self.handing, self.reading = [], set()
 

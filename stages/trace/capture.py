@@ -23,7 +23,6 @@ from torch.fx import traceback as fx_traceback
 from schemas.errors import ModelError
 from stages.device.factory import Built
 from stages.trace.as_eager import compiling, packed_sequences, replaced, whole_operators
-from stages.trace.checkpoints import without_checkpoints
 from stages.trace.following import first_difference
 from stages.trace.forward import FakeConstantError, Forward, Leaf
 from stages.trace.pythonic import PythonInBackward
@@ -44,7 +43,8 @@ class Capture:
     the number of an input leaf to what autograd adds up to its gradient, in that order.
     `constants` holds the tensors that are no parameters, buffers or inputs. `watched` is what the
     forward read beside tensors (`stages.trace.watching`), `assigned` the buffers that it puts
-    another tensor in the place of, and `plain_backward` says that no Python ran in the backward.
+    another tensor in the place of. `plain_backward` says that no Python ran in the backward,
+    `checkpointed` that the forward checkpoints parts of itself.
     """
 
     graph: fx.GraphModule
@@ -61,6 +61,7 @@ class Capture:
     watched: dict[str, Any] = field(default_factory=dict)
     assigned: list[str] = field(default_factory=list)
     plain_backward: bool = False
+    checkpointed: bool = False
 
 
 def capture(built: Built, wanted: Callable[[Capture], set[int]] | None = None) -> Capture:
@@ -95,7 +96,8 @@ def _capture(built: Built, forward: Forward) -> Capture:
         tensors = tuple(forward.tensors(mode))
         joint = aot_export_joint_with_descriptors(stack, forward.face(), tensors)
     described = _describe(built, joint.graph_module, forward)
-    return replace(described, plain_backward=not python.found)
+    checkpointed = forward.checkpoints.any
+    return replace(described, plain_backward=not python.found, checkpointed=checkpointed)
 
 
 def _run_again(built: Built, watcher: Watcher) -> None:
@@ -118,7 +120,7 @@ def _without_memory(built: Built, forward: Forward) -> Iterator[FakeTensorMode]:
         mode,
         torch.enable_grad(),
         whole_operators(),
-        without_checkpoints(),
+        forward.checkpoints.left_out(),
         packed_sequences(forward.follower.known.count_up),
         compiling(),
         torch.compiler.set_stance("fail_on_recompile"),

@@ -9,29 +9,36 @@ from typing import Any
 from torch.utils import checkpoint
 
 
-class _Plain:
-    """Takes the place of PyTorch's reentrant checkpoint."""
+class Checkpoints:
+    """What is known of a forward's checkpoints: whether there were `any`."""
 
-    @staticmethod
-    def apply(run: Callable[..., Any], preserve_random_state: bool, *args: Any) -> Any:
-        """What the function gives, kept as any other."""
-        return run(*args)
+    def __init__(self) -> None:
+        self.any = False
 
+    def run(self, function: Callable[..., Any], preserve_random_state: bool, *args: Any) -> Any:
+        """Takes the place of PyTorch's reentrant checkpoint: what the function gives, kept as any
+        other."""
+        self.any = True
+        return function(*args)
 
-def _once(*args: Any, **kwargs: Any) -> Iterator[None]:
-    """Takes the place of what surrounds PyTorch's checkpoint that is not reentrant."""
-    yield
-
-
-@contextlib.contextmanager
-def without_checkpoints() -> Iterator[None]:
-    """Within it `torch.utils.checkpoint` calls the function that it is given, and no more."""
-    places = {"CheckpointFunction": _Plain, "_checkpoint_without_reentrant_generator": _once}
-    originals = {name: getattr(checkpoint, name) for name in places}
-    for name, plain in places.items():
-        setattr(checkpoint, name, plain)
-    try:
+    def once(self, *args: Any, **kwargs: Any) -> Iterator[None]:
+        """Takes the place of what surrounds PyTorch's checkpoint that is not reentrant."""
+        self.any = True
         yield
-    finally:
-        for name, original in originals.items():
-            setattr(checkpoint, name, original)
+
+    @contextlib.contextmanager
+    def left_out(self) -> Iterator[None]:
+        """Within it `torch.utils.checkpoint` calls the function that it is given, and no more."""
+        reentrant = type("CheckpointFunction", (), {"apply": staticmethod(self.run)})
+        places = {
+            "CheckpointFunction": reentrant,
+            "_checkpoint_without_reentrant_generator": self.once,
+        }
+        originals = {name: getattr(checkpoint, name) for name in places}
+        for name, plain in places.items():
+            setattr(checkpoint, name, plain)
+        try:
+            yield
+        finally:
+            for name, original in originals.items():
+                setattr(checkpoint, name, original)

@@ -16,6 +16,7 @@ from torch import nn
 from schemas.errors import ModelError
 from stages.device.factory import Built
 from stages.device.trees import flatten, read_tree
+from stages.trace.checkpoints import Checkpoints
 from stages.trace.following import Event, Follower, first_difference
 from stages.trace.parts import TrueParts
 
@@ -29,11 +30,13 @@ class FakeConstantError(ModelError):
 @dataclass(frozen=True)
 class Leaf:
     """One leaf of the model's output: a tensor, numbered as in `Forward.run`, with its
-    `requires_grad`, or a constant."""
+    `requires_grad`, or a constant. It may be one of several views (`multiple`) that one function
+    makes, into which PyTorch lets nobody write."""
 
     tensor: int | None
     constant: Any = None
     requires_grad: bool = False
+    multiple: bool = False
 
 
 class Forward:
@@ -46,7 +49,8 @@ class Forward:
     that the forward `assigned` instead of writing into them. `shown` names the buffers that
     the output has a tensor's memory of. Each run is within a `running()`. `runs` are the logs of
     the runs, those of an `earlier` forward first; `every` as in `Follower`. `looks_for_none` says
-    whether a function of autograd asks for None in place of absent gradients.
+    whether a function of autograd asks for None in place of absent gradients, and `checkpoints`
+    are those that the forward makes.
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class Forward:
         self.output_tree = ""
         self.returned = 0
         self.looks_for_none = False
+        self.checkpoints = Checkpoints()
         self.assigned: list[str] = []
         self.shown: list[str] = []
         self.runs: list[list[Event]] = [] if earlier is None else list(earlier.runs)
@@ -197,7 +202,8 @@ class Forward:
             if isinstance(leaf, torch.Tensor):
                 number = numbers.setdefault(id(leaf), len(numbers))
                 distinct[number] = leaf
-                self.leaves.append(Leaf(number, requires_grad=leaf.requires_grad))
+                multiple = leaf.requires_grad and _is_one_of_several(leaf)
+                self.leaves.append(Leaf(number, None, leaf.requires_grad, multiple))
             else:
                 self.leaves.append(Leaf(None, leaf))
         clones = []
@@ -260,6 +266,13 @@ def _ties(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module, str]]:
 def _base(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor that a view is a view of."""
     return tensor._base if tensor._is_view() and tensor._base is not None else tensor
+
+
+def _is_one_of_several(tensor: torch.Tensor) -> bool:
+    kinds = torch._C._autograd.CreationMeta
+    return tensor._is_view() and (
+        torch._C._autograd._get_creation_meta(tensor) == kinds.MULTI_OUTPUT_NODE
+    )
 
 
 def _is_fake(tensor: torch.Tensor) -> bool:

@@ -44,6 +44,8 @@ def trace(built: Built, name: str, device: str = "cpu") -> Graph:
         "plain_backward": captured.plain_backward,
         "watch": captured.watched,
         "assigned": captured.assigned,
+        "multiple_views": [i for i, leaf in enumerate(captured.leaves) if leaf.multiple],
+        "checkpointed": captured.checkpointed,
     }
     with torch.autocast(kind, enabled=False):
         return _finished(built, captured, name, ambient, guards)

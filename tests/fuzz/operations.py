@@ -207,5 +207,9 @@ OPERATIONS: dict[str, Operation] = {
     ),
 }
 
+CHECKING = ("binary",)
+"""Those that raise for contents that are no numbers: a plan does not where nothing uses the result,
+which it leaves out."""
+
 WRITING = ("write_into", "scale_into")
 """Those that write into a value that others may have been made from."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from dataclasses import dataclass
 from typing import Any
@@ -102,12 +103,19 @@ def complete(text: Text) -> nn.Module:
     return model
 
 
-def case_of(seed: int) -> Case:
-    """The random module of a seed."""
+@functools.lru_cache(1)
+def text_of(seed: int) -> Text:
+    """What the random module of a seed does."""
     chance = random.Random(seed)
     text = _written(chance)
     while not _trains(text):
         text = _written(chance)
+    return text
+
+
+def case_of(seed: int) -> Case:
+    """The random module of a seed."""
+    text = text_of(seed)
     return Case(f"fuzz {seed}", lambda: complete(text), lambda number: contents(text, number))
 
 

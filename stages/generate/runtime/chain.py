@@ -20,6 +20,8 @@ from .arrived import Arrived, arrived, own
 from .facts import Interface
 from .inner import Known, check_asked, only_hook
 from .regions import region_of
+from .strides import as_in_eager
+from .surroundings import changing_mode
 
 Step = Callable[..., Generator[list[Any], list[Arrived], None]]
 Watched = list[tuple[str, torch.Tensor, int]]
@@ -29,7 +31,8 @@ class Run:
     """One run of the step, suspended after its forward and after each slice of its backward."""
 
     __slots__ = (
-        *("aliased", "device", "inner", "interface", "message", "program", "region", "watched"),
+        *("aliased", "device", "inner", "interface", "message", "program", "region", "unlike"),
+        "watched",
     )
 
     def __init__(self, step: Step, interface: Interface, tensors: Sequence[torch.Tensor]) -> None:
@@ -41,13 +44,19 @@ class Run:
         self.watched: list[Watched] = []
         self.aliased: list[tuple[torch.Tensor, int]] = []
         self.inner: list[Known] = []
+        self.unlike = list(reversed(interface.unlike))
 
     def advance(self) -> list[Any]:
         """Runs to the next stop and returns what the step yields there: a list to be emptied."""
         message, self.message = self.message, None
         if message is not None:
             own(message, self.interface.tangents)
-        with torch.no_grad(), _plain_precision(self.device), _current(self.device):
+        with (
+            torch._C.DisableTorchFunction(),
+            torch.no_grad(),
+            _plain_precision(self.device),
+            _current(self.device),
+        ):
             return self.program.send(message)
 
     def watch(self, tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
@@ -124,6 +133,12 @@ class _Outputs(torch.autograd.Function):
             raise RuntimeError(
                 "a planned module has no double backward, call it without create_graph=True"
             )
+        mode = changing_mode(functions=False)
+        if mode:
+            raise RuntimeError(
+                f"the backward is inside {mode}, which would see other operators than those of "
+                f"the original model: call it outside of it"
+            )
         run.check_autocast()
         run.check_aliased()
         check_asked(run.inner)
@@ -168,9 +183,13 @@ class _Slice(torch.autograd.Function):
         run, ctx.run = ctx.run, None
         run.check_watched()
         gradients = run.advance()
-        handed = (None, token, *[_alone(gradient) for gradient in gradients])
+        unlike = run.unlike.pop()
+        handed = [_alone(gradient) for gradient in gradients]
         gradients.clear()
-        return handed
+        if any(unlike):
+            _, *receivers = ctx.next_functions
+            as_in_eager(handed, unlike, [receiver for receiver, _ in receivers])
+        return None, token, *handed
 
 
 def _alone(gradient: Arrived | None) -> torch.Tensor | None:
@@ -204,14 +223,24 @@ def execute(
     for positions in reversed(interface.slices):
         token = _Slice.apply(run, token, *[tensors[position] for position in positions])
     returned = list(_Outputs.apply(run, leaving, token))
-    return _apart(run, returned) if len(returned) > 1 else returned, plain
+    return _apart(run, returned), plain
+
+
+def _one_of_several(output: torch.Tensor) -> torch.Tensor:
+    """The output as one of the views that a function makes: PyTorch lets nobody write into it."""
+    view = output.view_as(output)
+    torch._C._autograd._set_creation_meta(view, torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE)
+    return view
 
 
 def _apart(run: Run, outputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The outputs, each by a function of its own: hooks of one run where it receives a gradient,
-    in eager's order."""
+    """The outputs; where there are several, each by a function of its own: hooks of one run where
+    it receives a gradient, in eager's order."""
     for number in reversed(run.interface.order):
-        outputs[number] = _Output.apply(outputs[number])
+        if len(outputs) > 1:
+            outputs[number] = _Output.apply(outputs[number])
+        if number in run.interface.multiple:
+            outputs[number] = _one_of_several(outputs[number])
     run.inner = [weakref.ref(outputs[number]) for number in run.interface.inner]
     for known in run.inner:
         known().register_hook(only_hook(known))  # type: ignore[union-attr]

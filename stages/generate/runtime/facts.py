@@ -70,15 +70,17 @@ class Interface:
     are, for each differentiable output, the layout of its gradient, or None where the plan was
     made for a loss that gives it none. `slices` lists, for each part of the backward in order, the
     positions in `tensors` that its gradients belong to, a position repeated where its gradient
-    arrives in parts. `watched` are, for each part, the positions of tensors, `watched_outputs` of
-    outputs of the step, that it reads and that nothing may change before. `assigned` are the
-    buffers that the forward puts another tensor in the place of. `aliased` are outputs
-    that share memory with another output or a tensor, `inner` outputs that the step goes on from,
-    and `order` is the one in which autograd comes to the outputs. `eval_modules` are the submodules
-    that were in evaluation mode. `autocast` is, by device type, the dtype that autocast was on
-    with, or None, and `autocast_cache` whether it kept its casts. `cast` are the positions of the
-    tensors that are cast as autocast would, `spared` the dtypes of autocast under which the
-    backward is what it is without autocast.
+    arrives in parts; `unlike` are the strides that these gradients have in eager before they are
+    accumulated, None where they are their own. `watched` are, for each part, the positions of
+    tensors, `watched_outputs` of outputs of the step, that it reads and that nothing may change
+    before. `assigned` are the buffers that the forward puts another tensor in the place of.
+    `aliased` are outputs that share memory with another output or a tensor, `inner` outputs that
+    the step goes on from, `multiple` outputs that are one of several views of one function, which
+    nobody may write into. `order` is the one in which autograd comes to the outputs.
+    `eval_modules` are the submodules that were in evaluation mode. `autocast` is, by device type,
+    the dtype that autocast was on with, or None, and `autocast_cache` whether it kept its casts.
+    `cast` are the positions of the tensors that are cast as autocast would, `spared` the dtypes of
+    autocast under which the backward is what it is without autocast.
     `constants` is the SHA-256 of `constants.bin`, "" where there is none.
     """
 
@@ -91,11 +93,13 @@ class Interface:
     output_tree: str
     tangents: tuple[Tangent | None, ...]
     slices: tuple[tuple[int, ...], ...]
+    unlike: tuple[tuple[tuple[int, ...] | None, ...], ...]
     watched: tuple[tuple[int, ...], ...]
     watched_outputs: tuple[tuple[int, ...], ...]
     assigned: tuple[int, ...]
     aliased: tuple[int, ...]
     inner: tuple[int, ...]
+    multiple: tuple[int, ...]
     order: tuple[int, ...]
     eval_modules: frozenset[str]
     autocast: dict[str, str | None]

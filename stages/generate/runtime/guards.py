@@ -47,6 +47,7 @@ class Guards:
             said = _of_this(interface, str(difference))
             raise RuntimeError(f"{said}; {remedy}") from None
         self.ties = Ties(tensors, self.names, written)
+        self.writes = bool(written)
 
     def gather(
         self, model: torch.nn.Module, args: Sequence[Any], kwargs: dict[str, Any]
@@ -154,6 +155,7 @@ class _Modules:
                         )
                 self._enter(position, tensor, numbers)
         self.assigned = [place for place in self.buffers if place[0] in interface.assigned]
+        self.unread = self._unread(model, numbers)
 
     def _enter(self, position: int, tensor: Tensor, numbers: dict[str, int]) -> None:
         found = self.parameters if tensor.kind == "parameter" else self.buffers
@@ -171,6 +173,7 @@ class _Modules:
                 tensors[position] = modules[owner]._parameters[name]
             for position, owner, name in self.buffers:
                 tensors[position] = modules[owner]._buffers[name]
+            self._check_unread(modules)
         except KeyError:
             raise PlanMismatch(
                 f"the model no longer has the {self._absent(model)} the plan was made for"
@@ -188,6 +191,30 @@ class _Modules:
                     f"{self.paths[number]} is in {found} mode, the plan was made in {made} mode"
                 )
         return modules
+
+    def _unread(
+        self, model: torch.nn.Module, numbers: dict[str, int]
+    ) -> list[tuple[int, str, str, torch.dtype]]:
+        """The parameters and buffers that no output depends on, with their dtypes: the forward may
+        read them all the same, and fail where they are of another one."""
+        known = {(owner, name) for _, owner, name in (*self.parameters, *self.buffers)}
+        known |= {(owner, name) for _, owner, name in self.aliases}
+        return [
+            (numbers[path], held, name, tensor.dtype)
+            for path, module in model.named_modules(remove_duplicate=False)
+            for held in ("_parameters", "_buffers")
+            for name, tensor in vars(module)[held].items()
+            if tensor is not None and (numbers[path], name) not in known
+        ]
+
+    def _check_unread(self, modules: Sequence[torch.nn.Module]) -> None:
+        for owner, held, name, dtype in self.unread:
+            tensor = vars(modules[owner])[held].get(name)
+            if tensor is not None and tensor.dtype != dtype:
+                raise PlanMismatch(
+                    f"{self._join(owner, name)} has dtype {tensor.dtype}, the plan was loaded "
+                    f"when it had {dtype}"
+                )
 
     def renew(self, modules: Sequence[torch.nn.Module], tensors: list[torch.Tensor]) -> None:
         """Puts copies in the place of the buffers that the step will write where the forward

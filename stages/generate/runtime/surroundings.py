@@ -15,10 +15,17 @@ from .guards import PlanMismatch
 _TRACING = ("FAKE", "PROXY", "FUNCTIONAL")
 _HARMLESS = ("torch.utils.checkpoint", "torch.autograd.graph")
 """Modules whose own hooks give back what was saved, bit for bit."""
+_LOOKING = (
+    *("torch.utils.flop_counter", "torch.utils._debug_mode", "torch.utils._device"),
+    *("torch.utils.checkpoint", "torch.distributed._tools", "torch.testing._internal"),
+)
+"""Modules whose modes only look at what runs, or say where new tensors are made."""
 
 
 def is_traced(args: Any, kwargs: Any) -> bool:
-    """Whether a call is not run but traced: by a capture, an export or `make_fx`."""
+    """Whether a call is not run but traced: by a capture, an export, `make_fx` or TorchScript."""
+    if torch._C._get_tracing_state() is not None:
+        return True
     keys = torch._C._TorchDispatchModeKey
     if any(torch._C._get_dispatch_mode(getattr(keys, key)) is not None for key in _TRACING):
         return True
@@ -28,8 +35,15 @@ def is_traced(args: Any, kwargs: Any) -> bool:
     return any(isinstance(leaf, fakes.FakeTensor) for leaf in pytree.tree_leaves((args, kwargs)))
 
 
-def check_surroundings() -> None:
-    """Raises PlanMismatch where the call is inside something that would not see the step."""
+def check_surroundings(writes: bool) -> None:
+    """Raises PlanMismatch where the call is inside something that would not see the step; `writes`
+    says whether the step writes buffers."""
+    mode = changing_mode()
+    if mode:
+        raise PlanMismatch(
+            f"the call is inside {mode}, which would see other operators than those of the "
+            f"original model: call it outside of it"
+        )
     if torch._C._functorch.peek_interpreter_stack() is not None:
         raise PlanMismatch(
             "the call is inside a transform of torch.func (grad, vmap, jvp), which cannot go "
@@ -41,6 +55,24 @@ def check_surroundings() -> None:
             "the call is inside saved_tensors_hooks, which would not see what a planned step "
             "saves: call it outside of them"
         )
+    if hooks is not None and writes and hooks[0].__module__ == "torch.utils.checkpoint":
+        raise PlanMismatch(
+            "the call is inside checkpoint(), which would run the forward once more and update "
+            "its buffers twice: leave the checkpoint out, the plan decides what is kept"
+        )
+
+
+def changing_mode(functions: bool = True) -> str:
+    """The name of a mode that may run something else than the operators that are called, or with
+    `functions` than PyTorch's functions; "" where there is none."""
+    stacks = [(torch._C._len_torch_dispatch_stack(), torch._C._get_dispatch_stack_at)]
+    if functions:
+        stacks.append((torch._C._len_torch_function_stack(), torch._C._get_function_stack_at))
+    for length, at in stacks:
+        for kind in (type(at(place)) for place in range(length)):
+            if not kind.__module__.startswith(_LOOKING):
+                return f"the mode {kind.__name__}"
+    return ""
 
 
 def check_kinds(tensors: Iterable[torch.Tensor]) -> None:

@@ -59,7 +59,7 @@ def _planned_class(
         if is_traced(args, kwargs):
             return base.forward(self, *args, **kwargs)
         try:
-            check_surroundings()
+            check_surroundings(guards.writes)
             tensors = guards.gather(self, args, kwargs)
             check_kinds(tensors)
         except PlanMismatch:

@@ -125,7 +125,7 @@ def test_backwards_that_are_refused(
 class Marked(torch.Tensor):
     """A subclass without a behaviour of its own."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize("kind", [Marked, nn.Parameter])
