@@ -21,7 +21,7 @@ from .facts import Interface
 from .inner import Known, check_asked, only_hook
 from .regions import region_of
 from .strides import as_in_eager
-from .surroundings import changing_mode
+from .surroundings import changing_mode, without_function_modes
 
 Step = Callable[..., Generator[list[Any], list[Arrived], None]]
 Watched = list[tuple[str, torch.Tensor, int]]
@@ -52,7 +52,7 @@ class Run:
         if message is not None:
             own(message, self.interface.tangents)
         with (
-            torch._C.DisableTorchFunction(),
+            without_function_modes(),
             torch.no_grad(),
             _plain_precision(self.device),
             _current(self.device),

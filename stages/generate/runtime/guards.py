@@ -130,6 +130,7 @@ class _Modules:
     """Finds parameters and buffers by name, and compares the training flags of all submodules."""
 
     def __init__(self, interface: Interface, model: torch.nn.Module) -> None:
+        self.device = interface.device
         self.paths = [path for path, _ in model.named_modules(remove_duplicate=False)]
         absent = sorted(interface.eval_modules - set(self.paths))
         if absent:
@@ -194,13 +195,13 @@ class _Modules:
 
     def _unread(
         self, model: torch.nn.Module, numbers: dict[str, int]
-    ) -> list[tuple[int, str, str, torch.dtype]]:
-        """The parameters and buffers that no output depends on, with their dtypes: the forward may
-        read them all the same, and fail where they are of another one."""
+    ) -> list[tuple[int, str, str, torch.dtype, str]]:
+        """The parameters and buffers that no output depends on, with dtype and kind of device: the
+        forward may read them all the same, and fail where they are of another one."""
         known = {(owner, name) for _, owner, name in (*self.parameters, *self.buffers)}
         known |= {(owner, name) for _, owner, name in self.aliases}
         return [
-            (numbers[path], held, name, tensor.dtype)
+            (numbers[path], held, name, tensor.dtype, tensor.device.type)
             for path, module in model.named_modules(remove_duplicate=False)
             for held in ("_parameters", "_buffers")
             for name, tensor in vars(module)[held].items()
@@ -208,12 +209,19 @@ class _Modules:
         ]
 
     def _check_unread(self, modules: Sequence[torch.nn.Module]) -> None:
-        for owner, held, name, dtype in self.unread:
+        for owner, held, name, dtype, device in self.unread:
             tensor = vars(modules[owner])[held].get(name)
-            if tensor is not None and tensor.dtype != dtype:
+            if tensor is None:
+                continue
+            if tensor.dtype != dtype:
                 raise PlanMismatch(
                     f"{self._join(owner, name)} has dtype {tensor.dtype}, the plan was loaded "
                     f"when it had {dtype}"
+                )
+            if tensor.device.type not in (device, self.device):
+                raise PlanMismatch(
+                    f"{self._join(owner, name)} is on {tensor.device}, the plan was made for "
+                    f"{self.device}"
                 )
 
     def renew(self, modules: Sequence[torch.nn.Module], tensors: list[torch.Tensor]) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -73,6 +74,18 @@ def changing_mode(functions: bool = True) -> str:
             if not kind.__module__.startswith(_LOOKING):
                 return f"the mode {kind.__name__}"
     return ""
+
+
+@contextlib.contextmanager
+def without_function_modes() -> Iterator[None]:
+    """Within it no mode meets the functions that are called: eager's backward calls none."""
+    length = torch._C._len_torch_function_stack()
+    modes = [torch._C._pop_torch_function_stack() for _ in range(length)]
+    try:
+        yield
+    finally:
+        for mode in reversed(modes):
+            torch._C._push_on_torch_function_stack(mode)
 
 
 def check_kinds(tensors: Iterable[torch.Tensor]) -> None:

@@ -66,7 +66,12 @@ def outputs_rectified_in_place(run: Run) -> None:
 @use
 def rows_of_outputs_set(run: Run) -> None:
     """Where elements share memory, what a plan does is not promised."""
-    changed(run, lambda x: (run.need(0 not in x.stride()), x.__setitem__(0, 0.0)))
+
+    def set_first(output: Tensor) -> None:
+        run.need(0 not in output.stride())
+        output[0] = 0.0
+
+    changed(run, set_first)
 
 
 @beyond

@@ -182,3 +182,38 @@ def test_an_infeasible_plan_says_so(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError) as caught:
         package.load(nn.Linear(1, 1))
     assert str(caught.value) == sentence
+
+
+class PartlyUnread(nn.Module):
+    """The forward uses a weight that no output depends on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read, self.unread = nn.Linear(6, 2), nn.Linear(6, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.unread(x)
+        return self.read(x)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (
+            lambda model: model.unread.double(),
+            "unread.weight has dtype torch.float64, the plan was",
+        ),
+        (lambda model: model.unread.to("meta"), "unread.weight is on meta, the plan was made for"),
+    ],
+)
+def test_what_no_output_depends_on_stays_as_it_is(
+    change: Any, sentence: str, tmp_path: Path
+) -> None:
+    """Eager fails where the forward reads it."""
+    graph, built = traced((PartlyUnread(), ((X,), {})))
+    package = generated(graph, tmp_path / "plan")
+    planned = package.load(built.model)
+    planned(X)
+    change(planned)
+    with pytest.raises(package.PlanMismatch, match=sentence):
+        planned(X)

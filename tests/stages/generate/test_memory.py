@@ -111,7 +111,7 @@ def test_an_input_is_let_go_when_it_is_no_longer_needed(small: Planned) -> None:
 
 def test_nothing_is_saved_by_autograd(small: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
     wrap = importlib.import_module(f"{small.package.__name__}.wrap")
-    monkeypatch.setattr(wrap, "check_surroundings", lambda: None)
+    monkeypatch.setattr(wrap, "check_surroundings", lambda writes: None)
     planned = small.package.load(small.model())
     packed: list[torch.Tensor] = []
 
