@@ -160,6 +160,8 @@ def _check_arguments(model: Any, args: Any, kwargs: Any) -> None:
     if not isinstance(args, tuple | list):
         kind = type(args).__name__
         raise ModelError(f"plan is given a {kind} as args, write a tuple: plan(model, (x,))")
+    if isinstance(kwargs, str):
+        raise ModelError(f"plan is given {kwargs!r} as kwargs, write budget={kwargs!r}")
     if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
         raise ModelError('plan is given no keyword arguments as kwargs, write {"name": value}')
 
@@ -197,7 +199,10 @@ def _filed(folder: Path, name: str, write: Callable[[Path], str]) -> Path:
         made = Path(temporary) / name
         path = folder / write(made)[:32] / name
         path.parent.mkdir(exist_ok=True)
-        made.replace(path)
+        try:
+            made.replace(path)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written ({error.strerror}): remove it") from error
     return path
 
 

@@ -60,7 +60,7 @@ def _is_holder(item: Any) -> bool:
         isinstance(item, dict)
         and set(item) == {"place", "shown", "kind", "reads"}
         and isinstance(item["shown"], str)
-        and item["kind"] in ("fields", "class", "cells", "defaults")
+        and item["kind"] in ("fields", "names", "class", "cells", "defaults")
         and isinstance(item["reads"], dict)
         and isinstance(item["place"], list)
         and bool(item["place"])
@@ -69,11 +69,11 @@ def _is_holder(item: Any) -> bool:
 
 
 def _is_step(step: list[Any]) -> bool:
-    if step[0] in ("globals", "function"):
+    if step[0] in ("globals", "function", "bound", "type"):
         return len(step) == 1
     if len(step) != 2:
         return False
     if step[0] in ("item", "base"):
         return type(step[1]) is int
-    words = ("module", "python", "field", "class", "cell", "default", "global")
+    words = ("module", "python", "field", "class", "cell", "default", "global", "given")
     return step[0] == "key" or (step[0] in words and isinstance(step[1], str))

@@ -25,6 +25,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.nn.utils import parametrize
 
 ABSENT = object()
 """Stands for what is not there."""
@@ -327,6 +328,7 @@ _ALWAYS = {
     "torch.backends.mkldnn.enabled": lambda: bool(torch._C._get_mkldnn_enabled()),
     "torch.backends.cudnn.enabled": lambda: bool(torch._C._get_cudnn_enabled()),
     "the use of deterministic algorithms": torch.are_deterministic_algorithms_enabled,
+    "the cache of parametrizations": lambda: bool(parametrize._cache_enabled),
 }
 _ATTENTION = {
     f"torch.backends.cuda.{name}_enabled()": getattr(torch.backends.cuda, f"{name}_enabled")

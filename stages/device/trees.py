@@ -22,7 +22,10 @@ from torch.utils import _pytree as pytree
 
 _DEPTH, _NODES = 100, 1_000_000
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-_REGISTERED_BY_NAME = ("transformers.cache_utils:DynamicCache",)
+_REGISTERED_BY_NAME = (
+    "transformers.cache_utils:DynamicCache",
+    "transformers.cache_utils:EncoderDecoderCache",
+)
 _SEQUENCES: dict[str, type] = {"tuple": tuple, "list": list, "size": torch.Size}
 _MAPPINGS: dict[str, type] = {"dict": dict, "ordered": OrderedDict}
 _WORDS = {kind: word for word, kind in (_SEQUENCES | _MAPPINGS).items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -49,7 +50,7 @@ def open_library(store: Path | str, device: Device) -> Iterator[Library]:
     with ExitStack() as held:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            lock = held.enter_context((folder / "lock").open("a"))
+            lock = held.enter_context(_regular(folder / "lock").open("a"))
         except OSError as error:
             if not path.exists():
                 reason = error.strerror or error
@@ -57,6 +58,13 @@ def open_library(store: Path | str, device: Device) -> Iterator[Library]:
         else:
             _wait_for(lock.fileno(), folder)
         yield Library(path, device)
+
+
+def _regular(path: Path) -> Path:
+    """The path of a file, or of none; raises OSError for anything else, which may never open."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, f"{path.name} is no file")
+    return path
 
 
 def device_digest(device: Device) -> str:

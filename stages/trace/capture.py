@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import traceback as fx_traceback
 
 from schemas.errors import ModelError
+from stages.device.caches import register_caches
 from stages.device.factory import Built
 from stages.trace.as_eager import compiling, packed_sequences, replaced, whole_operators
 from stages.trace.following import first_difference
@@ -90,7 +90,7 @@ def capture(built: Built, wanted: Callable[[Capture], set[int]] | None = None) -
 def _capture(built: Built, forward: Forward) -> Capture:
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
-    _register_outputs()
+    register_caches()
     python = PythonInBackward()
     with contextlib.ExitStack() as stack, _without_memory(built, forward) as mode, python.looking():
         tensors = tuple(forward.tensors(mode))
@@ -131,14 +131,6 @@ def _without_memory(built: Built, forward: Forward) -> Iterator[FakeTensorMode]:
 
 
 _MATERIALIZE = "set_materialize_grads"
-
-
-def _register_outputs() -> None:
-    """Lets PyTorch take apart the key and value cache that transformers' models return."""
-    if "transformers" in sys.modules:
-        from transformers.integrations import executorch
-
-        executorch.register_dynamic_cache_export_support()
 
 
 def _describe(built: Built, graph: fx.GraphModule, forward: Forward) -> Capture:

@@ -68,7 +68,7 @@ class Emitter:
             for index in range(len(flat))
         ]
         constants = [
-            "" if value != NONE else _json(leaf, "the model's input")
+            "" if value != NONE else constant_text(leaf, "the model's input")
             for value, leaf in zip(inputs, flat, strict=True)
         ]
         return Graph(
@@ -174,7 +174,7 @@ class Emitter:
     def output(self, leaf: Leaf) -> Output:
         """A leaf of the model's output."""
         if leaf.tensor is None:
-            return Output(NONE, NONE, _json(leaf.constant, "the model's output"))
+            return Output(NONE, NONE, constant_text(leaf.constant, "the model's output"))
         tangent = self.program.tangents.get(leaf.tensor)
         value = self.ids[self.program.outputs[leaf.tensor]]
         given = NONE if tangent is None else self.ids[tangent]
@@ -247,8 +247,12 @@ def _same_layout(one: torch.Tensor, other: torch.Tensor) -> bool:
     )
 
 
-def _json(leaf: Any, what: str) -> str:
+def constant_text(leaf: Any, what: str) -> str:
+    """The JSON of a leaf that is no tensor; raises ModelError where it is not plain."""
     try:
         return json.dumps(encode_plain(leaf))
     except TypeError:
-        raise ModelError(f"{what} has a leaf of type {type(leaf).__name__}") from None
+        raise ModelError(
+            f"{what} holds a {type(leaf).__name__}, which a plan cannot take apart: use tensors in "
+            "tuples, lists, dictionaries, named tuples or dataclasses"
+        ) from None

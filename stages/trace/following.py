@@ -59,7 +59,7 @@ class Follower(TorchFunctionMode):
     ) -> Any:
         named = kwargs or {}
         place = _place()
-        check_call(self.label, getattr(func, "__name__", ""), args, place)
+        check_call(self.label, func, args, place)
         words = f"{_name(func)} in {self.stack[-1:]} of {self._words(args)} {self._words(named)}"
         with self._described(place):
             result = func(*args, **named)

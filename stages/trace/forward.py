@@ -160,18 +160,22 @@ class Forward:
         args, kwargs = self.tree.unflatten(given)
         _reseed(len(self.runs))
         before = {path: m._buffers[name] for path, (m, name) in self.buffers().items()}
-        asked = [(path, w, w.requires_grad) for path, w in self.model.named_parameters()]
+        asked: list[tuple[str, torch.Tensor, bool]] = [
+            (f"parameter {path!r}", weight, weight.requires_grad)
+            for path, weight in self.model.named_parameters()
+        ]
+        asked += [(f"input {self.path(i)}", x, x.requires_grad) for i, x in enumerate(tensors)]
         with self.follower.following(), self.tied(), TrueParts():
             self.follower.name((f"input {i}", tensor) for i, tensor in enumerate(tensors))
             with self.running():
                 output = self.model.forward(*args, **kwargs)
         self.follower.returns(flatten(output)[0])
         self.runs.append(self.follower.log)
-        for path, weight, before_run in asked:
-            if weight.requires_grad != before_run:
+        for name, tensor, before_run in asked:
+            if tensor.requires_grad != before_run:
                 raise ModelError(
-                    f"{self.built.label}: the forward sets requires_grad of its parameter "
-                    f"{path!r}, which a plan would not do: set it before the model is planned"
+                    f"{self.built.label}: the forward sets requires_grad of its {name}, which a "
+                    f"plan would not do: set it before the model is called and planned"
                 )
         self.check_arguments((args, kwargs), given)
         return self.take_apart(output, before)

@@ -12,6 +12,7 @@ import sys
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import torch
@@ -33,15 +34,16 @@ HOOKS = tuple(name for name in vars(nn.Module()) if name.startswith(("_forward_"
 _NAMESPACES = ("SimpleNamespace", "Namespace")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Tensor, type)
 _CODE = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType)
-_USERS = (collections.UserDict, collections.UserList)
-_DEEPEST = 4
+_USERS = (collections.UserDict, collections.UserList, collections.ChainMap)
+NOWHERE = ("nowhere",)
+"""The first step to what nobody can find again: a member of a set, a key, an item of an array."""
 
 
 @dataclass
 class Holder:
-    """A thing with named parts. `kind` is "fields" (`__dict__` or another dictionary), "class"
-    (what its class says), "cells" (what a function has around it) or "defaults" (those of its
-    arguments)."""
+    """A thing with named parts. `kind` is "fields" (`__dict__` or another dictionary), "names" (of
+    its fields), "class" (what its class says), "cells" (what a function has around it) or
+    "defaults" (those of its arguments)."""
 
     place: Place
     shown: str
@@ -163,7 +165,9 @@ def set_torch_bytes(generator: torch.Generator, state: bytes) -> None:
 def is_object(value: Any) -> bool:
     """True for what has fields of its own that the forward may read: configurations, dataclasses,
     objects of a user's class."""
-    if isinstance(value, (*_PLAIN, *_CODE, nn.Module)) or is_generator(value):
+    if type(value) in _PLAIN or isinstance(value, (torch.Tensor, type, *_CODE, nn.Module, Enum)):
+        return False
+    if is_generator(value):
         return False
     fields = getattr(value, "__dict__", None)
     if not isinstance(fields, dict):
@@ -195,6 +199,7 @@ def items_of(value: Any) -> Iterator[tuple[tuple[Any, ...], str, Any]]:
             yield ("item", index), f"[{index}]", item
 
 
-def too_deep(place: Place) -> bool:
-    """True where a thing lies so far from its module that it is not followed any more."""
-    return len(place) > 2 * _DEEPEST
+def unplaced_in(value: Any) -> list[Any]:
+    """What a container holds that is an object of its own and has no place in it that lasts."""
+    found: Any = value if isinstance(value, set | frozenset | dict) else ()
+    return [item for item in found if is_object(item)]

@@ -168,7 +168,10 @@ def run_fake(call: Call, mode: FakeTensorMode) -> None:
         if output is None:
             continue
         if result.layout != torch.strided:
-            raise ModelError(f"{call.source}: {call.target} makes a tensor that is not strided")
+            raise ModelError(
+                f"{call.source}: {call.target} makes a tensor that is not strided, "
+                "as sparse gradients are: plan it with dense ones (sparse=False)"
+            )
         output.fake = result
     for number, dtype in true_dtypes(call.target._schema.name, args).items():
         _give_dtype(call.outputs[number], dtype, mode)

@@ -78,6 +78,11 @@ class Moved:
         for name, state in generators().items():
             if state != drawn.get(name, state):
                 self.problems.append(_drew(name, self._line(name, codes)))
+        if settings["the cache of parametrizations"]:
+            self.problems.append(
+                "the model runs within parametrize.cached(), which a plan does not share with "
+                "other calls; plan it outside"
+            )
         for name, value in states().items():
             if self.attends and name in ATTENTION_STATES and not settings[name]:
                 self.problems.append(

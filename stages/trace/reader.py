@@ -24,6 +24,7 @@ from stages.trace.functions import (
 from stages.trace.holders import (
     HOOKS,
     INTERNAL,
+    NOWHERE,
     Holder,
     Kept,
     Place,
@@ -34,12 +35,18 @@ from stages.trace.holders import (
     is_object,
     is_users,
     items_of,
-    too_deep,
+    unplaced_in,
 )
 from stages.trace.sentences import on_set
 from stages.trace.spaces import Spaces, data_named, is_data
 
 _HEAP_TYPE = 1 << 9
+_CACHED = functools._lru_cache_wrapper
+_CALLED = (types.FunctionType, types.MethodType, functools.partial, _CACHED)
+_FARTHEST = 8
+"""Steps from what was read to what is followed before it is read."""
+_LONGEST = 64
+"""Steps from a module to what can be found again."""
 _REGISTERED = ("_modules", "_parameters", "_buffers")
 
 
@@ -69,6 +76,9 @@ class Reader:
         self._functions: dict[types.CodeType, tuple[Place, Any]] = {}
         self._alike: dict[types.CodeType, dict[int, tuple[Place, Any]]] = {}
         self._seen: set[int] = set()
+        self._cut: set[int] = set()
+        """Containers of which something was too far away to be followed."""
+        self._caches: dict[int, tuple[Any, int]] = {}
         self._ran: set[types.CodeType] = set()
         self._patched: dict[type, Any] = {}
         self._alive: list[Any] = []
@@ -98,15 +108,18 @@ class Reader:
 
     def _enter_class(self, kind: type, place: Place) -> None:
         """Remembers from where a class and its functions are reached."""
+        if place[0] == NOWHERE:
+            place = _place_of_class(kind) or place
         self.spaces.enter_class(kind, place)
-        for base in kind.__mro__:
+        for index, base in enumerate(kind.__mro__):
             if not base.__module__.startswith("torch.nn.") and base is not object:
                 for name, value in list(vars(base).items()):
-                    self._enter_function(value, (*place, ("class", name)))
+                    self._enter_function(value, (*place, ("base", index), ("class", name)))
 
     def _enter_function(self, value: Any, place: Place, depth: int = 0) -> None:
+        self._take_caches(value)
         function = underlying(value)
-        if not isinstance(function, types.FunctionType) or depth > 6:
+        if not isinstance(function, types.FunctionType) or depth > _LONGEST:
             return
         if function.__code__ in self._functions and not has_own(function):
             return
@@ -130,45 +143,85 @@ class Reader:
             if underlying(inside) is not function:
                 self._enter_function(inside, (*place, ("cell", name)), depth + 1)
 
-    def discover(self, value: Any, place: Place, shown: str) -> None:
-        """Follows a value that was found at a place: containers, objects, functions."""
-        if id(value) in self._seen or too_deep(place):
-            return
-        if isinstance(value, nn.Module):
+    def discover(self, value: Any, place: Place, shown: str, far: int = 0) -> bool:
+        """Follows a value that was found at a place: containers, objects, functions. It is followed
+        so far; what lies `far`ther is when that before it is read. False where that is so."""
+        if far > _FARTHEST:
+            return False
+        if id(value) in self._seen and id(value) not in self._cut:
+            return True
+        self._cut.discard(id(value))
+        if len(place) > _LONGEST:
+            self.problems.append(
+                f"{shown} lies too deep to be watched; keep it in an attribute of the model"
+            )
+        elif isinstance(value, nn.Module):
             if id(vars(value)) not in self._modules:
                 self._discover_foreign(value, place, shown)
-            return
-        if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
-            self._enter_function(value, place)
-            return
-        if isinstance(value, types.ModuleType):
-            return self.spaces.enter_module(value, place)
-        if isinstance(value, type):
+        elif isinstance(value, _CALLED):
+            self._discover_function(value, place, shown, far)
+        elif isinstance(value, types.ModuleType):
+            self.spaces.enter_module(value, place)
+        elif isinstance(value, type):
             if not installed_class(value):
                 self._remember(value)
                 self._enter_class(value, place)
-            return
-        if isinstance(value, dict | list | set | tuple | collections.deque):
+        else:
+            return self._discover_data(value, place, shown, far)
+        return True
+
+    def _discover_function(self, value: Any, place: Place, shown: str, far: int) -> None:
+        """A function with what it is bound to, the given arguments of a partial one, a cache."""
+        self._enter_function(value, place)
+        if isinstance(value, types.MethodType):
+            self.discover(value.__self__, (*place, ("bound",)), f"{shown}.__self__", far)
+        elif isinstance(value, functools.partial):
+            self.discover(value.func, (*place, ("given", "func")), shown, far)
+            for name in ("args", "keywords"):
+                inside = getattr(value, name)
+                self.discover(inside, (*place, ("given", name)), f"{shown}.{name}", far)
+
+    def _discover_data(self, value: Any, place: Place, shown: str, far: int) -> bool:
+        whole = True
+        items: list[tuple[Place, str, Any]] = []
+        if isinstance(value, dict | list | set | frozenset | tuple | collections.deque):
             self._remember(value)
-            if not isinstance(value, tuple):
+            if is_kept(value):
                 self._keep(shown, value, None)
-            for step, ending, item in list(items_of(value)):
-                self.discover(item, (*place, step), shown + ending)
+            items = [((*place, step), end, item) for step, end, item in items_of(value)]
+            items += [((NOWHERE,), "", item) for item in unplaced_in(value)]
         elif is_generator(value):
             self._remember(value)
             self._keep(shown, value, None)
         if slots := slots_of(value):
             self._remember(value)
-            for name, item in slots.items():
-                self.discover(item, (*place, ("field", name)), _join(shown, name))
+            items += [((*place, ("field", name)), f".{name}", s) for name, s in slots.items()]
+        for at, ending, item in items:
+            whole = self.discover(item, at, shown + ending, far + 1) and whole
         if is_object(value):
-            self._discover_object(value, place, shown)
+            self._discover_object(value, place, shown, far)
+        elif not whole:
+            self._cut.add(id(value))
+        return whole
+
+    def _take_caches(self, value: Any) -> None:
+        """Notes a function that keeps what it returned (functools.lru_cache)."""
+        value = value.__func__ if isinstance(value, staticmethod | classmethod) else value
+        if isinstance(value, _CACHED):
+            self._caches.setdefault(id(value), (value, value.cache_info().misses))
+
+    def forget_caches(self) -> None:
+        """Empties the caches that a run has filled: with tensors that have no memory."""
+        for number, (function, misses) in self._caches.items():
+            if function.cache_info().misses != misses:
+                function.cache_clear()
+                self._caches[number] = (function, function.cache_info().misses)
 
     def _remember(self, value: Any) -> None:
         self._seen.add(id(value))
         self._alive.append(value)
 
-    def _discover_object(self, value: Any, place: Place, shown: str) -> None:
+    def _discover_object(self, value: Any, place: Place, shown: str, far: int) -> None:
         self._remember(value)
         fields = vars(value)
         holder = Holder(place, shown, "fields", value, dict(fields))
@@ -177,8 +230,8 @@ class Reader:
         if not installed_class(type(value)):
             self._enter_class(type(value), place)
         for name, item in list(fields.items()):
-            self.discover(item, (*place, ("field", name)), _join(shown, name))
-        if not self._patch(type(value)):
+            self.discover(item, (*place, ("field", name)), _join(shown, name), far + 1)
+        if not self._patch(type(value)) and place[0] != NOWHERE:
             for name in fields:
                 holder.read(name)
 
@@ -255,10 +308,22 @@ class Reader:
         elif not is_dunder(name):
             self._note_field(holder, name)
 
+    def copied(self, thing: Any) -> None:
+        """Records that all of a thing was asked for from C."""
+        fields = getattr(thing, "__dict__", None)
+        holder = self.holders.get(("fields", id(fields)))
+        if holder is not None and not isinstance(thing, nn.Module):
+            self._note_all(holder)
+
     def _note_all(self, holder: Holder) -> None:
         for name in list(holder.known):
             if name not in INTERNAL:
                 self._note_field(holder, name)
+        if not isinstance(holder.thing, nn.Module):
+            names = sorted(map(str, holder.known))
+            key = ("names", id(vars(holder.thing)))
+            known = Holder(holder.place, holder.shown, "names", holder.thing, {"": names})
+            self.holders.setdefault(key, known).read("")
 
     def _note_of_module(self, holder: Holder, name: str) -> None:
         foreign = id(vars(holder.thing)) in self.foreign
@@ -343,10 +408,13 @@ class Reader:
         key = ("fields", id(names))
         if key not in self.holders:
             module = names.get("__name__", "")
-            here = vars(sys.modules[module]) if module in sys.modules else None
-            if place is None and here is not names:
+            here = module in sys.modules and vars(sys.modules[module]) is names
+            reached = place is not None and place[0] != NOWHERE
+            if not here and not reached:
                 return None
-            found = (*place, ("globals",)) if place is not None else (("python", module),)
+            found: Place = (("python", module),)
+            if reached and (not here or module == "__main__"):
+                found = (*(place or ()), ("globals",))
             self.holders[key] = Holder(found, "", "fields", names, {})
             self._alive.append(names)
         return self.holders[key]
@@ -388,6 +456,14 @@ class Reader:
         holder.known.setdefault(name, value)
         holder.read(name)
         self.discover(value, (*place, ("cell", name)), f"the closure's {name}")
+
+
+def _place_of_class(kind: type) -> Place | None:
+    """Where a class stands in its module, None where it does not."""
+    module = sys.modules.get(kind.__module__)
+    if module is None or vars(module).get(kind.__name__) is not kind:
+        return None
+    return ("python", kind.__module__), ("global", kind.__name__)
 
 
 def _join(shown: str, name: str) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.nn.parameter import is_lazy
 
 from schemas.errors import ModelError
 from stages.trace.source import source_of
@@ -37,6 +38,12 @@ def check_model(label: str, model: nn.Module) -> None:
         said = _WRAPPERS.get(type(module).__name__)
         if said is not None and type(module).__module__.startswith("torch."):
             raise ModelError(f"{label}: {path or 'the model'} is {said}")
+    for path, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise ModelError(
+                f"{label}: {path} is of a lazy module and not made yet: run the model once before "
+                "planning"
+            )
 
 
 def reason(model: nn.Module, error: BaseException) -> str:
@@ -67,7 +74,8 @@ def _looking(model: nn.Module) -> str:
             )
     return (
         "its control flow, a shape or a number in it depends on the data of a tensor, or a "
-        "function that it calls checks that data: do so outside of the model"
+        "function that it calls checks that data: do so outside of the model, and give "
+        "torch.distributions validate_args=False"
     )
 
 
@@ -87,6 +95,12 @@ def check_placeholder(label: str, graph: fx.GraphModule, desc: Any) -> None:
         raise ModelError(
             f"{label}: the model writes to {target!r} during the forward (as "
             "Embedding(max_norm=...) does) and differentiates through it: do so between the steps"
+        )
+    base = getattr(desc, "base_of", None)
+    if base is not None:
+        raise ModelError(
+            f"{label}: the model writes to {getattr(base, 'target', 'an input')!r}, and another "
+            "buffer or input is a view of its memory, which a plan does not follow: keep a copy"
         )
     raise ModelError(f"{label}: the capture has an unknown input {desc!r}")
 

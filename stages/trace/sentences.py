@@ -32,7 +32,8 @@ def on_set(shown: str, name: str, fields: bool, codes: list[types.CodeType]) -> 
     whole = f"{shown}.{name}" if shown else name
     if not fields and shown:
         line = line_that(codes, "read", shown.rpartition(".")[2])
-        what = f"changes {name!r} in {shown}" if not name.isidentifier() else f"changes {whole}"
+        plain = isinstance(name, str) and name.isidentifier()
+        what = f"changes {whole}" if plain else f"changes {name!r} in {shown}"
     else:
         line = line_that(codes, "attribute", name) or line_that(codes, "global", name)
         what = f"sets {whole}"

@@ -18,12 +18,12 @@ import torch
 from stages.device.readings import ABSENT, installed
 from stages.trace.codes import imported, looks_up_names, names_of
 from stages.trace.functions import defaults_of, of_plan, own_code
-from stages.trace.holders import Holder, Place, is_dunder, too_deep
+from stages.trace.holders import Holder, Place, is_dunder
 
 _CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type)
 _PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Tensor)
 
-Found = Callable[[Any, Place, str], None]
+Found = Callable[[Any, Place, str], Any]
 
 
 @dataclass
@@ -59,6 +59,8 @@ class Spaces:
                 known = {k: v for k, v in vars(base).items() if _is_of_class(k, v)}
                 holder = Holder((*place, ("base", index)), base.__name__, "class", base, known)
                 self._enter(holder, known)
+        if users_class(type(kind)):
+            self.enter_class(type(kind), (*place, ("type",)))
 
     def enter_module(self, module: types.ModuleType, place: Place) -> None:
         """A Python module of the user's."""
@@ -78,7 +80,7 @@ class Spaces:
 
     def _enter(self, holder: Holder, known: dict[str, Any]) -> None:
         thing = holder.thing
-        if id(thing) in self._spaces or too_deep(holder.place):
+        if id(thing) in self._spaces:
             return
         key = (holder.kind, id(vars(thing)) if holder.kind == "fields" else -id(thing))
         holder = self._holders.setdefault(key, holder)

@@ -14,7 +14,7 @@ from stages.trace.arrange import arrange
 from stages.trace.buffers import place_writes
 from stages.trace.capture import Capture, capture
 from stages.trace.dropout import exact_dropout
-from stages.trace.emit import Emitter
+from stages.trace.emit import Emitter, constant_text
 from stages.trace.gradients import own_gradients
 from stages.trace.layout import lay_out
 from stages.trace.loss import held_gradients, output_gradients
@@ -57,6 +57,9 @@ def _finished(
     """The graph of a capture, laid out and with its writes and gradients in their places; the loss
     runs under the `ambient` autocast, as the model did."""
     loss, kind = built.loss, ambient.device
+    for leaf in captured.leaves:
+        if leaf.tensor is None:
+            constant_text(leaf.constant, f"{built.label}: the model's output")
     if not captured.tangents:
         raise ModelError(
             f"{built.label}: no output of the model depends on what requires a gradient"

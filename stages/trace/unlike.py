@@ -12,10 +12,22 @@ _CAST_INSIDE = ("affine_grid", "affine_grid_generator", "bilinear", "linalg_pinv
 """What multiplies matrices inside one operator, where eager's autocast casts and a step's does
 not."""
 
+_SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+_UNSEEN = {
+    _SET_DATA: "sets .data of a tensor",
+    torch.Tensor.retain_grad: "calls retain_grad() on a tensor",
+}
+"""What a capture does not show."""
+_REMEDIES = {
+    _SET_DATA: "which a plan would not do: set it between steps, or compute with a new tensor",
+    torch.Tensor.retain_grad: "which a plan would not do: call it on what the model returns",
+}
 
-def check_call(label: str, name: str, args: tuple[Any, ...], place: str) -> None:
-    """Raises ModelError where a plan of the call `name`, at the "file:line" `place`, would give
-    other numbers than eager."""
+
+def check_call(label: str, function: Any, args: tuple[Any, ...], place: str) -> None:
+    """Raises ModelError where a plan of a call, at the "file:line" `place`, would give other
+    numbers than eager."""
+    name = getattr(function, "__name__", "")
     tensor = next((arg for arg in args if isinstance(arg, torch.Tensor)), None)
     if tensor is None:
         return
@@ -25,6 +37,8 @@ def check_call(label: str, name: str, args: tuple[Any, ...], place: str) -> None
             f"{label}: the backward of prod(){at} looks for zeros in the data, which a plan "
             "cannot do: multiply the parts with each other, or use cumprod() and its last element"
         )
+    if function in _UNSEEN and place:
+        raise ModelError(f"{label}: the forward {_UNSEEN[function]}{at}, {_REMEDIES[function]}")
     if name in _CAST_INSIDE and torch.is_autocast_enabled(tensor.device.type):
         raise ModelError(
             f"{label}: {name}(){at} runs under autocast, which casts inside it where a plan does "

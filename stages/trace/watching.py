@@ -24,7 +24,7 @@ from stages.device.readings import (
     encode,
 )
 from stages.trace.codes import line_that
-from stages.trace.holders import INTERNAL, Holder, Kept, contents, is_generator, put_back
+from stages.trace.holders import INTERNAL, NOWHERE, Holder, Kept, contents, is_generator, put_back
 from stages.trace.known import Known
 from stages.trace.lasting import Lasting
 from stages.trace.moved import Moved
@@ -42,6 +42,8 @@ from stages.trace.structure import (
 _REGISTERED = ("_modules", "_parameters", "_buffers")
 _OF_RECURRENT = ("_flat_weights", "_flat_weight_refs")
 """Lists of a recurrent layer's weights, which PyTorch makes anew where a weight is replaced."""
+_COPYING = ("__reduce_ex__", "__getstate__")
+"""Built-in methods that take all fields of an object."""
 
 
 @contextlib.contextmanager
@@ -88,6 +90,7 @@ class Watcher:
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
+        self._reader.forget_caches()
         for kept in self._reader.kept.values():
             _restore(kept)
         self._moved.put_back()
@@ -160,6 +163,7 @@ class Watcher:
         if self._reader.on:
             yield
             return
+        self._reader.forget_caches()
         for kept in self._reader.kept.values():
             kept.at_start = _chosen(kept)
         self._moved.start()
@@ -184,6 +188,8 @@ class Watcher:
                 self._moved.called(frame)
             elif event == "c_call":
                 self._moved.built_in(argument, frame)
+                if getattr(argument, "__name__", "") in _COPYING:
+                    self._reader.copied(getattr(argument, "__self__", None))
         finally:
             self._reader.busy = False
 
@@ -227,12 +233,10 @@ class Watcher:
             yield None, sentence
 
     def _change(self, kept: Kept, now: Any) -> str | None:
-        with _no_modes():
-            before, after = encode(kept.at_start, self._own), encode(now, self._own)
         same = len(kept.at_start) == len(now) and all(
             map(_unchanged, _sorted(kept.at_start), _sorted(now))
         )
-        if same and agree(before, after):
+        if same:
             return None
         name = kept.shown.removeprefix("the global ").rpartition(".")[2].partition("[")[0]
         codes = self._reader.codes
@@ -284,6 +288,12 @@ class Watcher:
                     f"keep it in an attribute of its own, a ModuleList or a ModuleDict"
                 )
         for holder in self._holders():
+            if holder.place[0] == NOWHERE:
+                self.problems.append(
+                    f"the forward reads {next(iter(holder.reads))!r} of a "
+                    f"{type(holder.thing).__name__} in a set, or that is a key, where it cannot be "
+                    f"found again; keep it in a list"
+                )
             for name, value in list(holder.reads.items()):
                 self._check_read(holder, name, value)
 

@@ -8,6 +8,7 @@ import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from schemas.errors import ModelError
@@ -130,14 +131,24 @@ def _quick_collections() -> Iterator[None]:
 
 
 def copied(module: nn.Module) -> nn.Module:
-    """A deep copy; raises ModelError where there can be none."""
+    """A deep copy with the strides of the original; raises ModelError where there can be none."""
     try:
-        return copy.deepcopy(module)
+        made = copy.deepcopy(module)
     except Exception as error:
         raise ModelError(
             "the model cannot be compared with its plan, since it cannot be copied by "
             f"copy.deepcopy ({describe(error)})"
         ) from error
+    for one, other in zip(
+        (*made.parameters(), *made.buffers()),
+        (*module.parameters(), *module.buffers()),
+        strict=True,
+    ):
+        if one.stride() != other.stride() and one.layout == torch.strided:
+            size, strides = other.shape, other.stride()
+            one.data = torch.empty_strided(size, strides, dtype=one.dtype, device=one.device)
+            one.data.copy_(other.data)
+    return made
 
 
 def sentence(clause: str) -> str:

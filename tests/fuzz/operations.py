@@ -207,9 +207,12 @@ OPERATIONS: dict[str, Operation] = {
     ),
 }
 
-CHECKING = ("binary",)
-"""Those that raise for contents that are no numbers: a plan does not where nothing uses the result,
-which it leaves out."""
+NOT_PROMISED = (
+    ("binary", "contents_that_are_not_numbers"),
+    ("batch_norm", "a_buffer_written_between_forward_and_backward"),
+)
+"""Operations with a use in which eager raises and a plan need not: for what nothing uses, which it
+leaves out, and for what was changed in place and it does not read."""
 
 WRITING = ("write_into", "scale_into")
 """Those that write into a value that others may have been made from."""

@@ -11,6 +11,7 @@ import torch
 from .facts import Interface
 from .readings import same_plain
 from .trees import Tree, read_tree
+from .watch import Difference
 
 
 class PlanMismatch(RuntimeError):  # noqa: N818
@@ -71,7 +72,9 @@ class Call:
             tensors[expected] = item
         elif not _same(item, expected.value):
             made = expected.value
-            raise PlanMismatch(f"{path} is {_short(item)}, the plan was made for {made!r}")
+            clause = f"{path} is {_short(item)}, the plan was made for {made!r}"
+            moves = isinstance(item, float) and isinstance(made, float)
+            raise Difference(clause, "pass a number that changes as a tensor" if moves else "")
 
 
 def _same(value: Any, expected: Any) -> bool:

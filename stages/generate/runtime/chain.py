@@ -131,7 +131,8 @@ class _Outputs(torch.autograd.Function):
             )
         if torch.is_grad_enabled():
             raise RuntimeError(
-                "a planned module has no double backward, call it without create_graph=True"
+                "a planned module has no double backward (create_graph=True): use the original "
+                "model where a gradient is differentiated again"
             )
         mode = changing_mode(functions=False)
         if mode:

@@ -104,7 +104,16 @@ class Guards:
         for position, tensor in enumerate(tensors):
             difference = self.difference(position, tensor, device)
             if difference:
-                raise PlanMismatch(f"{self.names[position]} {difference}")
+                name, expected = self.names[position], self.interface.tensors[position]
+                strided = expected.kind == "input" and " strides " in difference
+                plain = (
+                    strided
+                    and torch.empty_strided(
+                        expected.shape, expected.strides, device="meta"
+                    ).is_contiguous()
+                )
+                remedy = f"give it {name}.contiguous(), or plan with such strides"
+                raise Difference(f"{name} {difference}", remedy if plain else "")
 
     def difference(self, position: int, tensor: torch.Tensor, device: torch.device) -> str | None:
         """What is wrong with a tensor, in words after its name; None when it fits."""

@@ -59,6 +59,8 @@ class Lists:
         self.arrays: list[tuple[Any, bytes]] = []
         self.buffers: list[tuple[Any, bytes]] = []
         self.slots: list[tuple[Any, list[Any]]] = []
+        self.objects: list[Any] = []
+        self.kinds: list[type] = []
         self.containers: list[tuple[Any, list[Any], list[Any] | None]] = []
         self.keys: list[tuple[Any, list[str]]] = []
         self.hookless: list[Any] = []
@@ -101,6 +103,8 @@ class Lists:
             if not all(map(is_, slots_of(thing).values(), held)):
                 return False
         if [tensor._version for tensor in self.tensors] != self.versions:
+            return False
+        if not all(map(is_, map(type, self.objects), self.kinds)):
             return False
         if any(bytes(buffer) != data for buffer, data in self.buffers):
             return False

@@ -8,6 +8,7 @@ made of, a function's globals, closure or defaults.
 from __future__ import annotations
 
 import collections
+import functools
 import inspect
 import sys
 import types
@@ -115,6 +116,21 @@ def _base(thing: Any, index: int) -> Any:
     return bases[index] if index < len(bases) else ABSENT
 
 
+def _bound(thing: Any) -> Any:
+    """What a method is of."""
+    return thing.__self__ if inspect.ismethod(thing) else ABSENT
+
+
+def _given(thing: Any, name: str) -> Any:
+    """The function, the arguments (`args`) or the `keywords` of a partial one."""
+    return getattr(thing, name, ABSENT) if isinstance(thing, functools.partial) else ABSENT
+
+
+def _type(thing: Any) -> Any:
+    """The class of a class."""
+    return type(class_of(thing))
+
+
 def _function(value: Any) -> Any:
     """The function that a value runs, ABSENT where it runs none."""
     function = underlying(value)
@@ -131,5 +147,8 @@ _STEPS: dict[str, Any] = {
     "cell": _cell,
     "default": _default,
     "base": _base,
+    "bound": _bound,
+    "given": _given,
+    "type": _type,
     "function": _function,
 }

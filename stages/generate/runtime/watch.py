@@ -218,6 +218,9 @@ class Watch:
             self._take_contents(found, lists, own)
 
     def _take_contents(self, value: Any, lists: Lists, own: dict[int, str], depth: int = 0) -> None:
+        if hasattr(value, "__dict__") and not isinstance(value, torch.nn.Module | type):
+            lists.objects.append(value)
+            lists.kinds.append(type(value))
         if isinstance(value, torch.Tensor):
             if id(value) not in own:
                 lists.tensors.append(value)
@@ -252,7 +255,7 @@ _of_class: Callable[..., Any] = MappingProxyType.get
 
 
 def _look_up_field(thing: Any, name: str, lists: Lists) -> Any:
-    fields = thing if isinstance(thing, dict) else vars(thing)
+    fields = thing if type(thing) is dict else vars(thing)
     value = fields.get(name, ABSENT)
     lists.fields.add(fields, name, value)
     if value is not ABSENT or not isinstance(thing, torch.nn.Module):
@@ -264,6 +267,12 @@ def _look_up_field(thing: Any, name: str, lists: Lists) -> Any:
                 return registered[name]
             lists.fields.add(registered, name, registered.get(name, ABSENT))
     return value
+
+
+def _look_up_names(thing: Any, name: str, lists: Lists) -> Any:
+    fields = vars(thing)
+    lists.keys.append((fields, list(fields)))
+    return sorted(map(str, fields))
 
 
 def _look_up_class(thing: Any, name: str, lists: Lists) -> Any:
@@ -297,6 +306,7 @@ def _look_up_default(thing: Any, name: str, lists: Lists) -> Any:
 
 _LOOKS = {
     "fields": _look_up_field,
+    "names": _look_up_names,
     "class": _look_up_class,
     "cells": _look_up_cell,
     "defaults": _look_up_default,
@@ -345,6 +355,8 @@ def _differs(holder: dict[str, Any], name: str, found: Any, expected: Any) -> st
             f"the plan was made with {say(expected)}"
         )
     what = shown or "the model"
+    if holder["kind"] == "names":
+        return f"{what} has other attributes than when the plan was made"
     return f"{what} has {name} {say(found, expected)}, the plan was made with {say(expected)}"
 
 

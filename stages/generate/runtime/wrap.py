@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
+from .caches import register_caches
 from .chain import Step, execute
 from .facts import Interface
 from .guards import Guards, PlanMismatch
@@ -49,6 +51,7 @@ def _planned_class(
     otherwise: Otherwise,
     load: Callable[..., torch.nn.Module],
 ) -> type[Model]:
+    register_caches()
     guards = Guards(interface, _face(base, model), Path(__file__).parent)
     assemble = assembler(interface)
 
@@ -76,7 +79,13 @@ def _planned_class(
     def reduce(self: Model, protocol: Any) -> tuple[Any, ...]:
         return load, (_face(base, self), otherwise)
 
-    body = {
+    def deepcopy(self: Model, memo: dict[int, Any]) -> Any:
+        copied = object.__new__(base)
+        memo[id(self)] = memo[id(model)] = copied
+        object.__setattr__(copied, "__dict__", copy.deepcopy(vars(self), memo))
+        return load(copied, otherwise)
+
+    body: dict[str, Any] = {
         "__doc__": base.__doc__,
         "__module__": base.__module__,
         "__qualname__": base.__qualname__,
@@ -84,6 +93,9 @@ def _planned_class(
         "_tightfit_original": base,
         "forward": forward,
     }
+    if not hasattr(base, "__deepcopy__"):
+        # A submodule may refer to the model, which then is there before its copy is planned.
+        body["__deepcopy__"] = deepcopy
     metaclass: Any = type(base)
     return metaclass(base.__name__, (base,), body)
 

@@ -1,0 +1,282 @@
+"""What a forward reads is compared however far it lies and however it is reached."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize
+
+from schemas.errors import ModelError
+from tests.stages.generate.plans import compare, generated
+from tests.stages.generate.settings import far
+from tests.stages.generate.watched import traced_watched
+
+X = torch.ones(2, 3)
+
+
+class Thing:
+    """An object with a number."""
+
+    def __init__(self) -> None:
+        self.gain = 2.0
+
+    def read(self) -> float:
+        return self.gain
+
+    def count(self) -> float:
+        self.gain += 1.0
+        return self.gain
+
+    def plus(self, amount: float) -> float:
+        return self.gain + amount
+
+
+class Other(Thing):
+    """Another class of such objects."""
+
+
+class Factor(type):
+    """A class of classes, with a number."""
+
+    factor = 2.0
+
+
+class OfFactor(metaclass=Factor):
+    """A class whose class has a number."""
+
+
+class Attributes(dict[str, Any]):
+    """A dictionary whose items are read as attributes."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+
+class Number(float):
+    """A number with something of its own."""
+
+
+def nested(depth: int) -> Thing:
+    thing = Thing()
+    for _ in range(depth):
+        outer: Any = Thing()
+        outer.inner = thing
+        thing = outer
+    return thing
+
+
+def innermost(thing: Any) -> Any:
+    while hasattr(thing, "inner"):
+        thing = thing.inner
+    return thing
+
+
+def timed(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def inside(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return inside
+
+
+@timed
+@timed
+def decorated() -> float:
+    return far.amount()
+
+
+class Model(nn.Module):
+    """A linear layer times what a function makes of what the model holds."""
+
+    def __init__(self, held: Any, reads: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.held, self.reads = held, reads
+
+    @timed
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * self.reads(self.held)
+
+
+class Derived(Model):
+    """A model whose forward and its base's are decorated alike."""
+
+    @timed
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x)
+
+
+def swap(held: Any) -> None:
+    held.__class__ = Other
+
+
+def number() -> Number:
+    made = Number(1.0)
+    made.gain = 2.0  # type: ignore[attr-defined]
+    return made
+
+
+def set_gain(thing: Any) -> None:
+    thing.gain = 3.0
+
+
+READS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], None]]] = {
+    "a bound method": (lambda: Thing().read, lambda h: h(), lambda h: set_gain(h.__self__)),
+    "a bound method in a list": (
+        lambda: [Thing().read],
+        lambda h: h[0](),
+        lambda h: set_gain(h[0].__self__),
+    ),
+    "an argument of a partial": (
+        lambda: functools.partial(Thing.read, Thing()),
+        lambda h: h(),
+        lambda h: set_gain(h.args[0]),
+    ),
+    "a keyword of a partial": (
+        lambda: functools.partial(lambda thing: thing.gain, thing=Thing()),
+        lambda h: h(),
+        lambda h: set_gain(h.keywords["thing"]),
+    ),
+    "a partial of a bound method": (
+        lambda: functools.partial(Thing().plus, 1.0),
+        lambda h: h(),
+        lambda h: set_gain(h.func.__self__),
+    ),
+    "far inside": (
+        lambda: nested(20),
+        lambda h: innermost(h).gain,
+        lambda h: set_gain(innermost(h)),
+    ),
+    "other names": (Thing, lambda h: sum(vars(h).values()), lambda h: setattr(h, "more", 1.0)),
+    "a chain of dictionaries": (
+        lambda: collections.ChainMap({}, {"a": 1.0}),
+        lambda h: h["a"],
+        lambda h: h.maps[1].update(a=2.0),
+    ),
+    "a copy": (Thing, lambda h: copy.deepcopy(h).gain, set_gain),
+    "a class of a class": (
+        lambda: None,
+        lambda h: OfFactor.factor,
+        lambda h: setattr(Factor, "factor", 3.0),
+    ),
+    "the class of an object": (Thing, lambda h: 2.0 if isinstance(h, Other) else 1.0, swap),
+    "items as attributes": (
+        lambda: Attributes(gain=2.0),
+        lambda h: h.gain,
+        lambda h: h.update(gain=3.0),
+    ),
+    "an attribute of a number": (number, lambda h: h.gain, set_gain),
+    "files away": (
+        lambda: None,
+        lambda h: far.amount(),
+        lambda h: setattr(far.SETTINGS, "level", 5.0),
+    ),
+    "behind decorators": (
+        lambda: None,
+        lambda h: decorated(),
+        lambda h: setattr(far.SETTINGS, "level", 5.0),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", [Model, Derived])
+@pytest.mark.parametrize("name", READS)
+def test_what_moves_is_noticed(
+    name: str, kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Factor, "factor", 2.0)
+    monkeypatch.setattr(far.SETTINGS, "level", 1.0)
+    make, reads, change = READS[name]
+    graph, built = traced_watched((kind(make(), reads), ((X,), {})))
+    package = generated(graph, tmp_path / "plan")
+    planned = package.load(built.model)
+    before = planned(X)
+    assert torch.equal(before, kind.forward(built.model, X))
+    change(built.model.held)
+    assert not torch.equal(before, kind.forward(built.model, X))
+    with pytest.raises(package.PlanMismatch, match=r"the plan was made|when the plan was made"):
+        planned(X)
+
+
+UNFOUND: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "a member of a set": (lambda: {Thing()}, lambda h: sum(thing.gain for thing in h)),
+    "a key": (lambda: {Thing(): 1.0}, lambda h: next(iter(h)).gain),
+}
+
+
+@pytest.mark.parametrize("name", UNFOUND)
+def test_what_cannot_be_found_again_is_refused(name: str) -> None:
+    make, reads = UNFOUND[name]
+    with pytest.raises(ModelError, match=r"reads 'gain' of a Thing .* keep it in a list"):
+        traced_watched((Model(make(), reads), ((X,), {})))
+
+
+def test_what_a_bound_method_changes_is_refused() -> None:
+    thing = Thing()
+    with pytest.raises(ModelError, match=r"the forward sets held\.__self__\.gain"):
+        traced_watched((Model(thing.count, lambda held: held()), ((X,), {})))
+    assert thing.gain == 2.0
+
+
+@functools.lru_cache
+def table(width: int) -> torch.Tensor:
+    return torch.arange(width).float() * 0.1
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_cached_table(warm: bool, tmp_path: Path) -> None:
+    """The cache holds no tensor without memory afterwards."""
+    table.cache_clear()
+    if warm:
+        table(3)
+    graph, built = traced_watched((Model(None, lambda held: table(3)), ((X,), {})))
+    assert table.cache_info().currsize == int(warm)
+    compare(generated(graph, tmp_path / "plan"), built)
+
+
+def test_parametrizations_within_their_cache_are_refused(tmp_path: Path) -> None:
+    model = parametrizations.spectral_norm(nn.Linear(3, 3))
+    graph, built = traced_watched((model, ((X,), {})))
+    package = generated(graph, tmp_path / "plan")
+    planned = package.load(built.model)
+    planned(X)
+    with (
+        parametrize.cached(),
+        pytest.raises(package.PlanMismatch, match="the cache of parametrizations is True"),
+    ):
+        planned(X)
+    with parametrize.cached(), pytest.raises(ModelError, match=r"within parametrize\.cached"):
+        traced_watched((parametrizations.spectral_norm(nn.Linear(3, 3)), ((X,), {})))
+
+
+class Child(nn.Linear):
+    """A layer that refers to the model that it is of."""
+
+    parent: list[nn.Module]
+
+
+class Parent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.child = Child(3, 3)
+        self.child.parent = [self]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.child(x) * len(self.child.parent)
+
+
+def test_a_layer_that_refers_to_its_model(tmp_path: Path) -> None:
+    graph, built = traced_watched((Parent(), ((X,), {})))
+    planned = generated(graph, tmp_path / "plan").load(built.model)
+    copied = copy.deepcopy(planned)
+    assert torch.equal(copied(X), planned(X))
+    assert vars(copied.child.parent[0]) is vars(copied)
+    assert copied.child.weight is not planned.child.weight
