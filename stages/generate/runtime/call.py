@@ -13,6 +13,8 @@ from .readings import same_plain
 from .trees import Tree, read_tree
 from .watch import Difference
 
+_AS_TENSOR = 'pass a number that changes as a tensor, or load the plan with otherwise="original"'
+
 
 class PlanMismatch(RuntimeError):  # noqa: N818
     """The call differs from what the plan was made for; the message is one sentence."""
@@ -74,7 +76,7 @@ class Call:
             made = expected.value
             clause = f"{path} is {_short(item)}, the plan was made for {made!r}"
             moves = isinstance(item, float) and isinstance(made, float)
-            raise Difference(clause, "pass a number that changes as a tensor" if moves else "")
+            raise Difference(clause, _AS_TENSOR if moves else "")
 
 
 def _same(value: Any, expected: Any) -> bool:

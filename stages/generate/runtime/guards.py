@@ -112,7 +112,10 @@ class Guards:
                         expected.shape, expected.strides, device="meta"
                     ).is_contiguous()
                 )
-                remedy = f"give it {name}.contiguous(), or plan with such strides"
+                remedy = (
+                    f"give it {name}.contiguous(), plan with such strides, or load the plan with "
+                    f'otherwise="original"'
+                )
                 raise Difference(f"{name} {difference}", remedy if plain else "")
 
     def difference(self, position: int, tensor: torch.Tensor, device: torch.device) -> str | None:

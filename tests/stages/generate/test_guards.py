@@ -46,7 +46,12 @@ def strided(model: Small) -> None:
     model.middle.weight = nn.Parameter(torch.zeros(8, 8).t())
 
 
-REMEDY = 'undo it, plan again with it, or load the plan with otherwise="original"'
+ORIGINAL = 'or load the plan with otherwise="original"'
+REMEDY = f"undo it, plan again with it, {ORIGINAL}"
+REMEDIES = {
+    "strides": f"give it x.contiguous(), plan with such strides, {ORIGINAL}",
+    "scale is 3.0": f"pass a number that changes as a tensor, {ORIGINAL}",
+}
 CALLS: list[tuple[Any, Any, str]] = [
     ((torch.zeros(2, 6),), {}, "x has shape (2, 6), the plan was made for (4, 6)"),
     ((X.double(),), {}, "x has dtype torch.float64, the plan was made for torch.float32"),
@@ -78,7 +83,8 @@ def test_a_differing_call_is_named(small: Planned, args: Any, kwargs: Any, sente
         kwargs = {"scale": 2.0, **kwargs}
     with pytest.raises(small.package.PlanMismatch) as caught:
         planned(*args, **kwargs)
-    assert str(caught.value) == f"{sentence}; {REMEDY}"
+    remedy = next((said for words, said in REMEDIES.items() if words in sentence), REMEDY)
+    assert str(caught.value) == f"{sentence}; {remedy}"
 
 
 @pytest.mark.parametrize(("change", "sentence"), MODELS)
@@ -217,3 +223,24 @@ def test_what_no_output_depends_on_stays_as_it_is(
     change(planned)
     with pytest.raises(package.PlanMismatch, match=sentence):
         planned(X)
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 2)
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return self.layer(x) * scale
+
+
+def test_the_remedy_is_that_of_what_differs(tmp_path: Path) -> None:
+    graph, built = traced((Scaled(), ((X,), {"scale": 0.5})))
+    package = generated(graph, tmp_path / "plan")
+    planned = package.load(built.model)
+    with pytest.raises(package.PlanMismatch, match=r"made for 0\.5; pass a number that changes"):
+        planned(X, scale=0.25)
+    sliced = torch.zeros(4, 7)[:, 1:]
+    with pytest.raises(package.PlanMismatch, match=r"strides .*; give it x\.contiguous\(\), plan"):
+        planned(sliced, scale=0.5)
+    planned(sliced.contiguous(), scale=0.5)

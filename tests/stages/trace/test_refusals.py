@@ -1,0 +1,133 @@
+"""A model that cannot be planned is refused in a sentence that says what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributions import Normal
+
+from schemas.errors import ModelError
+from stages.trace.trace import trace
+from tests.stages.generate.plans import built_of
+
+X = torch.ones(2, 3)
+TABLES: dict[Any, Any] = {}
+KEPT: list[Any] = []
+
+
+class Texts(list[Any]):
+    """A list of a class of its own."""
+
+
+def sets_data(m: Any, x: Tensor) -> Tensor:
+    m.weight.data = m.weight.data.clamp(-9.0, 9.0)
+    return m(x)
+
+
+def sets_data_of_a_buffer(m: Any, x: Tensor) -> Tensor:
+    m.mean.data = m.mean * 0.9
+    return m(x) + m.mean
+
+
+def retains(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    y = m(x)
+    y.retain_grad()
+    return y.sin(), y
+
+
+def asks_for_its_input(m: Any, x: Tensor) -> Tensor:
+    return m(x.requires_grad_())
+
+
+def distribution(m: Any, x: Tensor) -> Any:
+    return Normal(m(x), 1.0, validate_args=False)
+
+
+def own_list(m: Any, x: Tensor) -> Any:
+    return Texts([m(x)])
+
+
+def fills_a_table(m: Any, x: Tensor) -> Tensor:
+    TABLES[(3, "x")] = TABLES.get((3, "x"), 0.0) + 1.0
+    return m(x)
+
+
+def keeps_a_tensor(m: Any, x: Tensor) -> Tensor:
+    KEPT.append(m(x))
+    return KEPT[-1].sin()
+
+
+def keeps_a_gradient(m: Any, x: Tensor) -> Tensor:
+    y = m(x)
+    y.register_hook(KEPT.append)
+    return y.sin()
+
+
+class Model(nn.Module):
+    """A linear layer and what `does` does with it."""
+
+    def __init__(self, does: Callable[[Any, Tensor], Any]) -> None:
+        super().__init__()
+        self.layer, self.does = nn.Linear(3, 3), does
+        self.layer.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.does(self.layer, x)
+
+
+SENTENCES: list[tuple[Callable[[Any, Tensor], Any], str]] = [
+    (sets_data, r"sets \.data of a tensor at .*test_refusals\.py:\d+, .* set it between steps"),
+    (sets_data_of_a_buffer, r"sets \.data of a tensor at"),
+    (retains, r"calls retain_grad\(\) on a tensor at .*: call it on what the model returns"),
+    (asks_for_its_input, "the forward sets requires_grad of its input input.*: set it before"),
+    (distribution, "the model's output holds a Normal, which a plan cannot take apart: use"),
+    (own_list, "the model's output holds a Texts, which a plan cannot take apart: use"),
+    (fills_a_table, r"the forward changes \(3, 'x'\) in the global TABLES"),
+    (keeps_a_tensor, "the forward changes the global KEPT at .*test_refusals"),
+    (keeps_a_gradient, "KEPT"),
+]
+
+
+@pytest.mark.parametrize(("does", "sentence"), SENTENCES)
+def test_sentences(does: Callable[[Any, Tensor], Any], sentence: str) -> None:
+    with pytest.raises(ModelError, match=sentence) as caught:
+        trace(built_of((Model(does), ((X,), {}))), "m")
+    assert "\n" not in str(caught.value)
+    assert not TABLES and not KEPT
+
+
+def test_a_lazy_module_is_run_first() -> None:
+    model = nn.Sequential(nn.LazyLinear(4))
+    with pytest.raises(ModelError, match=r"0\.weight is of a lazy module .*: run the model once"):
+        trace(built_of((model, ((X,), {}))), "m")
+
+
+def test_sparse_gradients() -> None:
+    model = nn.Embedding(5, 3, sparse=True)
+    with pytest.raises(ModelError, match=r"not strided, .*sparse=False"):
+        trace(built_of((model, ((torch.tensor([1, 2]),), {}))), "m")
+
+
+class Viewed(nn.Module):
+    """Writes into a buffer that another one is a view of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.register_buffer("queue", torch.zeros(6))
+        self.register_buffer("first", self.queue[:3])  # type: ignore[index]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.queue.add_(1.0)  # type: ignore[operator]
+        return self.layer(x) + self.first
+
+
+def test_a_buffer_that_is_a_view_of_another() -> None:
+    with pytest.raises(
+        ModelError, match=r"the model writes to 'first', and another buffer or input is a view"
+    ):
+        trace(built_of((Viewed(), ((X,), {}))), "m")
