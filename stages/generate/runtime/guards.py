@@ -91,6 +91,9 @@ class Guards:
 
     def check(self, tensors: list[torch.Tensor]) -> None:
         """Compares shapes, dtypes, devices, gradients and strides of all tensors."""
+        missing = next((i for i, tensor in enumerate(tensors) if tensor is None), None)
+        if missing is not None:
+            raise PlanMismatch(f"{self.names[missing]} is None, the plan was made for a tensor")
         device = tensors[0].device
         if (
             device.type == self.device

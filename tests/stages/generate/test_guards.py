@@ -42,6 +42,10 @@ def without_norm(model: Small) -> None:
     del model.norm
 
 
+def without_bias(model: Small) -> None:
+    model.middle = nn.Linear(8, 8, bias=False)
+
+
 def strided(model: Small) -> None:
     model.middle.weight = nn.Parameter(torch.zeros(8, 8).t())
 
@@ -73,6 +77,7 @@ MODELS: list[tuple[Any, str]] = [
     (moved, "middle.weight is on meta, the plan was made for cpu"),
     (without_norm, "the model no longer has the module norm the plan was made for"),
     (strided, "middle.weight has strides (1, 8), the plan was made for (8, 1)"),
+    (without_bias, "middle.bias is None, the plan was made for a tensor"),
 ]
 
 
