@@ -11,7 +11,7 @@ from schemas import store
 from schemas.errors import ArtifactError
 
 _T = TypeVar("_T")
-Verdict = Literal["optimal", "feasible", "infeasible", "timeout"]
+Verdict = Literal["optimal", "feasible", "infeasible"]
 
 
 @dataclass(frozen=True)

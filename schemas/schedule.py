@@ -22,11 +22,6 @@ Action = Literal[
     "loss",  # forward ends, the caller's loss runs, backward begins
     "save_random",  # keep the generator's state from before `op`
     "restore_random",  # the next action, a compute of `op`, draws from its saved state
-    "offload",
-    "prefetch",
-    "optimise",
-    "send",
-    "receive",
 ]
 
 

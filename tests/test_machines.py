@@ -16,7 +16,7 @@ from schemas.options import read_options, write_options
 from schemas.plan import read_plan
 from schemas.store import header
 from stages.__main__ import main
-from stages.combine.table_compiled import NO_NAN
+from stages.combine.chain.table_compiled import NO_NAN
 
 ROOT = Path(__file__).parents[1]
 

@@ -13,7 +13,7 @@ from schemas.plan import Cost, Fixed, Plan, Verdict, gap_of
 from schemas.problem import Problem
 from schemas.schedule import Step
 from stages.combine.bounds import least_seconds
-from stages.combine.opening import Opener
+from stages.combine.schedule.opening import Opener
 from stages.replay.referee import replay
 
 TOLERANCE = 1e-9

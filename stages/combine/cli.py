@@ -12,7 +12,7 @@ from schemas.graph import GRAPH, read_graph
 from schemas.made import Made
 from schemas.sequence import Action, parse_action, write_sequence
 from schemas.store import header, read
-from stages.combine.from_chain import add_chain_arguments, run_chain
+from stages.combine.chain.cli import add_chain_arguments, run_chain
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +70,7 @@ def _make(options: argparse.Namespace) -> None:
     from schemas.costs import read_costs
     from schemas.options import read_options
     from stages.combine.frontier import frontier
-    from stages.combine.registry import strategy as strategy_of
+    from stages.combine.strategies.registry import strategy as strategy_of
     from stages.replay.condense import condense
 
     strategy = strategy_of(options.strategy)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from schemas.problem import Node, Problem, Storage
-from stages.combine.polish import Polisher
+from stages.combine.polish.polisher import Polisher
 
 
 def _smallest_step() -> Problem:

@@ -10,9 +10,9 @@ from schemas.frontier import Frontier, Point, pareto
 from schemas.graph import Graph
 from schemas.problem import Problem
 from stages.combine.bounds import least_peak, least_seconds
-from stages.combine.opening import Opener
-from stages.combine.polish import Polished, Polisher
-from stages.combine.registry import Candidate, Strategy
+from stages.combine.polish.polisher import Polished, Polisher
+from stages.combine.schedule.opening import Opener
+from stages.combine.strategies.registry import Candidate, Strategy
 from stages.replay.referee import Replay, replay
 
 

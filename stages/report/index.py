@@ -182,7 +182,7 @@ def _tally(models: Sequence[ModelResults], rows: Sequence[IndexRow]) -> list[tup
     for row in rows:
         counts[row.word] = counts.get(row.word, 0) + 1
     plans = sum(len(model.plans) for model in models)
-    known = ("fits", "should fit", "over budget", "infeasible", "timeout", "failed")
+    known = ("fits", "should fit", "over budget", "infeasible", "failed")
     kinds = [(word, counts[word]) for word in known if word in counts]
     return [
         ("model" if len(models) == 1 else "models", len(models)),

@@ -113,8 +113,6 @@ def _figures(peak: int, relative: float | None, measured: bool) -> str:
 
 def _without_plan(result: PlanResult) -> str:
     plan = result.plan
-    if plan.verdict == "timeout" and plan.sentence:
-        return plan.sentence
     asked, known = _apart(plan.budget_total or 0, plan.smallest_budget or 0)
     rest = "no plan is known"
     if plan.smallest_budget:

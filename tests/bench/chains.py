@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 
 from schemas.chain import Chain, Position
-from stages.combine.chain_frontier import keep_all_sequence
-from stages.combine.chain_replay import chain_replay
-from stages.combine.links import links_of_chain
-from stages.combine.table import build_table
+from stages.combine.chain.frontier import keep_all_sequence
+from stages.combine.chain.links import links_of_chain
+from stages.combine.chain.replay import chain_replay
+from stages.combine.chain.table import build_table
 
 SLOTS = 500
 SHARE = 0.5

@@ -15,7 +15,7 @@ from torch import nn
 from schemas.costs import Costs, read_costs
 from schemas.frontier import Frontier, read_frontier
 from schemas.graph import Graph, read_graph
-from stages.combine.opening import Opener
+from stages.combine.schedule.opening import Opener
 from stages.device.factory import build
 from stages.generate.package import write_package
 from stages.replay.condense import condense

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from schemas.chain import Chain, Position
-from stages.combine.links import Link, Links, Way
+from stages.combine.chain.links import Link, Links, Way
 
 SIZES = st.integers(0, 6)
 QUARTERS = st.integers(0, 24).map(lambda quarters: quarters / 4)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from schemas.chain import Chain, Position
-from stages.combine.links import Link, Links
+from stages.combine.chain.links import Link, Links
 
 CASES = Path(__file__).parents[2] / "cases" / "remat.json"
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from schemas.graph import Phase
 from schemas.problem import Node, Problem, Reuse, Storage
-from stages.combine.lifetimes import lifetimes
+from stages.combine.schedule.lifetimes import lifetimes
 
 
 @st.composite

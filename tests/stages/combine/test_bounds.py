@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from schemas.errors import ArtifactError
 from schemas.problem import Problem
 from stages.combine.bounds import least_peak, least_seconds
-from stages.combine.candidate import Candidate
 from stages.combine.frontier import frontier
-from stages.combine.opening import Opener
-from stages.combine.polish import Polisher
-from stages.combine.registry import strategy
+from stages.combine.polish.polisher import Polisher
+from stages.combine.schedule.opening import Opener
+from stages.combine.strategies.candidate import Candidate
+from stages.combine.strategies.registry import strategy
 from stages.replay.condense import condense
 from stages.replay.referee import replay
 from tests.stages.combine.problems import problems, two_layers

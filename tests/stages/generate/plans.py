@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from schemas.costs import Costs
 from schemas.graph import Graph
-from stages.combine.opening import open_schedule
+from stages.combine.schedule.opening import open_schedule
 from stages.device.factory import Built
 from stages.generate.package import package, timeless, write_directory
 from stages.replay.referee import replay

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stages.combine.opening import open_schedule
+from stages.combine.schedule.opening import open_schedule
 from stages.device.factory import move
 from stages.device.meter import measure
 from stages.generate.package import package, write_directory

@@ -14,7 +14,7 @@ from torch import nn
 
 from data import models
 from schemas.graph import Graph
-from stages.combine.opening import open_schedule
+from stages.combine.schedule.opening import open_schedule
 from stages.device.factory import Built
 from stages.device.meter import measure
 from stages.generate.package import timeless

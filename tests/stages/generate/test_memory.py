@@ -16,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from data import models
 from schemas.costs import Costs
 from schemas.graph import Graph
-from stages.combine.opening import open_schedule
+from stages.combine.schedule.opening import open_schedule
 from stages.device.factory import Built
 from stages.device.meter import measure
 from stages.profile.device import describe_device

@@ -20,7 +20,7 @@ from schemas.graph import Graph, Op, Value, write_graph
 from schemas.module import module_files, read_made_from
 from schemas.plan import Cost, Fixed, Plan, plan_digest, write_plan
 from schemas.schedule import Step, write_schedule
-from stages.combine.opening import open_schedule
+from stages.combine.schedule.opening import open_schedule
 from stages.generate import cli
 from stages.generate.naming import Names, comment, identifier
 from stages.generate.package import package, signed, timeless, write_directory

@@ -472,7 +472,7 @@ def test_a_package_without_its_description_is_refused(tmp_path: Path) -> None:
 
 
 def _steps(graph: Any) -> Any:
-    from stages.combine.opening import open_schedule
+    from stages.combine.schedule.opening import open_schedule
     from stages.generate.package import timeless
     from stages.replay.referee import replay
 

@@ -28,7 +28,7 @@ from schemas.plan import Fixed, Plan, write_plan
 from schemas.problem import Node, Problem, Storage
 from schemas.schedule import Step, write_schedule
 from schemas.sequence import Action, write_sequence
-from stages.combine.opening import Opener
+from stages.combine.schedule.opening import Opener
 from stages.replay.condense import condense
 from stages.replay.referee import Replay, replay
 

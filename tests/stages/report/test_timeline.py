@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from schemas.sequence import Action
-from stages.combine.opening import Opener
+from stages.combine.schedule.opening import Opener
 from stages.replay.condense import condense
 from stages.replay.referee import Replay, replay
 from stages.report.keeping import Column, block_rows, repeated_ops

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.problem import Problem
-from stages.combine.opening import Opener
+from stages.combine.schedule.opening import Opener
 from stages.replay.referee import replay
 from stages.solve.hand import (
     backward_nodes,

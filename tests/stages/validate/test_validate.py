@@ -15,7 +15,7 @@ from data import models
 from schemas.errors import ArtifactError, ConfigError, ModelError
 from schemas.graph import Graph, write_graph
 from schemas.measurement import read_line, read_measurement
-from stages.combine.opening import open_schedule
+from stages.combine.schedule.opening import open_schedule
 from stages.device.factory import Built, check_result
 from stages.generate.package import package, write_directory
 from stages.profile import measure

@@ -1,0 +1,159 @@
+"""`combine --chain`: plans a chain that comes as a file, without a model."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from schemas.errors import ConfigError
+
+if TYPE_CHECKING:
+    from schemas.budget import Budget
+    from schemas.chain import Chain
+    from schemas.plan import Fixed, Plan
+    from stages.combine.chain.frontier import ChainFrontier, ChainPlan
+
+STRATEGIES = ("rotor", "rockmate")
+EXACT = "persistent sequences of the chain"
+ROUNDING = 1e-9
+"""Relative difference of two sums of the same times in another order."""
+
+
+def add_chain_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of planning a chain."""
+    parser.add_argument("--chain", type=Path, help="chain.arrow, to plan a chain without a model")
+    parser.add_argument("--options", type=Path, help="options.arrow of the blocks")
+    parser.add_argument("--strategy", help="how to plan: for a chain, rotor or rockmate")
+    parser.add_argument("--budget", help="the memory to stay within, such as 8GiB, 145MB or 50%%")
+    parser.add_argument("--slots", type=int, default=500, help="memory slots for a chain's plan")
+
+
+def run_chain(options: argparse.Namespace) -> None:
+    """Writes sequence.arrow and plan.json of a chain into the folder `options.out`.
+
+    A budget too small gives the verdict "infeasible" and an empty sequence. Raises ConfigError or
+    ArtifactError when an option or a file is not what it should be.
+    """
+    from schemas import store
+    from schemas.budget import parse_budget
+    from schemas.chain import CHAIN, read_chain
+    from schemas.options import read_options
+    from schemas.plan import write_plan
+    from schemas.sequence import write_sequence
+    from stages.combine.chain.frontier import ChainFrontier
+    from stages.combine.chain.links import links_of_chain
+
+    _check(options)
+    chain = read_chain(options.chain)
+    blocks = read_options(options.options) if options.strategy == "rockmate" else None
+    frontier = ChainFrontier(links_of_chain(chain, blocks), options.slots)
+    plan, chosen = plan_chain(chain, frontier, options.strategy, parse_budget(options.budget))
+    digest = store.read(options.chain, CHAIN).digest
+    write_sequence(options.out / "sequence.arrow", chosen.sequence if chosen else [], digest)
+    write_plan(options.out / "plan.json", plan)
+
+
+def plan_chain(
+    chain: Chain, frontier: ChainFrontier, strategy: str, budget: Budget
+) -> tuple[Plan, ChainPlan | None]:
+    """The plan of a chain for a budget, with its sequence; None where the budget is too small.
+
+    The budget counts all that the chain counts, its input included. The lower bound is that of
+    persistent sequences.
+    """
+    from schemas.plan import Cost, Plan, Verdict, gap_of
+
+    fixed = fixed_bytes(chain)
+    keep_all = frontier.keep_all
+    size = budget.total(fixed.inputs + fixed.gradients + fixed.outputs, keep_all.peak)
+    chosen = frontier.within(size)
+    bound = math.inf if chosen is None else _lower_bound(frontier, size)
+    optimal_in = "" if chosen is None else _optimal_in(frontier, size, chosen, bound)
+    verdict: Verdict = "infeasible" if chosen is None else "optimal" if optimal_in else "feasible"
+    own = None if chosen is None else Cost(chosen.seconds, chosen.peak)
+    gap = None if chosen is None else gap_of(chosen.seconds, bound)
+    plan = Plan(
+        strategy=strategy,
+        budget=budget.text,
+        budget_total=size,
+        budget_bytes=size,
+        verdict=verdict,
+        sentence=_sentence(frontier, size, chosen, gap, optimal_in),
+        time=None if own is None else own.time,
+        peak=None if own is None else own.peak,
+        lower_bound=None if own is None else bound,
+        gap=gap,
+        optimal_in=optimal_in,
+        smallest_budget=frontier.smallest_budget if own is None else None,
+        before_polish=own,
+        keep_all=Cost(keep_all.seconds, keep_all.peak),
+        fixed=fixed,
+        recomputed=0 if chosen is None else chosen.again,
+        recomputed_time=0.0 if own is None else own.time - keep_all.seconds,
+        solver=f"dynamic program, {frontier.slots} slots",
+    )
+    return plan, chosen
+
+
+def fixed_bytes(chain: Chain) -> Fixed:
+    """The bytes of a chain that no plan changes."""
+    from schemas.plan import Fixed
+
+    return Fixed(
+        parameters=sum(position.weight for position in chain.positions),
+        gradients=sum(position.grad for position in chain.positions),
+        buffers=0,
+        inputs=chain.a_0,
+        outputs=chain.positions[-1].a,
+    )
+
+
+def _check(options: argparse.Namespace) -> None:
+    if options.strategy not in STRATEGIES:
+        raise ConfigError(
+            f"--strategy {options.strategy}: a chain is planned by {' or '.join(STRATEGIES)}"
+        )
+    if options.budget is None:
+        raise ConfigError("combine --chain needs --budget")
+    if options.strategy == "rockmate" and options.options is None:
+        raise ConfigError("combine --chain --strategy rockmate needs --options")
+    if options.slots < 1:
+        raise ConfigError(f"--slots {options.slots}: expected 1 or more")
+
+
+def _lower_bound(frontier: ChainFrontier, budget: int) -> float:
+    """The seconds that no persistent sequence within the budget beats."""
+    if budget >= frontier.keep_all.peak:
+        return frontier.keep_all.seconds
+    return frontier.bound(budget)
+
+
+def _optimal_in(frontier: ChainFrontier, budget: int, chosen: ChainPlan, bound: float) -> str:
+    """The class in which a plan is proven optimal, "" where it is not: its bound is reached, or
+    the optimum of the dynamic program's rounded chain is."""
+    if chosen.seconds <= bound * (1 + ROUNDING):
+        return EXACT
+    if chosen.seconds <= frontier.rounded(budget) * (1 + ROUNDING):
+        return f"{EXACT} at {frontier.slots} slots"
+    return ""
+
+
+def _sentence(
+    frontier: ChainFrontier,
+    budget: int,
+    chosen: ChainPlan | None,
+    gap: float | None,
+    optimal_in: str,
+) -> str:
+    if chosen is None:
+        return (
+            f"No persistent sequence fits {budget} bytes; "
+            f"the smallest budget that works is {frontier.smallest_budget} bytes."
+        )
+    extra = chosen.seconds / frontier.keep_all.seconds - 1 if frontier.keep_all.seconds else 0.0
+    fits = f"The sequence fits {budget} bytes with {extra:.1%} more time than keeping everything"
+    if optimal_in == EXACT:
+        return f"{fits}; no persistent sequence is faster."
+    return f"{fits}; no persistent sequence is more than {gap:.1%} faster."

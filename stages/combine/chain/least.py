@@ -1,0 +1,91 @@
+"""The least memory in which a persistent sequence can run a chain, to the byte."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from schemas.sequence import Action
+from stages.combine.chain.links import Links
+from stages.combine.chain.slots import Needs
+from stages.combine.chain.table import cell, cells_ending, pass_on, run_block
+
+Bytes = npt.NDArray[np.int64]
+
+
+class Least:
+    """The least bytes of every segment of a chain, `links.held` not counted: the recursion of the
+    dynamic program with the largest need in place of the time, and no slots."""
+
+    def __init__(self, links: Links) -> None:
+        self.links = links
+        self.needs = Needs(links)
+        self.enter = list(self.needs.enter())
+        self.skip = dict(self.needs.skip())
+        self.output = np.array([0, *(link.output for link in links.links)], dtype=np.int64)
+        saves = [[way.save for way in link.ways] for link in links.links]
+        self.save = [np.array(sizes, dtype=np.int64) for sizes in [[], *saves]]
+        self.bytes = self._fill()
+
+    @property
+    def budget(self) -> int:
+        """The smallest budget for the whole chain in bytes, `links.held` counted."""
+        length = len(self.links)
+        return int(self.bytes[cell(length, 1, length)]) + self.links.held
+
+    def sequence(self) -> list[Action]:
+        """A sequence within the smallest budget. It aims at little memory; where several actions
+        need no more, it prefers to run a position once, else to cut a segment in the middle."""
+        length = len(self.links)
+        actions: list[Action] = []
+        room = int(self.bytes[cell(length, 1, length)])
+        pending: list[Action | tuple[int, int, int]] = [(1, length, room)]
+        while pending:
+            item = pending.pop()
+            if isinstance(item, Action):
+                actions.append(item)
+            else:
+                pending.extend(reversed(self._step(*item)))
+        return actions
+
+    def _fill(self) -> Bytes:
+        length = len(self.links)
+        least = np.zeros(length * (length + 1) // 2, dtype=np.int64)
+        tails = np.zeros(length + 1, dtype=np.int64)
+        for t in range(1, length + 1):
+            for s in range(t, 0, -1):
+                row = cell(length, s, s)
+                needed = self._once(least, s, t).min()
+                if s < t:
+                    split = np.maximum(least[row : row + t - s], tails[s:t]).min()
+                    needed = min(needed, max(split, self.skip[s][t - s - 1]))
+                least[row + t - s] = needed
+                tails[s - 1] = self.output[s - 1] + needed
+        return least
+
+    def _once(self, least: Bytes, s: int, t: int) -> Bytes:
+        """What each way of s needs in segment (s, t)."""
+        enter = self.enter[s - 1][:, t]
+        if s == t:
+            return enter
+        return np.maximum(enter, self.save[s] + least[cell(len(self.links), s + 1, t)])
+
+    def _splits(self, s: int, t: int) -> Bytes:
+        """What each split r = s..t-1 of segment (s, t) needs."""
+        length = len(self.links)
+        begin = cell(length, s, s)
+        tails = self.output[s:t] + self.bytes[cells_ending(length, s + 1, t)]
+        parts = np.maximum(self.bytes[begin : begin + t - s], tails)
+        return np.maximum(parts, self.skip[s][t - s - 1])
+
+    def _step(self, s: int, t: int, room: int) -> list[Action | tuple[int, int, int]]:
+        ways = self.links.at(s).ways
+        fitting = np.flatnonzero(self._once(self.bytes, s, t) <= room)
+        if fitting.size:
+            chosen = min((ways[way] for way in fitting), key=lambda way: way.seconds)
+            rest = [(s + 1, t, room - chosen.save)] if s < t else []
+            return run_block(s, chosen.option, len(self.links), rest)
+        splits = s + np.flatnonzero(self._splits(s, t) <= room)
+        split = int(splits[np.argmin(np.abs(splits - (s + t) / 2))])
+        inner = (split + 1, t, room - int(self.output[split]))
+        return [*pass_on(s, split), inner, (s, split, room)]

@@ -1,0 +1,184 @@
+"""The dynamic program over segments of a chain, for all budgets up to a limit at once.
+
+`C(s, t, m)` is the least time for forward and backward of positions s..t within m slots, when the
+output of s - 1 (not counted in m) and the gradient of t's output are there (S eq. 2.9-2.10, Z eq.
+2.20-2.22). The table holds it above the sum of the least times of the positions run once each:
+`C(1, L+1, m)` is then the time lost to recomputing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from schemas.sequence import NO_OPTION, Action
+from stages.combine.chain.links import Links
+from stages.combine.chain.slots import Seconds, Slots, discretise
+
+COMPILED_FROM = 1.5e8
+"""Elementary steps from which loading the compiled program pays."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """What a table says of the whole chain: the least time `lost` to recomputing, by slots."""
+
+    slots: Slots
+    lost: Seconds
+
+    def seconds(self, budget: int) -> float:
+        """The least time of the chain within `budget` bytes (`links.held` not counted)."""
+        if budget < 0:
+            return float("inf")
+        return float(self.lost[self.slots.room(budget)] + self.slots.base.sum())
+
+    def steps(self) -> list[int]:
+        """The numbers of slots from which the chain takes less time than with any fewer."""
+        finite = np.isfinite(self.lost)
+        before = np.concatenate([[np.inf], self.lost[:-1]])
+        return np.flatnonzero(finite & (self.lost < before)).tolist()
+
+
+@dataclass(frozen=True)
+class Table:
+    """`cost[cell(s, t), m]` in seconds above the bases, infinite where m slots do not do."""
+
+    links: Links
+    slots: Slots
+    cost: Seconds
+
+    @property
+    def times(self) -> Times:
+        """What is worth keeping of a table, which may be large."""
+        whole = cell(self.slots.length, 1, self.slots.length)
+        return Times(self.slots, self.cost[whole].copy())
+
+    def sequence(self, count: int) -> list[Action]:
+        """An optimal sequence within `count` slots, which must be enough."""
+        actions: list[Action] = []
+        pending: list[Action | tuple[int, int, int]] = [(1, self.slots.length, count)]
+        while pending:
+            item = pending.pop()
+            if isinstance(item, Action):
+                actions.append(item)
+            else:
+                pending.extend(reversed(self._step(*item)))
+        return actions
+
+    def _step(self, s: int, t: int, m: int) -> list[Action | tuple[int, int, int]]:
+        """The first actions of the best sequence for (s, t, m), with the segments between."""
+        way, split = self._choice(s, t, m)
+        if split == 0:
+            option = self.links.at(s).ways[way - self.slots.first[s]].option
+            rest = [(s + 1, t, m - int(self.slots.save[way]))] if s < t else []
+            return run_block(s, option, self.slots.length, rest)
+        inner = (split + 1, t, m - int(self.slots.output[split]))
+        return [*pass_on(s, split), inner, (s, split, m)]
+
+    def _choice(self, s: int, t: int, m: int) -> tuple[int, int]:
+        """The best way to run s once (and 0), or the best position to pass on to."""
+        slots, cost = self.slots, self.cost
+        best, chosen, split = float("inf"), int(slots.first[s]), 0
+        for way in range(slots.first[s], slots.first[s + 1]):
+            if m < slots.enter[way, t]:
+                continue
+            if s == t:
+                found = float(slots.alone[way])
+            elif m >= slots.save[way]:
+                rest = cost[cell(slots.length, s + 1, t), m - slots.save[way]]
+                found = float(slots.extra[way] + rest)
+            else:
+                continue
+            if found < best:
+                best, chosen = found, way
+        if s < t and m >= slots.skip[s, t]:
+            between = np.arange(s, t)
+            heads = cost[cell(slots.length, s, s) + between - s, m]
+            tails = cost[cells_ending(slots.length, s + 1, t), m - slots.output[s:t]]
+            found_at = heads + tails + (slots.passes[s:t] - slots.passes[s - 1])
+            if found_at.min() < best:
+                split = s + int(found_at.argmin())
+        return chosen, split
+
+
+def run_block(
+    position: int, option: int, last: int, rest: list[tuple[int, int, int]]
+) -> list[Action | tuple[int, int, int]]:
+    """Forward of a position, what happens until its backward, and its backward."""
+    if position == last and option == NO_OPTION:
+        return [Action("loss", last)]
+    forward = Action("F_all" if option == NO_OPTION else "F", position, option)
+    return [forward, *rest, Action("B", position)]
+
+
+def pass_on(first: int, last: int) -> list[Action]:
+    """Forwards of positions first..last that keep the first one's input and the last one's
+    output."""
+    return [Action("F_ck", first), *(Action("F_none", p) for p in range(first + 1, last + 1))]
+
+
+def cell(length: int, s: int, t: int) -> int:
+    """The row of segment (s, t) in the table: ordered by s, then t."""
+    return (s - 1) * length - (s - 1) * (s - 2) // 2 + t - s
+
+
+def cells_ending(length: int, first: int, t: int) -> np.ndarray:
+    """The rows of segments (first, t), (first + 1, t), .. (t, t)."""
+    s = np.arange(first, t + 1)
+    return (s - 1) * length - (s - 1) * (s - 2) // 2 + t - s
+
+
+def build_table(links: Links, limit: int, slots: int, optimistic: bool = False) -> Table:
+    """The table of all budgets up to `limit` bytes, in at most `slots` slots (see `discretise`)."""
+    chain = discretise(links, limit, slots, optimistic)
+    steps = chain.length**3 / 6 * chain.count
+    steps += chain.length / 2 * len(chain.save) * chain.count
+    if steps < COMPILED_FROM:
+        return Table(links, chain, fill(chain))
+    from stages.combine.chain.table_compiled import fill_compiled
+
+    return Table(links, chain, fill_compiled(chain))
+
+
+def fill(chain: Slots) -> Seconds:
+    """The table's costs, shape (segments, count + 1)."""
+    length, width = chain.length, chain.count + 1
+    cost = np.full((length * (length + 1) // 2, width), np.inf)
+    moved = np.empty((length + 1, width))
+    for t in range(1, length + 1):
+        moved.fill(np.inf)
+        for s in range(t, 0, -1):
+            row = cost[cell(length, s, t)]
+            after = cost[cell(length, s + 1, t)] if s < t else None
+            _run_once(chain, s, t, row, after)
+            if s < t:
+                _run_again(chain, s, t, row, cost, moved)
+            size = chain.output[s - 1]
+            moved[s - 1, size:] = row[: width - size] + chain.passes[s - 1]
+    return cost
+
+
+def _run_once(chain: Slots, s: int, t: int, row: Seconds, after: Seconds | None) -> None:
+    """Case 1: position s runs once, in one of its ways, and `after` is the segment (s + 1, t)."""
+    for way in range(chain.first[s], chain.first[s + 1]):
+        enter = chain.enter[way, t]
+        if after is None:
+            row[enter:] = np.minimum(row[enter:], chain.alone[way])
+        else:
+            save = chain.save[way]
+            low = max(enter, save)
+            rest = after[low - save : row.size - save] + chain.extra[way]
+            row[low:] = np.minimum(row[low:], rest)
+
+
+def _run_again(chain: Slots, s: int, t: int, row: Seconds, cost: Seconds, moved: Seconds) -> None:
+    """Case 2: s..r are passed, then come segment (r + 1, t) beside the output of r, and segment
+    (s, r). `moved[r]` is the first of the two, `output[r]` slots further, with the passes up to
+    r."""
+    low, high = chain.skip[s, t], chain.full[s, t]
+    if low < high:
+        begin = cell(chain.length, s, s)
+        found = cost[begin : begin + t - s, low:high] + moved[s:t, low:high]
+        best = found.min(axis=0) - chain.passes[s - 1]
+        row[low:high] = np.minimum(row[low:high], best)

@@ -1,0 +1,1 @@
+"""The local search that improves a sequence of executions."""

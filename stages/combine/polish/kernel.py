@@ -1,0 +1,242 @@
+"""The inner loops of the search over sequences, compiled: the memory line, insertions, removals.
+
+A sequence is an array of node positions, first runs and recomputations alike. Every storage ends
+right after its last use before it is made again, as in `lifetimes`, so that removing a
+recomputation keeps the earlier instance and inserting one lets the earlier instance go.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from stages.combine.polish.arrays import Arrays, Flags, Integers, Positions
+
+
+@njit(cache=True, nogil=True)
+def rows_of(a: Arrays, sequence: Positions, length: int) -> Positions:
+    """The row of each execution: its node's, or that of the node's further runs."""
+    nodes = a.fixed_run.size
+    seen = np.zeros(nodes, np.bool_)
+    rows = np.empty(length, np.int32)
+    for i in range(length):
+        node = sequence[i]
+        rows[i] = node + nodes if seen[node] else node
+        seen[node] = True
+    return rows
+
+
+@njit(cache=True, nogil=True)
+def memory_line(a: Arrays, sequence: Positions, length: int, line: Integers) -> tuple[int, float]:
+    """Fills `line[:length]` with the peak within each execution, in bytes; returns the largest and
+    the seconds of all executions."""
+    nodes = a.fixed_run.size
+    rows = rows_of(a, sequence, length)
+    freed = np.zeros(length, np.int64)
+    reuse = np.full(length, -1, np.int32)
+    used = a.stays.copy()
+    runs = np.zeros(nodes, np.int32)
+    for i in range(length - 1, -1, -1):
+        row = rows[i]
+        runs[sequence[i]] += 1
+        for k in range(a.output_start[row], a.output_start[row + 1]):
+            storage = a.output_item[k]
+            if not used[storage]:
+                freed[i] += a.size[storage]
+            used[storage] = False
+        for k in range(a.reuse_start[row], a.reuse_start[row + 1]):
+            if not used[a.reuse_item[k]]:
+                reuse[i] = k
+                break
+        for k in range(a.input_start[row], a.input_start[row + 1]):
+            storage = a.input_item[k]
+            if not used[storage]:
+                freed[i] += a.size[storage]
+                used[storage] = True
+    live = 0
+    largest = 0
+    seconds = 0.0
+    runs_left = runs.copy()
+    for i in range(length):
+        node = sequence[i]
+        row = rows[i]
+        state = 0
+        if a.random[node] and runs[node] > 1:
+            if runs_left[node] == runs[node]:
+                live += a.state_bytes
+            else:
+                state = a.state_bytes
+        runs_left[node] -= 1
+        if reuse[i] >= 0:
+            here = live + state + a.reuse_peak[reuse[i]]
+            seconds += a.reuse_seconds[reuse[i]]
+        else:
+            here = live + state + a.peak[row]
+            seconds += a.seconds[row]
+        for k in range(a.output_start[row], a.output_start[row + 1]):
+            live += a.size[a.output_item[k]]
+        made = live - a.size[a.reuse_item[reuse[i]]] if reuse[i] >= 0 else live
+        line[i] = max(here, made)
+        live -= freed[i]
+        if a.random[node] and runs[node] > 1 and runs_left[node] == 0:
+            live -= a.state_bytes
+        largest = max(largest, line[i])
+    return largest, seconds
+
+
+@njit(cache=True, nogil=True)
+def excess(line: Integers, length: int, budget: int) -> float:
+    """The bytes above the budget, summed over the executions."""
+    total = 0.0
+    for i in range(length):
+        if line[i] > budget:
+            total += line[i] - budget
+    return total
+
+
+@njit(cache=True, nogil=True)
+def live_before(a: Arrays, sequence: Positions, length: int, position: int) -> Flags:
+    """Which storages are there before `position` and used at or after it."""
+    used = a.stays.copy()
+    for i in range(length - 1, position - 1, -1):
+        node = sequence[i]
+        for k in range(a.output_start[node], a.output_start[node + 1]):
+            used[a.output_item[k]] = False
+        for k in range(a.input_start[node], a.input_start[node + 1]):
+            used[a.input_item[k]] = True
+    made = np.zeros(used.size, np.bool_)
+    for i in range(position):
+        node = sequence[i]
+        for k in range(a.output_start[node], a.output_start[node + 1]):
+            made[a.output_item[k]] = True
+    return used & made
+
+
+@njit(cache=True, nogil=True)
+def insertion(a: Arrays, live: Flags, storage: int, depth: int, chain: Positions) -> int:
+    """Fills `chain` with the nodes that make `storage` again and returns how many they are.
+
+    Inputs that are not live are made again too, down to `depth` levels; those below are left to
+    be held from their earlier instance. Returns 0 when a node of the chain may not run again.
+    """
+    planned = np.zeros(a.peak.size, np.bool_)
+    stack_node = np.empty(a.peak.size + 1, np.int32)
+    stack_next = np.empty(a.peak.size + 1, np.int32)
+    first = a.producer[storage]
+    if first < 0 or a.fixed_run[first]:
+        return 0
+    count = 0
+    top = 0
+    stack_node[0] = first
+    stack_next[0] = a.input_start[first]
+    planned[first] = True
+    while top >= 0:
+        node = stack_node[top]
+        k = stack_next[top]
+        if k == a.input_start[node + 1]:
+            chain[count] = node
+            count += 1
+            top -= 1
+            continue
+        stack_next[top] += 1
+        source = a.input_item[k]
+        maker = a.producer[source]
+        if live[source] or maker < 0 or planned[maker] or top + 1 > depth or a.fixed_run[maker]:
+            continue
+        planned[maker] = True
+        top += 1
+        stack_node[top] = maker
+        stack_next[top] = a.input_start[maker]
+    return count
+
+
+@njit(cache=True, nogil=True)
+def prune(a: Arrays, sequence: Positions, length: int) -> int:
+    """Removes executions that nothing needs, in place; returns the new length.
+
+    An execution is needed when it runs exactly once by rule, draws random numbers for the first
+    time, or makes a storage that is used before it is made again.
+    """
+    used = a.stays.copy()
+    rows = rows_of(a, sequence, length)
+    runs = np.zeros(a.fixed_run.size, np.int32)
+    for i in range(length):
+        runs[sequence[i]] += 1
+    keep = np.ones(length, np.bool_)
+    for i in range(length - 1, -1, -1):
+        node = sequence[i]
+        row = rows[i]
+        needed = a.fixed_run[node] or (a.random[node] and runs[node] == 1)
+        for k in range(a.output_start[row], a.output_start[row + 1]):
+            needed = needed or used[a.output_item[k]]
+        if not needed:
+            keep[i] = False
+            runs[node] -= 1
+            continue
+        for k in range(a.output_start[row], a.output_start[row + 1]):
+            used[a.output_item[k]] = False
+        for k in range(a.input_start[row], a.input_start[row + 1]):
+            used[a.input_item[k]] = True
+    count = 0
+    for i in range(length):
+        if keep[i]:
+            sequence[count] = sequence[i]
+            count += 1
+    return count
+
+
+@njit(cache=True, nogil=True)
+def window(
+    a: Arrays, sequence: Positions, length: int, position: int, mark: Positions, stamp: int
+) -> tuple[int, int]:
+    """The positions to which one execution may move, both included.
+
+    It stays after the last making of its inputs and before the first use or remaking of its
+    outputs, and on its side of the loss; random nodes and nodes that run exactly once keep their
+    places. `mark` is room by storage that holds neither `stamp` nor `stamp + 1`.
+    """
+    node = sequence[position]
+    if a.fixed_run[node] or a.random[node]:
+        return position, position
+    for k in range(a.input_start[node], a.input_start[node + 1]):
+        mark[a.input_item[k]] = stamp
+    for k in range(a.output_start[node], a.output_start[node + 1]):
+        mark[a.output_item[k]] = stamp + 1
+    low = 0
+    for i in range(position - 1, -1, -1):
+        other = sequence[i]
+        blocked = other == node or (other == a.loss)
+        for k in range(a.output_start[other], a.output_start[other + 1]):
+            blocked = blocked or mark[a.output_item[k]] == stamp
+        for k in range(a.input_start[other], a.input_start[other + 1]):
+            blocked = blocked or mark[a.input_item[k]] == stamp + 1
+        if blocked:
+            low = i + 1
+            break
+    high = length - 1
+    for i in range(position + 1, length):
+        other = sequence[i]
+        blocked = other == node or (other == a.loss)
+        for k in range(a.input_start[other], a.input_start[other + 1]):
+            blocked = blocked or mark[a.input_item[k]] == stamp + 1
+        for k in range(a.output_start[other], a.output_start[other + 1]):
+            blocked = blocked or mark[a.output_item[k]] == stamp
+        if blocked:
+            high = i - 1
+            break
+    return low, high
+
+
+@njit(cache=True, nogil=True)
+def moved(sequence: Positions, length: int, source: int, target: int, out: Positions) -> None:
+    """Copies the sequence with one execution taken from `source` and put at `target`."""
+    node = sequence[source]
+    if source < target:
+        out[:source] = sequence[:source]
+        out[source:target] = sequence[source + 1 : target + 1]
+        out[target + 1 : length] = sequence[target + 1 : length]
+    else:
+        out[:target] = sequence[:target]
+        out[target + 1 : source + 1] = sequence[target:source]
+        out[source + 1 : length] = sequence[source + 1 : length]
+    out[target] = node

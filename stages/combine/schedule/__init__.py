@@ -1,0 +1,1 @@
+"""From a sequence of blocks to the schedule of its ops."""

@@ -1,0 +1,194 @@
+"""Opens a sequence of executions into a schedule: views, frees, random states, gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from schemas.again import makes_of, reads_of
+from schemas.contributions import contributions, further_contributions
+from schemas.costs import Costs
+from schemas.errors import ScheduleError
+from schemas.graph import LOSS_TARGET, NONE, Graph, Op
+from schemas.problem import Problem
+from schemas.schedule import Action, Step
+from stages.combine.schedule.lifetimes import Lifetimes, lifetimes
+from stages.replay.condense import condense
+
+SLICES = 48
+"""Gradients are handed to autograd when a slice holds this part of all their bytes: each slice
+costs the generated module one call, and accumulation frees its gradients together."""
+
+
+def open_schedule(
+    graph: Graph, costs: Costs, executions: Sequence[int], in_place: bool
+) -> list[Step]:
+    """The schedule of a sequence of executions: see `Opener.schedule`."""
+    return Opener(graph, condense(graph, costs)).schedule(executions, in_place)
+
+
+class Opener:
+    """Opens sequences of executions of one graph; `problem` is the graph condensed."""
+
+    def __init__(self, graph: Graph, problem: Problem) -> None:
+        self.graph = graph
+        self.problem = problem
+        self.positions = {node.op: position for position, node in enumerate(problem.nodes)}
+
+    def schedule(self, executions: Sequence[int], in_place: bool) -> list[Step]:
+        """The schedule that runs the ops `executions` (ids of ops that are no views, the loss
+        included) in this order.
+
+        Every storage is freed right after its last use before it is made again; a view is made
+        right before it is first read and again after its storage was made again. With `in_place`,
+        ops overwrite inputs that end with them where they can. Raises ScheduleError for an id that
+        is no such op.
+        """
+        unknown = [op for op in executions if op not in self.positions]
+        if unknown:
+            raise ScheduleError(f"op {unknown[0]} is a view or no op of the graph")
+        sequence = [self.positions[op] for op in executions]
+        ends = lifetimes(self.problem, sequence, in_place)
+        return _Opening(self.graph, self.problem, sequence, ends).steps()
+
+
+class _Opening:
+    def __init__(
+        self, graph: Graph, problem: Problem, sequence: list[int], ends: Lifetimes
+    ) -> None:
+        self.graph = graph
+        self.problem = problem
+        self.sequence = sequence
+        self.ends = ends
+        self.maker = {value: op for op in graph.ops for value in op.outputs if value != NONE}
+        self.views = {op.id for op in graph.ops if graph.is_view(op)}
+        self.live: set[int] = set()
+        self.runs_left: dict[int, int] = {}
+        for node in sequence:
+            op = problem.nodes[node].op
+            self.runs_left[op] = self.runs_left.get(op, 0) + 1
+        self.started: set[int] = set()
+        self.out: list[Step] = []
+        self.handing = _Handing(graph, problem, sequence)
+
+    def steps(self) -> list[Step]:
+        for position, node in enumerate(self.sequence):
+            self.execute(position, self.graph.ops[self.problem.nodes[node].op])
+        return self.out
+
+    def execute(self, position: int, op: Op) -> None:
+        for value in reads_of(self.graph, op, op.id in self.started):
+            self.make_view(value)
+        if op.target == LOSS_TARGET:
+            for output in self.graph.outputs:
+                self.make_view(output.value)
+        self.run(op, position)
+        overwritten = self.ends.overwrites[position]
+        parts: list[int] = []
+        for storage in self.ends.dying[position] + self.ends.unused[position]:
+            if storage in self.handing.parts:
+                parts.append(self.handing.parts[storage])
+                continue
+            if storage != overwritten and storage < len(self.graph.storages):
+                self.out.append(Step("free", value=self.any_value(storage)))
+            self.forget(storage)
+        parts.sort(key=self.handing.order.index)
+        for value in parts + self.handing.ready(position):
+            self.make_view(self.handing.first.get(value, value))
+            self.make_view(value)
+            self.out.append(Step("gradient", value=value))
+        for value in parts:
+            self.forget(self.graph.values[value].storage)
+
+    def run(self, op: Op, position: int) -> None:
+        """The steps of one execution, with the random state before and after it."""
+        first = op.id not in self.started
+        self.started.add(op.id)
+        self.runs_left[op.id] -= 1
+        saved = op.random and (self.runs_left[op.id] > 0 or not first)
+        if saved:
+            self.out.append(Step("save_random" if first else "restore_random", op=op.id))
+        action: Action = "loss" if op.target == LOSS_TARGET else "write" if op.writes else "compute"
+        self.out.append(Step(action, op=op.id, in_place=self.overwritten(op, position)))
+        self.live.update(makes_of(self.graph, op, not first))
+        if saved and self.runs_left[op.id] == 0:
+            self.out.append(Step("free", op=op.id))
+
+    def overwritten(self, op: Op, position: int) -> int:
+        storage = self.ends.overwrites[position]
+        values = [value for value in op.in_place if self.graph.values[value].storage == storage]
+        return values[0] if storage != -1 else NONE
+
+    def make_view(self, value: int) -> None:
+        """Makes a view, and the views it is a view of, unless they are there."""
+        pending = [value]
+        while pending:
+            maker = self.maker.get(pending[-1])
+            if maker is None or maker.id not in self.views or pending[-1] in self.live:
+                pending.pop()
+                continue
+            missing = [
+                source
+                for source in maker.inputs
+                if source not in self.live
+                and source in self.maker
+                and self.maker[source].id in self.views
+            ]
+            if missing:
+                pending.extend(missing)
+                continue
+            self.out.append(Step("compute", op=maker.id))
+            self.live.update(output for output in maker.outputs if output != NONE)
+            pending.pop()
+
+    def any_value(self, storage: int) -> int:
+        return min(v for v in self.live if self.graph.values[v].storage == storage)
+
+    def forget(self, storage: int) -> None:
+        self.live -= {v for v in self.live if self.graph.values[v].storage == storage}
+
+
+class _Handing:
+    """Which gradients are handed over after which position: each when it is complete and its owner
+    is read no more. `parts` are, by storage, the contributions added to another one at once."""
+
+    def __init__(self, graph: Graph, problem: Problem, sequence: list[int]) -> None:
+        parts = contributions(graph)
+        storage = [value.storage for value in graph.values]
+        self.order = list(further_contributions(graph))
+        self.parts = {storage[value]: value for value in self.order}
+        self.first = {part: values[0] for values in parts.values() for part in values}
+        last_use = _last_uses(graph, problem, sequence, {storage[owner] for owner in parts})
+        finished: dict[int, list[int]] = {}
+        sizes: dict[int, int] = {}
+        for owner, values in parts.items():
+            uses = [last_use.get(storage[value], len(sequence) - 1) for value in values]
+            position = max([last_use.get(storage[owner], 0), *uses])
+            finished.setdefault(position, []).append(values[0])
+            sizes[values[0]] = graph.storages[storage[values[0]]]
+        limit = sum(sizes.values()) / SLICES
+        self.slices: dict[int, list[int]] = {}
+        pending: list[int] = []
+        for position in sorted(finished):
+            pending += finished[position]
+            if sum(sizes[value] for value in pending) >= limit or position == max(finished):
+                self.slices[position] = pending
+                pending = []
+
+    def ready(self, position: int) -> list[int]:
+        return self.slices.get(position, [])
+
+
+def _last_uses(
+    graph: Graph, problem: Problem, sequence: list[int], owners: set[int]
+) -> dict[int, int]:
+    """By storage, the last position that reads or makes it; of fixed storages those of `owners`."""
+    last_use: dict[int, int] = {}
+    started: set[int] = set()
+    for position, index in enumerate(sequence):
+        node = problem.nodes[index]
+        op = graph.ops[node.op]
+        read = (graph.values[value].storage for value in reads_of(graph, op, op.id in started))
+        started.add(op.id)
+        for storage in (*node.inputs, *node.outputs, *owners.intersection(read)):
+            last_use[storage] = position
+    return last_use

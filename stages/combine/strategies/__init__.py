@@ -1,0 +1,1 @@
+"""One file a strategy, and the list of them."""

@@ -1,0 +1,84 @@
+"""The referee of sequences on a chain."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from schemas.chain import Chain, Position
+from schemas.errors import ScheduleError
+from schemas.sequence import Action, parse_action
+from stages.combine.chain.links import Link, Links, Way, links_of_chain
+from stages.combine.chain.replay import chain_replay
+from tests.stages.combine.persistent import cases, chain_of_case
+
+SOLVED = [case for case in cases() if case["example_sequence"]]
+CHAIN = Chain(
+    [
+        Position(1, 1.0, 2.0, 10, 30, 10, 1, 2, 0, 5, ""),
+        Position(2, 3.0, 4.0, 20, 25, 20, 3, 4, 0, 6, ""),
+        Position(3, 0.5, 0.0, 0, 1, 0, 2, 7, 0, 0, ""),
+    ],
+    100,
+    9,
+)
+
+
+def actions(words: list[str]) -> list[Action]:
+    return [parse_action(text, 3) for text in words]
+
+
+@pytest.mark.parametrize("case", SOLVED, ids=lambda case: case["id"])
+def test_example_sequences_have_their_time_within_their_memory(case: dict) -> None:
+    words = [_spelled(text) for text in case["example_sequence"]]
+    sequence = [parse_action(text, case["L"] + 1) for text in words]
+    played = chain_replay(links_of_chain(chain_of_case(case)), sequence)
+    assert played.seconds == case["expected_opt"]
+    assert played.peak <= case["memory"]
+
+
+def _spelled(text: str) -> str:
+    """ "Fck1" as "F_ck 1"."""
+    return re.sub(r"^F(\w+?)(\d+)$", r"F_\1 \2", re.sub(r"^B(\d+)$", r"B \1", text))
+
+
+def test_time_and_peak_by_hand() -> None:
+    played = chain_replay(
+        links_of_chain(CHAIN), actions(["F_ck 1", "F_all 2", "loss", "B 2", "F_all 1", "B 1"])
+    )
+    assert played.seconds == 1 + 3 + 0.5 + 4 + 1 + 2
+    # B 2: input 100, a_1 10, abar_2 25, delta_2 20, delta_1 10, gradient 6 and overhead 4
+    assert played.peak == 100 + 10 + 25 + 20 + 10 + 6 + 4
+    assert played.again == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["F_all 1", "F_all 2", "loss", "B 2"], "ends before B 1"),
+        (["F_all 2"], "step 0 (F_all 2) reads an input that is not there"),
+        (["F_all 1", "F_none 2"], "step 1 (F_none 2) reads an input that is not there"),
+        (["F_ck 1", "F_none 2", "F_ck 2"], "step 2 (F_ck 2) reads an input that is not there"),
+        (["F_ck 1", "F_none 2", "loss", "B 2"], "reads what no forward has kept"),
+        (["F_all 1", "B 1"], "step 1 (B 1) comes before B 3"),
+        (["F_all 1", "F_all 2", "loss", "F_all 3"], "step 3 (F_all 3) comes after B 3"),
+        (["F_all 1", "F_all 1"], "step 1 (F_all 1) makes what is already there"),
+        (["F_ck 1", "F_ck 2", "F_none 1"], "step 2 (F_none 1) makes what is already there"),
+        (["F_all 4"], "step 0 (F_all 4) is on no position"),
+    ],
+)
+def test_an_invalid_sequence_is_refused(words: list[str], sentence: str) -> None:
+    with pytest.raises(ScheduleError) as refused:
+        chain_replay(links_of_chain(CHAIN), actions(words))
+    assert sentence in str(refused.value)
+
+
+def test_a_forward_spares_its_output_only_where_its_backward_follows_at_once() -> None:
+    way = Way(1, 4, 4, 4, forward_seconds=2.0, backward_seconds=1.0, output_seconds=0.5)
+    loss = Way(-1, 0, 0, 0, 0.0, 0.0)
+    links = Links([Link(4, 4, 0, 2.0, 4, [way]), Link(0, 0, 0, 0.0, 0, [loss])], 0)
+    forward, backward = Action("F", 1, 1), Action("B", 1)
+    assert chain_replay(links, [forward, Action("loss", 2), backward]).seconds == 3.0
+    again = [Action("F_ck", 1), Action("loss", 2), forward, backward]
+    assert chain_replay(links, again).seconds == 2.0 + 2.5

@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+from hypothesis import given, settings
+
+from schemas.problem import Problem
+from stages.combine.polish.polisher import Polisher
+from tests.stages.combine.problems import problems
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems())
+def test_a_sweep_does_not_depend_on_the_number_of_workers(problem: Problem) -> None:
+    polisher = Polisher(problem)
+    alone = polisher.sweep([], 1, 1)
+    for workers in (2, 8, 16):
+        assert polisher.sweep([], 1, workers) == alone

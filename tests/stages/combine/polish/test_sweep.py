@@ -1,0 +1,121 @@
+"""Real models over twenty budgets: less budget is never a higher peak nor a faster step."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from schemas.costs import Costs, op_key
+from schemas.frontier import Frontier
+from schemas.problem import Problem
+from stages.combine.bounds import least_seconds
+from stages.combine.choose import choose
+from stages.combine.frontier import frontier
+from stages.combine.strategies.registry import Candidate, strategy
+from stages.partition.chain import partition
+from stages.replay.condense import condense
+from stages.replay.referee import replay
+from stages.solve.search import Grid, solve_block
+from tests.stages.partition.steps import traced
+
+GPT2 = {"layers": 2, "width": 64, "heads": 2, "vocabulary": 100, "batch": 2, "tokens": 16}
+RESNET = {"name": "resnet18", "batch": 4, "size": 96}
+BUDGETS = [f"{share}%" for share in range(100, 0, -5)]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        ("data.models:gpt2", {**GPT2, "dropout": 0.1}),
+        ("data.models:resnet", RESNET),
+    ],
+    ids=["gpt2 with dropout", "resnet18"],
+)
+def model(request: pytest.FixtureRequest) -> tuple[Any, Any, Problem, Frontier]:
+    """Graph, costs, problem and frontier of `rockmate`, options without a solver."""
+    factory, arguments = request.param
+    graph, costs = traced(factory, **arguments)
+    problem, blocks = condense(graph, costs), partition(graph, costs)
+    options = {
+        digest: solve_block(digest, block, "highs", Grid(largest=0))
+        for digest, block in blocks.distinct.items()
+    }
+    everything = strategy("unplanned")(problem, blocks, options)[0]
+    chosen = strategy("rockmate")
+    candidates = chosen(problem, blocks, options)
+    made = frontier(graph, "digest", costs, problem, chosen, candidates, everything)
+    return graph, costs, problem, made
+
+
+Figures = tuple[int, int, float]
+
+
+def known(figures: list[tuple[int | None, int | None, float | None]]) -> list[Figures]:
+    """Budgets, peaks and times, all of which must be there."""
+    found = []
+    for budget, peak, time in figures:
+        assert budget is not None and peak is not None and time is not None
+        found.append((budget, peak, time))
+    return found
+
+
+def test_less_budget_is_never_a_higher_peak_nor_a_faster_step(
+    model: tuple[Any, Any, Problem, Frontier],
+) -> None:
+    graph, costs, _, _ = model
+    plans = []
+    for share in BUDGETS:
+        plan, _, steps = choose(*model, share)
+        if plan.feasible:
+            played = replay(graph, costs, steps)
+            assert (played.peak, played.seconds) == (plan.peak, plan.time)
+            plans.append(plan)
+        else:
+            assert steps == []
+    assert len(plans) >= 8
+    assert plans[-1].recomputed > 0
+    figures = known([(plan.budget_bytes, plan.peak, plan.time) for plan in plans])
+    assert all(peak <= budget for budget, peak, _ in figures)
+    for (more, higher, shorter), (less, lower, longer) in pairwise(figures):
+        assert less < more
+        assert lower <= higher
+        assert longer >= shorter
+
+
+def test_no_point_is_faster_than_its_bound(model: tuple[Any, Any, Problem, Frontier]) -> None:
+    graph, costs, problem, made = model
+    for point in made.points:
+        least = least_seconds(graph, costs, problem, point.peak)
+        assert 0 < least <= point.seconds * (1 + 1e-9)
+
+
+def test_where_memory_is_no_matter_nothing_is_slower_than_the_plain_step(
+    model: tuple[Any, Any, Problem, Frontier],
+) -> None:
+    graph, costs, problem, made = model
+    assert made.points[0].seconds <= made.keep_all_seconds
+    forms = {op_key(graph, op, value) for op in graph.ops for value in op.in_place}
+    rows = costs.rows.values()
+    costs = Costs(
+        [dataclasses.replace(row, seconds=2.0) if row.key in forms else row for row in rows],
+        costs.device,
+    )
+    problem = condense(graph, costs)
+    everything = Candidate([node.op for node in problem.nodes], [], "plain")
+    made = frontier(graph, "digest", costs, problem, strategy("rockmate"), [], everything)
+    assert made.points[0].seconds == made.keep_all_seconds
+    assert made.points[0].peak == made.keep_all_peak
+
+
+def test_a_budget_between_two_points_takes_the_lower_peak(
+    model: tuple[Any, Any, Problem, Frontier],
+) -> None:
+    graph, costs, problem, made = model
+    assert len({point.peak for point in made.points}) == len(made.points) > 3
+    assert choose(graph, costs, problem, made, "none")[0].peak == made.points[0].peak
+    there = made.points[1].peak
+    assert made.within(there) == made.points[1]
+    assert made.within(there - 1) == made.points[2]

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.errors import ScheduleError
+from schemas.graph import check_graph
+from schemas.problem import Problem
+from stages.combine.polish.polisher import Polisher
+from stages.combine.schedule.opening import Opener
+from stages.replay.condense import condense
+from stages.replay.referee import replay
+from tests.stages.combine.problems import plain_line, problems, two_layers
+from tests.stages.replay.graphs import graph_of
+
+
+@settings(max_examples=150, deadline=None)
+@given(problems(), st.booleans(), st.booleans(), st.integers(30, 100))
+def test_replay_accepts_what_polish_makes_and_finds_the_same_peak_and_time(
+    problem: Problem, views: bool, in_place: bool, percent: int
+) -> None:
+    graph, costs = graph_of(problem, views)
+    check_graph(graph, "made up")
+    condensed = condense(graph, costs)
+    assert condensed.storages[: len(problem.storages)] == problem.storages
+    opener = Opener(graph, condensed)
+    polisher = Polisher(condensed)
+    found = polisher.polish({}, polisher.measure(polisher.keep_all)[0] * percent // 100)
+    for sequence in (polisher.keep_all, found.sequence):
+        steps = opener.schedule([condensed.nodes[node].op for node in sequence], in_place)
+        played = replay(graph, costs, steps)
+        line, seconds = plain_line(problem, sequence, in_place)
+        assert played.peak == max(line)
+        assert played.seconds == pytest.approx(seconds)
+        assert replay(graph, costs, steps, accumulate=True).peak <= played.peak
+    assert plain_line(problem, found.sequence, True)[1] == pytest.approx(found.seconds)
+
+
+def test_an_op_that_is_no_node_is_refused() -> None:
+    graph, costs = graph_of(two_layers(), views=True)
+    opener = Opener(graph, condense(graph, costs))
+    with pytest.raises(ScheduleError, match="op 1 is a view or no op"):
+        opener.schedule([0, 1], False)

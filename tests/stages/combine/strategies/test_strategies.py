@@ -1,0 +1,139 @@
+"""Strategies from a step's blocks to the ops that run, against a plain reading of the result."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+
+from schemas.blocks import Blocks
+from schemas.errors import ArtifactError, ConfigError
+from schemas.options import Option
+from schemas.problem import Problem
+from schemas.sequence import parse_action
+from stages.combine.chain.links import keep_all, links_of_blocks
+from stages.combine.chain.replay import chain_replay
+from stages.combine.schedule.executions import executions_of
+from stages.combine.strategies.registry import Candidate, strategies, strategy
+from stages.partition.cuts import find_segments
+from stages.partition.facts import Facts
+from stages.partition.local import describe_block, lay_out
+from stages.solve.search import Grid, solve_block
+from tests.stages.combine.problems import plain_line
+from tests.stages.partition.steps import random_steps
+
+NO_SOLVER = Grid(largest=0)
+
+
+def blocks_of(facts: Facts) -> Blocks:
+    layout = lay_out(facts, find_segments(facts))
+    described = [describe_block(layout, index) for index in range(len(layout.blocks))]
+    problem = facts.problem
+    loss = problem.nodes[problem.loss]
+    held_by_loss = sum(problem.storages[s].bytes for s in loss.outputs if s in layout.held)
+    return Blocks(
+        model="random",
+        prelude=[],
+        prelude_seconds=0.0,
+        held_bytes=sum(problem.storages[s].bytes for s in layout.held),
+        loss=loss.op,
+        loss_seconds=loss.seconds,
+        loss_peak=loss.peak - held_by_loss,
+        blocks=[block for block, _ in described],
+        distinct={block.digest: local for block, local in described},
+    )
+
+
+def options_of(blocks: Blocks) -> dict[str, list[Option]]:
+    """Every block's options that need no solver."""
+    return {
+        digest: solve_block(digest, problem, "highs", NO_SOLVER)
+        for digest, problem in blocks.distinct.items()
+    }
+
+
+def check_candidate(problem: Problem, candidate: Candidate) -> tuple[int, float]:
+    """The candidate runs every op, and what cannot be repeated once; returns peak and seconds."""
+    nodes = problem.nodes
+    assert set(candidate.executions) == {node.op for node in nodes}
+    for node in nodes:
+        assert node.repeatable or candidate.executions.count(node.op) == 1
+    line, seconds = plain_line(problem, candidate.executions, in_place=False)
+    return max(line), seconds
+
+
+@settings(deadline=None, max_examples=60)
+@given(random_steps())
+def test_what_the_dynamic_program_predicts_holds_for_the_ops(facts: Facts) -> None:
+    blocks, problem = blocks_of(facts), facts.problem
+    options = options_of(blocks)
+    last = len(blocks.blocks) + 1
+    for name in ("rotor", "rockmate"):
+        links = links_of_blocks(blocks, options, keep_all_only=name == "rotor")
+        candidates = strategy(name)(problem, blocks, options)
+        assert candidates
+        for candidate in candidates:
+            peak, seconds = check_candidate(problem, candidate)
+            actions = [parse_action(words, last) for words in candidate.sequence]
+            predicted = chain_replay(links, actions)
+            assert peak <= predicted.peak
+            assert seconds <= predicted.seconds + 1e-9
+
+
+@settings(deadline=None, max_examples=60)
+@given(random_steps())
+def test_baselines(facts: Facts) -> None:
+    blocks, problem = blocks_of(facts), facts.problem
+    options = options_of(blocks)
+    [unplanned] = strategy("unplanned")(problem, blocks, options)
+    [checkpoint] = strategy("checkpoint")(problem, blocks, options)
+    assert unplanned.executions == [node.op for node in problem.nodes]
+    check_candidate(problem, checkpoint)
+    assert checkpoint.sequence[0] == "F_ck 1" and checkpoint.sequence[-1] == "B 1"
+    first_runs = list(dict.fromkeys(checkpoint.executions))
+    forward = [node.op for node in problem.nodes if node.phase == "forward"]
+    assert sorted(first_runs[: len(forward)]) == sorted(forward)
+    for index, block in enumerate(blocks.blocks):
+        again = [op for op in block.forward if checkpoint.executions.count(op) > 1]
+        held = {op for op in block.forward if _held(problem, op)}
+        spared = keep_all(options[block.digest]).output_only
+        expected = set(block.forward) - held - set(block.ops(spared)) - set(block.once)
+        assert set(again) == expected, index
+
+
+def _held(problem: Problem, op: int) -> bool:
+    outputs = problem.nodes[op].outputs
+    return bool(outputs) and all(problem.storages[storage].held for storage in outputs)
+
+
+@settings(deadline=None, max_examples=30)
+@given(random_steps())
+def test_ops_that_run_once_are_not_run_again(facts: Facts) -> None:
+    blocks, problem = blocks_of(facts), facts.problem
+    options = options_of(blocks)
+    first = blocks.blocks[0]
+    blocks.blocks[0] = type(first)(**{**vars(first), "once": first.forward[-1:]})
+    last = len(blocks.blocks) + 1
+    words = [f"F_ck {p}" for p in range(1, last)] + ["loss"]
+    for position in range(last - 1, 0, -1):
+        words += [f"F_all {position}", f"B {position}"]
+    actions = [parse_action(text, last) for text in words]
+    executions = executions_of(problem, blocks, options, actions)
+    assert executions.count(first.forward[-1]) == 1
+
+
+def test_only_baselines_are_not_polished() -> None:
+    polished = {name: entry.polished for name, entry in strategies().items()}
+    assert polished == {"unplanned": False, "checkpoint": False, "rotor": True, "rockmate": True}
+
+
+def test_an_unknown_strategy_is_named() -> None:
+    with pytest.raises(ConfigError, match="strategy 'magic' is not known, expected one of unpl"):
+        strategy("magic")
+
+
+@settings(deadline=None, max_examples=5)
+@given(random_steps())
+def test_missing_options_are_named(facts: Facts) -> None:
+    blocks = blocks_of(facts)
+    with pytest.raises(ArtifactError, match=f"lack the block {blocks.blocks[0].digest[:12]}"):
+        strategy("rotor")(facts.problem, blocks, {})
