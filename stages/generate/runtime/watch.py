@@ -82,7 +82,8 @@ class Watch:
             raise Difference("PyTorch has a hook for all modules, which the plan would not run")
         for (name, _, value), found in zip(self.states, [f() for f in self.asked], strict=True):
             if found != value:
-                raise Difference(f"{name} is {found}, the plan was made with {value}")
+                one, other = ("nothing" if each == "" else each for each in (found, value))
+                raise Difference(f"{name} is {one}, the plan was made with {other}")
         if not self.lists.are_of(modules) or not self._same():
             self._lay_out(modules)
 
