@@ -9,7 +9,6 @@ a run belongs to the run: it lives in the generator's frame and dies with the ou
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch
 from .absent import Absent
 from .arrived import Arrived, arrived, own
 from .facts import Interface
-from .inner import Known, check_asked, only_hook
+from .inner import Inner, check_inner, watch_inner
 from .regions import region_of
 from .strides import as_in_eager
 from .surroundings import changing_mode, without_function_modes
@@ -43,7 +42,7 @@ class Run:
         self.message: list[Arrived] | None = None
         self.watched: list[Watched] = []
         self.aliased: list[tuple[torch.Tensor, int]] = []
-        self.inner: list[Known] = []
+        self.inner: list[Inner] = []
         self.unlike = list(reversed(interface.unlike))
 
     def advance(self) -> list[Any]:
@@ -142,7 +141,7 @@ class _Outputs(torch.autograd.Function):
             )
         run.check_autocast()
         run.check_aliased()
-        check_asked(run.inner)
+        check_inner(run.inner)
         expected = run.interface.tangents
         for number, tangent in enumerate(tangents):
             if expected[number] is None and tangent is not None:
@@ -242,9 +241,7 @@ def _apart(run: Run, outputs: list[torch.Tensor]) -> list[torch.Tensor]:
             outputs[number] = _Output.apply(outputs[number])
         if number in run.interface.multiple:
             outputs[number] = _one_of_several(outputs[number])
-    run.inner = [weakref.ref(outputs[number]) for number in run.interface.inner]
-    for known in run.inner:
-        known().register_hook(only_hook(known))  # type: ignore[union-attr]
+    run.inner = watch_inner(outputs, run.interface.inner)
     return outputs
 
 

@@ -6,38 +6,31 @@ from __future__ import annotations
 import sys
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-Known = weakref.ref[torch.Tensor]
-
 _ASKING = (torch.autograd.grad.__code__, torch.autograd.backward.__code__)
 
 
-def only_hook(known: Known) -> Callable[[torch.Tensor], None]:
-    """A hook of such an output, which refuses any further one."""
+class Inner:
+    """One such output, as long as somebody keeps it, and its hooks, of which the first is ours."""
 
-    def check(gradient: torch.Tensor) -> None:
-        check_asked([known])
-        output = known()
-        hooks: Any = None if output is None else output._backward_hooks
-        if output is not None and (output.retains_grad or len(hooks or ()) > 1):
+    def __init__(self, output: torch.Tensor) -> None:
+        self.known = weakref.ref(output)
+        self.hooks: Any = output._backward_hooks
+
+    def check(self, asked: list[Any]) -> None:
+        """Raises RuntimeError where it has further hooks, retains its gradient or is `asked` for
+        it."""
+        output = self.known()
+        if len(self.hooks) > 1 or (output is not None and output.retains_grad):
             raise RuntimeError(
                 "an output that other outputs are made of has a hook or retains its gradient, "
                 "of which a plan knows only what comes from outside: "
                 "give them to a copy (clone()) of that output"
             )
-
-    return check
-
-
-def check_asked(inner: Sequence[Known]) -> None:
-    """Refuses a backward, from within it, that is asked for the gradient of such an output."""
-    asked = _asked() if inner else []
-    for known in inner:
-        output = known()
         if output is not None and any(
             one is output or getattr(one, "node", None) is output.grad_fn for one in asked
         ):
@@ -45,6 +38,22 @@ def check_asked(inner: Sequence[Known]) -> None:
                 "the gradient of an output that other outputs are made of is asked for, of which a "
                 "plan knows only what comes from outside: ask for that of the original model"
             )
+
+
+def watch_inner(outputs: Sequence[torch.Tensor], numbers: Sequence[int]) -> list[Inner]:
+    """Those of the outputs, by number; wherever a backward meets any output, they are checked."""
+    found: list[Inner] = []
+    for output in outputs if numbers else ():
+        output.register_hook(lambda gradient: check_inner(found))
+    found += [Inner(outputs[number]) for number in numbers]
+    return found
+
+
+def check_inner(outputs: Sequence[Inner]) -> None:
+    """Refuses, from within a backward, one in which somebody would see such a gradient."""
+    asked = _asked() if outputs else []
+    for output in outputs:
+        output.check(asked)
 
 
 def _asked() -> list[Any]:

@@ -86,3 +86,46 @@ def test_inference_tensors_are_refused(tmp_path: Path) -> None:
         made = torch.randn(2, 4)
     with pytest.raises(package.PlanMismatch, match="made in inference mode"):
         planned(made)
+
+
+class WithLoss(nn.Module):
+    """Returns a loss and what it is made of, as transformers' models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = self.layer(x)
+        return logits.square().sum(), logits
+
+
+def hooked(loss: torch.Tensor, logits: torch.Tensor) -> None:
+    logits.register_hook(lambda gradient: 2 * gradient)
+    loss.backward()
+
+
+def hooked_and_dropped(loss: torch.Tensor, logits: torch.Tensor) -> None:
+    logits.register_hook(lambda gradient: 2 * gradient)
+    del logits
+    loss.backward()
+
+
+def retained(loss: torch.Tensor, logits: torch.Tensor) -> None:
+    logits.retain_grad()
+    loss.backward()
+
+
+def asked(loss: torch.Tensor, logits: torch.Tensor) -> None:
+    torch.autograd.grad(loss, [loss, logits], allow_unused=True)
+
+
+@pytest.mark.parametrize("use", [hooked, hooked_and_dropped, retained, asked])
+def test_what_the_planned_loss_is_made_of(use: Callable[..., None], tmp_path: Path) -> None:
+    """Its gradient never arrives from outside, so that no hook of it would run."""
+    made: Any = (WithLoss(), ((torch.randn(2, 4),), {}), lambda output: output[0])
+    graph, built = traced(made)
+    planned = generated(graph, tmp_path / "module").load(built.model)
+    with pytest.raises(RuntimeError, match="that other outputs are made of"):
+        use(*planned(*built.samples[0][0]))
+    planned(*built.samples[0][0])[0].backward()
