@@ -235,7 +235,7 @@ def two_threads_at_once(run: Run) -> None:
     """Gradients that nobody adds up; only where nothing is drawn or written."""
     run.need(not list(run.module.buffers()))
     state = torch.get_rng_state()
-    run.forward()
+    run.loss(run.forward())
     run.need(torch.equal(state, torch.get_rng_state()))
     wanted = [p for p in run.module.parameters() if p.requires_grad]
     found: dict[int, Any] = {}
