@@ -187,7 +187,7 @@ def a_parameter_written_between_forward_and_backward(run: Run) -> None:
 
 @use
 def a_buffer_written_between_forward_and_backward(run: Run) -> None:
-    """A training batch norm says that it reads its statistics and does not: a plan leaves it out."""
+    """A training batch norm only says that it reads its statistics: a plan leaves them out."""
     written = [
         buffer
         for module in run.module.modules()
