@@ -117,7 +117,8 @@ def read_plan(path: Path | str) -> Plan:
 
 
 def _require(path: Path | str, key: str, value: Any, types: tuple[type, ...]) -> None:
-    if not isinstance(value, types) or isinstance(value, bool):
+    large = isinstance(value, int) and abs(value) >= 2**63
+    if not isinstance(value, types) or isinstance(value, bool) or large:
         raise ArtifactError(f"{path}: {key} is {value!r}, which a plan cannot have")
 
 

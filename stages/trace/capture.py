@@ -125,9 +125,16 @@ def _without_memory(built: Built, forward: Forward) -> Iterator[FakeTensorMode]:
         compiling(),
         torch.compiler.set_stance("fail_on_recompile"),
         replaced(torch.autograd, "grad", forward.watched),
+        replaced(torch.autograd.profiler.record_function, "__enter__", _not_recording),
+        replaced(torch.autograd.profiler.record_function, "__exit__", _not_recording),
         replaced(torch.autograd.function.FunctionCtx, _MATERIALIZE, forward.noting),
     ):
         yield mode
+
+
+def _not_recording(original: Callable[..., Any]) -> Callable[..., Any]:
+    """In place of the parts of a profiler's region, which computes nothing."""
+    return lambda region, *_: region if original.__name__ == "__enter__" else None
 
 
 _MATERIALIZE = "set_materialize_grads"

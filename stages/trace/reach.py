@@ -87,7 +87,7 @@ class Reach(abc.ABC):
         for name in HOOKS:
             self._keep(shown, fields[name], None)
             self.hooks.add(id(fields[name]))
-        self._enter_class(type(module), place)
+        self._enter_class(original_class(module), place)
         for name, value in list(fields.items()):
             if name not in INTERNAL:
                 self.discover(value, (*place, ("field", name)), join(shown, name))
@@ -248,6 +248,11 @@ def _place_of_class(kind: type) -> Place | None:
     if module is None or vars(module).get(kind.__name__) is not kind:
         return None
     return ("python", kind.__module__), ("global", kind.__name__)
+
+
+def original_class(thing: Any) -> type:
+    """The class of a thing, of a planned module that of the original one."""
+    return getattr(type(thing), "_tightfit_original", type(thing))
 
 
 def join(shown: str, name: str) -> str:

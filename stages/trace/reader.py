@@ -14,7 +14,7 @@ from stages.trace.asking import asked_by_torch, walked_by_capture
 from stages.trace.codes import globals_read, globals_written, names_of
 from stages.trace.functions import cells_of, content_of, of_plan, own_code
 from stages.trace.holders import INTERNAL, NOWHERE, Holder, Kept, Place, is_dunder
-from stages.trace.reach import REGISTERED, Reach, join
+from stages.trace.reach import REGISTERED, Reach, join, original_class
 from stages.trace.sentences import on_set
 from stages.trace.spaces import data_named, is_data
 
@@ -139,7 +139,7 @@ class Reader(Reach):
             self.discover(value, (*holder.place, ("field", name)), join(holder.shown, name))
 
     def _note_class(self, holder: Holder, name: str) -> None:
-        kind = type(holder.thing)
+        kind = original_class(holder.thing)
         owner = next((base for base in kind.__mro__ if name in vars(base)), None)
         if owner in (nn.Module, object):
             return
@@ -199,9 +199,7 @@ class Reader(Reach):
             reached = place is not None and place[0] != NOWHERE
             if not here and not reached:
                 return None
-            found: Place = (("python", module),)
-            if reached and (not here or module == "__main__"):
-                found = (*(place or ()), ("globals",))
+            found = (*(place or ()), ("globals",)) if reached else (("python", module),)
             self.holders[key] = Holder(found, "", "fields", names, {})
             self._alive.append(names)
         return self.holders[key]

@@ -66,8 +66,6 @@ class Spaces:
         """A Python module of the user's."""
         if users_module(module):
             fields = vars(module)
-            if sys.modules.get(module.__name__) is module:
-                place = (("python", module.__name__),)
             holder = Holder(place, module.__name__, "fields", module, {})
             self._enter(holder, fields)
 

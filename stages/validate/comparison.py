@@ -137,7 +137,7 @@ def copied(module: nn.Module) -> nn.Module:
     except Exception as error:
         raise ModelError(
             "the model cannot be compared with its plan, since it cannot be copied by "
-            f"copy.deepcopy ({describe(error)})"
+            f"copy.deepcopy ({describe(error)}): let it be copied, or plan with check=False"
         ) from error
     for one, other in zip(
         (*made.parameters(), *made.buffers()),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import collections
 import functools
+import inspect
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -289,6 +290,8 @@ def _look_up_class(thing: Any, name: str, lists: Lists) -> Any:
 
 
 def _look_up_cell(thing: Any, name: str, lists: Lists) -> Any:
+    if not inspect.isfunction(thing):
+        return ABSENT
     cell = cells(thing).get(name)
     if cell is None:
         return ABSENT
@@ -298,6 +301,8 @@ def _look_up_cell(thing: Any, name: str, lists: Lists) -> Any:
 
 
 def _look_up_default(thing: Any, name: str, lists: Lists) -> Any:
+    if not inspect.isfunction(thing):
+        return ABSENT
     lists.functions.append((thing, thing.__defaults__, thing.__kwdefaults__))
     if thing.__kwdefaults__:
         named = thing.__kwdefaults__
@@ -370,5 +375,5 @@ def read_description(package: Path) -> tuple[Any, list[str]]:
     try:
         document = json.loads(path.read_bytes())
         return document["watch"], list(document["written"])
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise RuntimeError(f"{path} cannot be read, generate the module anew") from error

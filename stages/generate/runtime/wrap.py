@@ -35,6 +35,8 @@ def wrap(
     """
     if otherwise not in ("error", "original"):
         raise ValueError(f'otherwise is {otherwise!r}, it can be "error" or "original"')
+    if not isinstance(model, torch.nn.Module):
+        raise RuntimeError(f"load is given a {type(model).__name__} instead of a torch module")
     base = getattr(type(model), "_tightfit_original", type(model))
     if "forward" in vars(model):
         raise RuntimeError(
@@ -85,6 +87,11 @@ def _planned_class(
         object.__setattr__(copied, "__dict__", copy.deepcopy(vars(self), memo))
         return load(copied, otherwise)
 
+    def shallow(self: Model) -> Any:
+        copied = object.__new__(base)
+        object.__setattr__(copied, "__dict__", vars(self).copy())
+        return load(copied, otherwise)
+
     body: dict[str, Any] = {
         "__doc__": base.__doc__,
         "__module__": base.__module__,
@@ -93,6 +100,8 @@ def _planned_class(
         "_tightfit_original": base,
         "forward": forward,
     }
+    if not hasattr(base, "__copy__"):
+        body["__copy__"] = shallow
     if not hasattr(base, "__deepcopy__"):
         # A submodule may refer to the model, which then is there before its copy is planned.
         body["__deepcopy__"] = deepcopy

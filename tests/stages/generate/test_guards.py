@@ -249,3 +249,8 @@ def test_the_remedy_is_that_of_what_differs(tmp_path: Path) -> None:
     with pytest.raises(package.PlanMismatch, match=r"strides .*; give it x\.contiguous\(\), plan"):
         planned(sliced, scale=0.5)
     planned(sliced.contiguous(), scale=0.5)
+
+
+def test_load_takes_modules_alone(small: Planned) -> None:
+    with pytest.raises(RuntimeError, match="load is given a int instead of a torch module"):
+        small.package.load(3)

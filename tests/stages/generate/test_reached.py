@@ -5,6 +5,9 @@ from __future__ import annotations
 import collections
 import copy
 import functools
+import importlib
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -280,3 +283,94 @@ def test_a_layer_that_refers_to_its_model(tmp_path: Path) -> None:
     assert torch.equal(copied(X), planned(X))
     assert vars(copied.child.parent[0]) is vars(copied)
     assert copied.child.weight is not planned.child.weight
+
+
+class Marked(Model):
+    """A model whose forward is timed by the profiler."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.profiler.record_function("a region"):
+            return self.layer(x)
+
+
+def test_a_region_of_the_profiler_computes_nothing(tmp_path: Path) -> None:
+    graph, built = traced_watched((Marked(None, abs), ((X,), {})))
+    compare(generated(graph, tmp_path / "plan"), built)
+
+
+class Outer(nn.Module):
+    """A model with a part that may be planned."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.part(x).sin()
+
+
+def test_a_planned_part_of_a_model_that_is_planned(tmp_path: Path) -> None:
+    part = Model(2.0, abs)
+    graph, _ = traced_watched((part, ((X,), {})))
+    outer = Outer(generated(graph, tmp_path / "part").load(part))
+    graph, _ = traced_watched((outer, ((X,), {})))
+    planned = generated(graph, tmp_path / "whole").load(outer)
+    assert torch.equal(planned(X), Outer(part)(X))
+
+
+def test_a_shallow_copy_has_attributes_of_its_own(tmp_path: Path) -> None:
+    model = Model(2.0, abs)
+    graph, _ = traced_watched((model, ((X,), {})))
+    planned = generated(graph, tmp_path / "plan").load(model)
+    copied = copy.copy(planned)
+    copied.held, copied.note = 3.0, "other"
+    assert planned.held == 2.0 and not hasattr(planned, "note")
+    assert copied.layer is planned.layer
+    planned(X)
+    with pytest.raises(RuntimeError, match=r"held 3\.0, the plan was made with 2\.0"):
+        copied(X)
+
+
+SCRIPT = """
+import sys
+import torch
+from torch import nn
+
+SCALE = 2.0
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.layer(x) * SCALE
+
+if __name__ == "__main__":
+    import scaled
+    sys.path.insert(0, sys.argv[1])
+    from plan import PlanMismatch, load
+    planned = load(Small())
+    planned(torch.ones(2, 3))
+    SCALE = 3.0
+    try:
+        planned(torch.ones(2, 3))
+    except PlanMismatch as error:
+        print(error)
+"""
+
+
+def test_a_script_that_was_planned_as_a_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its globals are those of the script, whatever the module of the same file says."""
+    script = tmp_path / "scaled.py"
+    script.write_text(SCRIPT)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = importlib.import_module("scaled")
+    graph, _ = traced_watched((module.Small(), ((X,), {})))
+    generated(graph, tmp_path / "plan")
+    command = [sys.executable, str(script), str(tmp_path)]
+    child = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "the global SCALE is 3.0, the plan was made with 2.0" in child.stdout, child.stderr
+    del sys.modules["scaled"]
