@@ -352,6 +352,15 @@ def test_a_package_without_its_description_is_refused(tmp_path: Path) -> None:
     file.write_text(json.dumps(document))
     with pytest.raises(RuntimeError, match=r"watched\.json is not what was generated"):
         module.load(built.model)
+    document["watch"]["holders"][0] |= {"place": [["python", "builtins"], ["global", "len"]]}
+    for kind in ("defaults", "cells", "names"):
+        document["watch"]["holders"][0] |= {"kind": kind, "reads": {"x": 1}}
+        file.write_text(json.dumps(document))
+        with pytest.raises(RuntimeError, match=r"the plan was made|is not what was generated"):
+            module.load(built.model)
+    file.write_text("[" * 100_000)
+    with pytest.raises(RuntimeError, match=r"watched\.json cannot be read, generate the module"):
+        module.load(built.model)
     file.unlink()
     with pytest.raises(RuntimeError, match=r"watched\.json cannot be read, generate the module"):
         module.load(built.model)

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.errors import ArtifactError
+from schemas.plan import Cost, Fixed, Plan, read_plan, write_plan
+
+PLAN = Plan(
+    strategy="rotor",
+    budget="50%",
+    budget_total=10,
+    budget_bytes=8,
+    verdict="feasible",
+    sentence="it fits",
+    time=2.0,
+    peak=7,
+    lower_bound=1.0,
+    gap=0.5,
+    optimal_in="",
+    smallest_budget=5,
+    before_polish=Cost(2.0, 8),
+    keep_all=Cost(1.0, 12),
+    fixed=Fixed(1, 1, 0, 1, 1),
+    recomputed=1,
+    recomputed_time=1.0,
+    solver="local search",
+)
+
+
+def test_a_plan_is_what_was_written(tmp_path: Path) -> None:
+    write_plan(tmp_path / "plan.json", PLAN)
+    assert read_plan(tmp_path / "plan.json") == PLAN
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("peak", 10**400),
+        ("peak", "7"),
+        ("budget_total", True),
+        ("verdict", "timeout"),
+        ("strategy", 3),
+        ("fixed", {}),
+        ("keep_all", None),
+    ],
+)
+def test_a_plan_of_another_form_is_refused(key: str, value: Any, tmp_path: Path) -> None:
+    write_plan(tmp_path / "plan.json", PLAN)
+    document = json.loads((tmp_path / "plan.json").read_text())
+    (tmp_path / "plan.json").write_text(json.dumps({**document, key: value}))
+    with pytest.raises(ArtifactError, match=r"plan\.json") as caught:
+        read_plan(tmp_path / "plan.json")
+    assert "\n" not in str(caught.value)
