@@ -1,17 +1,19 @@
-"""`tightfit.frontier/1`: the plans of one strategy for one model and profile, from most to least
+"""`tightfit.frontier/2`: the plans of one strategy for one model and profile, from most to least
 memory. A budget takes the first that fits, so that it never matters which budgets were asked."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
 from schemas import store
-from schemas.arrow import flag, integer, integers, number, text, texts
+from schemas.arrow import flag, integer, integers, number, records, text
 from schemas.errors import ArtifactError
+from schemas.sequence import OPERATION_FIELDS, Operation, operation
 
 
 @dataclass(frozen=True)
@@ -20,8 +22,8 @@ class Point:
 
     `peak` (bytes) and `seconds` are what replay says of it; `before_peak` and `before_seconds`
     are those of the strategy's own sequence, before polish. `in_place` says whether ops overwrite
-    inputs that end with them. `sequence` is the strategy's sequence in words and `origin` how the
-    point was found.
+    inputs that end with them. `sequence` is what the strategy does with the positions of its chain
+    and `origin` how the point was found.
     """
 
     peak: int
@@ -30,7 +32,7 @@ class Point:
     before_seconds: float
     in_place: bool
     executions: list[int]
-    sequence: list[str]
+    sequence: list[Operation]
     origin: str
 
 
@@ -64,7 +66,7 @@ class Frontier:
 
 FRONTIER = store.ArtifactType(
     "tightfit.frontier",
-    1,
+    2,
     pa.schema(
         [
             integer("peak"),
@@ -73,7 +75,7 @@ FRONTIER = store.ArtifactType(
             number("before_seconds"),
             flag("in_place"),
             integers("executions"),
-            texts("sequence"),
+            records("sequence", *OPERATION_FIELDS),
             text("origin"),
         ]
     ),
@@ -87,6 +89,10 @@ def pareto(points: Iterable[Point]) -> list[Point]:
         if not chosen or point.seconds < chosen[-1].seconds:
             chosen.append(point)
     return chosen[::-1]
+
+
+def _point(row: Mapping[str, Any], what: str) -> Point:
+    return Point(**{**row, "sequence": [operation(part, what) for part in row["sequence"]]})
 
 
 def write_frontier(path: Path | str, frontier: Frontier) -> str:
@@ -103,7 +109,7 @@ def read_frontier(path: Path | str) -> Frontier:
     """Reads a frontier; raises ArtifactError when its metadata or its order is wrong."""
     artifact = store.read(path, FRONTIER)
     meta = artifact.metadata
-    points = [Point(**row) for row in artifact.rows]
+    points = [_point(row, f"{path}: point {index}") for index, row in enumerate(artifact.rows)]
     try:
         frontier = Frontier(
             strategy=meta["strategy"],

@@ -12,11 +12,10 @@ These are the operations of S Table 2.1 (Shilova's thesis) with the options of Z
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
@@ -30,8 +29,8 @@ NO_OPTION = -1
 
 
 @dataclass(frozen=True)
-class Action:
-    """One action on the position `block` (1..L+1); `option` is a number where the kind is "F"."""
+class Operation:
+    """One operation on the position `block` (1..L+1); `option` is a number where it is an "F"."""
 
     action: Kind
     block: int
@@ -44,43 +43,37 @@ class Action:
         return f"{self.action} {self.block}{option}"
 
 
+OPERATION_FIELDS = (text("action"), integer("block"), integer("option"))
+"""Arrow fields of an operation, for artifacts that hold some."""
+
 SEQUENCE = store.ArtifactType(
     "tightfit.sequence",
     1,
-    pa.schema([integer("step"), text("action"), integer("block"), integer("option")]),
+    pa.schema([integer("step"), *OPERATION_FIELDS]),
 )
 
 
-def parse_action(words: str, last: int) -> Action:
-    """The action that was written as `words`, in a chain whose loss is position `last`.
-
-    Raises ArtifactError when it is none.
-    """
-    if words == "loss":
-        return Action("loss", last)
-    match = re.fullmatch(r"(F_all|F_ck|F_none|F|B) (\d+)(?: option (\d+))?", words)
-    if match is None or (match[1] == "F") != (match[3] is not None):
-        raise ArtifactError(f"{words!r} is no action of a sequence")
-    option = NO_OPTION if match[3] is None else int(match[3])
-    return Action(cast(Kind, match[1]), int(match[2]), option)
-
-
-def write_sequence(path: Path | str, actions: Iterable[Action], chain_digest: str = "") -> str:
+def write_sequence(path: Path | str, actions: Iterable[Operation], chain_digest: str = "") -> str:
     """Writes a sequence and returns its digest; `chain_digest` names the chain it is for."""
     rows = [{"step": step, **asdict(action)} for step, action in enumerate(actions)]
     return store.write(path, SEQUENCE, rows, {"chain": chain_digest})
 
 
-def read_sequence(path: Path | str) -> list[Action]:
+def read_sequence(path: Path | str) -> list[Operation]:
     """Reads a sequence; raises ArtifactError when an action is unknown or a step out of place."""
     actions = []
     for expected, row in enumerate(store.read(path, SEQUENCE).rows):
         if row.pop("step") != expected:
             raise ArtifactError(f"{path}: step {expected} is out of place")
-        action = Action(**row)
-        if action.action not in get_args(Kind):
-            raise ArtifactError(f"{path}: step {expected} has the unknown action {row['action']!r}")
-        if action.block < 1 or (action.action == "F") != (action.option >= 0):
-            raise ArtifactError(f"{path}: step {expected} ({action}) names no position or option")
-        actions.append(action)
+        actions.append(operation(row, f"{path}: step {expected}"))
     return actions
+
+
+def operation(row: Mapping[str, Any], what: str) -> Operation:
+    """The operation of a row; raises ArtifactError, naming `what`, where it is none."""
+    found = Operation(**row)
+    if found.action not in get_args(Kind):
+        raise ArtifactError(f"{what} has the unknown action {found.action!r}")
+    if found.block < 1 or (found.action == "F") != (found.option >= 0):
+        raise ArtifactError(f"{what} ({found}) names no position or option")
+    return found

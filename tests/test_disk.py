@@ -71,8 +71,8 @@ def files(folder: Path) -> dict[str, bytes]:
 WRITERS = {
     "store": """
 from pathlib import Path
-from schemas.sequence import Action, write_sequence
-write_sequence(Path("kept.arrow"), [Action("B", 1)] * 1000)
+from schemas.sequence import Operation, write_sequence
+write_sequence(Path("kept.arrow"), [Operation("B", 1)] * 1000)
 """,
     "library": """
 from dataclasses import replace

@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from schemas.errors import ConfigError
-from schemas.frontier import Frontier, Point, read_frontier, write_frontier
+from schemas.frontier import Frontier, read_frontier, write_frontier
 from schemas.graph import GRAPH, read_graph
 from schemas.made import Made
-from schemas.sequence import Action, parse_action, write_sequence
+from schemas.sequence import write_sequence
 from schemas.store import header, read
-from stages.combine.chain.cli import add_chain_arguments, run_chain
+from stages.combine.chain.cli import add_chain_arguments, needs_options, run_chain
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> None:
 def made(options: argparse.Namespace) -> list[Made]:
     """What `run` made of what."""
     if options.chain is not None:
-        read = [options.chain, *([options.options] if options.strategy == "rockmate" else [])]
+        read = [options.chain, *([options.options] if needs_options(options) else [])]
         settings = {name: getattr(options, name) for name in ("strategy", "budget", "slots")}
         return [Made(_files(options.out, "sequence.arrow", "plan.json"), read, settings)]
     read = [options.graph, options.costs]
@@ -71,17 +71,20 @@ def _make(options: argparse.Namespace) -> None:
     from schemas.options import read_options
     from stages.combine.frontier import frontier
     from stages.combine.strategies.registry import strategy as strategy_of
+    from stages.combine.strategies.strategy import Step
     from stages.replay.condense import condense
 
     strategy = strategy_of(options.strategy)
     graph, costs = read_graph(options.graph), read_costs(options.costs)
     problem = condense(graph, costs)
-    inputs = (problem, read_blocks(options.blocks), read_options(options.options))
-    keep_all = strategy_of("unplanned")(*inputs)[0]
-    candidates = strategy(*inputs)
+    step = Step(problem, read_blocks(options.blocks), read_options(options.options))
+    if said := strategy.supports(step):
+        raise ConfigError(f"{strategy.about.name} cannot plan {graph.model}: {said}")
+    [keep_all] = strategy_of("unplanned").candidates(step)
+    candidates, about = strategy.candidates(step), strategy.about
     digest = read(options.graph, GRAPH).digest
-    made = frontier(graph, digest, costs, problem, strategy, candidates, keep_all, options.workers)
-    if strategy.solved:
+    made = frontier(graph, digest, costs, problem, about, candidates, keep_all, options.workers)
+    if about.solved:
         clock = header(options.options).metadata.get("clock", "0")
         made = replace(made, clock=int(clock))
     write_frontier(options.out, made)
@@ -98,7 +101,7 @@ def _choose(options: argparse.Namespace) -> None:
     made = read_frontier(options.frontier)
     digest = _same_graph(options, made)
     plan, point, steps = choose(graph, costs, condense(graph, costs), made, options.budget)
-    write_sequence(options.out / "sequence.arrow", _actions(point))
+    write_sequence(options.out / "sequence.arrow", [] if point is None else point.sequence)
     write_schedule(options.out / "schedule.arrow", steps, digest)
     write_plan(options.out / "plan.json", plan)
 
@@ -108,10 +111,3 @@ def _same_graph(options: argparse.Namespace, made: Frontier) -> str:
     if made.graph != digest:
         raise ConfigError(f"{options.frontier}: was made for another graph than {options.graph}")
     return digest
-
-
-def _actions(point: Point | None) -> list[Action]:
-    """The strategy's sequence that the point was polished from, empty without a point."""
-    words = [] if point is None else point.sequence
-    last = max((parse_action(text, 0).block for text in words), default=0) + 1
-    return [parse_action(text, last) for text in words]

@@ -12,7 +12,7 @@ from schemas.problem import Problem
 from stages.combine.bounds import least_peak, least_seconds
 from stages.combine.polish.polisher import Polished, Polisher
 from stages.combine.schedule.opening import Opener
-from stages.combine.strategies.registry import Candidate, Strategy
+from stages.combine.strategies.strategy import About, Candidate
 from stages.replay.referee import Replay, replay
 
 
@@ -21,7 +21,7 @@ def frontier(
     graph_digest: str,
     costs: Costs,
     problem: Problem,
-    strategy: Strategy,
+    strategy: About,
     candidates: Sequence[Candidate],
     keep_all: Candidate,
     workers: int = 1,
@@ -30,7 +30,7 @@ def frontier(
 
     `problem` is the graph condensed, `candidates` what the strategy made of it and `keep_all` the
     captured order, which polish starts from too, and which is a point itself where ops in place
-    take longer. A strategy that is not polished keeps its candidates as they are, with no op in
+    take longer. A baseline keeps its candidates as they are, with no op in
     place. The result does not depend on `workers`, the number of threads. Raises ScheduleError
     when replay refuses a candidate.
     """
@@ -39,7 +39,7 @@ def frontier(
         raise ArtifactError("the blocks run ops that are none of the graph's: make them of it")
     played = _Played(graph, costs, problem)
     everything = played.replay(keep_all.executions, in_place=False)
-    if strategy.polished:
+    if not strategy.baseline:
         points = _polished(played, [*candidates, keep_all], workers)
         points.append(played.point(keep_all.executions, keep_all, False))
     else:

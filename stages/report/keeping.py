@@ -9,7 +9,7 @@ from schemas.again import makes_of
 from schemas.blocks import Blocks
 from schemas.graph import NONE, Graph
 from schemas.options import Option
-from schemas.sequence import NO_OPTION, Action
+from schemas.sequence import NO_OPTION, Operation
 from stages.report.timeline import Timeline
 from stages.report.words import pattern
 
@@ -59,7 +59,7 @@ class Column:
     """What the matrix needs of one plan: its memory line and its strategy's sequence."""
 
     line: Timeline
-    sequence: Sequence[Action]
+    sequence: Sequence[Operation]
 
 
 def block_rows(
@@ -137,7 +137,7 @@ def _most(cells: list[Cell]) -> int:
     return max((cell.kept for cell in cells), default=0)
 
 
-def _option(actions: list[Action], options: list[Option]) -> str:
+def _option(actions: list[Operation], options: list[Option]) -> str:
     """The label of the last option chosen, which is what the backward reads."""
     chosen = [action.option for action in actions if action.option != NO_OPTION]
     return options[chosen[-1]].label if chosen and chosen[-1] < len(options) else ""

@@ -19,7 +19,7 @@ from schemas.measurement import LinePoint, Measurement, read_line, read_measurem
 from schemas.options import Option, read_options
 from schemas.plan import Plan, read_plan
 from schemas.schedule import Step, read_schedule
-from schemas.sequence import Action, read_sequence
+from schemas.sequence import Operation, read_sequence
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ class PlanResult:
     plan: Plan
     folder: str
     steps: list[Step] | None
-    sequence: list[Action]
+    sequence: list[Operation]
     measurement: Measurement | None
     line: list[LinePoint] | None
     error: str

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from schemas.plan import Fixed, Plan
     from stages.combine.chain.frontier import ChainFrontier, ChainPlan
 
-STRATEGIES = ("rotor", "rockmate")
 EXACT = "persistent sequences of the chain"
 ROUNDING = 1e-9
 """Relative difference of two sums of the same times in another order."""
@@ -25,7 +24,7 @@ def add_chain_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of planning a chain."""
     parser.add_argument("--chain", type=Path, help="chain.arrow, to plan a chain without a model")
     parser.add_argument("--options", type=Path, help="options.arrow of the blocks")
-    parser.add_argument("--strategy", help="how to plan: for a chain, rotor or rockmate")
+    parser.add_argument("--strategy", help="how to plan, by name")
     parser.add_argument("--budget", help="the memory to stay within, such as 8GiB, 145MB or 50%%")
     parser.add_argument("--slots", type=int, default=500, help="memory slots for a chain's plan")
 
@@ -45,9 +44,9 @@ def run_chain(options: argparse.Namespace) -> None:
     from stages.combine.chain.frontier import ChainFrontier
     from stages.combine.chain.links import links_of_chain
 
-    _check(options)
+    solved = needs_options(options)
     chain = read_chain(options.chain)
-    blocks = read_options(options.options) if options.strategy == "rockmate" else None
+    blocks = read_options(options.options) if solved else None
     frontier = ChainFrontier(links_of_chain(chain, blocks), options.slots)
     plan, chosen = plan_chain(chain, frontier, options.strategy, parse_budget(options.budget))
     digest = store.read(options.chain, CHAIN).digest
@@ -110,17 +109,24 @@ def fixed_bytes(chain: Chain) -> Fixed:
     )
 
 
-def _check(options: argparse.Namespace) -> None:
-    if options.strategy not in STRATEGIES:
+def needs_options(options: argparse.Namespace) -> bool:
+    """Whether the strategy takes the options of blocks; raises ConfigError where a setting is
+    amiss."""
+    from stages.combine.strategies.registry import chain_strategies, strategy
+
+    known = chain_strategies()
+    if options.strategy not in known:
         raise ConfigError(
-            f"--strategy {options.strategy}: a chain is planned by {' or '.join(STRATEGIES)}"
+            f"--strategy {options.strategy}: a chain is planned by {' or '.join(known)}"
         )
+    solved = strategy(options.strategy).about.solved
     if options.budget is None:
         raise ConfigError("combine --chain needs --budget")
-    if options.strategy == "rockmate" and options.options is None:
-        raise ConfigError("combine --chain --strategy rockmate needs --options")
+    if solved and options.options is None:
+        raise ConfigError(f"combine --chain --strategy {options.strategy} needs --options")
     if options.slots < 1:
         raise ConfigError(f"--slots {options.slots}: expected 1 or more")
+    return solved
 
 
 def _lower_bound(frontier: ChainFrontier, budget: int) -> float:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schemas.sequence import Action
+from schemas.sequence import Operation
 from stages.combine.chain.least import Least
 from stages.combine.chain.links import Links
 from stages.combine.chain.replay import chain_replay
@@ -36,7 +36,7 @@ class ChainPlan:
     peak: int
     seconds: float
     again: int
-    sequence: list[Action]
+    sequence: list[Operation]
 
 
 class ChainFrontier:
@@ -154,21 +154,21 @@ class ChainFrontier:
             return [*found, self._plan(table.sequence(room))]
         return found
 
-    def _plan(self, sequence: list[Action]) -> ChainPlan:
+    def _plan(self, sequence: list[Operation]) -> ChainPlan:
         played = chain_replay(self.links, sequence)
         return ChainPlan(played.peak, played.seconds, played.again, sequence)
 
 
-def keep_all_sequence(links: Links) -> list[Action]:
+def keep_all_sequence(links: Links) -> list[Operation]:
     """Every position once, each in its fastest way, the least memory where several are fastest."""
     last = len(links)
-    forward: list[Action] = []
-    backward: list[Action] = []
+    forward: list[Operation] = []
+    backward: list[Operation] = []
     for position in range(1, last + 1):
         way = min(links.at(position).ways, key=lambda way: (way.seconds, way.save))
         actions = run_block(position, way.option, last, [])
-        forward += [action for action in actions[:1] if isinstance(action, Action)]
-        backward += [action for action in actions[1:] if isinstance(action, Action)]
+        forward += [action for action in actions[:1] if isinstance(action, Operation)]
+        backward += [action for action in actions[1:] if isinstance(action, Operation)]
     return [*forward, *reversed(backward)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from schemas.sequence import Action
+from schemas.sequence import Operation
 from stages.combine.chain.links import Links
 from stages.combine.chain.slots import Needs
 from stages.combine.chain.table import cell, cells_ending, pass_on, run_block
@@ -33,16 +33,16 @@ class Least:
         length = len(self.links)
         return int(self.bytes[cell(length, 1, length)]) + self.links.held
 
-    def sequence(self) -> list[Action]:
+    def sequence(self) -> list[Operation]:
         """A sequence within the smallest budget. It aims at little memory; where several actions
         need no more, it prefers to run a position once, else to cut a segment in the middle."""
         length = len(self.links)
-        actions: list[Action] = []
+        actions: list[Operation] = []
         room = int(self.bytes[cell(length, 1, length)])
-        pending: list[Action | tuple[int, int, int]] = [(1, length, room)]
+        pending: list[Operation | tuple[int, int, int]] = [(1, length, room)]
         while pending:
             item = pending.pop()
-            if isinstance(item, Action):
+            if isinstance(item, Operation):
                 actions.append(item)
             else:
                 pending.extend(reversed(self._step(*item)))
@@ -78,7 +78,7 @@ class Least:
         parts = np.maximum(self.bytes[begin : begin + t - s], tails)
         return np.maximum(parts, self.skip[s][t - s - 1])
 
-    def _step(self, s: int, t: int, room: int) -> list[Action | tuple[int, int, int]]:
+    def _step(self, s: int, t: int, room: int) -> list[Operation | tuple[int, int, int]]:
         ways = self.links.at(s).ways
         fitting = np.flatnonzero(self._once(self.bytes, s, t) <= room)
         if fitting.size:

@@ -6,7 +6,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from schemas.errors import ScheduleError
-from schemas.sequence import NO_OPTION, Action
+from schemas.sequence import NO_OPTION, Operation
 from stages.combine.chain.links import Links, Way
 
 
@@ -20,7 +20,7 @@ class ChainReplay:
     again: int
 
 
-def chain_replay(links: Links, sequence: Sequence[Action]) -> ChainReplay:
+def chain_replay(links: Links, sequence: Sequence[Operation]) -> ChainReplay:
     """Time and peak of a sequence at true sizes (S Table 2.1, with options Z 2.5).
 
     Any valid sequence is played, persistent or not. Raises ScheduleError naming the step when an
@@ -53,7 +53,7 @@ class _Player:
     def delta(self) -> int:
         return self.links.at(self.gradient).delta if self.gradient else 0
 
-    def play(self, step: int, action: Action, following: Action | None) -> None:
+    def play(self, step: int, action: Operation, following: Operation | None) -> None:
         where = f"step {step} ({action})"
         last = len(self.links)
         if not 1 <= action.block <= last or (action.action == "loss" and action.block != last):
@@ -68,23 +68,23 @@ class _Player:
         else:
             self.pass_on(where, action)
 
-    def way(self, action: Action) -> Way:
+    def way(self, action: Operation) -> Way:
         if action.action == "loss":
             return self.links.at(action.block).ways[0]
         return self.links.way(action.block, action.option)
 
-    def forward(self, where: str, action: Action, way: Way, following: Action | None) -> None:
+    def forward(self, where: str, action: Operation, way: Way, following: Operation | None) -> None:
         """A forward that keeps what the backward needs; `following` is the next action."""
         position = action.block
         self.reads(where, position, plain=False)
         self.makes(where, position, self.kept)
         self.reaches(self.stored + self.delta() + way.forward_peak)
-        at_once = following == Action("B", position, NO_OPTION) and position < len(self.links)
+        at_once = following == Operation("B", position, NO_OPTION) and position < len(self.links)
         self.seconds += way.forward_seconds - (way.output_seconds if at_once else 0.0)
         self.kept[position] = way
         self.stored += way.save
 
-    def pass_on(self, where: str, action: Action) -> None:
+    def pass_on(self, where: str, action: Operation) -> None:
         """A forward that keeps its input (F_ck) or nothing (F_none)."""
         position, link = action.block, self.links.at(action.block)
         self.reads(where, position, plain=action.action == "F_none")

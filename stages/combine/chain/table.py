@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schemas.sequence import NO_OPTION, Action
+from schemas.sequence import NO_OPTION, Operation
 from stages.combine.chain.links import Links
 from stages.combine.chain.slots import Seconds, Slots, discretise
 
@@ -54,19 +54,19 @@ class Table:
         whole = cell(self.slots.length, 1, self.slots.length)
         return Times(self.slots, self.cost[whole].copy())
 
-    def sequence(self, count: int) -> list[Action]:
+    def sequence(self, count: int) -> list[Operation]:
         """An optimal sequence within `count` slots, which must be enough."""
-        actions: list[Action] = []
-        pending: list[Action | tuple[int, int, int]] = [(1, self.slots.length, count)]
+        actions: list[Operation] = []
+        pending: list[Operation | tuple[int, int, int]] = [(1, self.slots.length, count)]
         while pending:
             item = pending.pop()
-            if isinstance(item, Action):
+            if isinstance(item, Operation):
                 actions.append(item)
             else:
                 pending.extend(reversed(self._step(*item)))
         return actions
 
-    def _step(self, s: int, t: int, m: int) -> list[Action | tuple[int, int, int]]:
+    def _step(self, s: int, t: int, m: int) -> list[Operation | tuple[int, int, int]]:
         """The first actions of the best sequence for (s, t, m), with the segments between."""
         way, split = self._choice(s, t, m)
         if split == 0:
@@ -104,18 +104,18 @@ class Table:
 
 def run_block(
     position: int, option: int, last: int, rest: list[tuple[int, int, int]]
-) -> list[Action | tuple[int, int, int]]:
+) -> list[Operation | tuple[int, int, int]]:
     """Forward of a position, what happens until its backward, and its backward."""
     if position == last and option == NO_OPTION:
-        return [Action("loss", last)]
-    forward = Action("F_all" if option == NO_OPTION else "F", position, option)
-    return [forward, *rest, Action("B", position)]
+        return [Operation("loss", last)]
+    forward = Operation("F_all" if option == NO_OPTION else "F", position, option)
+    return [forward, *rest, Operation("B", position)]
 
 
-def pass_on(first: int, last: int) -> list[Action]:
+def pass_on(first: int, last: int) -> list[Operation]:
     """Forwards of positions first..last that keep the first one's input and the last one's
     output."""
-    return [Action("F_ck", first), *(Action("F_none", p) for p in range(first + 1, last + 1))]
+    return [Operation("F_ck", first), *(Operation("F_none", p) for p in range(first + 1, last + 1))]
 
 
 def cell(length: int, s: int, t: int) -> int:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from schemas.blocks import Blocks
 from schemas.options import Option
 from schemas.problem import Node, Problem
-from schemas.sequence import NO_OPTION, Action
+from schemas.sequence import NO_OPTION, Operation
 from stages.combine.chain.links import keep_all, options_of
 
 
@@ -16,7 +16,7 @@ def executions_of(
     problem: Problem,
     blocks: Blocks,
     options: Mapping[str, list[Option]],
-    sequence: Sequence[Action],
+    sequence: Sequence[Operation],
 ) -> list[int]:
     """The op ids that run, in order, recomputations repeated; `problem` is the whole step.
 
@@ -38,7 +38,7 @@ def executions_of(
             writer.backward(action.block)
         else:
             option = keep_all(rows) if action.option == NO_OPTION else rows[action.option]
-            writer.forward(action.block, option, at_once=after == Action("B", action.block))
+            writer.forward(action.block, option, at_once=after == Operation("B", action.block))
     return writer.executions
 
 

@@ -1,56 +1,21 @@
-"""The strategies by name: each makes candidate sequences of executions from a model's blocks."""
+"""The strategies by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-
-from schemas.blocks import Blocks
 from schemas.errors import ConfigError
-from schemas.options import Option
-from schemas.problem import Problem
-from stages.combine.strategies import checkpoint, rockmate, rotor
-from stages.combine.strategies.candidate import Candidate
+from stages.combine.strategies.checkpoint import Checkpoint
+from stages.combine.strategies.rockmate import Rockmate
+from stages.combine.strategies.rotor import Rotor
+from stages.combine.strategies.strategy import Strategy
+from stages.combine.strategies.unplanned import Unplanned
 
-__all__ = ["Candidate", "Strategy", "strategies", "strategy"]
-
-
-@dataclass(frozen=True)
-class Strategy:
-    """`candidates` takes the condensed graph, its blocks and their options by digest. Baselines are
-    not `polished`; those that take `solved` options depend on how the solves ended. `optimal_in`
-    names the class that the sequences are optimal in, "" for none."""
-
-    name: str
-    candidates: Callable[[Problem, Blocks, Mapping[str, list[Option]]], list[Candidate]]
-    polished: bool
-    optimal_in: str = ""
-    solved: bool = False
-
-    def __call__(
-        self, problem: Problem, blocks: Blocks, options: Mapping[str, list[Option]]
-    ) -> list[Candidate]:
-        """The strategy's candidates, from most to least memory."""
-        return self.candidates(problem, blocks, options)
+STRATEGIES: list[Strategy] = [Unplanned(), Checkpoint(), Rotor(), Rockmate()]
+"""A new one is a line here."""
 
 
 def strategies() -> dict[str, Strategy]:
     """All strategies by name."""
-    return {
-        strategy.name: strategy
-        for strategy in (
-            Strategy("unplanned", checkpoint.unplanned, polished=False),
-            Strategy("checkpoint", checkpoint.checkpoint, polished=False),
-            Strategy("rotor", rotor.candidates, polished=True, optimal_in=rotor.OPTIMAL_IN),
-            Strategy(
-                "rockmate",
-                rockmate.candidates,
-                polished=True,
-                optimal_in=rockmate.OPTIMAL_IN,
-                solved=True,
-            ),
-        )
-    }
+    return {strategy.about.name: strategy for strategy in STRATEGIES}
 
 
 def strategy(name: str) -> Strategy:
@@ -59,3 +24,8 @@ def strategy(name: str) -> Strategy:
     if name not in known:
         raise ConfigError(f"strategy {name!r} is not known, expected one of {', '.join(known)}")
     return known[name]
+
+
+def chain_strategies() -> list[str]:
+    """The names of those that plan chains from files."""
+    return [name for name, found in strategies().items() if found.about.chains]

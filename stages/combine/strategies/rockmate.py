@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from schemas.blocks import Blocks
-from schemas.options import Option
-from schemas.problem import Problem
 from stages.combine.chain.frontier import SLOTS
 from stages.combine.chain.links import links_of_blocks
-from stages.combine.strategies.candidate import Candidate
 from stages.combine.strategies.rotor import candidates_of
+from stages.combine.strategies.strategy import About, Candidate, Step
 
-OPTIMAL_IN = f"persistent sequences of the blocks' options at {SLOTS} slots"
 
+class Rockmate:
+    """The dynamic program over all options of the blocks."""
 
-def candidates(
-    problem: Problem, blocks: Blocks, options: Mapping[str, list[Option]]
-) -> list[Candidate]:
-    """Plans from keeping everything down to the least memory, with any option for each block."""
-    return candidates_of(problem, blocks, options, links_of_blocks(blocks, options))
+    about = About(
+        "rockmate",
+        "each block runs by one of many options (what to keep, what to compute again), found by "
+        "integer programming; a dynamic program chooses among them over the sequence of blocks",
+        solved=True,
+        chains=True,
+        optimal_in=f"persistent sequences of the blocks' options at {SLOTS} slots",
+    )
+
+    def supports(self, step: Step) -> str:
+        """Every step: one that is no sequence is a chain of one block."""
+        return ""
+
+    def candidates(self, step: Step) -> list[Candidate]:
+        """Plans from keeping everything down to the least memory, with any option for each
+        block."""
+        return candidates_of(step, links_of_blocks(step.blocks, step.options))

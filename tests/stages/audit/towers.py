@@ -27,16 +27,25 @@ def stage(*words: object) -> None:
     assert main([str(word) for word in words]) == 0
 
 
+SOURCE = ("--factory", "tests.stages.audit.towers:tower")
+
+
+def solve_tower(model: Path, store: Path) -> None:
+    """Puts graph, costs, blocks and options of the model into a folder."""
+    files = ("--graph", model / "graph.arrow", "--costs", model / "costs.arrow")
+    stage("trace", *SOURCE, "--name", "tower", "--out", model / "graph.arrow")
+    stage("profile", *files[:2], "--library", store, "--out", model / "costs.arrow")
+    stage("partition", *files, "--out", model / "blocks.arrow")
+    grid = ("--store", store, "--peaks", 2, "--saves", 2)
+    stage("solve", "--blocks", model / "blocks.arrow", *grid, "--out", model / "options.arrow")
+
+
 def plan_everything(folder: Path) -> None:
     """Fills results/ and store/ of a folder."""
     model = folder / MODEL
     files = ("--graph", model / "graph.arrow", "--costs", model / "costs.arrow")
-    source = ("--factory", "tests.stages.audit.towers:tower")
-    stage("trace", *source, "--name", "tower", "--out", model / "graph.arrow")
-    stage("profile", *files[:2], "--library", folder / "store", "--out", model / "costs.arrow")
-    stage("partition", *files, "--out", model / "blocks.arrow")
-    grid = ("--store", folder / "store", "--peaks", 2, "--saves", 2)
-    stage("solve", "--blocks", model / "blocks.arrow", *grid, "--out", model / "options.arrow")
+    source = SOURCE
+    solve_tower(model, folder / "store")
     frontier = model / "rockmate" / "frontier.arrow"
     blocks = ("--blocks", model / "blocks.arrow", "--options", model / "options.arrow")
     stage("combine", *files, *blocks, "--strategy", "rockmate", "--out", frontier)

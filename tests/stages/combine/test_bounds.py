@@ -10,8 +10,8 @@ from stages.combine.bounds import least_peak, least_seconds
 from stages.combine.frontier import frontier
 from stages.combine.polish.polisher import Polisher
 from stages.combine.schedule.opening import Opener
-from stages.combine.strategies.candidate import Candidate
 from stages.combine.strategies.registry import strategy
+from stages.combine.strategies.strategy import Candidate
 from stages.replay.condense import condense
 from stages.replay.referee import replay
 from tests.stages.combine.problems import problems, two_layers
@@ -53,4 +53,4 @@ def test_blocks_of_another_graph_are_refused() -> None:
     keep_all = Candidate([node.op for node in condensed.nodes], [], "keep all")
     other = Candidate([*keep_all.executions, 99], [], "other")
     with pytest.raises(ArtifactError, match="none of the graph's"):
-        frontier(graph, "", costs, condensed, strategy("rotor"), [other], keep_all)
+        frontier(graph, "", costs, condensed, strategy("rotor").about, [other], keep_all)

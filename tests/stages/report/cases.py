@@ -27,7 +27,7 @@ from schemas.plan import Cost as Figures
 from schemas.plan import Fixed, Plan, write_plan
 from schemas.problem import Node, Problem, Storage
 from schemas.schedule import Step, write_schedule
-from schemas.sequence import Action, write_sequence
+from schemas.sequence import Operation, write_sequence
 from stages.combine.schedule.opening import Opener
 from stages.replay.condense import condense
 from stages.replay.referee import Replay, replay
@@ -267,7 +267,9 @@ def write_point(folder: Path, plan: Plan, steps: list[Step], measured: Measureme
     """What stands in the folder of one plan."""
     write_plan(folder / "plan.json", plan)
     write_schedule(folder / "schedule.arrow", steps)
-    write_sequence(folder / "sequence.arrow", [Action("F", 1, 1), Action("B", 1)] if steps else [])
+    write_sequence(
+        folder / "sequence.arrow", [Operation("F", 1, 1), Operation("B", 1)] if steps else []
+    )
     if measured is not None:
         write_measurement(folder / "measurement.arrow", measured)
         line = [LinePoint("planned", 2 * step.end, step.live) for step in steps]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from schemas.sequence import Action
+from schemas.sequence import Operation
 from stages.combine.schedule.opening import Opener
 from stages.replay.condense import condense
 from stages.replay.referee import Replay, replay
@@ -144,7 +144,7 @@ def test_what_no_block_owns_has_a_row() -> None:
 def test_cells_tell_the_strategys_words() -> None:
     blocks = small_blocks(GRAPH)
     options = {digest: small_options(blocks) for digest in blocks.distinct}
-    actions = [Action("F", 1, 1), Action("F_ck", 2), Action("B", 1)]
+    actions = [Operation("F", 1, 1), Operation("F_ck", 2), Operation("B", 1)]
     line = timeline(GRAPH, EVERYTHING.steps)
     rows = block_rows(GRAPH, blocks, options, [Column(line, actions)])
     assert rows[0].cells[0].actions == ["F 1 option 1", "B 1"]

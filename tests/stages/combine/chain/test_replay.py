@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import Any, cast
 
 import pytest
 
 from schemas.chain import Chain, Position
 from schemas.errors import ScheduleError
-from schemas.sequence import Action, parse_action
+from schemas.sequence import Operation
 from stages.combine.chain.links import Link, Links, Way, links_of_chain
 from stages.combine.chain.replay import chain_replay
 from tests.stages.combine.persistent import cases, chain_of_case
@@ -25,14 +26,20 @@ CHAIN = Chain(
 )
 
 
-def actions(words: list[str]) -> list[Action]:
-    return [parse_action(text, 3) for text in words]
+def actions(words: list[str], last: int = 3) -> list[Operation]:
+    """Operations as they are read aloud, of a chain whose loss is position `last`."""
+    found = []
+    for text in words:
+        kind, *rest = text.split()
+        position, option = [*(int(part) for part in rest if part.isdigit()), -1, -1][:2]
+        found.append(Operation(cast(Any, kind), last if kind == "loss" else position, option))
+    return found
 
 
 @pytest.mark.parametrize("case", SOLVED, ids=lambda case: case["id"])
 def test_example_sequences_have_their_time_within_their_memory(case: dict) -> None:
     words = [_spelled(text) for text in case["example_sequence"]]
-    sequence = [parse_action(text, case["L"] + 1) for text in words]
+    sequence = actions(words, case["L"] + 1)
     played = chain_replay(links_of_chain(chain_of_case(case)), sequence)
     assert played.seconds == case["expected_opt"]
     assert played.peak <= case["memory"]
@@ -78,7 +85,7 @@ def test_a_forward_spares_its_output_only_where_its_backward_follows_at_once() -
     way = Way(1, 4, 4, 4, forward_seconds=2.0, backward_seconds=1.0, output_seconds=0.5)
     loss = Way(-1, 0, 0, 0, 0.0, 0.0)
     links = Links([Link(4, 4, 0, 2.0, 4, [way]), Link(0, 0, 0, 0.0, 0, [loss])], 0)
-    forward, backward = Action("F", 1, 1), Action("B", 1)
-    assert chain_replay(links, [forward, Action("loss", 2), backward]).seconds == 3.0
-    again = [Action("F_ck", 1), Action("loss", 2), forward, backward]
+    forward, backward = Operation("F", 1, 1), Operation("B", 1)
+    assert chain_replay(links, [forward, Operation("loss", 2), backward]).seconds == 3.0
+    again = [Operation("F_ck", 1), Operation("loss", 2), forward, backward]
     assert chain_replay(links, again).seconds == 2.0 + 2.5

@@ -14,7 +14,8 @@ from schemas.problem import Problem
 from stages.combine.bounds import least_seconds
 from stages.combine.choose import choose
 from stages.combine.frontier import frontier
-from stages.combine.strategies.registry import Candidate, strategy
+from stages.combine.strategies.registry import strategy
+from stages.combine.strategies.strategy import Candidate, Step
 from stages.partition.chain import partition
 from stages.replay.condense import condense
 from stages.replay.referee import replay
@@ -43,10 +44,10 @@ def model(request: pytest.FixtureRequest) -> tuple[Any, Any, Problem, Frontier]:
         digest: solve_block(digest, block, "highs", Grid(largest=0))
         for digest, block in blocks.distinct.items()
     }
-    everything = strategy("unplanned")(problem, blocks, options)[0]
-    chosen = strategy("rockmate")
-    candidates = chosen(problem, blocks, options)
-    made = frontier(graph, "digest", costs, problem, chosen, candidates, everything)
+    step, chosen = Step(problem, blocks, options), strategy("rockmate")
+    [everything] = strategy("unplanned").candidates(step)
+    candidates = chosen.candidates(step)
+    made = frontier(graph, "digest", costs, problem, chosen.about, candidates, everything)
     return graph, costs, problem, made
 
 
@@ -105,7 +106,7 @@ def test_where_memory_is_no_matter_nothing_is_slower_than_the_plain_step(
     )
     problem = condense(graph, costs)
     everything = Candidate([node.op for node in problem.nodes], [], "plain")
-    made = frontier(graph, "digest", costs, problem, strategy("rockmate"), [], everything)
+    made = frontier(graph, "digest", costs, problem, strategy("rockmate").about, [], everything)
     assert made.points[0].seconds == made.keep_all_seconds
     assert made.points[0].peak == made.keep_all_peak
 

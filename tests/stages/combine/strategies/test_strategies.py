@@ -6,14 +6,16 @@ import pytest
 from hypothesis import given, settings
 
 from schemas.blocks import Blocks
+from schemas.config import BASELINES
 from schemas.errors import ArtifactError, ConfigError
 from schemas.options import Option
 from schemas.problem import Problem
-from schemas.sequence import parse_action
+from schemas.sequence import Operation
 from stages.combine.chain.links import keep_all, links_of_blocks
 from stages.combine.chain.replay import chain_replay
 from stages.combine.schedule.executions import executions_of
-from stages.combine.strategies.registry import Candidate, strategies, strategy
+from stages.combine.strategies.registry import strategies, strategy
+from stages.combine.strategies.strategy import Candidate, Step
 from stages.partition.cuts import find_segments
 from stages.partition.facts import Facts
 from stages.partition.local import describe_block, lay_out
@@ -66,15 +68,13 @@ def check_candidate(problem: Problem, candidate: Candidate) -> tuple[int, float]
 def test_what_the_dynamic_program_predicts_holds_for_the_ops(facts: Facts) -> None:
     blocks, problem = blocks_of(facts), facts.problem
     options = options_of(blocks)
-    last = len(blocks.blocks) + 1
     for name in ("rotor", "rockmate"):
         links = links_of_blocks(blocks, options, keep_all_only=name == "rotor")
-        candidates = strategy(name)(problem, blocks, options)
+        candidates = strategy(name).candidates(Step(problem, blocks, options))
         assert candidates
         for candidate in candidates:
             peak, seconds = check_candidate(problem, candidate)
-            actions = [parse_action(words, last) for words in candidate.sequence]
-            predicted = chain_replay(links, actions)
+            predicted = chain_replay(links, candidate.sequence)
             assert peak <= predicted.peak
             assert seconds <= predicted.seconds + 1e-9
 
@@ -84,11 +84,12 @@ def test_what_the_dynamic_program_predicts_holds_for_the_ops(facts: Facts) -> No
 def test_baselines(facts: Facts) -> None:
     blocks, problem = blocks_of(facts), facts.problem
     options = options_of(blocks)
-    [unplanned] = strategy("unplanned")(problem, blocks, options)
-    [checkpoint] = strategy("checkpoint")(problem, blocks, options)
+    [unplanned] = strategy("unplanned").candidates(Step(problem, blocks, options))
+    [checkpoint] = strategy("checkpoint").candidates(Step(problem, blocks, options))
     assert unplanned.executions == [node.op for node in problem.nodes]
     check_candidate(problem, checkpoint)
-    assert checkpoint.sequence[0] == "F_ck 1" and checkpoint.sequence[-1] == "B 1"
+    assert checkpoint.sequence[0] == Operation("F_ck", 1)
+    assert checkpoint.sequence[-1] == Operation("B", 1)
     first_runs = list(dict.fromkeys(checkpoint.executions))
     forward = [node.op for node in problem.nodes if node.phase == "forward"]
     assert sorted(first_runs[: len(forward)]) == sorted(forward)
@@ -113,17 +114,18 @@ def test_ops_that_run_once_are_not_run_again(facts: Facts) -> None:
     first = blocks.blocks[0]
     blocks.blocks[0] = type(first)(**{**vars(first), "once": first.forward[-1:]})
     last = len(blocks.blocks) + 1
-    words = [f"F_ck {p}" for p in range(1, last)] + ["loss"]
+    sequence = [Operation("F_ck", position) for position in range(1, last)]
+    sequence.append(Operation("loss", last))
     for position in range(last - 1, 0, -1):
-        words += [f"F_all {position}", f"B {position}"]
-    actions = [parse_action(text, last) for text in words]
-    executions = executions_of(problem, blocks, options, actions)
+        sequence += [Operation("F_all", position), Operation("B", position)]
+    executions = executions_of(problem, blocks, options, sequence)
     assert executions.count(first.forward[-1]) == 1
 
 
 def test_only_baselines_are_not_polished() -> None:
-    polished = {name: entry.polished for name, entry in strategies().items()}
-    assert polished == {"unplanned": False, "checkpoint": False, "rotor": True, "rockmate": True}
+    baselines = {name: found.about.baseline for name, found in strategies().items()}
+    assert baselines == {"unplanned": True, "checkpoint": True, "rotor": False, "rockmate": False}
+    assert [name for name, baseline in baselines.items() if baseline] == list(BASELINES)
 
 
 def test_an_unknown_strategy_is_named() -> None:
@@ -136,4 +138,4 @@ def test_an_unknown_strategy_is_named() -> None:
 def test_missing_options_are_named(facts: Facts) -> None:
     blocks = blocks_of(facts)
     with pytest.raises(ArtifactError, match=f"lack the block {blocks.blocks[0].digest[:12]}"):
-        strategy("rotor")(facts.problem, blocks, {})
+        strategy("rotor").candidates(Step(facts.problem, blocks, {}))

@@ -1,0 +1,24 @@
+"""The baseline that PyTorch is by itself."""
+
+from __future__ import annotations
+
+from schemas.sequence import Operation
+from stages.combine.strategies.strategy import About, Candidate, Step
+
+
+class Unplanned:
+    """The step as it was captured: every op once."""
+
+    about = About("unplanned", "the step as PyTorch runs it", baseline=True)
+
+    def supports(self, step: Step) -> str:
+        """Every step."""
+        return ""
+
+    def candidates(self, step: Step) -> list[Candidate]:
+        """The captured order."""
+        last = len(step.blocks.blocks) + 1
+        forward = [Operation("F_all", position) for position in range(1, last)]
+        backward = [Operation("B", position) for position in range(last - 1, 0, -1)]
+        sequence = [*forward, Operation("loss", last), *backward]
+        return [Candidate([node.op for node in step.problem.nodes], sequence, "captured order")]

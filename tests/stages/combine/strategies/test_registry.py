@@ -1,0 +1,89 @@
+"""What holds for every strategy of the registry, and one that comes from outside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+
+from schemas.config import BASELINES, SCHEMA_PATH
+from schemas.frontier import read_frontier
+from schemas.plan import read_plan
+from schemas.sequence import Operation
+from schemas.store import read_json
+from stages.__main__ import main
+from stages.combine.strategies import registry
+from stages.combine.strategies.registry import STRATEGIES, strategies
+from stages.combine.strategies.strategy import About, Candidate, Step, Strategy
+from stages.partition.facts import Facts
+from tests.stages.audit.towers import solve_tower
+from tests.stages.combine.strategies.test_strategies import blocks_of, check_candidate, options_of
+from tests.stages.partition.steps import random_steps
+
+README = Path(__file__).parents[4] / "README.md"
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.about.name)
+@settings(deadline=None, max_examples=25)
+@given(facts=random_steps())
+def test_every_strategy_gives_plans_that_can_run(strategy: Strategy, facts: Facts) -> None:
+    blocks = blocks_of(facts)
+    step = Step(facts.problem, blocks, options_of(blocks))
+    assert strategy.supports(step) == ""
+    candidates = strategy.candidates(step)
+    assert candidates
+    for candidate in candidates:
+        check_candidate(facts.problem, candidate)
+        kinds = {operation.action for operation in candidate.sequence}
+        assert kinds <= {"F_ck", "F_none", "F_all", "F", "loss", "B"} and candidate.origin
+
+
+def test_what_else_names_strategies_names_those_of_the_registry() -> None:
+    known = strategies()
+    schema = read_json(SCHEMA_PATH)["$defs"]["strategies"]["items"]["enum"]
+    assert sorted(schema) == sorted(known)
+    assert [name for name in known if known[name].about.baseline] == list(BASELINES)
+    told = " ".join(README.read_text().split())
+    for name, strategy in known.items():
+        assert f"- `{name}`: {strategy.about.summary}" in told
+
+
+class Halves:
+    """Recomputes the first half of the blocks."""
+
+    about = About("halves", "the first half of the blocks is computed again")
+
+    def supports(self, step: Step) -> str:
+        return "" if len(step.blocks.blocks) > 1 else "it has a single block"
+
+    def candidates(self, step: Step) -> list[Candidate]:
+        from stages.combine.schedule.executions import captured, executions_of
+
+        last = len(step.blocks.blocks) + 1
+        half = last // 2
+        sequence = [Operation("F_ck" if p <= half else "F_all", p) for p in range(1, last)]
+        sequence.append(Operation("loss", last))
+        for position in range(last - 1, 0, -1):
+            again = [Operation("F_all", position)] if position <= half else []
+            sequence += [*again, Operation("B", position)]
+        options = captured(step.blocks, step.options)
+        executions = executions_of(step.problem, step.blocks, options, sequence)
+        return [Candidate(executions, sequence, "the first half recomputed")]
+
+
+def test_a_strategy_from_outside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(registry, "STRATEGIES", [*STRATEGIES, Halves()])
+    monkeypatch.chdir(tmp_path)
+    files = ["--graph", "graph.arrow", "--costs", "costs.arrow"]
+    solve_tower(Path(), Path("store"))
+    blocks = ["--blocks", "blocks.arrow", "--options", "options.arrow"]
+    assert main(["combine", *files, *blocks, "--strategy", "halves", "--out", "f.arrow"]) == 0
+    assert read_frontier("f.arrow").strategy == "halves"
+    assert main(["combine", *files, "--frontier", "f.arrow", "--budget", "none", "--out", "p"]) == 0
+    assert read_plan("p/plan.json").strategy == "halves"
+    monkeypatch.setattr(Halves, "supports", lambda self, step: "it has no halves")
+    assert main(["combine", *files, *blocks, "--strategy", "halves", "--out", "g.arrow"]) == 1
+    assert "halves cannot plan tower: it has no halves" in capsys.readouterr().err
