@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from .guards import PlanMismatch
 
+_BY_FX = "_is_fx_tracing_flag"
 _TRACING = ("FAKE", "PROXY", "FUNCTIONAL")
 _HARMLESS = ("torch.utils.checkpoint", "torch.autograd.graph")
 """Modules whose own hooks give back what was saved, bit for bit."""
@@ -24,8 +25,10 @@ _LOOKING = (
 
 
 def is_traced(args: Any, kwargs: Any) -> bool:
-    """Whether a call is not run but traced: by a capture, an export, `make_fx` or TorchScript."""
-    if torch._C._get_tracing_state() is not None:
+    """Whether a call is not run but traced: by a capture, an export, `make_fx`, torch.fx or
+    TorchScript."""
+    symbolic = sys.modules.get("torch.fx._symbolic_trace")
+    if torch._C._get_tracing_state() is not None or getattr(symbolic, _BY_FX, False):
         return True
     keys = torch._C._TorchDispatchModeKey
     if any(torch._C._get_dispatch_mode(getattr(keys, key)) is not None for key in _TRACING):
@@ -34,6 +37,17 @@ def is_traced(args: Any, kwargs: Any) -> bool:
     if fakes is None:
         return False
     return any(isinstance(leaf, fakes.FakeTensor) for leaf in pytree.tree_leaves((args, kwargs)))
+
+
+@contextlib.contextmanager
+def uncompiled() -> Iterator[None]:
+    """Within it torch.compile does not take up the functions that are called."""
+    set_callback = torch._C._dynamo.eval_frame.set_eval_frame
+    callback = set_callback(None)
+    try:
+        yield
+    finally:
+        set_callback(callback)
 
 
 def check_surroundings(writes: bool) -> None:

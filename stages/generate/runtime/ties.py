@@ -26,6 +26,9 @@ class Ties:
 
     def difference(self, tensors: Sequence[torch.Tensor]) -> str | None:
         """What is tied in a call and must not be, as a sentence; None where nothing is."""
+        owners = {id(tensors[at]): at for at in self.parameters}
+        if len(owners) < len(self.parameters):
+            return self._tied_since(tensors, owners)
         if self.given:
             sentence = self._one_gradient(tensors)
             if sentence is not None:
@@ -33,6 +36,14 @@ class Ties:
         if self.written and self.inputs:
             return self._written_input(tensors)
         return None
+
+    def _tied_since(self, tensors: Sequence[torch.Tensor], last: dict[int, int]) -> str:
+        one = next(at for at in self.parameters if last[id(tensors[at])] != at)
+        other = last[id(tensors[one])]
+        return (
+            f"{self.names[one]} is the same tensor as {self.names[other]}, which it was not when "
+            f"the plan was made; plan again with it"
+        )
 
     def _one_gradient(self, tensors: Sequence[torch.Tensor]) -> str | None:
         owners = {id(tensors[at]): at for at in self.parameters}

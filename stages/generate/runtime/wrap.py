@@ -15,7 +15,7 @@ from .chain import Step, execute
 from .facts import Interface
 from .guards import Guards, PlanMismatch
 from .outputs import assembler
-from .surroundings import check_kinds, check_surroundings, is_traced
+from .surroundings import check_kinds, check_surroundings, is_traced, uncompiled
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 Otherwise = Literal["error", "original"]
@@ -63,17 +63,18 @@ def _planned_class(
             return base.forward(self, *args, **kwargs)
         if is_traced(args, kwargs):
             return base.forward(self, *args, **kwargs)
-        try:
-            check_surroundings(guards.writes)
-            tensors = guards.gather(self, args, kwargs)
-            check_kinds(tensors)
-        except PlanMismatch:
-            if otherwise == "error":
-                raise
-            tensors = None
-        if tensors is None:
-            return base.forward(self, *args, **kwargs)
-        return assemble(*execute(step, interface, tensors), tensors)
+        with uncompiled():
+            try:
+                check_surroundings(guards.writes)
+                tensors = guards.gather(self, args, kwargs)
+                check_kinds(tensors)
+            except PlanMismatch:
+                if otherwise == "error":
+                    raise
+                tensors = None
+            if tensors is not None:
+                return assemble(*execute(step, interface, tensors), tensors)
+        return base.forward(self, *args, **kwargs)
 
     # Dynamo breaks its graph here and lets the step run as it is.
     forward._torchdynamo_disable = True  # type: ignore[attr-defined]

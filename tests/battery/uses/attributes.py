@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.battery import models
-from tests.battery.registry import fast, use
+from tests.battery.registry import beyond, fast, use
 from tests.battery.run import Run
 
 
@@ -115,7 +115,7 @@ def a_tensor_attribute_replaced(run: Run) -> None:
     then_train(run)
 
 
-@use
+@beyond
 def a_tensor_attribute_written_through_data(run: Run) -> None:
     run.need(isinstance(getattr(run.module, "shift", None), Tensor))
     run.module.shift.data.mul_(2)

@@ -123,6 +123,7 @@ def the_original_used_beside_the_planned(run: Run) -> None:
     original = getattr(base, "_tightfit_original", base)
     args, kwargs = run.batch(1)
     with run.case.around():
+        run.need(not torch.is_autocast_enabled("cpu"))
         loss = run.loss(run.forward()) + run.loss(original.forward(run.module, *args, **kwargs))
     loss.backward()
 

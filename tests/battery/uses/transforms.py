@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -183,6 +184,8 @@ def jacobian_of_autograd(run: Run) -> None:
 
 @use
 def traced_by_fx(run: Run) -> None:
+    parameters = inspect.signature(run.module.forward).parameters.values()
+    run.need(all(parameter.kind is parameter.POSITIONAL_OR_KEYWORD for parameter in parameters))
     made = torch.fx.symbolic_trace(run.module)
     run.loss(run.forward(1, made)).backward()
 

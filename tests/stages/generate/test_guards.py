@@ -254,3 +254,17 @@ def test_the_remedy_is_that_of_what_differs(tmp_path: Path) -> None:
 def test_load_takes_modules_alone(small: Planned) -> None:
     with pytest.raises(RuntimeError, match="load is given a int instead of a torch module"):
         small.package.load(3)
+
+
+def test_parameters_that_were_tied_since_are_named(tmp_path: Path) -> None:
+    """Eager adds up their gradients in an order that a plan of two does not have."""
+    model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
+    graph, built = traced((model, ((X,), {})))
+    package = generated(graph, tmp_path / "plan")
+    planned = package.load(built.model)
+    planned(X)
+    planned[0].weight = planned[2].weight
+    with pytest.raises(
+        package.PlanMismatch, match=r"0\.weight is the same tensor as 2\.weight, wh"
+    ):
+        planned(X)

@@ -97,3 +97,10 @@ def test_torchscript_traces_the_original(tmp_path: Path) -> None:
     planned, x = generated(graph, tmp_path / "plan").load(built.model), built.samples[0][0][0]
     made = torch.jit.trace(planned, (x,), check_trace=False)
     assert torch.equal(made(x), planned(x))
+
+
+def test_torch_fx_traces_the_original(tmp_path: Path) -> None:
+    graph, built = traced(layer())
+    planned, x = generated(graph, tmp_path / "plan").load(built.model), built.samples[0][0][0]
+    made = torch.fx.symbolic_trace(planned)
+    assert torch.equal(made(x), planned(x))
