@@ -25,7 +25,9 @@ STAGES = {
     "profile": ("stages.profile.cli", "measure the ops of a graph on a device"),
     "partition": ("stages.partition.cli", "cut a graph into a sequence of blocks"),
     "solve": ("stages.solve.cli", "find the options of each distinct block"),
-    "combine": ("stages.combine.cli", "make the plans of a strategy and choose one for a budget"),
+    "combine": ("stages.combine.cli", "make the plans of a strategy, from most to least memory"),
+    "choose": ("stages.combine.choosing", "choose the plan of a strategy for a budget"),
+    "chain": ("stages.combine.chain.cli", "plan a chain that comes as a file"),
     "generate": ("stages.generate.cli", "write the module that runs a plan"),
     "validate": ("stages.validate.cli", "run a module against its model and compare"),
     "report": ("stages.report.cli", "write the page of a model, or the index of a run"),
@@ -72,7 +74,7 @@ def run_stage(stage: str, arguments: Sequence[str]) -> int:
     try:
         module.run(options)
         if hasattr(module, "made"):
-            _record(stage, module.made(options))
+            record(stage, module.made(options))
     except TightfitError as error:
         if not options.debug:
             print(f"tightfit {stage}: {error}", file=sys.stderr)
@@ -91,11 +93,13 @@ def run_stage(stage: str, arguments: Sequence[str]) -> int:
     return 0
 
 
-def _record(stage: str, made: Iterable[Made]) -> None:
+def record(stage: str, made: Iterable[Made]) -> None:
+    """Keeps records of what a stage made, by the room that its code is in."""
     from schemas.lineage import keep_records
 
+    room = STAGES[stage][0].split(".")[1]
     for entry in made:
-        keep_records(stage, entry)
+        keep_records(room, entry)
 
 
 def _keep(error_file: Path | None, sentence: str) -> None:

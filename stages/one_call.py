@@ -85,7 +85,7 @@ def _module(graph: Path, costs: Path, frontier: Path, written: str) -> tuple[Pla
     """The plan for a budget as written, and the folder of its module."""
     point = frontier.parent / (written if written == NO_BUDGET else parse_budget(written).directory)
     files = ("--graph", graph, "--costs", costs)
-    _run("combine", "--frontier", frontier, *files, "--budget", written, "--out", point)
+    _run("choose", "--frontier", frontier, *files, "--budget", written, "--out", point)
     plan, module = point / "plan.json", point / "module"
     made = read_plan(plan)
     if not made.feasible:
@@ -235,10 +235,11 @@ def _frontier(
 
 def _run(stage: str, *words: object) -> None:
     """Runs a stage in this process as its command line would; its errors are raised."""
-    module = import_module(f"stages.{stage}.cli")
+    from stages.__main__ import STAGES, record
+
+    module = import_module(STAGES[stage][0])
     parser = argparse.ArgumentParser(prog=stage)
     module.add_arguments(parser)
     options = parser.parse_args([str(word) for word in words])
     module.run(options)
-    for made in module.made(options):
-        keep_records(stage, made)
+    record(stage, module.made(options))

@@ -48,7 +48,7 @@ for engine in ("highs", "cbc"):
     stage("combine", *files, *blocks, *more, "--out", frontier)
     for budget in budgets:
         point = f"{engine}/{budget}"
-        stage("combine", "--frontier", frontier, *files, "--budget", budget, "--out", point)
+        stage("choose", "--frontier", frontier, *files, "--budget", budget, "--out", point)
         plan = ["--schedule", f"{point}/schedule.arrow", "--plan", f"{point}/plan.json"]
         stage("generate", *files[:2], *plan, "--out", f"{point}/module")
 """
@@ -125,7 +125,7 @@ def test_a_verdict_says_where_the_clock_decided(
     verdicts = {}
     for budget in ("100%", "50%", "1B"):
         chosen = ["--frontier", "frontier.arrow", "--budget", budget, "--out", budget]
-        assert main(["combine", *files, *chosen]) == 0
+        assert main(["choose", *files, *chosen]) == 0
         plan = read_plan(f"{budget}/plan.json")
         said = plan.sentence.endswith("; the clock, not the work, ended 2 of the blocks' solves")
         verdicts[plan.verdict] = said

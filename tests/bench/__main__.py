@@ -56,7 +56,7 @@ def plan_from_nothing(case: Case, folder: Path) -> list[tuple[str, float]]:
         )  # fmt: skip
     taken = []
     for stage, arguments in calls:
-        name = {"choose": "combine"}.get(stage.split()[0], stage.split()[0])
+        name = stage.split()[0]
         start = time.perf_counter()
         subprocess.run([sys.executable, "-m", "stages", name, *map(str, arguments)], check=True)
         taken.append((stage, time.perf_counter() - start))

@@ -175,7 +175,7 @@ def test_no_job_that_plans_or_reports_loads_torch(
     settled: tuple[Workplace, dict[str, Any]],
 ) -> None:
     workplace = settled[0]
-    rules = ["partition", "solve", "frontier", "combine", "perfetto", "report", "index"]
+    rules = ["partition", "solve", "frontier", "choose", "perfetto", "report", "index"]
     shutil.rmtree(workplace.folder / "store/options")
     seen = workplace.folder / "seen"
     there = workplace.checkout / "torch.py"

@@ -33,7 +33,7 @@ def params(now: str) -> str:
         (Job("trace", MODEL, params("8")), "its settings in the configuration changed"),
         (Job("generate", POINT, params(CODE)), "the code of the stage generate changed"),
         (Job("frontier", POINT, "Missing output files: f"), "the strategy rotor is new"),
-        (Job("combine", POINT, "Missing output files: p"), "the budget 80pct is new for rotor"),
+        (Job("choose", POINT, "Missing output files: p"), "the budget 80pct is new for rotor"),
         (Job("solve", MODEL, "Missing output files: o, x"), "missing: o, x"),
         (Job("solve", MODEL, "Updated input files: b.arrow"), "changed by hand: b.arrow"),
         (Job("validate", POINT, "Incomplete output files: m"), "a run before was interrupted"),
@@ -66,7 +66,7 @@ def test_what_follows_is_counted_and_not_a_cause_of_its_own() -> None:
     jobs = [
         Job("trace", MODEL, "Missing output files: results/a/graph.arrow"),
         Job("partition", MODEL, f"Missing output files: results/a/blocks.arrow; {FOLLOWS}"),
-        Job("combine", POINT, f"Missing output files: results/a/x; {FOLLOWS}"),
+        Job("choose", POINT, f"Missing output files: results/a/x; {FOLLOWS}"),
         Job("index", {}, FOLLOWS),
         Job("all", {}, FOLLOWS),
     ]
@@ -82,8 +82,8 @@ def test_an_edited_model_may_need_less() -> None:
 def test_a_model_with_two_causes_tells_both() -> None:
     other = {**POINT, "budget": "60pct"}
     jobs = [
-        Job("combine", POINT, "Missing output files: x"),
-        Job("combine", other, "Missing output files: y"),
+        Job("choose", POINT, "Missing output files: x"),
+        Job("choose", other, "Missing output files: y"),
     ]
     assert told(jobs)[1] == (
         "  a, 2 steps: the budget 80pct is new for rotor; the budget 60pct is new for rotor"

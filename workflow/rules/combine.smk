@@ -19,7 +19,7 @@ rule frontier:
         " --out {output:q} --error-file {log:q}"
 
 
-rule combine:
+rule choose:
     input:
         frontier=f"{STRATEGY}/frontier.arrow",
         graph=f"{MODEL}/graph.arrow",
@@ -29,7 +29,7 @@ rule combine:
         schedule=f"{POINT}/schedule.arrow",
         plan=f"{POINT}/plan.json",
     log:
-        f"{POINT}/logs/combine.txt",
+        f"{POINT}/logs/choose.txt",
     params:
         budget=lambda wildcards: SETTINGS.budget(wildcards.model, wildcards.budget),
         folder=subpath(output.plan, parent=True),
@@ -37,6 +37,6 @@ rule combine:
     message:
         "{wildcards.model}: choosing {wildcards.strategy} for {params.budget}"
     shell:
-        "python -m stages combine --frontier {input.frontier:q} --graph {input.graph:q}"
+        "python -m stages choose --frontier {input.frontier:q} --graph {input.graph:q}"
         " --costs {input.costs:q} --budget {params.budget:q} --out {params.folder:q}"
         " --error-file {log:q}"

@@ -1,4 +1,4 @@
-"""`combine --chain`: plans a chain that comes as a file, without a model."""
+"""`chain`: plans a chain that comes as a file, without a model."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schemas.errors import ConfigError
+from schemas.made import Made
 
 if TYPE_CHECKING:
     from schemas.budget import Budget
@@ -20,16 +21,19 @@ ROUNDING = 1e-9
 """Relative difference of two sums of the same times in another order."""
 
 
-def add_chain_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of planning a chain."""
-    parser.add_argument("--chain", type=Path, help="chain.arrow, to plan a chain without a model")
-    parser.add_argument("--options", type=Path, help="options.arrow of the blocks")
-    parser.add_argument("--strategy", help="how to plan, by name")
-    parser.add_argument("--budget", help="the memory to stay within, such as 8GiB, 145MB or 50%%")
-    parser.add_argument("--slots", type=int, default=500, help="memory slots for a chain's plan")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options."""
+    parser.add_argument("--chain", type=Path, required=True, help="the chain to plan")
+    parser.add_argument("--options", type=Path, help="options.arrow of its blocks")
+    parser.add_argument("--strategy", required=True, help="how to plan, by name")
+    parser.add_argument(
+        "--budget", required=True, help="the memory to stay within, such as 8GiB, 145MB or 50%%"
+    )
+    parser.add_argument("--slots", type=int, default=500, help="memory slots of the program")
+    parser.add_argument("--out", type=Path, required=True, help="the folder to write into")
 
 
-def run_chain(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> None:
     """Writes sequence.arrow and plan.json of a chain into the folder `options.out`.
 
     A budget too small gives the verdict "infeasible" and an empty sequence. Raises ConfigError or
@@ -44,7 +48,7 @@ def run_chain(options: argparse.Namespace) -> None:
     from stages.combine.chain.frontier import ChainFrontier
     from stages.combine.chain.links import links_of_chain
 
-    solved = needs_options(options)
+    solved = _needs_options(options)
     chain = read_chain(options.chain)
     blocks = read_options(options.options) if solved else None
     frontier = ChainFrontier(links_of_chain(chain, blocks), options.slots)
@@ -52,6 +56,13 @@ def run_chain(options: argparse.Namespace) -> None:
     digest = store.read(options.chain, CHAIN).digest
     write_sequence(options.out / "sequence.arrow", chosen.sequence if chosen else [], digest)
     write_plan(options.out / "plan.json", plan)
+
+
+def made(options: argparse.Namespace) -> list[Made]:
+    """What `run` made of what."""
+    read = [options.chain, *([options.options] if _needs_options(options) else [])]
+    settings = {name: getattr(options, name) for name in ("strategy", "budget", "slots")}
+    return [Made([options.out / "sequence.arrow", options.out / "plan.json"], read, settings)]
 
 
 def plan_chain(
@@ -109,7 +120,7 @@ def fixed_bytes(chain: Chain) -> Fixed:
     )
 
 
-def needs_options(options: argparse.Namespace) -> bool:
+def _needs_options(options: argparse.Namespace) -> bool:
     """Whether the strategy takes the options of blocks; raises ConfigError where a setting is
     amiss."""
     from stages.combine.strategies.registry import chain_strategies, strategy
@@ -120,10 +131,8 @@ def needs_options(options: argparse.Namespace) -> bool:
             f"--strategy {options.strategy}: a chain is planned by {' or '.join(known)}"
         )
     solved = strategy(options.strategy).about.solved
-    if options.budget is None:
-        raise ConfigError("combine --chain needs --budget")
     if solved and options.options is None:
-        raise ConfigError(f"combine --chain --strategy {options.strategy} needs --options")
+        raise ConfigError(f"chain --strategy {options.strategy} needs --options")
     if options.slots < 1:
         raise ConfigError(f"--slots {options.slots}: expected 1 or more")
     return solved

@@ -248,7 +248,7 @@ def test_a_plan_of_a_chain_needs_no_schedule(run: Path, capsys: pytest.CaptureFi
     layers = [Position(i, 1.0, 2.0, 10, 30, 10, 0, 0, 0, 0, f"layer {i}") for i in (1, 2)]
     write_chain("chain/chain.arrow", Chain([*layers, last], 10, 10))
     words = ["--chain", "chain/chain.arrow", "--strategy", "rotor", "--budget", "200"]
-    assert main(["combine", *words, "--out", "chain/plan"]) == 0
+    assert main(["chain", *words, "--out", "chain/plan"]) == 0
     Path("chain/chain.arrow").rename("chain.arrow")
     assert complaints(capsys, "chain") == []
     document = json.loads(Path("chain/plan/plan.json").read_text())

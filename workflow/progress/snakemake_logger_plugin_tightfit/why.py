@@ -89,7 +89,7 @@ def _missing(job: Job) -> str:
         return "it is new"
     if job.rule == "frontier":
         return f"the strategy {strategy} is new"
-    if job.rule == "combine":
+    if job.rule == "choose":
         return f"the budget {job.wildcards['budget']} is new for {strategy}"
     files = job.reason.partition("Missing output files: ")[2].partition(";")[0]
     return f"missing: {files}"

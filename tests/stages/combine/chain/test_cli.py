@@ -14,9 +14,9 @@ from schemas.chain import Chain, Position, read_chain, write_chain
 from schemas.errors import ConfigError
 from schemas.options import Option, write_options
 from schemas.sequence import read_sequence
+from stages.combine.chain.cli import add_arguments, run
 from stages.combine.chain.links import links_of_chain
 from stages.combine.chain.replay import chain_replay
-from stages.combine.cli import add_arguments, run
 from tests.stages.combine.persistent import cases, chain_of_case
 
 SOLVED = cases()[2]
@@ -122,7 +122,6 @@ def test_rockmate_runs_blocks_with_the_options_of_their_label(tmp_path: Path) ->
     ("arguments", "sentence"),
     [
         (["--strategy", "magic", "--budget", "1GB"], "--strategy magic: a chain is planned by"),
-        (["--strategy", "rotor"], "needs --budget"),
         (["--strategy", "rotor", "--budget", "lots"], "'lots' is no size"),
         (["--strategy", "rockmate", "--budget", "1GB"], "needs --options"),
         (["--strategy", "rotor", "--budget", "1GB", "--slots", "0"], "--slots 0"),

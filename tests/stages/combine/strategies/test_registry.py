@@ -82,7 +82,7 @@ def test_a_strategy_from_outside(
     blocks = ["--blocks", "blocks.arrow", "--options", "options.arrow"]
     assert main(["combine", *files, *blocks, "--strategy", "halves", "--out", "f.arrow"]) == 0
     assert read_frontier("f.arrow").strategy == "halves"
-    assert main(["combine", *files, "--frontier", "f.arrow", "--budget", "none", "--out", "p"]) == 0
+    assert main(["choose", *files, "--frontier", "f.arrow", "--budget", "none", "--out", "p"]) == 0
     assert read_plan("p/plan.json").strategy == "halves"
     monkeypatch.setattr(Halves, "supports", lambda self, step: "it has no halves")
     assert main(["combine", *files, *blocks, "--strategy", "halves", "--out", "g.arrow"]) == 1

@@ -1,0 +1,52 @@
+"""`choose`: takes the plan for a budget from a frontier."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from schemas.errors import ConfigError
+from schemas.made import Made
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options."""
+    parser.add_argument("--graph", type=Path, required=True, help="graph.arrow of the model")
+    parser.add_argument("--costs", type=Path, required=True, help="costs.arrow on the device")
+    parser.add_argument(
+        "--frontier", type=Path, required=True, help="frontier.arrow to choose from"
+    )
+    parser.add_argument(
+        "--budget", required=True, help="the memory to stay within, such as 8GiB, 145MB or 50%%"
+    )
+    parser.add_argument("--out", type=Path, required=True, help="the folder to write into")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Writes sequence.arrow, schedule.arrow and plan.json. Raises ConfigError where the frontier is
+    of another graph."""
+    from schemas.costs import read_costs
+    from schemas.frontier import read_frontier
+    from schemas.graph import GRAPH, read_graph
+    from schemas.plan import write_plan
+    from schemas.schedule import write_schedule
+    from schemas.sequence import write_sequence
+    from schemas.store import read
+    from stages.combine.choose import choose
+    from stages.replay.condense import condense
+
+    graph, costs = read_graph(options.graph), read_costs(options.costs)
+    frontier, digest = read_frontier(options.frontier), read(options.graph, GRAPH).digest
+    if frontier.graph != digest:
+        raise ConfigError(f"{options.frontier}: was made for another graph than {options.graph}")
+    plan, point, steps = choose(graph, costs, condense(graph, costs), frontier, options.budget)
+    write_sequence(options.out / "sequence.arrow", [] if point is None else point.sequence)
+    write_schedule(options.out / "schedule.arrow", steps, digest)
+    write_plan(options.out / "plan.json", plan)
+
+
+def made(options: argparse.Namespace) -> list[Made]:
+    """What `run` made of what."""
+    outputs = [options.out / name for name in ("sequence.arrow", "schedule.arrow", "plan.json")]
+    read = [options.graph, options.costs, options.frontier]
+    return [Made(outputs, read, {"budget": options.budget})]

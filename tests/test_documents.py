@@ -1,0 +1,28 @@
+"""The documents name what is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PATH = re.compile(
+    r"`((?:stages|schemas|tests|data|workflow|reports)/[\w./]*|[\w-]+\.(?:txt|yaml|md))`"
+)
+
+
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "GLOSSARY.md"])
+def test_paths_are_there(name: str) -> None:
+    text = (ROOT / name).read_text().replace("NAME", "rotor")
+    generic = {"stages/combine/strategies/rotor.py", "schemas/rotor.py"}
+    named = set(PATH.findall(text)) - generic
+    assert not {path for path in named if not (ROOT / path).exists()}
+    assert not [line for line in text.splitlines() if len(line) > 104]
+
+
+def test_targets_are_there() -> None:
+    made = set(re.findall(r"`make (\w+)", (ROOT / "CONTRIBUTING.md").read_text()))
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert made and made <= targets
