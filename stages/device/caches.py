@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import Any
 
 from torch.utils import _pytree as pytree
+
+_EXPORT = "transformers.integrations.executorch"
 
 
 def register_caches() -> None:
@@ -15,9 +18,8 @@ def register_caches() -> None:
         return
     dynamic = getattr(module, "DynamicCache", None)
     if dynamic is not None and dynamic not in pytree.SUPPORTED_NODES:
-        from transformers.integrations import executorch
-
-        executorch.register_dynamic_cache_export_support()
+        # Nothing but PyTorch is needed where transformers is not there.
+        importlib.import_module(_EXPORT).register_dynamic_cache_export_support()
     pair = getattr(module, "EncoderDecoderCache", None)
     if pair is not None and pair not in pytree.SUPPORTED_NODES:
         pytree.register_pytree_node(pair, _parts, lambda parts, _: pair(*parts))
