@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -82,9 +82,20 @@ FRONTIER = store.ArtifactType(
 )
 
 
-def pareto(points: Iterable[Point]) -> list[Point]:
+class _Costed(Protocol):
+    @property
+    def peak(self) -> int: ...
+
+    @property
+    def seconds(self) -> float: ...
+
+
+_P = TypeVar("_P", bound=_Costed)
+
+
+def pareto(points: Iterable[_P]) -> list[_P]:
     """The points that no other beats in both peak and seconds, by falling peak."""
-    chosen: list[Point] = []
+    chosen: list[_P] = []
     for point in sorted(points, key=lambda p: (p.peak, p.seconds)):
         if not chosen or point.seconds < chosen[-1].seconds:
             chosen.append(point)

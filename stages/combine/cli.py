@@ -31,13 +31,13 @@ def run(options: argparse.Namespace) -> None:
     from schemas.store import header, read
     from stages.combine.frontier import frontier
     from stages.combine.strategies.registry import strategy as strategy_of
-    from stages.combine.strategies.strategy import Step
+    from stages.combine.strategies.strategy import TrainingStep
     from stages.replay.condense import condense
 
     strategy = strategy_of(options.strategy)
     graph, costs = read_graph(options.graph), read_costs(options.costs)
     problem = condense(graph, costs)
-    step = Step(problem, read_blocks(options.blocks), read_options(options.options))
+    step = TrainingStep(problem, read_blocks(options.blocks), read_options(options.options))
     if said := strategy.supports(step):
         raise ConfigError(f"{strategy.about.name} cannot plan {graph.model}: {said}")
     [keep_all] = strategy_of("unplanned").candidates(step)

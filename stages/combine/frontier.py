@@ -21,7 +21,7 @@ def frontier(
     graph_digest: str,
     costs: Costs,
     problem: Problem,
-    strategy: About,
+    about: About,
     candidates: Sequence[Candidate],
     keep_all: Candidate,
     workers: int = 1,
@@ -30,29 +30,29 @@ def frontier(
 
     `problem` is the graph condensed, `candidates` what the strategy made of it and `keep_all` the
     captured order, which polish starts from too, and which is a point itself where ops in place
-    take longer. A baseline keeps its candidates as they are, with no op in
-    place. The result does not depend on `workers`, the number of threads. Raises ScheduleError
-    when replay refuses a candidate.
+    take longer. A baseline keeps its candidates as they are, with no op in place. The result does
+    not depend on `workers`, the number of threads. Raises ScheduleError when replay refuses a
+    candidate.
     """
     nodes = {node.op for node in problem.nodes}
     if not all(nodes.issuperset(candidate.executions) for candidate in candidates):
         raise ArtifactError("the blocks run ops that are none of the graph's: make them of it")
     played = _Played(graph, costs, problem)
     everything = played.replay(keep_all.executions, in_place=False)
-    if not strategy.baseline:
+    if not about.baseline:
         points = _polished(played, [*candidates, keep_all], workers)
         points.append(played.point(keep_all.executions, keep_all, False))
     else:
         points = [played.point(candidate.executions, candidate, False) for candidate in candidates]
     return Frontier(
-        strategy=strategy.name,
+        strategy=about.name,
         model=graph.model,
         graph=graph_digest,
         keep_all_peak=everything.peak,
         keep_all_seconds=everything.seconds,
         lower_bound_peak=least_peak(problem),
         lower_bound_seconds=least_seconds(graph, costs, problem, everything.peak),
-        optimal_in=strategy.optimal_in,
+        optimal_in=about.optimal_in,
         points=pareto(points),
     )
 

@@ -164,9 +164,15 @@ def _is_array(value: Any) -> bool:
     return type(value).__module__ == "numpy" and type(value).__name__ == "ndarray"
 
 
+def class_of(thing: Any) -> type:
+    """A class itself, or the class of a thing: of a planned module the original one."""
+    kind = thing if isinstance(thing, type) else type(thing)
+    return getattr(kind, "_tightfit_original", kind)
+
+
 def type_of(module: torch.nn.Module) -> list[str]:
     """The module and the qualified name of a module's class, of the original of a planned one."""
-    return _named(getattr(type(module), "_tightfit_original", type(module)))
+    return _named(class_of(module))
 
 
 _PARTIAL = (functools.partial, functools.partialmethod, functools.cached_property)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from typing import Any
@@ -45,12 +46,17 @@ def check_interface(graph: Graph) -> None:
 def guards_in(graph: Graph) -> dict[str, Any]:
     """The graph's guards; raises ArtifactError where they are no JSON of names and values."""
     try:
-        guards = json.loads(graph.guards)
+        guards = _parsed(graph.guards)
     except ValueError:
         raise malformed(graph) from None
     if not isinstance(guards, dict):
         raise malformed(graph)
     return guards
+
+
+@functools.lru_cache(1)
+def _parsed(text: str) -> Any:
+    return json.loads(text)
 
 
 def malformed(graph: Graph, reason: str = "") -> ArtifactError:

@@ -8,11 +8,11 @@ _COPY = "aten.clone.default"
 _TURN = "aten.permute.default"
 
 
-def eager_strides(graph: Graph, gradients: list[int]) -> list[tuple[int, ...] | None]:
-    """For each gradient (NONE: there is none) the strides that it has in eager before it is
-    accumulated, None where they are its own."""
+def eager_strides(graph: Graph, slices: list[list[int]]) -> list[list[tuple[int, ...] | None]]:
+    """For each gradient (NONE: there is none) of each slice the strides that it has in eager before
+    it is accumulated, None where they are its own."""
     maker = {value: op for op in graph.ops for value in op.outputs if value != NONE}
-    return [_before(graph, maker, value) for value in gradients]
+    return [[_before(graph, maker, value) for value in part] for part in slices]
 
 
 def _before(graph: Graph, maker: dict[int, Op], gradient: int) -> tuple[int, ...] | None:

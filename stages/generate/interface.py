@@ -46,7 +46,7 @@ def interface_text(graph: Graph, program: Program) -> str:
         f"    output_tree={graph.output_tree!r},",
         *_block("tangents", _tangents(graph, program)),
         *_block("slices", [_known(part, positions) for part in program.slices]),
-        *_block("unlike", [repr(tuple(eager_strides(graph, part))) for part in program.handed]),
+        *_block("unlike", [repr(tuple(part)) for part in eager_strides(graph, program.handed)]),
         *_block("watched", [_known(part, positions) for part in _watched(graph, program)]),
         *_block("watched_outputs", [_known(part, places) for part in program.watched]),
         f"    assigned={_known(sorted(assigned_of(graph)), positions)},",

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch.utils import checkpoint
 
+from stages.trace.as_eager import replaced
+
 
 class Checkpoints:
     """What is known of a forward's checkpoints: whether there were `any`."""
@@ -30,15 +32,8 @@ class Checkpoints:
     def left_out(self) -> Iterator[None]:
         """Within it `torch.utils.checkpoint` calls the function that it is given, and no more."""
         reentrant = type("CheckpointFunction", (), {"apply": staticmethod(self.run)})
-        places = {
-            "CheckpointFunction": reentrant,
-            "_checkpoint_without_reentrant_generator": self.once,
-        }
-        originals = {name: getattr(checkpoint, name) for name in places}
-        for name, plain in places.items():
-            setattr(checkpoint, name, plain)
-        try:
+        with (
+            replaced(checkpoint, "CheckpointFunction", lambda _: reentrant),
+            replaced(checkpoint, "_checkpoint_without_reentrant_generator", lambda _: self.once),
+        ):
             yield
-        finally:
-            for name, original in originals.items():
-                setattr(checkpoint, name, original)

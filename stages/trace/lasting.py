@@ -13,6 +13,7 @@ from stages.device.readings import ABSENT, encode
 from stages.trace.functions import cells_of, content_of, defaults_of
 from stages.trace.holders import Holder, Kept
 from stages.trace.known import Known
+from stages.trace.reach import REGISTERED
 from stages.trace.reader import Reader
 from stages.trace.structure import only_computes, structure
 
@@ -31,9 +32,7 @@ class Lasting:
         self.own = own
         self.known = known
         self.registered = {
-            id(vars(module)[field])
-            for module in reader.model.modules()
-            for field in ("_modules", "_parameters", "_buffers")
+            id(vars(module)[field]) for module in reader.model.modules() for field in REGISTERED
         }
         self.runs: list[dict[tuple[int, Any], Kept]] = []
         self.later: dict[tuple[int, str], Any] = {}

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from stages.device.readings import installed_class, slots_of, underlying
+from stages.device.readings import class_of, installed_class, slots_of, underlying
 from stages.trace.codes import nested
 from stages.trace.functions import cells_of, content_of, has_own, own_code
 from stages.trace.holders import (
@@ -87,7 +87,7 @@ class Reach(abc.ABC):
         for name in HOOKS:
             self._keep(shown, fields[name], None)
             self.hooks.add(id(fields[name]))
-        self._enter_class(original_class(module), place)
+        self._enter_class(class_of(module), place)
         for name, value in list(fields.items()):
             if name not in INTERNAL:
                 self.discover(value, (*place, ("field", name)), join(shown, name))
@@ -248,11 +248,6 @@ def _place_of_class(kind: type) -> Place | None:
     if module is None or vars(module).get(kind.__name__) is not kind:
         return None
     return ("python", kind.__module__), ("global", kind.__name__)
-
-
-def original_class(thing: Any) -> type:
-    """The class of a thing, of a planned module that of the original one."""
-    return getattr(type(thing), "_tightfit_original", type(thing))
 
 
 def join(shown: str, name: str) -> str:

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from stages.device.readings import ABSENT, installed
+from stages.device.readings import ABSENT, class_of, installed
 from stages.trace.asking import asked_by_torch, walked_by_capture
 from stages.trace.codes import globals_read, globals_written, names_of
 from stages.trace.functions import cells_of, content_of, of_plan, own_code
 from stages.trace.holders import INTERNAL, NOWHERE, Holder, Kept, Place, is_dunder
-from stages.trace.reach import REGISTERED, Reach, join, original_class
+from stages.trace.reach import REGISTERED, Reach, join
 from stages.trace.sentences import on_set
 from stages.trace.spaces import data_named, is_data
 
@@ -139,7 +139,7 @@ class Reader(Reach):
             self.discover(value, (*holder.place, ("field", name)), join(holder.shown, name))
 
     def _note_class(self, holder: Holder, name: str) -> None:
-        kind = original_class(holder.thing)
+        kind = class_of(holder.thing)
         owner = next((base for base in kind.__mro__ if name in vars(base)), None)
         if owner in (nn.Module, object):
             return

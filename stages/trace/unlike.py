@@ -12,16 +12,17 @@ _CAST_INSIDE = ("affine_grid", "affine_grid_generator", "bilinear", "linalg_pinv
 """What multiplies matrices inside one operator, where eager's autocast casts and a step's does
 not."""
 
-_SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
-_UNSEEN = {
-    _SET_DATA: "sets .data of a tensor",
-    torch.Tensor.retain_grad: "calls retain_grad() on a tensor",
+_UNSEEN: dict[Any, tuple[str, str]] = {
+    torch.Tensor.data.__set__: (  # type: ignore[attr-defined]
+        "sets .data of a tensor",
+        "set it between steps, or compute with a new tensor",
+    ),
+    torch.Tensor.retain_grad: (
+        "calls retain_grad() on a tensor",
+        "call it on what the model returns",
+    ),
 }
-"""What a capture does not show."""
-_REMEDIES = {
-    _SET_DATA: "which a plan would not do: set it between steps, or compute with a new tensor",
-    torch.Tensor.retain_grad: "which a plan would not do: call it on what the model returns",
-}
+"""What a capture does not show, and what to do instead."""
 
 
 def check_call(label: str, function: Any, args: tuple[Any, ...], place: str) -> None:
@@ -38,7 +39,8 @@ def check_call(label: str, function: Any, args: tuple[Any, ...], place: str) -> 
             "cannot do: multiply the parts with each other, or use cumprod() and its last element"
         )
     if function in _UNSEEN and place:
-        raise ModelError(f"{label}: the forward {_UNSEEN[function]}{at}, {_REMEDIES[function]}")
+        does, instead = _UNSEEN[function]
+        raise ModelError(f"{label}: the forward {does}{at}, which a plan would not do: {instead}")
     if name in _CAST_INSIDE and torch.is_autocast_enabled(tensor.device.type):
         raise ModelError(
             f"{label}: {name}(){at} runs under autocast, which casts inside it where a plan does "

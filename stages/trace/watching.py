@@ -28,6 +28,7 @@ from stages.trace.holders import INTERNAL, NOWHERE, Holder, Kept, contents, is_g
 from stages.trace.known import Known
 from stages.trace.lasting import Lasting
 from stages.trace.moved import Moved
+from stages.trace.reach import REGISTERED
 from stages.trace.reader import Reader
 from stages.trace.sentences import at, drawn, named, on_hook, on_new_hook, on_set
 from stages.trace.structure import (
@@ -39,7 +40,6 @@ from stages.trace.structure import (
     structure,
 )
 
-_REGISTERED = ("_modules", "_parameters", "_buffers")
 _OF_RECURRENT = ("_flat_weights", "_flat_weight_refs")
 """Lists of a recurrent layer's weights, which PyTorch makes anew where a weight is replaced."""
 _COPYING = ("__reduce_ex__", "__getstate__")
@@ -233,10 +233,9 @@ class Watcher:
             yield None, sentence
 
     def _change(self, kept: Kept, now: Any) -> str | None:
-        same = len(kept.at_start) == len(now) and all(
+        if len(kept.at_start) == len(now) and all(
             map(_unchanged, _sorted(kept.at_start), _sorted(now))
-        )
-        if same:
+        ):
             return None
         name = kept.shown.removeprefix("the global ").rpartition(".")[2].partition("[")[0]
         codes = self._reader.codes
@@ -303,7 +302,7 @@ class Watcher:
             if name in computed(module):
                 del holder.reads[name]
                 return
-            if id(vars(module)) in self._reader.foreign and name in _REGISTERED:
+            if id(vars(module)) in self._reader.foreign and name in REGISTERED:
                 return
         for tensor in _tensors(value):
             if tensor.requires_grad and id(tensor) not in self._own:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from schemas.frontier import pareto
 from schemas.sequence import Operation
 from stages.combine.chain.least import Least
 from stages.combine.chain.links import Links
@@ -170,15 +171,6 @@ def keep_all_sequence(links: Links) -> list[Operation]:
         forward += [action for action in actions[:1] if isinstance(action, Operation)]
         backward += [action for action in actions[1:] if isinstance(action, Operation)]
     return [*forward, *reversed(backward)]
-
-
-def pareto(plans: list[ChainPlan]) -> list[ChainPlan]:
-    """The plans that no other beats in both peak and seconds, by falling peak."""
-    chosen: list[ChainPlan] = []
-    for plan in sorted(plans, key=lambda plan: (plan.peak, plan.seconds)):
-        if not chosen or plan.seconds < chosen[-1].seconds:
-            chosen.append(plan)
-    return chosen[::-1]
 
 
 def spread(available: int, wanted: int) -> list[int]:

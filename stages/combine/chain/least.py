@@ -8,7 +8,7 @@ import numpy.typing as npt
 from schemas.sequence import Operation
 from stages.combine.chain.links import Links
 from stages.combine.chain.slots import Needs
-from stages.combine.chain.table import cell, cells_ending, pass_on, run_block
+from stages.combine.chain.table import Steps, cell, cells_ending, pass_on, run_block, unrolled
 
 Bytes = npt.NDArray[np.int64]
 
@@ -37,16 +37,8 @@ class Least:
         """A sequence within the smallest budget. It aims at little memory; where several actions
         need no more, it prefers to run a position once, else to cut a segment in the middle."""
         length = len(self.links)
-        actions: list[Operation] = []
         room = int(self.bytes[cell(length, 1, length)])
-        pending: list[Operation | tuple[int, int, int]] = [(1, length, room)]
-        while pending:
-            item = pending.pop()
-            if isinstance(item, Operation):
-                actions.append(item)
-            else:
-                pending.extend(reversed(self._step(*item)))
-        return actions
+        return unrolled((1, length, room), self._step)
 
     def _fill(self) -> Bytes:
         length = len(self.links)
@@ -78,7 +70,7 @@ class Least:
         parts = np.maximum(self.bytes[begin : begin + t - s], tails)
         return np.maximum(parts, self.skip[s][t - s - 1])
 
-    def _step(self, s: int, t: int, room: int) -> list[Operation | tuple[int, int, int]]:
+    def _step(self, s: int, t: int, room: int) -> Steps:
         ways = self.links.at(s).ways
         fitting = np.flatnonzero(self._once(self.bytes, s, t) <= room)
         if fitting.size:

@@ -8,6 +8,7 @@ output of s - 1 (not counted in m) and the gradient of t's output are there (S e
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,10 @@ import numpy as np
 from schemas.sequence import NO_OPTION, Operation
 from stages.combine.chain.links import Links
 from stages.combine.chain.slots import Seconds, Slots, discretise
+
+Segment = tuple[int, int, int]
+"""The first and last position of a part of a chain, and the memory that it has."""
+Steps = list[Operation | Segment]
 
 COMPILED_FROM = 1.5e8
 """Elementary steps from which loading the compiled program pays."""
@@ -56,17 +61,9 @@ class Table:
 
     def sequence(self, count: int) -> list[Operation]:
         """An optimal sequence within `count` slots, which must be enough."""
-        actions: list[Operation] = []
-        pending: list[Operation | tuple[int, int, int]] = [(1, self.slots.length, count)]
-        while pending:
-            item = pending.pop()
-            if isinstance(item, Operation):
-                actions.append(item)
-            else:
-                pending.extend(reversed(self._step(*item)))
-        return actions
+        return unrolled((1, self.slots.length, count), self._step)
 
-    def _step(self, s: int, t: int, m: int) -> list[Operation | tuple[int, int, int]]:
+    def _step(self, s: int, t: int, m: int) -> Steps:
         """The first actions of the best sequence for (s, t, m), with the segments between."""
         way, split = self._choice(s, t, m)
         if split == 0:
@@ -102,9 +99,20 @@ class Table:
         return chosen, split
 
 
-def run_block(
-    position: int, option: int, last: int, rest: list[tuple[int, int, int]]
-) -> list[Operation | tuple[int, int, int]]:
+def unrolled(whole: Segment, step: Callable[[int, int, int], Steps]) -> list[Operation]:
+    """The operations of a segment, where `step` gives its first ones with the segments between."""
+    operations: list[Operation] = []
+    pending: Steps = [whole]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, Operation):
+            operations.append(item)
+        else:
+            pending.extend(reversed(step(*item)))
+    return operations
+
+
+def run_block(position: int, option: int, last: int, rest: list[Segment]) -> Steps:
     """Forward of a position, what happens until its backward, and its backward."""
     if position == last and option == NO_OPTION:
         return [Operation("loss", last)]

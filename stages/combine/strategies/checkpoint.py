@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from schemas.sequence import Operation
 from stages.combine.schedule.executions import captured, executions_of
-from stages.combine.strategies.strategy import About, Candidate, Step
+from stages.combine.strategies.strategy import About, Candidate, TrainingStep
 
 
 class Checkpoint:
@@ -17,11 +17,11 @@ class Checkpoint:
         baseline=True,
     )
 
-    def supports(self, step: Step) -> str:
+    def supports(self, step: TrainingStep) -> str:
         """Every step."""
         return ""
 
-    def candidates(self, step: Step) -> list[Candidate]:
+    def candidates(self, step: TrainingStep) -> list[Candidate]:
         """The one plan that recomputes every block."""
         last = len(step.blocks.blocks) + 1
         sequence = [Operation("F_ck", position) for position in range(1, last)]

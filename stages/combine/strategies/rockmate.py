@@ -5,7 +5,7 @@ from __future__ import annotations
 from stages.combine.chain.frontier import SLOTS
 from stages.combine.chain.links import links_of_blocks
 from stages.combine.strategies.rotor import candidates_of
-from stages.combine.strategies.strategy import About, Candidate, Step
+from stages.combine.strategies.strategy import About, Candidate, TrainingStep
 
 
 class Rockmate:
@@ -20,11 +20,11 @@ class Rockmate:
         optimal_in=f"persistent sequences of the blocks' options at {SLOTS} slots",
     )
 
-    def supports(self, step: Step) -> str:
+    def supports(self, step: TrainingStep) -> str:
         """Every step: one that is no sequence is a chain of one block."""
         return ""
 
-    def candidates(self, step: Step) -> list[Candidate]:
+    def candidates(self, step: TrainingStep) -> list[Candidate]:
         """Plans from keeping everything down to the least memory, with any option for each
         block."""
         return candidates_of(step, links_of_blocks(step.blocks, step.options))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stages.combine.chain.frontier import SLOTS, ChainFrontier, spread
 from stages.combine.chain.links import Links, links_of_blocks
 from stages.combine.schedule.executions import executions_of
-from stages.combine.strategies.strategy import About, Candidate, Step
+from stages.combine.strategies.strategy import About, Candidate, TrainingStep
 
 BUDGETS = 24
 
@@ -20,16 +20,16 @@ class Rotor:
         optimal_in=f"persistent sequences of the chain at {SLOTS} slots",
     )
 
-    def supports(self, step: Step) -> str:
+    def supports(self, step: TrainingStep) -> str:
         """Every step: one that is no sequence is a chain of one block."""
         return ""
 
-    def candidates(self, step: Step) -> list[Candidate]:
+    def candidates(self, step: TrainingStep) -> list[Candidate]:
         """Plans from keeping everything down to the least memory."""
         return candidates_of(step, links_of_blocks(step.blocks, step.options, True))
 
 
-def candidates_of(step: Step, links: Links) -> list[Candidate]:
+def candidates_of(step: TrainingStep, links: Links) -> list[Candidate]:
     """At most `BUDGETS` plans of the dynamic program on `links`, evenly spread over its frontier,
     from most to least memory."""
     plans = ChainFrontier(links).plans()

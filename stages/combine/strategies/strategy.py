@@ -13,7 +13,7 @@ from schemas.sequence import Operation
 
 
 @dataclass(frozen=True)
-class Step:
+class TrainingStep:
     """A training step as strategies see it: the condensed graph, its blocks, and the options of
     each distinct block by digest."""
 
@@ -57,8 +57,8 @@ class Strategy(Protocol):
     def about(self) -> About:
         """What is known of it."""
 
-    def supports(self, step: Step) -> str:
+    def supports(self, step: TrainingStep) -> str:
         """ "" where it can plan a step, else why it cannot, as a clause for the user."""
 
-    def candidates(self, step: Step) -> list[Candidate]:
+    def candidates(self, step: TrainingStep) -> list[Candidate]:
         """Its plans of a step, from most to least memory; at least one."""

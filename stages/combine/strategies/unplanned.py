@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from schemas.sequence import Operation
-from stages.combine.strategies.strategy import About, Candidate, Step
+from stages.combine.strategies.strategy import About, Candidate, TrainingStep
 
 
 class Unplanned:
@@ -11,11 +11,11 @@ class Unplanned:
 
     about = About("unplanned", "the step as PyTorch runs it", baseline=True)
 
-    def supports(self, step: Step) -> str:
+    def supports(self, step: TrainingStep) -> str:
         """Every step."""
         return ""
 
-    def candidates(self, step: Step) -> list[Candidate]:
+    def candidates(self, step: TrainingStep) -> list[Candidate]:
         """The captured order."""
         last = len(step.blocks.blocks) + 1
         forward = [Operation("F_all", position) for position in range(1, last)]

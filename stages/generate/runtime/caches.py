@@ -1,4 +1,4 @@
-"""In a generated package this file is that of `stages.device`."""
+"""What generated packages have as `caches.py`: `stages.device.caches`, under the same name."""
 
 from stages.device.caches import register_caches
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from itertools import repeat
+from operator import is_
 from pathlib import Path
 from typing import Any
 
@@ -91,9 +93,10 @@ class Guards:
 
     def check(self, tensors: list[torch.Tensor]) -> None:
         """Compares shapes, dtypes, devices, gradients and strides of all tensors."""
-        missing = next((i for i, tensor in enumerate(tensors) if tensor is None), None)
-        if missing is not None:
-            raise PlanMismatch(f"{self.names[missing]} is None, the plan was made for a tensor")
+        absent = list(map(is_, tensors, repeat(None)))
+        if any(absent):
+            name = self.names[absent.index(True)]
+            raise PlanMismatch(f"{name} is None, the plan was made for a tensor")
         device = tensors[0].device
         if (
             device.type == self.device
@@ -105,40 +108,29 @@ class Guards:
         ):
             return
         for position, tensor in enumerate(tensors):
-            difference = self.difference(position, tensor, device)
-            if difference:
-                name, expected = self.names[position], self.interface.tensors[position]
-                strided = expected.kind == "input" and " strides " in difference
-                plain = (
-                    strided
-                    and torch.empty_strided(
-                        expected.shape, expected.strides, device="meta"
-                    ).is_contiguous()
-                )
-                remedy = (
-                    f"give it {name}.contiguous(), plan with such strides, or load the plan with "
-                    f'otherwise="original"'
-                )
-                raise Difference(f"{name} {difference}", remedy if plain else "")
+            self.compare(position, tensor, device)
 
-    def difference(self, position: int, tensor: torch.Tensor, device: torch.device) -> str | None:
-        """What is wrong with a tensor, in words after its name; None when it fits."""
+    def compare(self, position: int, tensor: torch.Tensor, device: torch.device) -> None:
+        """Raises Difference, naming a tensor, where it does not fit."""
         shape, expected = tuple(tensor.shape), self.interface.tensors[position]
+        clause = remedy = ""
         if shape != expected.shape:
-            return f"has shape {shape}, the plan was made for {expected.shape}"
-        if tensor.dtype != self.dtypes[position]:
-            return f"has dtype {tensor.dtype}, the plan was made for {self.dtypes[position]}"
-        if tensor.device.type != self.device:
-            return f"is on {tensor.device}, the plan was made for {self.device}"
-        if tensor.device != device:
-            return f"is on {tensor.device}, other tensors of the call are on {device}"
-        if tensor.requires_grad != expected.requires_grad:
+            clause = f"has shape {shape}, the plan was made for {expected.shape}"
+        elif tensor.dtype != self.dtypes[position]:
+            clause = f"has dtype {tensor.dtype}, the plan was made for {self.dtypes[position]}"
+        elif tensor.device.type != self.device:
+            clause = f"is on {tensor.device}, the plan was made for {self.device}"
+        elif tensor.device != device:
+            clause = f"is on {tensor.device}, other tensors of the call are on {device}"
+        elif tensor.requires_grad != expected.requires_grad:
             wanted = "with" if expected.requires_grad else "without"
             found = "requires a gradient" if tensor.requires_grad else "requires no gradient"
-            return f"{found}, the plan was made {wanted} one"
-        if not _same_strides(shape, tensor.stride(), expected.strides):
-            return f"has strides {tensor.stride()}, the plan was made for {expected.strides}"
-        return None
+            clause = f"{found}, the plan was made {wanted} one"
+        elif not _same_strides(shape, tensor.stride(), expected.strides):
+            clause = f"has strides {tensor.stride()}, the plan was made for {expected.strides}"
+            remedy = _lay_out(self.names[position], expected)
+        if clause:
+            raise Difference(f"{self.names[position]} {clause}", remedy)
 
 
 class _Modules:
@@ -302,6 +294,17 @@ def _constant(tensor: Tensor, data: bytearray, device: torch.device) -> torch.Te
         read = torch.frombuffer(data, dtype=dtype, count=made.numel(), offset=tensor.start)
         made.copy_(read.reshape(tensor.shape))
     return made
+
+
+def _lay_out(name: str, expected: Tensor) -> str:
+    """What to do with an input in other strides than expected, "" for what is no such input."""
+    like = torch.empty_strided(expected.shape, expected.strides, device="meta")
+    if expected.kind != "input" or not like.is_contiguous():
+        return ""
+    return (
+        f"give it {name}.contiguous(), plan with such strides, or load the plan with "
+        f'otherwise="original"'
+    )
 
 
 def _planned(interface: Interface) -> str:

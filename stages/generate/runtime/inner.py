@@ -58,12 +58,18 @@ def check_inner(outputs: Sequence[Inner]) -> None:
 
 def _asked() -> list[Any]:
     """What the running `grad` or `backward` was asked for the gradients of."""
-    frame: types.FrameType | None = sys._getframe(2)
-    while frame is not None:
-        if frame.f_code in _ASKING:
-            given = frame.f_locals.get("inputs")
-            if isinstance(given, dict):
-                return list(given.values())
-            return list(given) if isinstance(given, list | tuple) else [given]
+    call = running_backward()
+    if call is None:
+        return []
+    given = call.f_locals.get("inputs")
+    if isinstance(given, dict):
+        return list(given.values())
+    return list(given) if isinstance(given, list | tuple) else [given]
+
+
+def running_backward() -> types.FrameType | None:
+    """The innermost running call of `torch.autograd.grad` or `backward`."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code not in _ASKING:
         frame = frame.f_back
-    return []
+    return frame

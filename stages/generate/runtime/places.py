@@ -15,7 +15,7 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-from .readings import ABSENT, encode, slots_of, underlying
+from .readings import ABSENT, class_of, encode, slots_of, underlying
 
 
 def find(place: list[list[Any]], modules: Mapping[str, Any]) -> Any:
@@ -46,12 +46,6 @@ def of_class(kind: type, name: str) -> tuple[Any, type | None]:
         if name in vars(base):
             return vars(base)[name], base
     return ABSENT, None
-
-
-def class_of(thing: Any) -> type:
-    """A class itself, or the class of a thing: of a planned module the original one."""
-    kind = thing if isinstance(thing, type) else type(thing)
-    return getattr(kind, "_tightfit_original", kind)
 
 
 def _class(thing: Any, name: str) -> Any:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-import types
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+
+from .inner import running_backward
 
 
 def as_in_eager(
@@ -17,7 +17,8 @@ def as_in_eager(
 ) -> None:
     """Lays the gradients out in these strides (None: as they are), unless the receiving node of
     autograd accumulates them, which lays them out as the step has done."""
-    asked = _are_asked()
+    call = running_backward()
+    asked = call is not None and call.f_code is torch.autograd.grad.__code__
     for number, (gradient, wanted) in enumerate(zip(gradients, strides, strict=True)):
         leaf = getattr(receivers[number], "variable", None)
         if gradient is None or wanted is None:
@@ -33,13 +34,3 @@ def _laid_out(gradient: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
         once = once.narrow(dim, 0, min(once.shape[dim], 1)) if stride == 0 else once
     made = torch.empty_strided(once.shape, strides, dtype=once.dtype, device=once.device)
     return made.copy_(once).expand(gradient.shape)
-
-
-def _are_asked() -> bool:
-    """Whether the running backward returns gradients instead of accumulating them."""
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is torch.autograd.grad.__code__:
-            return True
-        frame = frame.f_back
-    return False

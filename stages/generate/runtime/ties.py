@@ -30,7 +30,7 @@ class Ties:
         if len(owners) < len(self.parameters):
             return self._tied_since(tensors, owners)
         if self.given:
-            sentence = self._one_gradient(tensors)
+            sentence = self._one_gradient(tensors, owners)
             if sentence is not None:
                 return sentence
         if self.written and self.inputs:
@@ -45,8 +45,7 @@ class Ties:
             f"the plan was made; plan again with it"
         )
 
-    def _one_gradient(self, tensors: Sequence[torch.Tensor]) -> str | None:
-        owners = {id(tensors[at]): at for at in self.parameters}
+    def _one_gradient(self, tensors: Sequence[torch.Tensor], owners: dict[int, int]) -> str | None:
         for at in self.given:
             tensor = tensors[at]
             edge = (

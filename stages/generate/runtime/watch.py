@@ -17,8 +17,8 @@ import torch
 
 from .form import check_form
 from .lists import Lists
-from .places import cells, class_of, content, defaults, find, of_class
-from .readings import ABSENT, STATES, agree, encode, say, slots_of, type_of
+from .places import cells, content, defaults, find, of_class
+from .readings import ABSENT, STATES, agree, class_of, encode, say, slots_of, type_of
 
 _REGISTERED = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

@@ -15,6 +15,7 @@ from .chain import Step, execute
 from .facts import Interface
 from .guards import Guards, PlanMismatch
 from .outputs import assembler
+from .readings import class_of
 from .surroundings import check_kinds, check_surroundings, is_traced, uncompiled
 
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -37,7 +38,7 @@ def wrap(
         raise ValueError(f'otherwise is {otherwise!r}, it can be "error" or "original"')
     if not isinstance(model, torch.nn.Module):
         raise RuntimeError(f"load is given a {type(model).__name__} instead of a torch module")
-    base = getattr(type(model), "_tightfit_original", type(model))
+    base = class_of(model)
     if "forward" in vars(model):
         raise RuntimeError(
             "the model's forward was replaced on the instance, a planned module cannot replace it"

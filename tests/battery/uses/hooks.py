@@ -189,9 +189,7 @@ def grad_accumulator_hooks(run: Run) -> None:
 def multi_gradient_hooks(run: Run) -> None:
     parameters = [p for p in run.module.parameters() if p.requires_grad]
     with torch.autograd.graph.register_multi_grad_hook(
-        # The layout is that of the parameters, as it is when they are accumulated.
-        parameters,
-        lambda gradients: run.say("all", [g if g is None else g.contiguous() for g in gradients]),
+        parameters, lambda gradients: run.say("all", gradients)
     ):
         run.backward()
 

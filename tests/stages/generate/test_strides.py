@@ -84,7 +84,7 @@ def test_gradients_have_eagers_strides(use: Callable[..., None], tmp_path: Path)
 
 def test_the_gradients_that_are_unlike_are_known() -> None:
     graph, _ = traced((Turned(), ((X,), {})))
-    strides = eager_strides(graph, [gradient.gradient for gradient in graph.gradients])
+    [strides] = eager_strides(graph, [[gradient.gradient for gradient in graph.gradients]])
     found: dict[str, list[Any]] = {}
     for gradient, unlike in zip(graph.gradients, strides, strict=True):
         found.setdefault(graph.values[gradient.value].path, []).append(unlike)

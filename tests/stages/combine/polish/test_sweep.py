@@ -15,7 +15,7 @@ from stages.combine.bounds import least_seconds
 from stages.combine.choose import choose
 from stages.combine.frontier import frontier
 from stages.combine.strategies.registry import strategy
-from stages.combine.strategies.strategy import Candidate, Step
+from stages.combine.strategies.strategy import Candidate, TrainingStep
 from stages.partition.chain import partition
 from stages.replay.condense import condense
 from stages.replay.referee import replay
@@ -44,7 +44,7 @@ def model(request: pytest.FixtureRequest) -> tuple[Any, Any, Problem, Frontier]:
         digest: solve_block(digest, block, "highs", Grid(largest=0))
         for digest, block in blocks.distinct.items()
     }
-    step, chosen = Step(problem, blocks, options), strategy("rockmate")
+    step, chosen = TrainingStep(problem, blocks, options), strategy("rockmate")
     [everything] = strategy("unplanned").candidates(step)
     candidates = chosen.candidates(step)
     made = frontier(graph, "digest", costs, problem, chosen.about, candidates, everything)

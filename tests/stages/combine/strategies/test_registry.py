@@ -15,7 +15,7 @@ from schemas.store import read_json
 from stages.__main__ import main
 from stages.combine.strategies import registry
 from stages.combine.strategies.registry import STRATEGIES, strategies
-from stages.combine.strategies.strategy import About, Candidate, Step, Strategy
+from stages.combine.strategies.strategy import About, Candidate, Strategy, TrainingStep
 from stages.partition.facts import Facts
 from tests.stages.audit.towers import solve_tower
 from tests.stages.combine.strategies.test_strategies import blocks_of, check_candidate, options_of
@@ -29,7 +29,7 @@ README = Path(__file__).parents[4] / "README.md"
 @given(facts=random_steps())
 def test_every_strategy_gives_plans_that_can_run(strategy: Strategy, facts: Facts) -> None:
     blocks = blocks_of(facts)
-    step = Step(facts.problem, blocks, options_of(blocks))
+    step = TrainingStep(facts.problem, blocks, options_of(blocks))
     assert strategy.supports(step) == ""
     candidates = strategy.candidates(step)
     assert candidates
@@ -54,10 +54,10 @@ class Halves:
 
     about = About("halves", "the first half of the blocks is computed again")
 
-    def supports(self, step: Step) -> str:
+    def supports(self, step: TrainingStep) -> str:
         return "" if len(step.blocks.blocks) > 1 else "it has a single block"
 
-    def candidates(self, step: Step) -> list[Candidate]:
+    def candidates(self, step: TrainingStep) -> list[Candidate]:
         from stages.combine.schedule.executions import captured, executions_of
 
         last = len(step.blocks.blocks) + 1

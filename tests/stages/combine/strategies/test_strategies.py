@@ -15,7 +15,7 @@ from stages.combine.chain.links import keep_all, links_of_blocks
 from stages.combine.chain.replay import chain_replay
 from stages.combine.schedule.executions import executions_of
 from stages.combine.strategies.registry import strategies, strategy
-from stages.combine.strategies.strategy import Candidate, Step
+from stages.combine.strategies.strategy import Candidate, TrainingStep
 from stages.partition.cuts import find_segments
 from stages.partition.facts import Facts
 from stages.partition.local import describe_block, lay_out
@@ -70,7 +70,7 @@ def test_what_the_dynamic_program_predicts_holds_for_the_ops(facts: Facts) -> No
     options = options_of(blocks)
     for name in ("rotor", "rockmate"):
         links = links_of_blocks(blocks, options, keep_all_only=name == "rotor")
-        candidates = strategy(name).candidates(Step(problem, blocks, options))
+        candidates = strategy(name).candidates(TrainingStep(problem, blocks, options))
         assert candidates
         for candidate in candidates:
             peak, seconds = check_candidate(problem, candidate)
@@ -84,8 +84,8 @@ def test_what_the_dynamic_program_predicts_holds_for_the_ops(facts: Facts) -> No
 def test_baselines(facts: Facts) -> None:
     blocks, problem = blocks_of(facts), facts.problem
     options = options_of(blocks)
-    [unplanned] = strategy("unplanned").candidates(Step(problem, blocks, options))
-    [checkpoint] = strategy("checkpoint").candidates(Step(problem, blocks, options))
+    [unplanned] = strategy("unplanned").candidates(TrainingStep(problem, blocks, options))
+    [checkpoint] = strategy("checkpoint").candidates(TrainingStep(problem, blocks, options))
     assert unplanned.executions == [node.op for node in problem.nodes]
     check_candidate(problem, checkpoint)
     assert checkpoint.sequence[0] == Operation("F_ck", 1)
@@ -138,4 +138,4 @@ def test_an_unknown_strategy_is_named() -> None:
 def test_missing_options_are_named(facts: Facts) -> None:
     blocks = blocks_of(facts)
     with pytest.raises(ArtifactError, match=f"lack the block {blocks.blocks[0].digest[:12]}"):
-        strategy("rotor").candidates(Step(facts.problem, blocks, {}))
+        strategy("rotor").candidates(TrainingStep(facts.problem, blocks, {}))
