@@ -7,6 +7,7 @@ and one of its blocks are both problems.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -26,12 +27,17 @@ class Reuse:
 @dataclass(frozen=True)
 class Repeat:
     """How a node runs again where that differs from its first run: the storages it then reads and
-    makes, and its costs."""
+    makes, and its costs. It overwrites nothing."""
 
     inputs: list[int]
     outputs: list[int]
     seconds: float
     peak: int
+
+    @property
+    def reuses(self) -> list[Reuse]:
+        """No in-place forms."""
+        return []
 
 
 @dataclass(frozen=True)
@@ -53,13 +59,9 @@ class Node:
     repeatable: bool
     repeat: Repeat | None = None
 
-    def reads(self, repeated: bool) -> list[int]:
-        """The storages that a run reads."""
-        return self.inputs if self.repeat is None or not repeated else self.repeat.inputs
-
-    def makes(self, repeated: bool) -> list[int]:
-        """The storages that a run makes."""
-        return self.outputs if self.repeat is None or not repeated else self.repeat.outputs
+    def form(self, repeated: bool) -> Node | Repeat:
+        """What a run reads, makes, costs and may overwrite."""
+        return self if self.repeat is None or not repeated else self.repeat
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,11 @@ class Storage:
     producer: int
     held: bool
     gradient: bool
+
+    @property
+    def stays(self) -> bool:
+        """Whether no use is its last one."""
+        return self.held or self.gradient
 
 
 @dataclass(frozen=True)
@@ -92,6 +99,27 @@ class Problem:
     def loss(self) -> int:
         """The position of the loss."""
         return next(index for index, node in enumerate(self.nodes) if node.phase == "loss")
+
+    @cached_property
+    def readers(self) -> list[list[int]]:
+        """For each storage the positions of the nodes that read it in their first run."""
+        found: list[list[int]] = [[] for _ in self.storages]
+        for position, node in enumerate(self.nodes):
+            for storage in node.inputs:
+                found[storage].append(position)
+        return found
+
+    def ancestors(self, storages: Iterable[int], among: Collection[int] | None = None) -> set[int]:
+        """The positions of the nodes that storages are made of, directly or not; only of those
+        `among` some, where given."""
+        found: set[int] = set()
+        pending = list(storages)
+        while pending:
+            maker = self.storages[pending.pop()].producer
+            if maker >= 0 and maker not in found and (among is None or maker in among):
+                found.add(maker)
+                pending += self.nodes[maker].inputs
+        return found
 
 
 PROBLEM_FIELDS = (

@@ -16,7 +16,7 @@ def least_peak(problem: Problem) -> int:
     the loss on, what the caller holds), and what is there when the step ends.
     """
     held = {i for i, storage in enumerate(problem.storages) if storage.held}
-    largest = sum(s.bytes for s in problem.storages if s.held or s.gradient)
+    largest = sum(s.bytes for s in problem.storages if s.stays)
     for position, node in enumerate(problem.nodes):
         there = set(node.inputs)
         if position > problem.loss:
@@ -51,7 +51,7 @@ def least_seconds_of_nodes(problem: Problem, budget: int) -> float:
         for storage in node.inputs
         if 0 <= problem.storages[storage].producer < loss
     } - at_loss
-    needed = _ancestors(problem, [loss])
+    needed = {loss} | problem.ancestors(problem.nodes[loss].inputs)
     groups: dict[int, int] = {}
     for storage in read:
         maker = problem.storages[storage].producer
@@ -87,18 +87,6 @@ def _fastest(node: Node) -> float:
 
 def _fastest_again(node: Node) -> float:
     return _fastest(node) if node.repeat is None else min(node.repeat.seconds, _fastest(node))
-
-
-def _ancestors(problem: Problem, roots: Sequence[int]) -> set[int]:
-    found: set[int] = set()
-    pending = list(roots)
-    while pending:
-        node = pending.pop()
-        if node in found or node < 0:
-            continue
-        found.add(node)
-        pending += [problem.storages[storage].producer for storage in problem.nodes[node].inputs]
-    return found
 
 
 def _cheapest(items: Sequence[tuple[int, float]], size: int) -> float:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from schemas.actions import Compute, Write
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op, Value, decode_arguments
 from schemas.schedule import Step
 from stages.device.operators import decode, resolve
@@ -83,7 +84,8 @@ def layouts(graph: Graph, steps: Sequence[Step]) -> Layouts:
     if guards_in(graph).get("plain_backward") is not True:
         # Python in the backward may ask for a layout, which a trace does not show.
         return Layouts(dict.fromkeys(loss.outputs, REFUSED), frozenset())
-    in_place = {step.op: step.in_place for step in steps if step.in_place != NONE}
+    runs = [step.action for step in steps if isinstance(step.action, Compute | Write)]
+    in_place = {run.op: run.in_place for run in runs if run.in_place != NONE}
     taken, reshaped = {}, set()
     for tangent in loss.outputs:
         views = _views_on_the_way(graph, tangent, in_place)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from schemas.again import makes_of, reads_of
+from schemas.actions import Gradient, Loss
 from schemas.errors import ScheduleError
 from schemas.graph import FIXED_KINDS, LOSS_TARGET, NONE, Graph
-from schemas.schedule import Step
+from stages.replay.walk import Effect
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Uses:
     late: dict[int, list[int]]
 
 
-def uses(graph: Graph, steps: Sequence[Step]) -> Uses:
+def uses(graph: Graph, walked: Sequence[Effect]) -> Uses:
     """Finds the last reader of each value that others hold.
 
     Raises ScheduleError when a gradient is read after it was handed over.
@@ -41,20 +41,23 @@ def uses(graph: Graph, steps: Sequence[Step]) -> Uses:
     late: dict[int, list[int]] = {}
     handed: set[int] = set()
     after_loss = False
-    done: set[int] = set()
-    for index, step in enumerate(steps):
-        read, made = _touched(graph, step, outputs, done)
+    for effect in walked:
+        loss = isinstance(effect.step.action, Loss)
+        handing = isinstance(effect.step.action, Gradient)
+        read = outputs if loss else effect.reads
         for value in read:
-            if storage[value] in handed and step.action != "gradient":
+            if storage[value] in handed and not handing:
                 raise ScheduleError(
-                    f"step {index} of the schedule: value {value} was handed over as a gradient"
+                    f"step {effect.position} of the schedule: "
+                    f"value {value} was handed over as a gradient"
                 )
-        if step.action == "gradient":
-            handed.add(storage[step.value])
+        if handing:
+            handed.update(storage[value] for value in read)
         if after_loss:
-            late[index] = [storage[value] for value in read]
-        after_loss = after_loss or step.action == "loss"
-        last.update({value: index for value in (*read, *made) if storage[value] in held})
+            late[effect.position] = [storage[value] for value in read]
+        after_loss = after_loss or loss
+        named = (*read, *effect.makes)
+        last.update({value: effect.position for value in named if storage[value] in held})
     ends: dict[int, list[int]] = {}
     for value, index in last.items():
         if value not in fixed or graph.values[value].kind == "input":
@@ -106,21 +109,6 @@ def flowing(graph: Graph) -> set[int]:
         if op.target == LOSS_TARGET or not found.isdisjoint(op.inputs):
             found.update(op.outputs)
     return found - {NONE}
-
-
-def _touched(
-    graph: Graph, step: Step, outputs: list[int], done: set[int]
-) -> tuple[list[int], list[int]]:
-    """The values that a step reads and those that it makes; its op is then `done`."""
-    if step.action == "gradient":
-        return [step.value], []
-    if step.action not in ("compute", "write", "loss"):
-        return [], []
-    op = graph.ops[step.op]
-    repeated = op.id in done
-    done.add(op.id)
-    read = outputs if op.target == LOSS_TARGET else reads_of(graph, op, repeated)
-    return read, makes_of(graph, op, repeated)
 
 
 def watched(graph: Graph, read: set[int]) -> list[int]:

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from schemas.again import again, makes_of
+from schemas.actions import (
+    Compute,
+    Free,
+    FreeRandom,
+    Gradient,
+    Loss,
+    RestoreRandom,
+    SaveRandom,
+    Write,
+)
+from schemas.again import again
 from schemas.contributions import contributions
 from schemas.errors import ScheduleError
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op
@@ -14,6 +24,7 @@ from stages.generate.calls import Operators, Statement, joining, statements
 from stages.generate.layouts import RESHAPE, layouts
 from stages.generate.lifetimes import flowing, joined, uses, watched
 from stages.generate.naming import Names, comment, megabytes, value_names
+from stages.replay.walk import Effect, effects
 
 _RUNTIME = (
     "torch", "step", "random_state", "drawing_from", "batch_norm_again", "recurrent_layer",
@@ -55,7 +66,7 @@ def write_program(graph: Graph, steps: Sequence[Step], title: str) -> Program:
     The schedule must have passed the referee. Raises ArtifactError when an op is not a call that
     PyTorch has, ScheduleError when a gradient is read after it was handed over.
     """
-    writer = _Writer(graph, steps)
+    writer = _Writer(graph, steps, list(effects(graph, steps)))
     writer.write()
     return writer.program(title)
 
@@ -64,6 +75,7 @@ def write_program(graph: Graph, steps: Sequence[Step], title: str) -> Program:
 class _Writer:
     graph: Graph
     steps: Sequence[Step]
+    walked: Sequence[Effect]
     lines: list[str] = field(default_factory=list)
     slices: list[list[int]] = field(default_factory=list)
     handed: list[list[int]] = field(default_factory=list)
@@ -74,7 +86,6 @@ class _Writer:
     ended: list[str] = field(default_factory=list)
     bound: dict[int, list[int]] = field(default_factory=dict)
     states: dict[int, str] = field(default_factory=dict)
-    done: set[int] = field(default_factory=set)
     restoring: bool = False
     shortened: bool = False
     place: str = ""
@@ -88,7 +99,7 @@ class _Writer:
         targets = {op.target for op in graph.ops} - {LOSS_TARGET}
         self.operators = Operators(self.reserved, targets)
         self.names = value_names(graph, self.reserved)
-        self.uses = uses(graph, self.steps)
+        self.uses = uses(graph, self.walked)
         self.parts = contributions(graph)
         self.owners = {part: owner for owner, parts in self.parts.items() for part in parts}
         self.joined = joined(graph)
@@ -128,7 +139,7 @@ class _Writer:
     def overwritten(self) -> set[int]:
         """The tangents in whose storage a step puts something else."""
         storage = [value.storage for value in self.graph.values]
-        written = {storage[step.in_place] for step in self.steps if step.in_place != NONE}
+        written = {each for effect in self.walked if effect.runs for each in effect.drops}
         return {tangent for tangent in self.loss.outputs if storage[tangent] in written}
 
     def arguments(self) -> list[int]:
@@ -168,21 +179,42 @@ class _Writer:
         """Writes the body."""
         self.end(self.uses.unread)
         self.remark("forward")
-        for index, step in enumerate(self.steps):
-            getattr(self, f"on_{step.action}")(step, self.uses.ends.get(index, []))
-            self.reading.update(self.uses.late.get(index, []))
-            self.live = step.live
+        for effect in self.walked:
+            self.on(effect, self.uses.ends.get(effect.position, []))
+            self.reading.update(self.uses.late.get(effect.position, []))
+            self.live = effect.step.live
         self.hand_over()
         self.flush()
 
-    def on_compute(self, step: Step, ends: list[int]) -> None:
-        op = self.graph.ops[step.op]
+    def on(self, effect: Effect, ends: list[int]) -> None:
+        """The lines of one step."""
+        match effect.step.action:
+            case Compute(_, in_place) | Write(_, in_place):
+                self.run(effect, in_place, ends)
+            case Loss():
+                self.on_loss(effect.step, ends)
+            case Free():
+                for storage in effect.drops:
+                    self.forget(storage)
+            case FreeRandom(op):
+                self.ended.append(self.states[op])
+            case Gradient(value):
+                self.give(value)
+            case SaveRandom(op):
+                self.save_random(op, effect.step)
+            case RestoreRandom():
+                self.hand_over()
+                self.restoring = True
+
+    def run(self, effect: Effect, in_place: int, ends: list[int]) -> None:
+        """The lines that run an op."""
+        op, step = effect.op, effect.step
+        assert op is not None
         if op.id not in self.views:
             self.hand_over()
         self.flush()
-        self.mark_place(op)
-        repeated = op.id in self.done
-        calls = self.calls(op, step.in_place, repeated)
+        self.mark_place(op, effect.repeated)
+        calls = self.calls(op, in_place, effect.repeated)
         depth = 1
         if self.restoring:
             device = self.graph.device
@@ -190,15 +222,12 @@ class _Writer:
             self.restoring, depth = False, 2
         for call in calls:
             self.statement(call, depth, step.live if call is calls[-1] else None)
-        self.done.add(op.id)
-        for value in makes_of(self.graph, op, repeated):
+        for value in effect.makes:
             names = self.bound.setdefault(self.graph.values[value].storage, [])
             names.extend({value} - set(names))
-        if step.in_place != NONE:
-            self.forget(self.graph.values[step.in_place].storage)
+        for storage in effect.drops:
+            self.forget(storage)
         self.end(ends)
-
-    on_write = on_compute
 
     def calls(self, op: Op, in_place: int, repeated: bool) -> list[Statement]:
         """The statements of one run of an op."""
@@ -215,9 +244,9 @@ class _Writer:
         return [Statement(self.names[form.makes], "batch_norm_again", operands)]
 
     def on_loss(self, step: Step, ends: list[int]) -> None:
+        """The lines between forward and backward."""
         self.flush()
         self.check_outputs()
-        self.done.add(step.op)
         leaving = ", ".join(self.names[value] for value in self.leaving)
         self.line(f"outputs = [{leaving}]")
         made = [value for value in self.loss.outputs if value != NONE]
@@ -239,32 +268,23 @@ class _Writer:
             if value not in self.uses.fixed and value not in self.bound.get(storage, []):
                 raise ScheduleError(f"the schedule has not made the output {value} before the loss")
 
-    def on_free(self, step: Step, ends: list[int]) -> None:
-        if step.value == NONE:
-            self.ended.append(self.states[step.op])
-        else:
-            self.forget(self.graph.values[step.value].storage)
-
-    def on_gradient(self, step: Step, ends: list[int]) -> None:
+    def give(self, value: int) -> None:
         """A first contribution leaves with the second one; its own step says that all have left."""
-        owner = self.owners[step.value]
+        owner = self.owners[value]
         first = self.parts[owner][0]
-        parts = list(dict.fromkeys((first, step.value)))
-        new = [value for value in parts if value not in self.delivered]
+        parts = list(dict.fromkeys((first, value)))
+        new = [part for part in parts if part not in self.delivered]
         self.delivered.update(new)
-        self.handing += [(owner, value) for value in new]
+        self.handing += [(owner, part) for part in new]
         if not new and owner not in {waiting for waiting, _ in self.handing}:
             self.handing.append((owner, NONE))
 
-    def on_save_random(self, step: Step, ends: list[int]) -> None:
+    def save_random(self, op: int, step: Step) -> None:
+        """The line that keeps the generator's state."""
         self.hand_over()
         self.flush()
-        self.states[step.op] = self.reserved.reserve(f"random_state_{step.op}")
-        self.line(f'{self.states[step.op]} = random_state("{self.graph.device}")', step.live)
-
-    def on_restore_random(self, step: Step, ends: list[int]) -> None:
-        self.hand_over()
-        self.restoring = True
+        self.states[op] = self.reserved.reserve(f"random_state_{op}")
+        self.line(f'{self.states[op]} = random_state("{self.graph.device}")', step.live)
 
     def hand_over(self) -> None:
         """Yields the gradients that are waiting, without keeping any of them."""
@@ -305,9 +325,9 @@ class _Writer:
             names, ended = ended[:count], ended[count:]
             self.line(f"del {', '.join(names)}", None if ended else self.live)
 
-    def mark_place(self, op: Op) -> None:
+    def mark_place(self, op: Op, repeated: bool) -> None:
         """Says where the next lines come from when that changes."""
-        again = ", again" if op.id in self.done and op.id not in self.views else ""
+        again = ", again" if repeated and op.id not in self.views else ""
         place = f"{comment(op.module) or self.shown_model()}{again}"
         if place != self.place and (op.id not in self.views or not self.place):
             self.lines.append(f"{_INDENT}# {place}")

@@ -149,16 +149,11 @@ def _prelude(facts: Facts, bounds: list[int]) -> frozenset[int]:
     """The pure nodes that make what several blocks read, with all that these need."""
     problem = facts.problem
     block = _block_index(bounds, problem.loss)
-    readers: dict[int, set[int]] = {}
-    for position, node in enumerate(problem.nodes[: problem.loss]):
-        for storage in node.inputs:
-            readers.setdefault(storage, set()).add(block[position])
     wanted: set[int] = set()
     for position in sorted(facts.pure, reverse=True):
-        outputs = problem.nodes[position].outputs
-        if position in wanted or any(
-            readers.get(storage, set()) - {block[position]} for storage in outputs
-        ):
+        readers = (r for s in problem.nodes[position].outputs for r in problem.readers[s])
+        elsewhere = any(r < problem.loss and block[r] != block[position] for r in readers)
+        if position in wanted or elsewhere:
             wanted.add(position)
             wanted |= {problem.storages[s].producer for s in problem.nodes[position].inputs}
     return frozenset(wanted)

@@ -111,17 +111,14 @@ def _parameter_uses(graph: Graph, problem: Problem) -> dict[int, list[int]]:
 def partial_gradients(problem: Problem, additions: frozenset[int]) -> frozenset[int]:
     """What only additions and copies (positions `additions`) read whose results are final
     gradients or read in the same way."""
-    readers: dict[int, list[int]] = {}
-    for position in range(problem.loss + 1, len(problem.nodes)):
-        for storage in problem.nodes[position].inputs:
-            readers.setdefault(storage, []).append(position)
+    readers = [[p for p in found if p > problem.loss] for found in problem.readers]
     partial: set[int] = set()
     for position in range(len(problem.nodes) - 1, problem.loss, -1):
         for storage in problem.nodes[position].outputs:
-            if storage in readers and all(
+            if readers[storage] and all(
                 reader in additions
                 and all(
-                    made in partial or (problem.storages[made].gradient and made not in readers)
+                    made in partial or (problem.storages[made].gradient and not readers[made])
                     for made in problem.nodes[reader].outputs
                 )
                 for reader in readers[storage]

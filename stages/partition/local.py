@@ -26,24 +26,19 @@ class Members:
 
 @dataclass(frozen=True)
 class Layout:
-    """A cut step: the members of each block, the forward nodes that run `once` in a step, the
-    storages that are `held` throughout as far as blocks are concerned, and the positions that
-    read each storage."""
+    """A cut step: the members of each block, the forward nodes that run `once` in a step, and the
+    storages that are `held` throughout as far as blocks are concerned."""
 
     problem: Problem
     blocks: list[Members]
     once: frozenset[int]
     held: frozenset[int]
-    readers: dict[int, list[int]]
 
 
 def lay_out(facts: Facts, segments: Segments) -> Layout:
     """Assigns nodes to blocks and finds what no block counts."""
     problem, cuts = facts.problem, segments.cuts
-    readers: dict[int, list[int]] = {}
-    for position, node in enumerate(problem.nodes):
-        for storage in node.inputs:
-            readers.setdefault(storage, []).append(position)
+    readers = problem.readers
     forward = [0, *(cut.forward for cut in cuts), problem.loss]
     backward = [len(problem.nodes), *(cut.backward for cut in cuts), problem.loss + 1]
     activations = [NONE, *(cut.activation for cut in cuts), NONE]
@@ -68,17 +63,17 @@ def lay_out(facts: Facts, segments: Segments) -> Layout:
     )
     last = set(blocks[-1].backward)
     tangents = problem.nodes[problem.loss].outputs
-    early = {s for s in tangents if not last.issuperset(readers.get(s, []))}
+    early = {s for s in tangents if not last.issuperset(readers[s])}
     held = early | {s for s, storage in enumerate(problem.storages) if storage.held}
     for group in (segments.prelude, once):
         made = (s for position in group for s in problem.nodes[position].outputs)
-        held |= {s for s in made if not group.issuperset(readers.get(s, []))}
-    held |= _waiting(facts, blocks, readers)
+        held |= {s for s in made if not group.issuperset(readers[s])}
+    held |= _waiting(facts, blocks)
     blocks[-1].incoming.extend(s for s in tangents if s not in held)
     blocks[-1].outputs.extend(
         s for s in problem.nodes[problem.loss].inputs if _made_by(problem, s, blocks[-1].forward)
     )
-    return Layout(problem, blocks, once, frozenset(held), readers)
+    return Layout(problem, blocks, once, frozenset(held))
 
 
 def describe_block(layout: Layout, index: int) -> tuple[Block, Problem]:
@@ -100,7 +95,7 @@ def describe_block(layout: Layout, index: int) -> tuple[Block, Problem]:
         if s not in members.incoming
         and whole.storages[s].producer > whole.loss
         and whole.storages[s].producer not in local.own
-        and layout.readers[s][-1] in local.own
+        and whole.readers[s][-1] in local.own
     ]
 
     def size(storages: Iterable[int]) -> int:
@@ -207,11 +202,11 @@ class _Local:
             and not made.gradient
             and made.producer in self.own
             and storage not in self.members.outgoing
-            and not self.own.issuperset(self.layout.readers.get(storage, []))
+            and not self.own.issuperset(self.whole.readers[storage])
         )
 
 
-def _waiting(facts: Facts, blocks: list[Members], readers: dict[int, list[int]]) -> set[int]:
+def _waiting(facts: Facts, blocks: list[Members]) -> set[int]:
     """What the backward of one block makes for others beside gradients."""
     waiting: set[int] = set()
     for block in blocks:
@@ -221,7 +216,7 @@ def _waiting(facts: Facts, blocks: list[Members], readers: dict[int, list[int]])
             storage
             for storage in made - facts.partial - set(block.outgoing)
             if not facts.problem.storages[storage].gradient
-            and not own.issuperset(readers.get(storage, []))
+            and not own.issuperset(facts.problem.readers[storage])
         }
     return waiting
 

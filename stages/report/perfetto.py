@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from schemas.actions import NAMES, Loss, row_of
 from schemas.graph import NONE, Graph
 from schemas.schedule import Step
+from stages.replay.walk import effects
 from stages.report.words import operator
 
 Event = dict[str, Any]
@@ -18,9 +20,7 @@ Event = dict[str, Any]
 _PROCESS = 1
 _PHASES = 1
 _FIRST_LANE = 2
-_COMPUTE = ("compute", "write", "loss")
 _INSTANTS = {
-    "free": "free",
     "gradient": "gradient handed over",
     "save_random": "random state saved",
     "restore_random": "random state restored",
@@ -57,7 +57,7 @@ def _metadata(name: str, args: dict[str, Any], thread: int) -> Event:
 
 
 def _phases(graph: Graph, steps: Sequence[Step]) -> Iterator[Event]:
-    loss = next((step for step in steps if step.action == "loss"), None)
+    loss = next((step for step in steps if isinstance(step.action, Loss)), None)
     end = max((step.end for step in steps), default=0.0)
     if loss is None:
         return
@@ -71,42 +71,41 @@ def _phases(graph: Graph, steps: Sequence[Step]) -> Iterator[Event]:
 
 
 def _steps(graph: Graph, steps: Sequence[Step], threads: dict[str, int]) -> Iterator[Event]:
-    done: set[int] = set()
-    for index, step in enumerate(steps):
+    for effect in effects(graph, steps):
+        step, op = effect.step, effect.op
         thread = threads[step.lane]
-        if step.action in _COMPUTE:
-            op = graph.ops[step.op]
-            again = step.op in done and not graph.is_view(op)
-            done.add(step.op)
+        args = {**_about(graph, step), "step": effect.position}
+        if effect.runs and op is not None:
+            again = effect.repeated and not graph.is_view(op)
             category = "recomputation" if again else op.phase
-            args = {**_about(graph, step), "step": index}
             yield _complete(operator(op.target), category, step.start, step.end, thread, args)
-        else:
-            name = _INSTANTS.get(step.action, step.action)
-            yield {
-                "name": name,
-                "cat": "memory" if step.action == "free" else step.action,
-                "ph": "i",
-                "s": "t",
-                "ts": _micro(step.start),
-                "pid": _PROCESS,
-                "tid": thread,
-                "args": {**_about(graph, step), "step": index},
-            }
+            continue
+        name = NAMES[type(step.action)]
+        yield {
+            "name": _INSTANTS.get(name, name),
+            "cat": "memory" if name == "free" else name,
+            "ph": "i",
+            "s": "t",
+            "ts": _micro(step.start),
+            "pid": _PROCESS,
+            "tid": thread,
+            "args": args,
+        }
 
 
 def _about(graph: Graph, step: Step) -> dict[str, Any]:
     """What a step works on; what does not apply is left out."""
     about: dict[str, Any] = {"live bytes": step.live, "peak bytes": step.peak}
-    if step.op != NONE:
-        op = graph.ops[step.op]
+    named = row_of(step.action)
+    if named["op"] != NONE:
+        op = graph.ops[named["op"]]
         about |= {"op": op.id, "target": op.target, "module": op.module, "source": op.source}
-    if step.value != NONE:
-        value = graph.values[step.value]
+    if named["value"] != NONE:
+        value = graph.values[named["value"]]
         about |= {"value": value.id, "shape": str(value.shape), "dtype": value.dtype}
         about["bytes"] = graph.storages[value.storage]
-    if step.in_place != NONE:
-        about["overwrites value"] = step.in_place
+    if named["in_place"] != NONE:
+        about["overwrites value"] = named["in_place"]
     return about
 
 

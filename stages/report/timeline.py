@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from schemas.again import makes_of
+from schemas.actions import Loss
 from schemas.graph import NONE, Graph
 from schemas.schedule import Step
+from stages.replay.walk import Effect, effects
 
 OWNERS = ("held", "gradients", "kept", "working")
 """Who memory belongs to: outputs and their gradients, finished parameter and input gradients, what
@@ -15,8 +16,6 @@ the forward keeps for the backward, and everything else (made and used up on the
 
 LOSS = "the loss"
 """What stands for a module where the loss made a storage."""
-
-_COMPUTE = ("compute", "write", "loss")
 
 
 @dataclass(frozen=True)
@@ -75,13 +74,15 @@ class Timeline:
         return max((segment.end for segment in self.segments), default=0.0)
 
 
-def timeline(graph: Graph, steps: Sequence[Step]) -> Timeline:
-    """The memory line of a replayed schedule of a graph (peaks, times and live bytes filled in)."""
+def timeline(graph: Graph, steps: Sequence[Step], accumulate: bool = False) -> Timeline:
+    """The memory line of a schedule of a graph (peaks, times and live bytes filled in), as it was
+    replayed, with `accumulate` or without."""
     owners = _owners(graph)
-    waiting = _waiting(graph, steps)
+    walked = list(effects(graph, steps, accumulate))
+    waiting = _waiting(graph, walked)
     play = _Play(graph, owners, waiting)
-    for index, step in enumerate(steps):
-        play.step(index, step)
+    for effect in walked:
+        play.step(effect)
     top = play.top
     return Timeline(
         segments=play.segments,
@@ -110,39 +111,16 @@ def _owners(graph: Graph) -> dict[int, str]:
     return owners
 
 
-def _made(graph: Graph, step: Step, done: set[int]) -> list[int]:
-    """The storages that a step makes where the ops in `done` have run."""
-    if step.op == NONE:
-        return []
-    made = makes_of(graph, graph.ops[step.op], step.op in done)
-    return [graph.values[value].storage for value in made]
-
-
-def _dropped(graph: Graph, step: Step, live_before: int) -> int:
-    """The storage that a step forgets, NONE where it forgets none."""
-    if step.action == "free" and step.value != NONE:
-        return graph.values[step.value].storage
-    if step.action == "gradient" and step.live < live_before:
-        return graph.values[step.value].storage
-    if step.in_place != NONE:
-        return graph.values[step.in_place].storage
-    return NONE
-
-
-def _waiting(graph: Graph, steps: Sequence[Step]) -> dict[int, int]:
+def _waiting(graph: Graph, walked: Sequence[Effect]) -> dict[int, int]:
     """Storages that are live when the forward ends, with the step that made them."""
     made: dict[int, int] = {}
-    done: set[int] = set()
-    before = 0
-    for index, step in enumerate(steps):
-        if step.action == "loss":
+    for effect in walked:
+        if isinstance(effect.step.action, Loss):
             break
-        made.pop(_dropped(graph, step, before), None)
-        if step.action in _COMPUTE:
-            for storage in _made(graph, step, done):
-                made.setdefault(storage, index)
-            done.add(step.op)
-        before = step.live
+        for storage in effect.drops:
+            made.pop(storage, None)
+        for value in effect.makes:
+            made.setdefault(graph.values[value].storage, effect.position)
     fixed = graph.fixed_storages()
     return {storage: index for storage, index in made.items() if storage not in fixed}
 
@@ -154,7 +132,6 @@ class _Play:
     waiting: dict[int, int]
     segments: list[Segment] = field(default_factory=list)
     occupants: list[Occupant] = field(default_factory=list)
-    done: set[int] = field(default_factory=set)
     repeats: dict[int, int] = field(default_factory=dict)
     repeat_seconds: dict[int, float] = field(default_factory=dict)
     live: dict[int, tuple[str, str]] = field(default_factory=dict)
@@ -168,35 +145,33 @@ class _Play:
         self.views = {op.id for op in self.graph.ops if self.graph.is_view(op)}
         self.sums = dict.fromkeys(OWNERS[:-1], 0)
 
-    def step(self, index: int, step: Step) -> None:
-        if step.action == "loss":
+    def step(self, effect: Effect) -> None:
+        step, op = effect.step, effect.op
+        loss = isinstance(step.action, Loss)
+        if loss:
             self.boundary = step.start
-        made = _made(self.graph, step, self.done) if step.action in _COMPUTE else []
-        if step.action in _COMPUTE:
-            self.segment(step)
-            self.count(step)
-        self.drop(_dropped(self.graph, step, self.live_bytes))
-        for storage in made:
-            self.make(storage, index, LOSS if step.action == "loss" else self.module(step.op))
+        if effect.runs and op is not None:
+            self.segment(step, op.id)
+            if effect.repeated and op.id not in self.views:
+                self.count(op.id, step.end - step.start)
+        for storage in effect.drops:
+            self.drop(storage)
+        for value in effect.makes:
+            module = LOSS if loss or op is None else op.module
+            self.make(self.graph.values[value].storage, effect.position, module)
         self.live_bytes = step.live
 
-    def count(self, step: Step) -> None:
-        if step.op in self.done and step.op not in self.views:
-            self.repeats[step.op] = self.repeats.get(step.op, 0) + 1
-            seconds = self.repeat_seconds.get(step.op, 0.0) + step.end - step.start
-            self.repeat_seconds[step.op] = seconds
-        self.done.add(step.op)
+    def count(self, op: int, seconds: float) -> None:
+        self.repeats[op] = self.repeats.get(op, 0) + 1
+        self.repeat_seconds[op] = self.repeat_seconds.get(op, 0.0) + seconds
 
-    def segment(self, step: Step) -> None:
+    def segment(self, step: Step, op: int) -> None:
         known = tuple(self.sums[owner] for owner in OWNERS[:-1])
-        segment = Segment(step.start, step.end, step.op, (*known, max(step.peak - sum(known), 0)))
+        segment = Segment(step.start, step.end, op, (*known, max(step.peak - sum(known), 0)))
         self.segments.append(segment)
         if segment.total > self.top.total:
             self.top, self.top_live = segment, self.live_bytes
             self.occupants = self.present()
-
-    def module(self, op: int) -> str:
-        return self.graph.ops[op].module
 
     def make(self, storage: int, index: int, module: str) -> None:
         if storage in self.live or storage in self.fixed:

@@ -69,7 +69,7 @@ def block_stages(problem: Problem, backward: bool = False) -> list[Stage]:
     stages: list[Stage] = []
     useful: set[int] = set()
     for number in reversed(range(len(tails))):
-        useful |= _ancestors(problem, again, tails[number])
+        useful |= problem.ancestors(_inputs(problem, tails[number]), among=again)
         candidates = [k for k in sorted(useful) if number and k < tails[number][0]]
         stages.append(Stage(tuple(candidates), tuple(tails[number])))
     return stages[::-1]
@@ -100,20 +100,8 @@ def _repeatable(problem: Problem) -> set[int]:
     return {
         k
         for k, node in enumerate(problem.nodes)
-        if node.repeatable
-        and not any(problem.storages[s].held or problem.storages[s].gradient for s in node.outputs)
+        if node.repeatable and not any(problem.storages[s].stays for s in node.outputs)
     }
-
-
-def _ancestors(problem: Problem, among: set[int], nodes: Iterable[int]) -> set[int]:
-    found: set[int] = set()
-    stack = [s for k in nodes for s in problem.nodes[k].inputs]
-    while stack:
-        producer = problem.storages[stack.pop()].producer
-        if producer in among and producer not in found:
-            found.add(producer)
-            stack.extend(problem.nodes[producer].inputs)
-    return found
 
 
 class Checkmate:
@@ -126,7 +114,7 @@ class Checkmate:
         self.problem = problem
         self.stages = list(stages)
         self.home = {k: t for t, stage in enumerate(stages) for k in stage.tail}
-        self.readers = _readers(problem)
+        self.readers = [set(readers) for readers in problem.readers]
         self.scale = sum(node.seconds for node in problem.nodes[: problem.loss]) or 1.0
         self.unit = max(peak, 1) / 1000
         self.program = pulp.LpProblem("checkmate", pulp.LpMinimize)
@@ -181,7 +169,7 @@ class Checkmate:
         home = self.home[stored.producer]
         if t <= home:
             return 0
-        if stored.held or stored.gradient:
+        if stored.stays:
             return 1
         reading = [
             later
@@ -293,12 +281,8 @@ class Checkmate:
         return either
 
 
-def _readers(problem: Problem) -> list[set[int]]:
-    readers: list[set[int]] = [set() for _ in problem.storages]
-    for k, node in enumerate(problem.nodes):
-        for storage in node.inputs:
-            readers[storage].add(k)
-    return readers
+def _inputs(problem: Problem, nodes: Iterable[int]) -> list[int]:
+    return [storage for k in nodes for storage in problem.nodes[k].inputs]
 
 
 def _value(term: Term) -> float:

@@ -149,15 +149,11 @@ def least_peak(problem: Problem) -> int:
     staying = 0
     for position, node in enumerate(problem.nodes):
         if position != problem.loss:
-            inputs = {s for s in node.inputs if not _stays(problem, s)}
+            inputs = {s for s in node.inputs if not problem.storages[s].stays}
             own = sum(problem.storages[storage].bytes for storage in inputs) + node.peak
             least = max(least, own + staying)
-        staying += sum(problem.storages[s].bytes for s in node.outputs if _stays(problem, s))
+        staying += sum(problem.storages[s].bytes for s in node.outputs if problem.storages[s].stays)
     return least
-
-
-def _stays(problem: Problem, storage: int) -> bool:
-    return problem.storages[storage].held or problem.storages[storage].gradient
 
 
 def _fastest(found: list[Found], peak: int, save: int) -> Found | None:

@@ -49,22 +49,18 @@ class Arrays(NamedTuple):
 def arrays(problem: Problem, in_place: bool) -> Arrays:
     """The arrays of a problem; without `in_place`, no node overwrites its inputs."""
     nodes, storages = problem.nodes, problem.storages
-    stays = np.array([storage.held or storage.gradient for storage in storages], np.bool_)
-    runs = [(node, repeated) for repeated in (False, True) for node in nodes]
-    reuses = [
-        node.reuses if in_place and not (node.repeat and repeated) else []
-        for node, repeated in runs
-    ]
-    input_start, input_item = _flat(node.reads(repeated) for node, repeated in runs)
-    output_start, output_item = _flat(node.makes(repeated) for node, repeated in runs)
-    costs = [node.repeat if node.repeat and repeated else node for node, repeated in runs]
+    stays = np.array([storage.stays for storage in storages], np.bool_)
+    forms = [node.form(repeated) for repeated in (False, True) for node in nodes]
+    reuses = [form.reuses if in_place else [] for form in forms]
+    input_start, input_item = _flat(form.inputs for form in forms)
+    output_start, output_item = _flat(form.outputs for form in forms)
     reuse_start, reuse_item = _flat([reuse.storage for reuse in group] for group in reuses)
     return Arrays(
         loss=problem.loss,
         state_bytes=problem.state_bytes,
         backward=np.array([node.phase == "backward" for node in nodes], np.bool_),
-        seconds=np.array([cost.seconds for cost in costs], np.float64),
-        peak=np.array([cost.peak for cost in costs], np.int64),
+        seconds=np.array([form.seconds for form in forms], np.float64),
+        peak=np.array([form.peak for form in forms], np.int64),
         random=np.array([node.random for node in nodes], np.bool_),
         fixed_run=np.array(
             [not node.repeatable or bool(stays[node.outputs].any()) for node in nodes],

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from schemas.actions import (
+    Action,
+    Compute,
+    Free,
+    FreeRandom,
+    Gradient,
+    RestoreRandom,
+    SaveRandom,
+    run_of,
+)
 from schemas.again import makes_of, reads_of
 from schemas.contributions import contributions, further_contributions
 from schemas.costs import Costs
 from schemas.errors import ScheduleError
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op
 from schemas.problem import Problem
-from schemas.schedule import Action, Step
-from stages.combine.schedule.lifetimes import Lifetimes, lifetimes
+from schemas.schedule import Step
 from stages.replay.condense import condense
+from stages.replay.line import Execution
+from stages.replay.line import executions as executions_of
 
 SLICES = 48
 """Gradients are handed to autograd when a slice holds this part of all their bytes: each slice
@@ -34,89 +45,85 @@ class Opener:
         self.problem = problem
         self.positions = {node.op: position for position, node in enumerate(problem.nodes)}
 
-    def schedule(self, executions: Sequence[int], in_place: bool) -> list[Step]:
+    def schedule(self, executions: Sequence[int], in_place: bool, room: int = 0) -> list[Step]:
         """The schedule that runs the ops `executions` (ids of ops that are no views, the loss
         included) in this order.
 
         Every storage is freed right after its last use before it is made again; a view is made
-        right before it is first read and again after its storage was made again. With `in_place`,
-        ops overwrite inputs that end with them where they can. Raises ScheduleError for an id that
-        is no such op.
+        right before it is first read and again after its storage was made again. `in_place` and
+        `room` say where ops overwrite their inputs (`stages.replay.line`). Raises ScheduleError for
+        an id that is no such op.
         """
         unknown = [op for op in executions if op not in self.positions]
         if unknown:
             raise ScheduleError(f"op {unknown[0]} is a view or no op of the graph")
         sequence = [self.positions[op] for op in executions]
-        ends = lifetimes(self.problem, sequence, in_place)
-        return _Opening(self.graph, self.problem, sequence, ends).steps()
+        runs = executions_of(self.problem, sequence, in_place, room)
+        return _Opening(self.graph, self.problem, runs).steps()
 
 
 class _Opening:
-    def __init__(
-        self, graph: Graph, problem: Problem, sequence: list[int], ends: Lifetimes
-    ) -> None:
+    def __init__(self, graph: Graph, problem: Problem, runs: list[Execution]) -> None:
         self.graph = graph
         self.problem = problem
-        self.sequence = sequence
-        self.ends = ends
+        self.runs = runs
         self.maker = {value: op for op in graph.ops for value in op.outputs if value != NONE}
         self.views = {op.id for op in graph.ops if graph.is_view(op)}
         self.live: set[int] = set()
         self.runs_left: dict[int, int] = {}
-        for node in sequence:
-            op = problem.nodes[node].op
+        for run in runs:
+            op = problem.nodes[run.node].op
             self.runs_left[op] = self.runs_left.get(op, 0) + 1
-        self.started: set[int] = set()
         self.out: list[Step] = []
-        self.handing = _Handing(graph, problem, sequence)
+        self.handing = _Handing(graph, problem, runs)
 
     def steps(self) -> list[Step]:
-        for position, node in enumerate(self.sequence):
-            self.execute(position, self.graph.ops[self.problem.nodes[node].op])
+        for position, run in enumerate(self.runs):
+            self.execute(position, run, self.graph.ops[self.problem.nodes[run.node].op])
         return self.out
 
-    def execute(self, position: int, op: Op) -> None:
-        for value in reads_of(self.graph, op, op.id in self.started):
+    def act(self, action: Action) -> None:
+        self.out.append(Step(action))
+
+    def execute(self, position: int, run: Execution, op: Op) -> None:
+        for value in reads_of(self.graph, op, run.repeated):
             self.make_view(value)
         if op.target == LOSS_TARGET:
             for output in self.graph.outputs:
                 self.make_view(output.value)
-        self.run(op, position)
-        overwritten = self.ends.overwrites[position]
+        self.run(op, run)
         parts: list[int] = []
-        for storage in self.ends.dying[position] + self.ends.unused[position]:
+        for storage in run.drops:
             if storage in self.handing.parts:
                 parts.append(self.handing.parts[storage])
                 continue
-            if storage != overwritten and storage < len(self.graph.storages):
-                self.out.append(Step("free", value=self.any_value(storage)))
+            if storage != run.overwrites and storage < len(self.graph.storages):
+                self.act(Free(self.any_value(storage)))
             self.forget(storage)
         parts.sort(key=self.handing.order.index)
         for value in parts + self.handing.ready(position):
             self.make_view(self.handing.first.get(value, value))
             self.make_view(value)
-            self.out.append(Step("gradient", value=value))
+            self.act(Gradient(value))
         for value in parts:
             self.forget(self.graph.values[value].storage)
 
-    def run(self, op: Op, position: int) -> None:
+    def run(self, op: Op, run: Execution) -> None:
         """The steps of one execution, with the random state before and after it."""
-        first = op.id not in self.started
-        self.started.add(op.id)
         self.runs_left[op.id] -= 1
-        saved = op.random and (self.runs_left[op.id] > 0 or not first)
+        saved = op.random and (self.runs_left[op.id] > 0 or run.repeated)
         if saved:
-            self.out.append(Step("save_random" if first else "restore_random", op=op.id))
-        action: Action = "loss" if op.target == LOSS_TARGET else "write" if op.writes else "compute"
-        self.out.append(Step(action, op=op.id, in_place=self.overwritten(op, position)))
-        self.live.update(makes_of(self.graph, op, not first))
+            self.act(RestoreRandom(op.id) if run.repeated else SaveRandom(op.id))
+        self.act(run_of(op, self.overwritten(op, run)))
+        self.live.update(makes_of(self.graph, op, run.repeated))
         if saved and self.runs_left[op.id] == 0:
-            self.out.append(Step("free", op=op.id))
+            self.act(FreeRandom(op.id))
 
-    def overwritten(self, op: Op, position: int) -> int:
-        storage = self.ends.overwrites[position]
-        values = [value for value in op.in_place if self.graph.values[value].storage == storage]
-        return values[0] if storage != -1 else NONE
+    def overwritten(self, op: Op, run: Execution) -> int:
+        if run.reuse is None:
+            return NONE
+        values = self.graph.values
+        return next(value for value in op.in_place if values[value].storage == run.overwrites)
 
     def make_view(self, value: int) -> None:
         """Makes a view, and the views it is a view of, unless they are there."""
@@ -136,7 +143,7 @@ class _Opening:
             if missing:
                 pending.extend(missing)
                 continue
-            self.out.append(Step("compute", op=maker.id))
+            self.act(Compute(maker.id))
             self.live.update(output for output in maker.outputs if output != NONE)
             pending.pop()
 
@@ -151,17 +158,17 @@ class _Handing:
     """Which gradients are handed over after which position: each when it is complete and its owner
     is read no more. `parts` are, by storage, the contributions added to another one at once."""
 
-    def __init__(self, graph: Graph, problem: Problem, sequence: list[int]) -> None:
+    def __init__(self, graph: Graph, problem: Problem, runs: list[Execution]) -> None:
         parts = contributions(graph)
         storage = [value.storage for value in graph.values]
         self.order = list(further_contributions(graph))
         self.parts = {storage[value]: value for value in self.order}
         self.first = {part: values[0] for values in parts.values() for part in values}
-        last_use = _last_uses(graph, problem, sequence, {storage[owner] for owner in parts})
+        last_use = _last_uses(graph, problem, runs, {storage[owner] for owner in parts})
         finished: dict[int, list[int]] = {}
         sizes: dict[int, int] = {}
         for owner, values in parts.items():
-            uses = [last_use.get(storage[value], len(sequence) - 1) for value in values]
+            uses = [last_use.get(storage[value], len(runs) - 1) for value in values]
             position = max([last_use.get(storage[owner], 0), *uses])
             finished.setdefault(position, []).append(values[0])
             sizes[values[0]] = graph.storages[storage[values[0]]]
@@ -179,16 +186,13 @@ class _Handing:
 
 
 def _last_uses(
-    graph: Graph, problem: Problem, sequence: list[int], owners: set[int]
+    graph: Graph, problem: Problem, runs: list[Execution], owners: set[int]
 ) -> dict[int, int]:
     """By storage, the last position that reads or makes it; of fixed storages those of `owners`."""
     last_use: dict[int, int] = {}
-    started: set[int] = set()
-    for position, index in enumerate(sequence):
-        node = problem.nodes[index]
-        op = graph.ops[node.op]
-        read = (graph.values[value].storage for value in reads_of(graph, op, op.id in started))
-        started.add(op.id)
-        for storage in (*node.inputs, *node.outputs, *owners.intersection(read)):
+    for position, run in enumerate(runs):
+        values = reads_of(graph, graph.ops[problem.nodes[run.node].op], run.repeated)
+        read = (graph.values[value].storage for value in values)
+        for storage in (*run.form.inputs, *run.form.outputs, *owners.intersection(read)):
             last_use[storage] = position
     return last_use

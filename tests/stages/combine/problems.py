@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 
 from schemas.graph import Phase
-from schemas.problem import Node, Problem, Reuse, Storage
-from stages.combine.schedule.lifetimes import lifetimes
+from schemas.problem import Node, Problem, Repeat, Reuse, Storage
+from stages.replay.line import executions
 
 
 @st.composite
-def problems(draw: st.DrawFn, forward: int = 6) -> Problem:
+def problems(draw: st.DrawFn, forward: int = 6, repeats: bool = False) -> Problem:
     """A step whose backward mirrors its forward: node i's backward reads what node i read or made,
-    and the gradients of what it made."""
+    and the gradients of what it made. With `repeats`, some nodes of two outputs make only the first
+    when they run again, of what they read and of the second."""
     size = st.integers(1, 9)
     seconds = st.integers(1, 9).map(float)
     count = draw(st.integers(1, forward))
@@ -36,6 +37,12 @@ def problems(draw: st.DrawFn, forward: int = 6) -> Problem:
         ]
         peak = sum(sizes) + (draw(st.integers(0, 4)) if phase != "loss" else 0)
         random = phase == "forward" and draw(st.integers(0, 4)) == 0
+        shorter = phase == "forward" and len(outputs) == 2 and not random and repeats
+        repeat = (
+            Repeat([*inputs, outputs[1]], outputs[:1], draw(seconds), sizes[0])
+            if shorter and draw(st.booleans())
+            else None
+        )
         nodes.append(
             Node(
                 len(nodes),
@@ -47,6 +54,7 @@ def problems(draw: st.DrawFn, forward: int = 6) -> Problem:
                 [] if random else reuses,
                 random,
                 phase != "loss",
+                repeat,
             )
         )
         return outputs
@@ -79,34 +87,11 @@ def problems(draw: st.DrawFn, forward: int = 6) -> Problem:
 
 
 def plain_line(
-    problem: Problem, sequence: Sequence[int], in_place: bool
+    problem: Problem, sequence: Sequence[int], in_place: bool, room: int = 0
 ) -> tuple[list[int], float]:
-    """The peak within each execution and the seconds of all, straight from the definitions."""
-    ends = lifetimes(problem, sequence, in_place)
-    live: set[int] = set()
-    states: set[int] = set()
-    line, seconds = [], 0.0
-    for position, index in enumerate(sequence):
-        node = problem.nodes[index]
-        assert set(node.inputs) <= live
-        again = index in sequence[:position]
-        if node.random and not again and index in sequence[position + 1 :]:
-            states.add(index)
-        extra = problem.state_bytes * (len(states) + (node.random and again))
-        held = sum(problem.storages[storage].bytes for storage in live) + extra
-        reuse = next((r for r in node.reuses if r.storage == ends.overwrites[position]), None)
-        seconds += reuse.seconds if reuse else node.seconds
-        if reuse:
-            live.remove(reuse.storage)
-        live.update(node.outputs)
-        after = sum(problem.storages[storage].bytes for storage in live) + (
-            problem.state_bytes * len(states)
-        )
-        line.append(max(held + (reuse.peak if reuse else node.peak), after))
-        live -= set(ends.dying[position]) | set(ends.unused[position])
-        if index not in sequence[position + 1 :]:
-            states.discard(index)
-    return line, seconds
+    """The peak within each execution and the seconds of all."""
+    played = executions(problem, sequence, in_place, room)
+    return [run.peak for run in played], sum(run.seconds for run in played)
 
 
 def two_layers(random: bool = False) -> Problem:

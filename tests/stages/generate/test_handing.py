@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from data import models
+from schemas.actions import Gradient
 from schemas.graph import Graph
 from stages.combine.schedule.opening import open_schedule
 from stages.device.factory import Built
@@ -165,11 +166,11 @@ def test_a_part_is_added_at_once_and_the_whole_waits_for_the_last_read(
     steps = open_schedule(graph, costs, recompute(graph, 2, 1.0), False)
     owner = next(value.id for value in graph.values if value.path == "tokens.weight")
     parts_of = [entry.gradient for entry in graph.gradients if entry.value == owner]
-    handed = [step.value for step in steps if step.action == "gradient"]
+    handed = [step.action.value for step in steps if isinstance(step.action, Gradient)]
     ours = [value for value in handed if value in parts_of]
     assert ours == [*parts_of[1:], parts_of[0]]
     played = replay(graph, costs, steps).steps
     for before, step in itertools.pairwise(played):
-        if step.action == "gradient" and step.value in parts_of[1:]:
-            size = graph.storages[graph.values[step.value].storage]
+        if isinstance(step.action, Gradient) and step.action.value in parts_of[1:]:
+            size = graph.storages[graph.values[step.action.value].storage]
             assert step.live == before.live - size

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from schemas.actions import Compute
 from schemas.errors import ArtifactError, ScheduleError
 from schemas.graph import Graph, Op, Value, write_graph
 from schemas.module import module_files, read_made_from
@@ -249,7 +250,7 @@ def test_names_hide_nothing() -> None:
 
 def test_a_schedule_that_the_referee_refuses_is_not_written(small: Planned) -> None:
     steps = steps_of(small.graph)
-    position = next(index for index, step in enumerate(steps) if step.action == "compute")
+    position = next(index for index, step in enumerate(steps) if isinstance(step.action, Compute))
     with pytest.raises(ScheduleError, match="not live"):
         package(small.graph, steps[:position] + steps[position + 1 :], PLAN)
 

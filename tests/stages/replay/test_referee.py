@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import pytest
 
+from schemas.actions import Compute, Free, Gradient, RestoreRandom, SaveRandom, Write
 from schemas.costs import Cost, Costs
 from schemas.errors import ScheduleError
 from schemas.graph import Graph
@@ -14,6 +15,10 @@ from stages.replay.condense import condense
 from stages.replay.referee import replay
 from tests.stages.combine.problems import two_layers
 from tests.stages.replay.graphs import graph_of
+
+
+class Offload:
+    """An action that no rule plays."""
 
 
 def made(executions: list[int], random: bool = False) -> tuple[Graph, Costs, list[Step]]:
@@ -43,14 +48,14 @@ def test_a_recomputation_is_counted() -> None:
 
 def test_a_random_op_that_runs_again_needs_its_state() -> None:
     graph, costs, steps = made([0, 1, 2, 0, 3], random=True)
-    assert [step.action for step in steps][:2] == ["save_random", "compute"]
+    assert [step.action for step in steps][:2] == [SaveRandom(0), Compute(0)]
     played = replay(graph, costs, steps)
     assert played.saved == 4 + 2
-    restore = [step.action for step in steps].index("restore_random")
+    restore = [step.action for step in steps].index(RestoreRandom(0))
     assert played.steps[restore + 1].peak == 8 + 2 + 2 + 4
     refused(graph, costs, steps[:restore] + steps[restore + 1 :], "draws again without")
     refused(graph, costs, steps[1:], "no random state is saved")
-    moved = [*steps[: restore + 1], Step("free", value=0), *steps[restore + 1 :]]
+    moved = [*steps[: restore + 1], Step(Free(0)), *steps[restore + 1 :]]
     refused(graph, costs, moved, "not used at once")
 
 
@@ -58,23 +63,23 @@ def test_what_cannot_run_is_refused() -> None:
     graph, costs, steps = made([0, 1, 2, 3])
     refused(graph, costs, steps[1:], r"step 0 .* reads value 0, which is not live")
     refused(graph, costs, [steps[0], *steps], "makes value 0, which is live")
-    refused(graph, costs, [*steps, Step("free", value=0)], "storage 0 is not live")
-    refused(graph, costs, [*steps, Step("free", value=1)], "the caller holds it")
-    refused(graph, costs, [*steps, Step("free", value=3)], "the gradient in value 3 is freed")
-    refused(graph, costs, [*steps, Step("gradient", value=3)], "no gradient left")
+    refused(graph, costs, [*steps, Step(Free(0))], "storage 0 is not live")
+    refused(graph, costs, [*steps, Step(Free(1))], "the caller holds it")
+    refused(graph, costs, [*steps, Step(Free(3))], "the gradient in value 3 is freed")
+    refused(graph, costs, [*steps, Step(Gradient(3))], "no gradient left")
     refused(graph, costs, [steps[0], steps[1], steps[3]], "backward runs before the loss")
-    refused(graph, costs, [steps[0], Step(cast(Any, "offload"))], "not possible on one device")
-    refused(graph, costs, [Step("compute", op=9)], "there is no op 9")
-    refused(graph, costs, [Step("write", op=0)], "is a compute, not a write")
-    refused(graph, costs, [with_fields(steps[0], in_place=1)], "cannot overwrite value 1")
-    refused(graph, costs, [Step("free", value=9)], "there is no value 9")
+    refused(graph, costs, [steps[0], Step(cast(Any, Offload()))], "not possible on one device")
+    refused(graph, costs, [Step(Compute(9))], "there is no op 9")
+    refused(graph, costs, [Step(Write(0))], "is a compute, not a write")
+    refused(graph, costs, [Step(Compute(0, in_place=1))], "cannot overwrite value 1")
+    refused(graph, costs, [Step(Free(9))], "there is no value 9")
 
 
 def test_what_is_missing_at_the_end_is_refused() -> None:
     graph, costs, steps = made([0, 1, 2, 3])
-    without_gradient = [step for step in steps if step.action != "gradient"]
+    without_gradient = [step for step in steps if not isinstance(step.action, Gradient)]
     refused(graph, costs, without_gradient, r"the gradients \[3\] are missing")
-    without_free = [step for step in steps if step.action != "free"]
+    without_free = [step for step in steps if not isinstance(step.action, Free)]
     refused(graph, costs, without_free, r"the storages \[0\] are never freed")
     refused(graph, costs, [], r"the outputs \[1\] are not live")
 
@@ -86,7 +91,7 @@ def test_a_gradient_leaves_after_the_last_read_of_its_parameter() -> None:
     late = with_fields(last, id=last.id + 1, inputs=[owner], outputs=[], in_place=[])
     graph = with_fields(graph, ops=[*graph.ops, late])
     costs.of = lambda graph, op, in_place=-1: Cost("", "", -1, 0.0, 0.0, 0, 0)  # type: ignore[method-assign]
-    read = Step("compute", op=late.id)
+    read = Step(Compute(late.id))
     refused(graph, costs, [*steps, read], f"reads value {owner} after the gradient of value")
-    before = next(place for place, step in enumerate(steps) if step.action == "gradient")
+    before = next(place for place, step in enumerate(steps) if isinstance(step.action, Gradient))
     replay(graph, costs, [*steps[:before], read, *steps[before:]])

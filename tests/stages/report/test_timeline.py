@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from schemas.actions import Compute, Loss
 from schemas.sequence import Operation
 from stages.combine.schedule.opening import Opener
 from stages.replay.condense import condense
@@ -34,7 +35,7 @@ AGAIN = played(GRAPH, COSTS, run_again(GRAPH))
 @pytest.mark.parametrize("replayed", [EVERYTHING, AGAIN], ids=["kept", "again"])
 def test_segments_agree_with_replay(replayed: Replay) -> None:
     line = timeline(GRAPH, replayed.steps)
-    computed = [step for step in replayed.steps if step.action in ("compute", "loss")]
+    computed = [step for step in replayed.steps if isinstance(step.action, Compute | Loss)]
     assert [segment.total for segment in line.segments] == [step.peak for step in computed]
     assert line.peak == replayed.peak
     assert line.boundary == pytest.approx(replayed.forward_seconds)
@@ -82,7 +83,7 @@ def test_few_rows_of_occupancy_keep_the_sum() -> None:
 def test_accumulated_gradients_leave_the_line() -> None:
     steps = Opener(GRAPH, condense(GRAPH, COSTS)).schedule(keep_all(GRAPH), False)
     replayed = replay(GRAPH, COSTS, steps, accumulate=True)
-    line = timeline(GRAPH, replayed.steps)
+    line = timeline(GRAPH, replayed.steps, accumulate=True)
     gradients = OWNERS.index("gradients")
     assert max(segment.bytes[gradients] for segment in line.segments) < 2 * WEIGHT
     assert line.peak == replayed.peak

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from schemas.actions import Compute, Loss
 from schemas.problem import Problem
 from stages.combine.schedule.opening import Opener
 from stages.replay.referee import replay
@@ -104,8 +105,9 @@ def test_peaks_with_random_states_are_the_referees(problem: Problem, chance: ran
     graph, costs = graph_of(problem, views=False)
     order = [*run.forward, problem.loss, *run.backward]
     played = replay(graph, costs, Opener(graph, problem).schedule(order, in_place=False))
-    peaks = [step.peak for step in played.steps if step.action == "compute"]
-    computed = [step.op for step in played.steps if step.action in ("compute", "loss")]
+    peaks = [step.peak for step in played.steps if isinstance(step.action, Compute)]
+    runs = [step.action for step in played.steps if isinstance(step.action, Compute | Loss)]
+    computed = [run.op for run in runs]
     loss = computed.index(problem.loss)
     assert figures.forward_peak == max([played.saved, *peaks[:loss]])
     assert figures.backward_peak == max(peaks[loss:], default=0)

@@ -10,7 +10,7 @@ from stages.combine.bounds import least_seconds_of_nodes
 from stages.combine.polish.arrays import arrays
 from stages.combine.polish.kernel import memory_line, prune
 from stages.combine.polish.polisher import Polisher
-from stages.combine.schedule.lifetimes import lifetimes
+from stages.replay.line import executions
 
 
 @pytest.fixture
@@ -50,12 +50,8 @@ def test_the_second_run_is_the_shorter_one_and_needs_what_the_first_left(problem
 
 
 def test_its_lifetimes_keep_what_the_first_left(problem: Problem) -> None:
-    ends = lifetimes(problem, [0, 1, 2, 3, 0, 4, 5], in_place=True)
-    assert ends.dying[1] == [0]
-    assert ends.dying[4] == []
-    assert ends.dying[5] == [0]
-    assert ends.dying[6] == [1, 5]
-    assert not any(ends.unused)
+    runs = executions(problem, [0, 1, 2, 3, 0, 4, 5], in_place=True)
+    assert [run.drops for run in runs] == [[], [0], [2], [], [], [0], [1, 5]]
 
 
 def test_a_second_run_that_only_its_first_makes_up_for_is_pruned(problem: Problem) -> None:

@@ -1,0 +1,124 @@
+"""What a schedule can do, one class an action. One exists once the referee plays it.
+
+Ids are those of the graph: of ops (`op`) and of values (`value`, `in_place`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
+from typing import Any, TypeAlias
+
+from schemas.errors import ArtifactError
+from schemas.graph import LOSS_TARGET, NONE, Op
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Runs an op; `in_place` is the value that it overwrites, NONE where it overwrites none."""
+
+    op: int
+    in_place: int = NONE
+
+
+@dataclass(frozen=True)
+class Write:
+    """Runs an op that writes a buffer."""
+
+    op: int
+    in_place: int = NONE
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Ends the forward, runs the caller's loss and begins the backward."""
+
+    op: int
+
+
+@dataclass(frozen=True)
+class Free:
+    """Forgets the storage of a value with all its views."""
+
+    value: int
+
+
+@dataclass(frozen=True)
+class FreeRandom:
+    """Forgets the random state that was saved for an op."""
+
+    op: int
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """Hands a finished gradient to autograd."""
+
+    value: int
+
+
+@dataclass(frozen=True)
+class SaveRandom:
+    """Keeps the generator's state from before an op."""
+
+    op: int
+
+
+@dataclass(frozen=True)
+class RestoreRandom:
+    """Lets the next action, a run of the same op, draw from its saved state."""
+
+    op: int
+
+
+Run: TypeAlias = Compute | Write | Loss
+"""The actions that run an op."""
+Action: TypeAlias = (
+    Compute | Write | Loss | Free | FreeRandom | Gradient | SaveRandom | RestoreRandom
+)
+
+NAMES: dict[type[Action], str] = {
+    Compute: "compute",
+    Write: "write",
+    Loss: "loss",
+    Free: "free",
+    FreeRandom: "free",
+    Gradient: "gradient",
+    SaveRandom: "save_random",
+    RestoreRandom: "restore_random",
+}
+"""What the actions are called in artifacts."""
+COLUMNS = ("op", "value", "in_place")
+"""What the actions of an artifact say beside their name, NONE where it does not apply."""
+
+
+def run_of(op: Op, in_place: int = NONE) -> Run:
+    """The action that runs an op."""
+    if op.target == LOSS_TARGET:
+        return Loss(op.id)
+    return Write(op.id, in_place) if op.writes else Compute(op.id, in_place)
+
+
+def row_of(action: Action) -> dict[str, Any]:
+    """An action as a row: its name and `COLUMNS`."""
+    return {
+        "action": NAMES[type(action)],
+        **dict.fromkeys(COLUMNS, NONE),
+        **asdict(action),
+    }
+
+
+def action_of(row: Mapping[str, Any], what: str) -> Action:
+    """The action of a row; raises ArtifactError, naming `what`, where it is none."""
+    said = {column: row[column] for column in COLUMNS if row[column] != NONE}
+    named = [kind for kind, name in NAMES.items() if name == row["action"]]
+    if not named:
+        raise ArtifactError(f"{what} has the unknown action {row['action']!r}")
+    if min(said.values(), default=0) < 0:
+        raise ArtifactError(f"{what} ({row['action']}) names an id below zero")
+    for kind in named:
+        known = {field.name: field.default is MISSING for field in fields(kind)}
+        needed = {name for name, required in known.items() if required}
+        if needed <= set(said) <= set(known):
+            return kind(**said)
+    raise ArtifactError(f"{what} ({row['action']}) does not name what it is about")

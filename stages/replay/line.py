@@ -1,0 +1,115 @@
+"""How long a storage lives: the one definition, on the planning view of a step.
+
+A storage is there from the run that makes it to the last run that uses it before it is made again.
+Held storages and gradients stay. The state of a node that draws random numbers and runs again is
+there from its first run to its last; while it is restored there is one state more. The compiled
+twin, which the search works with, is `stages.combine.polish.kernel`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from schemas.graph import NONE
+from schemas.problem import Node, Problem, Repeat, Reuse
+
+
+@dataclass(frozen=True)
+class Execution:
+    """One run of the node at a position of the problem, `repeated` where it is not its first.
+
+    `form` says what it reads, makes and costs, `reuse` what it overwrites. After it are gone, in
+    this order: the inputs that end with it and the outputs that nothing reads (`drops`). `before`
+    are the live bytes when it starts, `peak` the most while it runs.
+    """
+
+    node: int
+    repeated: bool
+    form: Node | Repeat
+    reuse: Reuse | None
+    drops: list[int]
+    before: int
+    peak: int
+
+    @property
+    def overwrites(self) -> int:
+        """The storage that it overwrites, NONE where it overwrites none."""
+        return NONE if self.reuse is None else self.reuse.storage
+
+    @property
+    def seconds(self) -> float:
+        """The time that it takes."""
+        return self.form.seconds if self.reuse is None else self.reuse.seconds
+
+
+def executions(
+    problem: Problem, sequence: Sequence[int], in_place: bool, room: int = 0
+) -> list[Execution]:
+    """The runs of a sequence of positions of nodes, in its order.
+
+    With `in_place` a node overwrites the first of its reusable inputs that ends with it, where that
+    takes no longer, or where it would need more than `room` bytes otherwise.
+    """
+    repeated = _repeated(sequence)
+    drops = _drops(problem, sequence, repeated)
+    runs, left = Counter(sequence), Counter(sequence)
+    live, found = 0, []
+    for node, again, dropped in zip(sequence, repeated, drops, strict=True):
+        form, before = problem.nodes[node].form(again), live
+        states = _states(problem, node, runs, left)
+        live += states[0]
+        made = live + sum(problem.storages[storage].bytes for storage in form.outputs)
+        peak = max(live + states[1] + form.peak, made)
+        reuse = _reuse(form, dropped, peak, room) if in_place else None
+        if reuse is not None:
+            overwritten = problem.storages[reuse.storage].bytes
+            peak = max(live + states[1] + reuse.peak, made - overwritten)
+        gone = (problem.storages[storage] for storage in dropped)
+        live = made - sum(s.bytes for s in gone if s.producer >= 0) - states[2]
+        found.append(Execution(node, again, form, reuse, dropped, before, peak))
+    return found
+
+
+def _repeated(sequence: Sequence[int]) -> list[bool]:
+    """Which executions are not their node's first."""
+    seen: set[int] = set()
+    repeated = []
+    for node in sequence:
+        repeated.append(node in seen)
+        seen.add(node)
+    return repeated
+
+
+def _drops(problem: Problem, sequence: Sequence[int], repeated: list[bool]) -> list[list[int]]:
+    """The storages that are gone after each execution."""
+    used_later = {index for index, storage in enumerate(problem.storages) if storage.stays}
+    drops: list[list[int]] = [[] for _ in sequence]
+    for position in range(len(sequence) - 1, -1, -1):
+        form = problem.nodes[sequence[position]].form(repeated[position])
+        unused = [storage for storage in form.outputs if storage not in used_later]
+        used_later.difference_update(form.outputs)
+        dying = [storage for storage in form.inputs if storage not in used_later]
+        used_later.update(form.inputs)
+        drops[position] = dying + unused
+    return drops
+
+
+def _states(
+    problem: Problem, node: int, runs: Counter[int], left: Counter[int]
+) -> tuple[int, int, int]:
+    """The bytes of random states that a run of a node saves, needs for itself and frees; counts
+    the run."""
+    size = problem.state_bytes if problem.nodes[node].random and runs[node] > 1 else 0
+    first = left[node] == runs[node]
+    left[node] -= 1
+    return size if first else 0, 0 if first else size, 0 if left[node] else size
+
+
+def _reuse(form: Node | Repeat, dropped: list[int], peak: int, room: int) -> Reuse | None:
+    """The in-place form that a run takes; without it the most would be `peak`."""
+    reuse = next((reuse for reuse in form.reuses if reuse.storage in dropped), None)
+    if reuse is not None and reuse.seconds > form.seconds and peak <= room:
+        return None
+    return reuse

@@ -1,0 +1,40 @@
+"""Freeing storages: each once, none that somebody still owns, and in the end all of them."""
+
+from __future__ import annotations
+
+from schemas.actions import Free
+from stages.replay.rules.rule import Rule
+from stages.replay.state import State
+from stages.replay.walk import Effect
+
+
+def _play(state: State, effect: Effect) -> int:
+    action = effect.step.action
+    assert isinstance(action, Free)
+    for storage in effect.drops:
+        if storage in state.held:
+            raise state.refuse(f"value {action.value} is freed, but the caller holds it")
+        if any(_waits(state, value) for value in state.gradients_in.get(storage, ())):
+            raise state.refuse(f"the gradient in value {action.value} is freed")
+        state.forget(storage)
+    return state.live_bytes
+
+
+def _waits(state: State, gradient: int) -> bool:
+    """Whether a gradient may not go yet: it is to be handed over, or becomes `.grad`."""
+    return gradient not in state.handed or _stays(state, gradient)
+
+
+def _stays(state: State, gradient: int) -> bool:
+    """Whether a gradient becomes `.grad`."""
+    return not state.accumulate and gradient not in state.further
+
+
+def _finish(state: State) -> None:
+    gradients = {state.storage(value) for value in state.gradients if _stays(state, value)}
+    leaked = state.allocated - state.held - gradients
+    if leaked:
+        raise state.refuse(f"the storages {sorted(leaked)} are never freed")
+
+
+RULE = Rule((Free,), _play, _finish)

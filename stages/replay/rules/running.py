@@ -1,0 +1,101 @@
+"""Running ops: what they read is there, they run where and as often as they may."""
+
+from __future__ import annotations
+
+from schemas.actions import Compute, Loss, Write, run_of
+from schemas.again import again
+from schemas.costs import AGAIN
+from schemas.graph import LOSS_TARGET, NONE, Op
+from stages.replay.rules.random_state import check_draw
+from stages.replay.rules.rule import Rule
+from stages.replay.state import State
+from stages.replay.walk import Effect
+
+
+def _play(state: State, effect: Effect) -> int:
+    op, action = effect.op, effect.step.action
+    assert op is not None and isinstance(action, Compute | Write | Loss)
+    _check_place(state, effect, op)
+    _check_reads(state, effect, op)
+    in_place = NONE if isinstance(action, Loss) else action.in_place
+    cost = state.costs.of(state.graph, op, _form(state, effect, op, in_place))
+    state.clock += cost.seconds
+    peak = state.live_bytes + cost.peak
+    if op.random:
+        peak += check_draw(state, op)
+    if effect.repeated and op.id not in state.views:
+        if not op.repeatable:
+            raise state.refuse(f"op {op.id} ({op.target}) runs again")
+        state.repeated += 1
+        state.repeated_seconds += cost.seconds
+    if isinstance(action, Loss):
+        state.loss_at, state.saved = state.clock - cost.seconds, state.live_bytes
+        state.live_bytes += cost.net - state.bytes_of(op.outputs)
+    for storage in effect.drops:
+        if storage in state.held or storage in state.fixed:
+            raise state.refuse(
+                f"op {op.id} ({op.target}) overwrites value {in_place}, which is held"
+            )
+        state.forget(storage)
+    _make(state, effect, op)
+    state.done.add(op.id)
+    return peak
+
+
+def _check_place(state: State, effect: Effect, op: Op) -> None:
+    wanted, found = type(run_of(op)), type(effect.step.action)
+    if found is not wanted:
+        raise state.refuse(
+            f"op {op.id} ({op.target}) is a {wanted.__name__.lower()}, "
+            f"not a {found.__name__.lower()}"
+        )
+    if op.phase == "backward" and state.loss_at < 0:
+        raise state.refuse(f"op {op.id} ({op.target}) of the backward runs before the loss")
+    if op.target == LOSS_TARGET and effect.repeated:
+        raise state.refuse("the loss runs again")
+
+
+def _check_reads(state: State, effect: Effect, op: Op) -> None:
+    for value in effect.reads:
+        if not state.is_live(value):
+            raise state.refuse(f"op {op.id} ({op.target}) reads value {value}, which is not live")
+        left = state.gone.get(state.storage(value))
+        if left is not None:
+            raise state.refuse(f"op {op.id} ({op.target}) reads value {value} after {left}")
+
+
+def _form(state: State, effect: Effect, op: Op, in_place: int) -> int:
+    """Which form of the op runs, as costs name it."""
+    if in_place != NONE and in_place not in op.in_place:
+        raise state.refuse(f"op {op.id} ({op.target}) cannot overwrite value {in_place}")
+    if not effect.repeated or again(state.graph, op) is None:
+        return in_place
+    if in_place != NONE:
+        raise state.refuse(f"op {op.id} ({op.target}) overwrites nothing when it runs again")
+    return AGAIN
+
+
+def _make(state: State, effect: Effect, op: Op) -> None:
+    for value in effect.makes:
+        storage = state.storage(value)
+        if op.id in state.views:
+            if storage not in state.allocated and storage not in state.fixed:
+                raise state.refuse(f"value {value} is a view of a storage that is not live")
+        elif state.is_live(value):
+            raise state.refuse(f"op {op.id} ({op.target}) makes value {value}, which is live")
+        elif storage not in state.allocated:
+            state.allocate(storage)
+        state.live.setdefault(storage, set()).add(value)
+
+
+def _finish(state: State) -> None:
+    outputs = {output.value for output in state.graph.outputs} - {NONE}
+    missing = sorted(value for value in outputs if not state.is_live(value))
+    if missing:
+        raise state.refuse(f"the outputs {missing} are not live at the end")
+    unwritten = {op.id for op in state.graph.ops if op.writes} - state.done
+    if unwritten:
+        raise state.refuse(f"the buffer updates {sorted(unwritten)} never run")
+
+
+RULE = Rule((Compute, Write, Loss), _play, _finish)

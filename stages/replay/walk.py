@@ -1,0 +1,89 @@
+"""What each step of a schedule reads, makes and drops: for all who follow a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from schemas.actions import (
+    Compute,
+    Free,
+    FreeRandom,
+    Gradient,
+    Loss,
+    RestoreRandom,
+    SaveRandom,
+    Write,
+)
+from schemas.again import makes_of, reads_of
+from schemas.contributions import further_contributions
+from schemas.errors import ScheduleError
+from schemas.graph import NONE, Graph, Op
+from schemas.schedule import Step
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What the step at a position of a schedule does.
+
+    `op` is the op that it is about, None where it is about none. Where it `runs` it, `repeated`
+    says whether that is not the first time. `reads` and `makes` are values; `drops` are the
+    storages that are gone after it: freed, overwritten, or given away with a gradient.
+    """
+
+    position: int
+    step: Step
+    op: Op | None = None
+    runs: bool = False
+    repeated: bool = False
+    reads: Sequence[int] = ()
+    makes: Sequence[int] = ()
+    drops: Sequence[int] = ()
+
+
+def effects(graph: Graph, steps: Sequence[Step], accumulate: bool = False) -> Iterator[Effect]:
+    """The effects of a schedule's steps, in order; with `accumulate`, `.grad` is already there, so
+    that every gradient is given away.
+
+    Raises ScheduleError, naming the step, for an op or a value that the graph does not have.
+    """
+    further = further_contributions(graph)
+    held = graph.fixed_storages() | {graph.values[v].storage for v in graph.held_values()}
+    done: set[int] = set()
+
+    def storage_of(position: int, value: int) -> int:
+        if not 0 <= value < len(graph.values):
+            raise ScheduleError(f"step {position} of the schedule: there is no value {value}")
+        return graph.values[value].storage
+
+    def op_of(position: int, op: int) -> Op:
+        if not 0 <= op < len(graph.ops):
+            raise ScheduleError(f"step {position} of the schedule: there is no op {op}")
+        return graph.ops[op]
+
+    for position, step in enumerate(steps):
+        match step.action:
+            case Compute(index, in_place) | Write(index, in_place):
+                op = op_of(position, index)
+                drops = [] if in_place == NONE else [storage_of(position, in_place)]
+            case Loss(index):
+                op, drops = op_of(position, index), []
+            case Gradient(value):
+                storage = storage_of(position, value)
+                given = (accumulate or value in further) and storage not in held
+                drops = [storage] if given else []
+                yield Effect(position, step, reads=[value], drops=drops)
+                continue
+            case Free(value):
+                yield Effect(position, step, drops=[storage_of(position, value)])
+                continue
+            case SaveRandom(index) | RestoreRandom(index) | FreeRandom(index):
+                yield Effect(position, step, op_of(position, index))
+                continue
+            case _:
+                yield Effect(position, step)
+                continue
+        repeated = op.id in done
+        done.add(op.id)
+        reads, makes = reads_of(graph, op, repeated), makes_of(graph, op, repeated)
+        yield Effect(position, step, op, True, repeated, reads, makes, drops)

@@ -1,0 +1,86 @@
+"""The one definition of lifetimes beside a slow reading of what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.problem import Node, Problem, Repeat
+from stages.replay.line import executions
+from tests.stages.combine.problems import problems
+
+
+def repeatable(problem: Problem) -> list[int]:
+    """The nodes that may run again."""
+    return [
+        index
+        for index, node in enumerate(problem.nodes)
+        if node.repeatable and not any(problem.storages[s].stays for s in node.outputs)
+    ]
+
+
+@st.composite
+def sequences(draw: st.DrawFn, problem: Problem) -> list[int]:
+    """The captured order with some nodes run again somewhere after their first run."""
+    sequence = list(range(len(problem.nodes)))
+    if again := repeatable(problem):
+        for node in draw(st.lists(st.sampled_from(again), max_size=4)):
+            first = sequence.index(node)
+            sequence.insert(draw(st.integers(first + 1, len(sequence))), node)
+    return sequence
+
+
+def form_at(problem: Problem, sequence: Sequence[int], position: int) -> Node | Repeat:
+    node = sequence[position]
+    return problem.nodes[node].form(node in sequence[:position])
+
+
+def ends_after(problem: Problem, sequence: Sequence[int], position: int, storage: int) -> bool:
+    """Whether a storage is made anew or never read after a position."""
+    if problem.storages[storage].stays:
+        return False
+    for later in range(position + 1, len(sequence)):
+        form = form_at(problem, sequence, later)
+        if storage in form.inputs:
+            return False
+        if storage in form.outputs:
+            return True
+    return True
+
+
+def state_bytes(problem: Problem, sequence: Sequence[int], position: int) -> int:
+    """The bytes of random states while an execution runs."""
+    states = 0
+    for node in set(sequence):
+        places = [place for place, other in enumerate(sequence) if other == node]
+        if problem.nodes[node].random and len(places) > 1:
+            states += places[0] <= position <= places[-1]
+            states += position in places[1:]
+    return states * problem.state_bytes
+
+
+@settings(max_examples=200, deadline=None)
+@given(problems(repeats=True), st.booleans(), st.integers(0, 60), st.data())
+def test_the_line_is_that_of_looking_ahead_at_each_step(
+    problem: Problem, in_place: bool, room: int, data: st.DataObject
+) -> None:
+    sequence = data.draw(sequences(problem))
+    live: set[int] = set()
+    for position, run in enumerate(executions(problem, sequence, in_place, room)):
+        form = form_at(problem, sequence, position)
+        size = sum(problem.storages[storage].bytes for storage in live)
+        states = state_bytes(problem, sequence, position)
+        assert (run.node, run.form) == (sequence[position], form)
+        made = live | set(form.outputs)
+        after = {s for s in made if not ends_after(problem, sequence, position, s)}
+        assert sorted(run.drops) == sorted({*form.inputs, *made} - after)
+        plain = size + states + form.peak
+        ending = [reuse for reuse in form.reuses if reuse.storage not in after]
+        if in_place and ending and (plain > room or ending[0].seconds <= form.seconds):
+            assert (run.reuse, run.seconds) == (ending[0], ending[0].seconds)
+        else:
+            assert (run.reuse, run.seconds) == (None, form.seconds)
+            assert run.peak == plain
+        live = after
