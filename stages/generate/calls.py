@@ -111,11 +111,12 @@ def statements(
     ]
 
 
-def joining(call: Statement, gradients: Container[str]) -> Statement:
-    """A statement in which operands named in `gradients` meet, some of which may be absent."""
+def joining(call: Statement, gradients: Container[str], loose: bool) -> Statement:
+    """A statement in which operands named in `gradients` meet, some of which may be absent; where
+    it is `loose`, its result may have other strides then."""
     given = {argument.split("=")[-1].strip("[]") for argument in call.arguments}
     names = {name for text in given for name in text.split(", ") if name in gradients}
-    arguments = [call.function, str(len(names)), *call.arguments]
+    arguments = [call.function, str(len(names)), str(loose), *call.arguments]
     return Statement(call.target, "joining", arguments, call.suffix)
 
 

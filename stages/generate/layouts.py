@@ -7,7 +7,7 @@ for bit, where it runs the same operators on the same strides, or where these do
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,21 +72,29 @@ _MOST_DIMENSIONS = 5
 @dataclass(frozen=True)
 class Layouts:
     """How the step takes each tangent that arrives in other strides: as it is, laid out anew, or
-    not. `reshaped` are the views of the backward that may then have to copy."""
+    not. `loose` are the sums of gradients whose result may have the strides of the one operand that
+    is there. `reshaped` are the views of the backward that may then have to copy."""
 
     taken: dict[int, str]
+    loose: frozenset[int]
     reshaped: frozenset[int]
 
 
-def layouts(graph: Graph, steps: Sequence[Step]) -> Layouts:
-    """Finds how the step of a schedule takes the tangents."""
+def layouts(graph: Graph, steps: Sequence[Step], joined: Iterable[int]) -> Layouts:
+    """Finds how the step of a schedule takes the tangents; `joined` are the ops in which gradients
+    meet of which some may be absent."""
     loss = next(op for op in graph.ops if op.target == LOSS_TARGET)
     if guards_in(graph).get("plain_backward") is not True:
         # Python in the backward may ask for a layout, which a trace does not show.
-        return Layouts(dict.fromkeys(loss.outputs, REFUSED), frozenset())
+        return Layouts(dict.fromkeys(loss.outputs, REFUSED), frozenset(), frozenset())
     runs = [step.action for step in steps if isinstance(step.action, Compute | Write)]
     in_place = {run.op: run.in_place for run in runs if run.in_place != NONE}
-    taken, reshaped = {}, set()
+    taken, loose, reshaped = {}, set(), set()
+    for op in (graph.ops[index] for index in joined):
+        views = _views_on_the_way(graph, op.outputs[0], in_place)
+        if views is not None:
+            loose.add(op.id)
+            reshaped |= views
     for tangent in loss.outputs:
         views = _views_on_the_way(graph, tangent, in_place)
         if views is not None:
@@ -94,7 +102,7 @@ def layouts(graph: Graph, steps: Sequence[Step]) -> Layouts:
             reshaped |= views
         else:
             taken[tangent] = LAID_OUT if _is_ignored(graph, tangent) else REFUSED
-    return Layouts(taken, frozenset(reshaped))
+    return Layouts(taken, frozenset(loose), frozenset(reshaped))
 
 
 def _views_on_the_way(graph: Graph, tangent: int, in_place: dict[int, int]) -> set[int] | None:

@@ -103,7 +103,7 @@ class _Writer:
         self.parts = contributions(graph)
         self.owners = {part: owner for owner, parts in self.parts.items() for part in parts}
         self.joined = joined(graph)
-        self.layouts = layouts(graph, self.steps)
+        self.layouts = layouts(graph, self.steps, self.joined)
         self.gradients = {self.names[value] for value in flowing(graph)}
         self.views = {op.id for op in graph.ops if graph.is_view(op)}
         self.loss = next(op for op in graph.ops if op.target == LOSS_TARGET)
@@ -235,7 +235,8 @@ class _Writer:
             op = replace(op, target=RESHAPE)
         calls = statements(self.graph, op, in_place, self.names, self.operators)
         if op.id in self.joined:
-            return [joining(call, self.gradients) for call in calls]
+            loose = op.id in self.layouts.loose
+            return [joining(call, self.gradients, loose) for call in calls]
         form = again(self.graph, op) if repeated else None
         if form is None:
             return calls

@@ -14,6 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from .facts import Tangent
+from .strides import has_layout, is_spread
 
 
 class Absent:
@@ -39,15 +40,17 @@ class Absent:
         return pytree.tree_map_only(torch.Tensor, cls, _described(operator, args, kwargs or {}))
 
 
-def joining(operator: Any, gradients: int, *args: Any, **kwargs: Any) -> Any:
-    """What an operator gives, of whose operands so many are gradients."""
+def joining(operator: Any, gradients: int, loose: bool, *args: Any, **kwargs: Any) -> Any:
+    """What an operator gives, of whose operands so many are gradients. Where one alone of a sum is
+    there, the result has the strides of that one, as in eager; raises RuntimeError where these are
+    not the planned ones and what follows is not `loose` about it."""
     leaves = pytree.tree_leaves((args, kwargs))
     absent = {id(leaf) for leaf in leaves if isinstance(leaf, Absent)}
     if len(absent) in (0, gradients):
         return operator(*args, **kwargs)
     present = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     if operator._schema.name in ("aten::add", "aten::add_"):
-        return _only(present, _described(operator, args, kwargs))
+        return _only(present, _described(operator, args, kwargs), loose)
     zeros = {
         id(leaf): torch.zeros_like(leaf.meta, device=present[0].device)
         for leaf in leaves
@@ -57,14 +60,24 @@ def joining(operator: Any, gradients: int, *args: Any, **kwargs: Any) -> Any:
     return operator(*args, **kwargs)
 
 
-def _only(present: list[torch.Tensor], result: torch.Tensor) -> torch.Tensor:
+def _only(present: list[torch.Tensor], result: torch.Tensor, loose: bool) -> torch.Tensor:
     """The one operand of a sum that is there: itself where the sum overwrites it, else a copy."""
     if len(present) > 1:
         return present[-1]
-    made = torch.empty_strided(
-        result.shape, result.stride(), dtype=result.dtype, device=present[0].device
-    )
-    return made.copy_(present[0])
+    [one] = present
+    if has_layout(one, result.stride()) or is_spread(one, result.stride()):
+        made = torch.empty_strided(
+            result.shape, result.stride(), dtype=result.dtype, device=one.device
+        )
+        return made.copy_(one)
+    copy = one.to(result.dtype, copy=True)
+    if not loose or not has_layout(copy, one.stride()):
+        raise RuntimeError(
+            f"only some of the outputs have a gradient, which comes with strides {one.stride()} "
+            f"where the plan was made for {result.stride()}: let all outputs take part in the "
+            "loss, as by adding 0.0 * output.sum(), or plan with the loss (loss=)"
+        )
+    return copy
 
 
 def _described(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

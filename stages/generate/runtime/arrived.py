@@ -10,6 +10,7 @@ import torch
 
 from .absent import Absent
 from .facts import Tangent
+from .strides import has_layout, is_spread
 from .surroundings import plain_gradient
 
 Arrived = torch.Tensor | Absent
@@ -23,9 +24,9 @@ def arrived(
     if tangent is None:
         return Absent.of(expected)
     tangent = plain_gradient(tangent, number)
-    if expected.otherwise == "as it is" or _has_layout(tangent, expected):
+    if expected.otherwise == "as it is" or has_layout(tangent, expected.strides):
         return tangent
-    if expected.otherwise == "refused" and not _is_spread(tangent, expected):
+    if expected.otherwise == "refused" and not is_spread(tangent, expected.strides):
         raise RuntimeError(
             f"the gradient of output {number} arrives with strides {tuple(tangent.stride())}, the "
             f"plan was made for {expected.strides}: plan with the loss (loss=), or lay it out by a "
@@ -70,22 +71,3 @@ def _holders(tensors: list[Any], position: int) -> tuple[int, int, int]:
     """How often a tensor is held in C++ and in Python, and its storage."""
     storage = torch._C._storage_Use_Count(tensors[position].untyped_storage()._cdata)
     return tensors[position]._use_count(), sys.getrefcount(tensors[position]), storage
-
-
-def _has_layout(tangent: torch.Tensor, expected: Tangent) -> bool:
-    if tangent.stride() == expected.strides or 0 in expected.shape:
-        return True
-    return all(
-        size == 1 or stride == wanted
-        for size, stride, wanted in zip(
-            expected.shape, tangent.stride(), expected.strides, strict=True
-        )
-    )
-
-
-def _is_spread(tangent: torch.Tensor, expected: Tangent) -> bool:
-    """Whether a gradient repeats what lies in the expected order, as that of a sum does."""
-    zipped = zip(expected.shape, tangent.stride(), expected.strides, strict=True)
-    strides = [(wanted, stride) for size, stride, wanted in zipped if size > 1]
-    kept = [stride for _, stride in sorted(strides) if stride]
-    return len(kept) < len(strides) and kept == sorted(kept)

@@ -34,3 +34,19 @@ def _laid_out(gradient: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
         once = once.narrow(dim, 0, min(once.shape[dim], 1)) if stride == 0 else once
     made = torch.empty_strided(once.shape, strides, dtype=once.dtype, device=once.device)
     return made.copy_(once).expand(gradient.shape)
+
+
+def has_layout(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
+    """Whether a tensor lies in memory as one of its shape with these strides would."""
+    if 0 in tensor.shape:
+        return True
+    zipped = zip(tensor.shape, tensor.stride(), strides, strict=True)
+    return all(size == 1 or stride == wanted for size, stride, wanted in zipped)
+
+
+def is_spread(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
+    """Whether a gradient repeats what lies in the order of these strides, as that of a sum does."""
+    zipped = zip(tensor.shape, tensor.stride(), strides, strict=True)
+    ordered = [(wanted, stride) for size, stride, wanted in zipped if size > 1]
+    kept = [stride for _, stride in sorted(ordered) if stride]
+    return len(kept) < len(ordered) and kept == sorted(kept)

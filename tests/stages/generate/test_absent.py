@@ -61,3 +61,39 @@ def test_each_choice_of_outputs_gives_eagers_gradients(
         assert one is None or torch.equal(one.nan_to_num(), other.nan_to_num())
         assert one is None or torch.equal(one.isnan(), other.isnan())
     assert any(each is None for each in found[0]) or 2 in chosen
+
+
+class Pairs(nn.Module):
+    """Logits of pairs, and the same transposed: their gradients meet with different strides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(5, 7), nn.Linear(5, 7)
+        self.scale = nn.Parameter(torch.tensor(0.3))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = self.left(x) @ self.right(x).t() * self.scale.exp()
+        return logits.t(), logits
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_one_of_two_that_meet_has_the_strides_that_it_has_in_eager(
+    place: int, in_place: bool, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    graph, built = traced((Pairs(), ((torch.randn(37, 5),), {})))
+    package = generated(graph, tmp_path / "plan", keep_all(graph), in_place)
+    gradients, weights = [], torch.randn(37, 37)
+    for load in (package.load, lambda model: model):
+        model = load(copy.deepcopy(built.model))
+        outputs = model(*built.samples[0][0])
+        try:
+            (outputs[place] * weights).sum().backward()
+        except RuntimeError as error:
+            assert in_place
+            assert "only some of the outputs have a gradient" in str(error)
+            return
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    for mine, theirs in zip(*gradients, strict=True):
+        assert torch.equal(mine, theirs)

@@ -257,4 +257,4 @@ def test_kinds(tmp_path: Path) -> None:
         (Turned(), REFUSED),
     ):
         graph = trace(built_of((linear(last), ((torch.randn(WORDS),), {}))), "m")
-        assert list(layouts(graph, []).taken.values()) == [kind]
+        assert list(layouts(graph, [], ()).taken.values()) == [kind]
