@@ -103,13 +103,32 @@ def _capture(built: Built, forward: Forward) -> Capture:
 def _run_again(built: Built, watcher: Watcher) -> None:
     """Runs the forward twice, the second time with all that the first one made."""
     forward = Forward(built, None, watcher.running, every=True)
-    with contextlib.suppress(Exception), _without_memory(built, forward) as mode:
+    with (
+        _single_numbers_kept(built.model),
+        contextlib.suppress(Exception),
+        _without_memory(built, forward) as mode,
+    ):
         tensors = forward.tensors(mode)
         with watcher.leaving(forward.follower.known):
             forward.run(*tensors)
             forward.run(*tensors)
             if first_difference(*forward.runs) is None:
                 watcher.settle()
+
+
+@contextlib.contextmanager
+def _single_numbers_kept(model: torch.nn.Module) -> Iterator[None]:
+    """Puts back the tensors of one number that a forward writes, such as the counter of a batch
+    norm: on these operators compute even without memory, to know their value."""
+    state = (*model.parameters(), *model.buffers())
+    single = [t for t in state if t.numel() == 1 and not (t.is_meta or isinstance(t, FakeTensor))]
+    before = [(tensor, tensor.detach().clone()) for tensor in single]
+    try:
+        yield
+    finally:
+        for tensor, kept in before:
+            if not torch.equal(tensor, kept):
+                tensor.detach().copy_(kept)
 
 
 @contextlib.contextmanager

@@ -107,3 +107,28 @@ def test_what_changes_numbers_or_again_is_refused(does: Any) -> None:
     with pytest.raises(ModelError, match=r"the forward sets (made|count) at tests"):
         traced((model, sample()))
     assert model.made is None and model.count == 0
+
+
+class Counted(nn.Module):
+    """A model that makes something once, beside counters that every forward writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+        self.register_buffer("steps", torch.zeros(()))
+        self.made = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.made = True
+        self.steps.add_(1)
+        return self.layers(x) * self.steps
+
+
+def test_planning_leaves_counters_as_they_were(tmp_path: Path) -> None:
+    model = Counted()
+    before = copy.deepcopy(model.state_dict())
+    graph, built = traced((model, sample()))
+    assert all(torch.equal(model.state_dict()[name], was) for name, was in before.items())
+    twin, given = copy.deepcopy(model), built.samples[0]
+    planned = generated(graph, tmp_path / "plan").load(model)
+    check_equal((planned, *step(planned, given, 0)), (twin, *step(twin, given, 0)))
