@@ -1,4 +1,4 @@
-"""`tightfit.blocks/1`: a training step as a sequence of blocks, and the distinct problems in it.
+"""`tightfit.blocks/2`: a training step as a sequence of blocks, and the distinct problems in it.
 
 The step runs the `prelude` once, then the blocks' forwards in order, the loss (which is position
 L+1 of the chain, on its own), and the blocks' backwards in reverse order. Between neighbours only
@@ -22,7 +22,7 @@ from schemas import store
 from schemas.arrow import integer, integers, number, records, text
 from schemas.errors import ArtifactError
 from schemas.graph import NONE
-from schemas.problem import PROBLEM_FIELDS, Node, Problem, Reuse, Storage
+from schemas.problem import PROBLEM_FIELDS, Node, Problem, Repeat, Reuse, Storage
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Blocks:
 
 BLOCKS = store.ArtifactType(
     "tightfit.blocks",
-    1,
+    2,
     pa.schema(
         [
             text("model"),
@@ -123,17 +123,21 @@ BLOCKS = store.ArtifactType(
 )
 
 
-def _row(problem: Problem) -> dict[str, Any]:
-    """A block's problem as plain data; in a block every node runs again as it did first."""
+def problem_row(problem: Problem) -> dict[str, Any]:
+    """A block's problem as plain data."""
     row = asdict(problem)
     for node in row["nodes"]:
-        del node["repeat"]
+        node["repeat"] = [] if node["repeat"] is None else [node["repeat"]]
     return row
 
 
 def problem_digest(problem: Problem) -> str:
     """The digest of a block's structure and costs: 64 hex digits."""
-    document = json.dumps(_row(problem), sort_keys=True, separators=(",", ":"))
+    row = problem_row(problem)
+    for node in row["nodes"]:
+        if not node["repeat"]:
+            del node["repeat"]
+    document = json.dumps(row, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(document.encode()).hexdigest()
 
 
@@ -143,7 +147,8 @@ def write_blocks(
     """Checks the chain, writes it and returns the digest."""
     _check(blocks, str(path))
     distinct = [
-        {"digest": digest, **_row(problem)} for digest, problem in sorted(blocks.distinct.items())
+        {"digest": digest, **problem_row(problem)}
+        for digest, problem in sorted(blocks.distinct.items())
     ]
     row = {**vars(blocks), "blocks": [asdict(block) for block in blocks.blocks]}
     return store.write(path, BLOCKS, [{**row, "distinct": distinct}], metadata)
@@ -163,13 +168,18 @@ def read_blocks(path: Path | str) -> Blocks:
 
 
 def problem_from_row(entry: Mapping[str, Any]) -> Problem:
-    """The problem that `dataclasses.asdict` was made of; further keys are ignored."""
-    nodes = [
-        Node(**{**node, "reuses": [Reuse(**reuse) for reuse in node["reuses"]]})
-        for node in entry["nodes"]
-    ]
+    """The problem that a row of `problem_row` was made of; further keys are ignored."""
+    nodes = [_node(node) for node in entry["nodes"]]
     storages = [Storage(**storage) for storage in entry["storages"]]
     return Problem(nodes, storages, entry["state_bytes"])
+
+
+def _node(row: Mapping[str, Any]) -> Node:
+    repeats = [Repeat(**repeat) for repeat in row["repeat"]]
+    if len(repeats) > 1:
+        raise ArtifactError(f"node {row['op']} runs again in {len(repeats)} forms")
+    reuses = [Reuse(**reuse) for reuse in row["reuses"]]
+    return Node(**{**row, "reuses": reuses, "repeat": repeats[0] if repeats else None})
 
 
 def _check(chain: Blocks, where: str) -> None:
@@ -208,7 +218,8 @@ def _check_problem(problem: Problem, what: str) -> None:
     for position, node in enumerate(problem.nodes):
         if node.op != position:
             raise ArtifactError(f"{what} has node {position} out of place")
-        for storage in [*node.inputs, *node.outputs]:
+        again = node.form(True)
+        for storage in [*node.inputs, *node.outputs, *again.inputs, *again.outputs]:
             if not 0 <= storage < len(problem.storages):
                 raise ArtifactError(f"{what} has no storage {storage}")
     for index, made in enumerate(problem.storages):

@@ -17,9 +17,10 @@ After the backward two things remain: the gradient for the block's input
 Option 0 of a block runs the forward, keeps nothing but the output (and the random states that
 running the block again will need) and has no backward. Every other option has one. Nodes that
 serve the output alone (`output_only`, together `output_seconds`) can be left out of a forward
-that runs when the gradient of the output is already there: then the option's forward costs
-`forward_seconds - output_seconds`. Nodes listed in `Block.once` run in the first forward of their
-block only; their time is part of `forward_seconds`.
+that runs when the gradient of the output is already there: then the option's forward, which is
+not the block's first, costs `output_seconds` less. `forward_seconds` are those of the block's
+first forward; in a further one ops may run in a cheaper form (`schemas.problem.Repeat`), and the
+nodes listed in `Block.once` do not run.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ class Node:
     """One op with its costs. `inputs` and `outputs` are storages that the step itself allocates;
     `peak` is bytes above what is live before it, outputs included. `op` is the op's id in the
     graph. A random node that runs again restores the state saved before its first run. A node
-    that is not repeatable runs exactly once. `repeat` is None where it runs again as it did first;
-    in the artifacts of blocks it always does."""
+    that is not repeatable runs exactly once. `repeat` is None where it runs again as it did
+    first."""
 
     op: int
     phase: Phase
@@ -62,6 +62,11 @@ class Node:
     def form(self, repeated: bool) -> Node | Repeat:
         """What a run reads, makes, costs and may overwrite."""
         return self if self.repeat is None or not repeated else self.repeat
+
+    @property
+    def lasting(self) -> list[int]:
+        """The outputs of the first run that no further run makes."""
+        return [storage for storage in self.outputs if storage not in self.form(True).outputs]
 
 
 @dataclass(frozen=True)
@@ -134,8 +139,11 @@ PROBLEM_FIELDS = (
         records("reuses", integer("storage"), number("seconds"), integer("peak")),
         flag("random"),
         flag("repeatable"),
+        records(
+            "repeat", integers("inputs"), integers("outputs"), number("seconds"), integer("peak")
+        ),
     ),
     records("storages", integer("bytes"), integer("producer"), flag("held"), flag("gradient")),
     integer("state_bytes"),
 )
-"""Arrow fields of a problem, for artifacts that hold one."""
+"""Arrow fields of a problem, for artifacts that hold one; `repeat` is a list of at most one."""

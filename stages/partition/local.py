@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from schemas.blocks import Block, problem_digest
 from schemas.graph import NONE
-from schemas.problem import Node, Problem, Storage
+from schemas.problem import Node, Problem, Repeat, Storage
 from stages.partition.cuts import Segments
 from stages.partition.facts import Facts
 
@@ -69,6 +69,7 @@ def lay_out(facts: Facts, segments: Segments) -> Layout:
         made = (s for position in group for s in problem.nodes[position].outputs)
         held |= {s for s in made if not group.issuperset(readers[s])}
     held |= _waiting(facts, blocks)
+    held |= {s for block in blocks for p in block.forward for s in problem.nodes[p].lasting}
     blocks[-1].incoming.extend(s for s in tangents if s not in held)
     blocks[-1].outputs.extend(
         s for s in problem.nodes[problem.loss].inputs if _made_by(problem, s, blocks[-1].forward)
@@ -154,18 +155,30 @@ class _Local:
 
     def node(self, position: int, order: int) -> Node:
         node = self.whole.nodes[position]
-        uncounted = sum(self.whole.storages[s].bytes - self.bytes_of(s) for s in node.outputs)
+        inputs, outputs = self.number(node.inputs), self.number(node.outputs)
+        repeatable = position not in self.layout.once
         return Node(
             op=order,
             phase=node.phase,
             seconds=node.seconds,
-            peak=node.peak - uncounted,
-            inputs=self.number(node.inputs),
-            outputs=self.number(node.outputs),
+            peak=self.peak(node),
+            inputs=inputs,
+            outputs=outputs,
             reuses=[],
             random=node.random,
-            repeatable=position not in self.layout.once,
+            repeatable=repeatable,
+            repeat=self.repeat(node.repeat) if node.repeat and repeatable else None,
         )
+
+    def repeat(self, form: Repeat) -> Repeat:
+        """A further run in the block's numbers."""
+        inputs, outputs = self.number(form.inputs), self.number(form.outputs)
+        return Repeat(inputs, outputs, form.seconds, self.peak(form))
+
+    def peak(self, form: Node | Repeat) -> int:
+        """The bytes of a run's peak that the block counts."""
+        made = form.outputs
+        return form.peak - sum(self.whole.storages[s].bytes - self.bytes_of(s) for s in made)
 
     def between(self, order: int) -> Node:
         """The loss of the block: everything between its forward and its backward."""

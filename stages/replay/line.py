@@ -72,6 +72,12 @@ def executions(
     return found
 
 
+def forms(problem: Problem, sequence: Sequence[int]) -> list[Node | Repeat]:
+    """What each execution of a sequence reads, makes and costs."""
+    repeated = _repeated(sequence)
+    return [problem.nodes[n].form(again) for n, again in zip(sequence, repeated, strict=True)]
+
+
 def _repeated(sequence: Sequence[int]) -> list[bool]:
     """Which executions are not their node's first."""
     seen: set[int] = set()

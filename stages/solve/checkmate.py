@@ -15,13 +15,13 @@ node's own peak either way).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import pulp
 
-from schemas.problem import Problem
+from schemas.problem import Node, Problem, Repeat
 from stages.solve.hand import without_useless
 from stages.solve.simulate import Run
 
@@ -59,7 +59,7 @@ def block_stages(problem: Problem, backward: bool = False) -> list[Stage]:
     after the loss, nothing is lost against `full_stages`: in between nothing new is missing.
     """
     again = {k for k in _repeatable(problem) if k < problem.loss or backward}
-    recomputable = {s for k in again for s in problem.nodes[k].outputs}
+    recomputable = {s for k in again for s in problem.nodes[k].form(True).outputs}
     tails: list[list[int]] = [list(range(problem.loss + 1))]
     for position in range(problem.loss + 1, len(problem.nodes)):
         if recomputable.isdisjoint(problem.nodes[position].inputs):
@@ -100,7 +100,7 @@ def _repeatable(problem: Problem) -> set[int]:
     return {
         k
         for k, node in enumerate(problem.nodes)
-        if node.repeatable and not any(problem.storages[s].stays for s in node.outputs)
+        if node.repeatable and not any(problem.storages[s].stays for s in node.form(True).outputs)
     }
 
 
@@ -114,7 +114,14 @@ class Checkmate:
         self.problem = problem
         self.stages = list(stages)
         self.home = {k: t for t, stage in enumerate(stages) for k in stage.tail}
-        self.readers = [set(readers) for readers in problem.readers]
+        self.forms = [
+            {
+                **{k: problem.nodes[k].form(True) for k in stage.candidates},
+                **{k: problem.nodes[k].form(False) for k in stage.tail},
+            }
+            for stage in stages
+        ]
+        self.readers = [_readers(forms) for forms in self.forms]
         self.scale = sum(node.seconds for node in problem.nodes[: problem.loss]) or 1.0
         self.unit = max(peak, 1) / 1000
         self.program = pulp.LpProblem("checkmate", pulp.LpMinimize)
@@ -142,7 +149,7 @@ class Checkmate:
             order += [k for k in stage.candidates if _value(self.runs[t][k]) > 0.5]
             order += stage.tail
         loss = order.index(self.problem.loss)
-        return Run(tuple(order[:loss]), without_useless(self.problem, tuple(order[loss + 1 :])))
+        return without_useless(self.problem, Run(tuple(order[:loss]), tuple(order[loss + 1 :])))
 
     def start_from(self, run: Run) -> None:
         """Gives the variables the values of a known run, for solvers that take a start."""
@@ -171,25 +178,26 @@ class Checkmate:
             return 0
         if stored.stays:
             return 1
-        reading = [
-            later
-            for later in range(t, len(self.stages))
-            if not self.readers[storage].isdisjoint(self.stages[later].steps)
-        ]
-        if not reading:
+        later = range(t, len(self.stages))
+        if not any(storage in self.readers[stage] for stage in later):
             return 0
-        for later in range(t, len(self.stages)):
-            if stored.producer in self.stages[later].candidates:
+        for stage in later:
+            if self._maker(stage, storage) is not None:
                 break
-            if not self.readers[storage].isdisjoint(self.stages[later].tail):
+            if not self.readers[stage].get(storage, set()).isdisjoint(self.stages[stage].tail):
                 return 1
         return self._binary(f"s_{t}_{storage}")
+
+    def _maker(self, t: int, storage: int) -> int | None:
+        """The node that makes a storage in stage t, None where none does."""
+        k = self.problem.storages[storage].producer
+        return k if k in self.forms[t] and storage in self.forms[t][k].outputs else None
 
     def _objective(self) -> None:
         self.program.setObjective(
             pulp.LpAffineExpression(
                 [
-                    (self.runs[t][k], self.problem.nodes[k].seconds / self.scale)
+                    (self.runs[t][k], self.forms[t][k].seconds / self.scale)
                     for t, stage in enumerate(self.stages)
                     for k in stage.candidates
                 ]
@@ -220,11 +228,12 @@ class Checkmate:
         for storage, stored in enumerate(self.problem.storages):
             if stored.producer < 0:
                 continue
-            made = self.runs[t].get(stored.producer, 0)
+            maker = self._maker(t, storage)
+            made = 0 if maker is None else self.runs[t][maker]
             here = self.kept[t][storage]
             self._implied(self.kept[t + 1][storage], here, made)
             for k in steps:
-                if k in self.readers[storage]:
+                if k in self.readers[t].get(storage, ()):
                     self._implied(self.runs[t][k], here, made if stored.producer < k else 0)
 
     def _implied(self, claim: Term, *grounds: Term) -> None:
@@ -248,14 +257,14 @@ class Checkmate:
             if k == self.problem.loss:
                 self._at_most(live[step], min(save, peak), self.unit)
             else:
-                own = (self.problem.nodes[k].peak, self.runs[t][k])
+                own = (self.forms[t][k].peak, self.runs[t][k])
                 self._at_most([*live[step], own], peak, self.unit)
 
     def _live(self, t: int, storage: int) -> list[Term]:
         """Whether a storage is live before each step of stage t."""
         steps = self.stages[t].steps
-        producer = self.problem.storages[storage].producer
-        made = steps.index(producer) if producer in steps else -1
+        maker = self._maker(t, storage)
+        made = -1 if maker is None else steps.index(maker)
         here, after = self.kept[t][storage], self.kept[t + 1][storage]
         if made < 0 and isinstance(here, int) and here == 0:
             return [0] * len(steps)
@@ -265,7 +274,7 @@ class Checkmate:
             if step <= made:
                 terms.append(here)
                 continue
-            if steps[step] in self.readers[storage]:
+            if steps[step] in self.readers[t].get(storage, ()):
                 need = self._either(f"n_{t}_{storage}_{step}", need, self.runs[t][steps[step]])
             terms.append(need)
         return terms[::-1]
@@ -279,6 +288,15 @@ class Checkmate:
         self._at_most([(1, first), (-1, either)], 0)
         self._at_most([(1, second), (-1, either)], 0)
         return either
+
+
+def _readers(forms: Mapping[int, Node | Repeat]) -> dict[int, set[int]]:
+    """By storage the nodes that read it in these forms."""
+    found: dict[int, set[int]] = {}
+    for k, form in forms.items():
+        for storage in form.inputs:
+            found.setdefault(storage, set()).add(k)
+    return found
 
 
 def _inputs(problem: Problem, nodes: Iterable[int]) -> list[int]:

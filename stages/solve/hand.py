@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from schemas.problem import Problem
+from schemas.problem import Node, Problem, Repeat
+from stages.replay.line import forms
 from stages.solve.simulate import Run
 
 STEPS = 32
@@ -28,7 +29,7 @@ def droppable(problem: Problem) -> list[int]:
         storage
         for position in forward_nodes(problem)
         if problem.nodes[position].repeatable
-        for storage in problem.nodes[position].outputs
+        for storage in problem.nodes[position].form(True).outputs
         if storage in read and not problem.storages[storage].held
     ]
 
@@ -55,7 +56,7 @@ def drop(problem: Problem, dropped: Collection[int], again: bool = False) -> Run
             available.update(problem.nodes[position].outputs)
         else:
             available = present
-    return Run(forward_nodes(problem), without_useless(problem, tuple(order)))
+    return without_useless(problem, Run(forward_nodes(problem), tuple(order)))
 
 
 def _surviving(problem: Problem) -> set[int]:
@@ -83,42 +84,50 @@ def _ensure(problem: Problem, wanted: Sequence[int], present: set[int]) -> list[
         if storage in present or producer < 0 or producer >= problem.loss or producer in missing:
             continue
         missing.add(producer)
-        stack.extend(problem.nodes[producer].inputs)
+        stack.extend(problem.nodes[producer].form(True).inputs)
     for producer in missing:
-        present.update(problem.nodes[producer].outputs)
+        present.update(problem.nodes[producer].form(True).outputs)
     return sorted(missing)
 
 
-def without_useless(problem: Problem, backward: tuple[int, ...]) -> tuple[int, ...]:
-    """A backward without the recomputations whose results nothing reads before they are made
-    again."""
+def without_useless(problem: Problem, run: Run) -> Run:
+    """A run without the recomputations of its backward whose results nothing reads before they are
+    made again."""
+    _, backward = _with_forms(problem, run)
     kept: list[int] = []
     read: set[int] = set()
-    for position in reversed(backward):
-        node = problem.nodes[position]
-        if position < problem.loss and read.isdisjoint(node.outputs):
+    for position, form in reversed(backward):
+        if position < problem.loss and read.isdisjoint(form.outputs):
             continue
         kept.append(position)
-        read.difference_update(node.outputs)
-        read.update(node.inputs)
-    return tuple(reversed(kept))
+        read.difference_update(form.outputs)
+        read.update(form.inputs)
+    return Run(run.forward, tuple(reversed(kept)))
 
 
 def output_only(problem: Problem, run: Run) -> tuple[int, ...]:
     """The nodes of the forward that a run can do without when nobody needs the block's output."""
+    forward, backward = _with_forms(problem, run)
     needed: set[int] = set()
-    for position in reversed(run.backward):
-        node = problem.nodes[position]
-        needed.difference_update(node.outputs)
-        needed.update(node.inputs)
+    for _, form in reversed(backward):
+        needed.difference_update(form.outputs)
+        needed.update(form.inputs)
     spare = []
-    for position in reversed(run.forward):
-        node = problem.nodes[position]
-        if not node.repeatable or not needed.isdisjoint(node.outputs):
-            needed.update(node.inputs)
+    for position, form in reversed(forward):
+        if not problem.nodes[position].repeatable or not needed.isdisjoint(form.outputs):
+            needed.update(form.inputs)
         else:
             spare.append(position)
     return tuple(reversed(spare))
+
+
+def _with_forms(
+    problem: Problem, run: Run
+) -> tuple[list[tuple[int, Node | Repeat]], list[tuple[int, Node | Repeat]]]:
+    """The nodes of a run's forward and backward with the forms that they run in."""
+    order = [*run.forward, *run.backward]
+    pairs = list(zip(order, forms(problem, order), strict=True))
+    return pairs[: len(run.forward)], pairs[len(run.forward) :]
 
 
 def recompute_cheap(problem: Problem) -> Iterator[tuple[str, Run]]:
@@ -129,7 +138,7 @@ def recompute_cheap(problem: Problem) -> Iterator[tuple[str, Run]]:
     the last run drops everything.
     """
     price = {
-        storage: problem.nodes[problem.storages[storage].producer].seconds
+        storage: problem.nodes[problem.storages[storage].producer].form(True).seconds
         / max(problem.storages[storage].bytes, 1)
         for storage in droppable(problem)
     }

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from schemas import store as artifacts
+from schemas.blocks import problem_row
 from schemas.errors import ArtifactError, TightfitError
 from schemas.fingerprint import stage_fingerprint, stage_versions
 from schemas.options import Option, read_options, write_options
@@ -119,7 +120,7 @@ def _solve_apart(
 ) -> list[Option]:
     task = {
         "digest": digest,
-        "problem": asdict(problem),
+        "problem": problem_row(problem),
         "store": str(store.absolute()),
         "engine": engine,
         "grid": asdict(grid),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from schemas.problem import Problem
-from stages.replay.line import executions
+from stages.replay.line import executions, forms
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,11 @@ def check_order(problem: Problem, order: Sequence[int]) -> None:
     """Raises ValueError when an order of nodes, the loss included, could not run."""
     made: set[int] = set()
     seen: set[int] = set()
-    for position in order:
-        node = problem.nodes[position]
-        for storage in node.inputs:
+    for position, form in zip(order, forms(problem, order), strict=True):
+        for storage in form.inputs:
             if storage not in made and problem.storages[storage].producer >= 0:
                 raise ValueError(f"node {position} reads storage {storage} before it is made")
-        if position in seen and not node.repeatable:
+        if position in seen and not problem.nodes[position].repeatable:
             raise ValueError(f"node {position} runs again")
-        made.update(node.outputs)
+        made.update(form.outputs)
         seen.add(position)

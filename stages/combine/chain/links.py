@@ -7,12 +7,13 @@ options of its blocks, or from the blocks of a model with their options.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from schemas.blocks import Blocks
 from schemas.chain import Chain, Position
 from schemas.errors import ArtifactError
 from schemas.options import Option
+from schemas.problem import Problem
 from schemas.sequence import NO_OPTION
 
 
@@ -59,10 +60,15 @@ class Link:
 @dataclass(frozen=True)
 class Links:
     """Positions 1..L+1 (`links[0]` is position 1, the last is the loss) and the bytes `held` from
-    beginning to end: the chain's input and what planning with positions does not see."""
+    beginning to end: the chain's input and what planning with positions does not see.
+
+    The seconds of ways are those of further forwards; the first ones of all positions together,
+    which every sequence runs, take `first_seconds` more.
+    """
 
     links: list[Link]
     held: int
+    first_seconds: float = 0.0
 
     def __len__(self) -> int:
         return len(self.links)
@@ -105,18 +111,29 @@ def links_of_blocks(
     """The links of a model: its blocks, then the loss. With `keep_all_only` each block has the one
     way that `keep_all` picks, as option NO_OPTION."""
     links = []
-    held = blocks.held_bytes
+    held, first = blocks.held_bytes, 0.0
     for block in blocks.blocks:
         rows = options_of(options, block.digest)
+        more = _first_seconds(blocks.distinct[block.digest])
         chosen = [rows[0], keep_all(rows)] if keep_all_only else rows
+        further = [replace(row, forward_seconds=row.forward_seconds - more) for row in chosen]
         link = _link(
-            chosen, block.output_bytes, block.incoming_bytes, block.gradient_bytes, keep_all_only
+            further, block.output_bytes, block.incoming_bytes, block.gradient_bytes, keep_all_only
         )
         links.append(link)
         held += max(0, rows[0].save - block.output_bytes)
+        first += more
     loss = Way(NO_OPTION, 0, 0, blocks.loss_peak, 0.0, blocks.loss_seconds)
     links.append(Link(0, 0, 0, 0.0, 0, [loss]))
-    return Links(links, held)
+    return Links(links, held, first)
+
+
+def _first_seconds(problem: Problem) -> float:
+    """What the first forward of a block takes more than a further one, which leaves out what must
+    run once and runs some nodes in a shorter form."""
+    nodes = problem.nodes[: problem.loss]
+    further = sum(node.form(True).seconds for node in nodes if node.repeatable)
+    return sum(node.seconds for node in nodes) - further
 
 
 def options_of(options: Mapping[str, list[Option]], digest: str) -> list[Option]:

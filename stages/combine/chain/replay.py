@@ -45,7 +45,7 @@ class _Player:
         self.kept: dict[int, Way] = {}
         self.stored = links.held
         self.gradient = len(links)
-        self.seconds = 0.0
+        self.seconds = links.first_seconds
         self.peak = 0
         self.again = 0
         self.ran: set[int] = set()

@@ -31,11 +31,11 @@ class Slots:
     rounded. Arrays are indexed by position 1..length (entry 0 is unused) or by way.
 
     `output` slots; `passes`, the seconds of forwards that keep nothing up to and with a position;
-    `base`, the least seconds of a position run once. The ways of position s are
-    `first[s] .. first[s+1] - 1`, with `save` slots, `extra` seconds above the base, and `alone`,
-    the same where the backward follows at once. `enter[way, t]` are the least slots in which a way
-    can start the segment that ends with t, `skip[s, t]` those for passing on from s, and
-    `full[s, t]` those above which more memory saves no time: then the segment takes `floor[t]`
+    `base`, the least seconds of a position run once (entry 0: `Links.first_seconds`). The ways of
+    position s are `first[s] .. first[s+1] - 1`, with `save` slots, `extra` seconds above the base,
+    and `alone`, the same where the backward follows at once. `enter[way, t]` are the least slots in
+    which a way can start the segment that ends with t, `skip[s, t]` those for passing on from s,
+    and `full[s, t]` those above which more memory saves no time: then the segment takes `floor[t]`
     seconds above the bases. `optimistic` chains were rounded for a bound.
     """
 
@@ -159,7 +159,7 @@ class _Times:
     """Seconds of positions and ways, as in `Slots`."""
 
     def __init__(self, links: Links) -> None:
-        base, extra, alone, floor = [0.0], [], [], [0.0]
+        base, extra, alone, floor = [links.first_seconds], [], [], [0.0]
         for position, link in enumerate(links.links, start=1):
             least = min(way.seconds for way in link.ways)
             before_loss = position == len(links)

@@ -103,6 +103,7 @@ def made_up_costs(graph: Graph) -> Costs:
         if in_place not in (NONE, AGAIN):
             size -= graph.storages[graph.values[op.outputs[0]].storage]
         traffic = sum(4 * prod(graph.values[value].shape) for value in op.inputs)
+        traffic = traffic // 4 if in_place == AGAIN else traffic
         position = in_place if in_place in (NONE, AGAIN) else op.inputs.index(in_place)
         rows.append(Cost(key, op.target, position, 1e-6 + traffic / 1e9, 0.0, size, size))
     return Costs(rows, Device("cpu", "made up", "", 1, "file"))

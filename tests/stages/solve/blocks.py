@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
 from hypothesis import strategies as st
 
-from schemas.problem import Node, Problem, Storage
+from schemas.problem import Node, Problem, Repeat, Storage
 from stages.solve.checkmate import Stage
 from stages.solve.hand import without_useless
 from stages.solve.simulate import Figures, Run, check_order, simulate
@@ -66,8 +67,10 @@ def perceptron(state_bytes: int = 0, random: bool = False) -> Problem:
 @st.composite
 def tiny_blocks(draw: st.DrawFn, forward: int = 3) -> Problem:
     """At most 2 * forward + 1 nodes; sizes and seconds are small integers, so that ties and exact
-    fits occur; some nodes cannot run again, some storages stay."""
+    fits occur; some nodes cannot run again, some of two outputs make only the first when they do,
+    some storages stay."""
     small = st.integers(0, 5)
+    times = small.map(float)
     count = draw(st.integers(1, forward))
     nodes: list[Node] = []
     storages: list[Storage] = [Storage(0, -1, False, False)]
@@ -83,6 +86,9 @@ def tiny_blocks(draw: st.DrawFn, forward: int = 3) -> Problem:
         again = phase != "loss" and draw(st.integers(0, 5)) > 0
         seconds = float(draw(st.integers(0, 5))) if phase != "loss" else 0.0
         nodes.append(node(len(nodes), phase, seconds, sorted(set(inputs)), made, peak, again))
+        if phase == "forward" and len(made) == 2 and again and draw(st.booleans()):
+            shorter = Repeat([*nodes[-1].inputs, made[1]], made[:1], draw(times), sizes[0])
+            nodes[-1] = replace(nodes[-1], repeat=shorter)
         return made
 
     made: list[int] = [0]
@@ -107,7 +113,7 @@ def every_run(problem: Problem, stages: list[Stage]) -> Iterator[tuple[Run, Figu
             order += [k for k in stage.candidates if (t, k) in again]
             order += stage.tail
         loss = order.index(problem.loss)
-        run = Run(tuple(order[:loss]), without_useless(problem, tuple(order[loss + 1 :])))
+        run = without_useless(problem, Run(tuple(order[:loss]), tuple(order[loss + 1 :])))
         try:
             check_order(problem, [*run.forward, problem.loss, *run.backward])
         except ValueError:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from schemas.actions import Compute, Loss
 from schemas.problem import Problem
 from stages.combine.schedule.opening import Opener
+from stages.replay.line import forms
 from stages.replay.referee import replay
 from stages.solve.hand import (
     backward_nodes,
@@ -30,26 +31,25 @@ from tests.stages.solve.blocks import perceptron, tiny_blocks
 def played(problem: Problem, run: Run) -> tuple[int, int, int]:
     """(save, forward peak, backward peak), step by step, looking ahead at each step."""
     order = [*run.forward, problem.loss, *run.backward]
+    formed = [problem.nodes[p].form(p in order[:step]) for step, p in enumerate(order)]
     live: set[int] = set()
     peaks = {"forward": 0, "loss": 0, "backward": 0}
     save = 0
-    for step, position in enumerate(order):
-        node = problem.nodes[position]
+    for step, form in enumerate(formed):
         phase = "forward" if step < len(run.forward) else "backward"
-        if position == problem.loss:
+        if order[step] == problem.loss:
             save = sum(problem.storages[s].bytes for s in live)
             phase = "loss"
         before = sum(problem.storages[s].bytes for s in live)
-        peaks[phase] = max(peaks[phase], before + node.peak)
-        live |= set(node.outputs)
+        peaks[phase] = max(peaks[phase], before + form.peak)
+        live |= set(form.outputs)
         for storage in set(live):
-            stored = problem.storages[storage]
             later = [
-                "read" if storage in problem.nodes[k].inputs else "made"
-                for k in order[step + 1 :]
-                if storage in problem.nodes[k].inputs or storage in problem.nodes[k].outputs
+                "read" if storage in other.inputs else "made"
+                for other in formed[step + 1 :]
+                if storage in other.inputs or storage in other.outputs
             ]
-            if not (stored.held or stored.gradient) and later[:1] != ["read"]:
+            if not problem.storages[storage].stays and later[:1] != ["read"]:
                 live.remove(storage)
     return save, max(save, peaks["forward"]), peaks["backward"]
 
@@ -143,7 +143,7 @@ def test_hand_made_runs_can_run(problem: Problem) -> None:
         simulate(problem, run)
         assert run.forward == forward_nodes(problem)
         assert [k for k in run.backward if k > problem.loss] == list(backward_nodes(problem))
-        assert without_useless(problem, run.backward) == run.backward
+        assert without_useless(problem, run) == run
 
 
 @settings(deadline=None, max_examples=200)
@@ -155,9 +155,9 @@ def test_nodes_for_the_output_alone_can_be_left_out(problem: Problem) -> None:
         made = {s for k in needed for s in problem.nodes[k].outputs}
         made |= {s for s, stored in enumerate(problem.storages) if stored.producer < 0}
         made |= set(problem.nodes[problem.loss].outputs)
-        for k in [*needed, *run.backward]:
-            assert made.issuperset(problem.nodes[k].inputs) or k > problem.loss
-            made |= set(problem.nodes[k].outputs)
+        for form in forms(problem, [*needed, *(k for k in run.backward if k < problem.loss)]):
+            assert made.issuperset(form.inputs)
+            made |= set(form.outputs)
         assert all(problem.nodes[k].repeatable for k in spare)
 
 

@@ -112,6 +112,8 @@ def test_what_changes_numbers_or_again_is_refused(does: Any) -> None:
 class Counted(nn.Module):
     """A model that makes something once, beside counters that every forward writes."""
 
+    steps: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
