@@ -1,4 +1,4 @@
-"""`tightfit.frontier/2`: the plans of one strategy for one model and profile, from most to least
+"""`tightfit.frontier/3`: the plans of one strategy for one model and profile, from most to least
 memory. A budget takes the first that fits, so that it never matters which budgets were asked."""
 
 from __future__ import annotations
@@ -21,19 +21,27 @@ class Point:
     """One plan: the ops it runs, in order, as ids of the graph (views left out).
 
     `peak` (bytes) and `seconds` are what replay says of it; `before_peak` and `before_seconds`
-    are those of the strategy's own sequence, before polish. `in_place` says whether ops overwrite
-    inputs that end with them. `sequence` is what the strategy does with the positions of its chain
-    and `origin` how the point was found.
+    are those of the strategy's own sequence, as it was given. It is `polished` where a search made
+    another one of that. `in_place` and `room` (bytes) say which ops overwrite inputs that end with
+    them (`stages.replay.line`). `sequence` is what the strategy does with the positions of its
+    chain and `origin` how the point was found.
     """
 
     peak: int
     seconds: float
     before_peak: int
     before_seconds: float
+    polished: bool
     in_place: bool
+    room: int
     executions: list[int]
     sequence: list[Operation]
     origin: str
+
+    @property
+    def given(self) -> bool:
+        """Whether this is the strategy's plan as it was given."""
+        return not (self.polished or self.in_place)
 
 
 @dataclass(frozen=True)
@@ -66,14 +74,16 @@ class Frontier:
 
 FRONTIER = store.ArtifactType(
     "tightfit.frontier",
-    2,
+    3,
     pa.schema(
         [
             integer("peak"),
             number("seconds"),
             integer("before_peak"),
             number("before_seconds"),
+            flag("polished"),
             flag("in_place"),
+            integer("room"),
             integers("executions"),
             records("sequence", *OPERATION_FIELDS),
             text("origin"),

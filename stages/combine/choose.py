@@ -58,7 +58,7 @@ def choose(
     own = None if total is None else total - there_before
     point = frontier.within(frontier.points[0].peak if own is None else own)
     keep_all = Cost(frontier.keep_all_seconds, frontier.keep_all_peak)
-    solver = "local search" if point is not None and point.in_place else "none"
+    solver = "local search" if point is not None and point.polished else "none"
     if point is None:
         smallest = there_before + frontier.points[-1].peak
         sentence = (
@@ -71,7 +71,8 @@ def choose(
             "", smallest, None, keep_all, fixed, 0, 0.0, solver,
         )  # fmt: skip
         return refusal, None, []
-    played = replay(graph, costs, Opener(graph, problem).schedule(point.executions, point.in_place))
+    steps = Opener(graph, problem).schedule(point.executions, point.in_place, point.room)
+    played = replay(graph, costs, steps)
     least = least_seconds(graph, costs, problem, own if own is not None else point.peak)
     bound = min(least, played.seconds)
     gap = gap_of(played.seconds, bound)
@@ -87,7 +88,7 @@ def choose(
         peak=played.peak,
         lower_bound=bound,
         gap=gap,
-        optimal_in="all plans of this graph" if verdict == "optimal" else frontier.optimal_in,
+        optimal_in=_optimal_in(verdict, point, frontier),
         smallest_budget=there_before + frontier.points[-1].peak,
         before_polish=Cost(point.before_seconds, point.before_peak),
         keep_all=keep_all,
@@ -97,6 +98,13 @@ def choose(
         solver=solver,
     )
     return plan, point, played.steps
+
+
+def _optimal_in(verdict: Verdict, point: Point, frontier: Frontier) -> str:
+    """The class that a plan is optimal in: the strategy's only where the plan is its own."""
+    if verdict == "optimal":
+        return "all plans of this graph"
+    return frontier.optimal_in if point.given else ""
 
 
 def _share(part: int, whole: int) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from schemas.costs import Costs
 from schemas.errors import ArtifactError
@@ -13,6 +14,7 @@ from stages.combine.bounds import least_peak, least_seconds
 from stages.combine.polish.polisher import Polished, Polisher
 from stages.combine.schedule.opening import Opener
 from stages.combine.strategies.strategy import About, Candidate
+from stages.replay.line import executions
 from stages.replay.referee import Replay, replay
 
 
@@ -29,21 +31,21 @@ def frontier(
     """The plans of a strategy, each replayed at true sizes, by falling peak.
 
     `problem` is the graph condensed, `candidates` what the strategy made of it and `keep_all` the
-    captured order, which polish starts from too, and which is a point itself where ops in place
-    take longer. A baseline keeps its candidates as they are, with no op in place. The result does
-    not depend on `workers`, the number of threads. Raises ScheduleError when replay refuses a
-    candidate.
+    captured order, which polish starts from too. The candidates are points as they were given, and
+    with ops in place where that takes no more memory or time, beside what polish made of them. A
+    baseline keeps its candidates as they are. The result does not depend on `workers`, the number
+    of threads. Raises ScheduleError when replay refuses a plan.
     """
     nodes = {node.op for node in problem.nodes}
     if not all(nodes.issuperset(candidate.executions) for candidate in candidates):
         raise ArtifactError("the blocks run ops that are none of the graph's: make them of it")
     played = _Played(graph, costs, problem)
-    everything = played.replay(keep_all.executions, in_place=False)
-    if not about.baseline:
-        points = _polished(played, [*candidates, keep_all], workers)
-        points.append(played.point(keep_all.executions, keep_all, False))
-    else:
-        points = [played.point(candidate.executions, candidate, False) for candidate in candidates]
+    everything = played.given(keep_all)
+    plans = (
+        [_Plan(candidate, candidate.executions) for candidate in candidates]
+        if about.baseline
+        else _plans(problem, candidates, keep_all, workers)
+    )
     return Frontier(
         strategy=about.name,
         model=graph.model,
@@ -53,51 +55,79 @@ def frontier(
         lower_bound_peak=least_peak(problem),
         lower_bound_seconds=least_seconds(graph, costs, problem, everything.peak),
         optimal_in=about.optimal_in,
-        points=pareto(points),
+        points=pareto(played.point(plan) for plan in plans),
     )
 
 
+@dataclass(frozen=True)
+class _Plan:
+    """The ops that a plan runs and which of them in place, as in `Point`, with the candidate that
+    it comes from."""
+
+    candidate: Candidate
+    executions: Sequence[int]
+    polished: bool = False
+    in_place: bool = False
+    room: int = 0
+
+
 class _Played:
-    """Replays executions of one graph."""
+    """Replays plans of one graph."""
 
     def __init__(self, graph: Graph, costs: Costs, problem: Problem) -> None:
         self.graph = graph
         self.costs = costs
-        self.problem = problem
         self.opener = Opener(graph, problem)
+        self._given: dict[tuple[int, ...], Replay] = {}
 
-    def replay(self, executions: Sequence[int], in_place: bool) -> Replay:
-        return replay(self.graph, self.costs, self.opener.schedule(executions, in_place))
+    def replay(self, executions: Sequence[int], in_place: bool, room: int) -> Replay:
+        steps = self.opener.schedule(executions, in_place, room)
+        return replay(self.graph, self.costs, steps)
 
-    def point(
-        self, executions: Sequence[int], candidate: Candidate, in_place: bool, found: str = ""
-    ) -> Point:
-        before = self.replay(candidate.executions, in_place=False)
-        after = before if not in_place else self.replay(executions, in_place=True)
+    def given(self, candidate: Candidate) -> Replay:
+        """A candidate as its strategy gave it."""
+        key = tuple(candidate.executions)
+        if key not in self._given:
+            self._given[key] = self.replay(candidate.executions, False, 0)
+        return self._given[key]
+
+    def point(self, plan: _Plan) -> Point:
+        candidate = plan.candidate
+        before = self.given(candidate)
+        as_given = not (plan.polished or plan.in_place)
+        after = before if as_given else self.replay(plan.executions, plan.in_place, plan.room)
         return Point(
             peak=after.peak,
             seconds=after.seconds,
             before_peak=before.peak,
             before_seconds=before.seconds,
-            in_place=in_place,
-            executions=list(executions),
+            polished=plan.polished,
+            in_place=plan.in_place,
+            room=plan.room,
+            executions=list(plan.executions),
             sequence=list(candidate.sequence),
-            origin=candidate.origin + found,
+            origin=candidate.origin + (", polished" if plan.polished else ""),
         )
 
 
-def _polished(played: _Played, sources: Sequence[Candidate], workers: int) -> list[Point]:
-    """Polished points; the last of the sources is the one that keeps everything."""
-    nodes = played.problem.nodes
+def _plans(
+    problem: Problem, candidates: Sequence[Candidate], keep_all: Candidate, workers: int
+) -> Iterator[_Plan]:
+    """The candidates and the captured order, as they are and with ops in place, where that costs
+    neither time nor memory and wherever it can be; then what polish makes of them."""
+    nodes = problem.nodes
     position = {node.op: index for index, node in enumerate(nodes)}
-    starts = [[position[op] for op in source.executions] for source in sources[:-1]]
-    found = Polisher(played.problem).sweep(starts, least_peak(played.problem), workers)
+    starts = [[position[op] for op in candidate.executions] for candidate in candidates]
+    for source in (*candidates, keep_all):
+        yield _Plan(source, source.executions)
+        sequence = [position[op] for op in source.executions]
+        peak = max(run.peak for run in executions(problem, sequence, in_place=False))
+        for room in (peak, 0):
+            yield _Plan(source, source.executions, in_place=True, room=room)
     unique: dict[tuple[int, ...], Polished] = {}
-    for polished in found:
-        unique.setdefault(tuple(polished.sequence), polished)
-    return [
-        played.point(
-            [nodes[index].op for index in sequence], sources[polished.start], True, ", polished"
-        )
-        for sequence, polished in unique.items()
-    ]
+    for polished in Polisher(problem).sweep(starts, least_peak(problem), workers):
+        unique.setdefault((polished.peak, *polished.sequence), polished)
+    for polished in unique.values():
+        source = keep_all if polished.start is None else candidates[polished.start]
+        ops = [nodes[index].op for index in polished.sequence]
+        yield _Plan(source, ops, polished=True, in_place=True, room=polished.room)

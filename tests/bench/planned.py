@@ -70,7 +70,7 @@ class _Maker:
         """The index of the fastest point whose peak with gradients already there is within the
         limit."""
         for index, point in enumerate(self.frontier.points):
-            steps = self.opener.schedule(point.executions, point.in_place)
+            steps = self.opener.schedule(point.executions, point.in_place, point.room)
             if replay(self.graph, self.costs, steps, accumulate=True).peak <= limit:
                 return index
         raise SystemExit(f"nothing fits {limit:,} bytes with gradients there")
@@ -78,15 +78,15 @@ class _Maker:
     def at(self, index: int, name: str) -> Contestant:
         """The plan of a point of the frontier."""
         point = self.frontier.points[index]
-        return self._made(point.executions, point.in_place, name)
+        return self._made(point.executions, point.in_place, point.room, name)
 
     def keep_all(self) -> Contestant:
         """The captured step as generated, recomputing nothing, no op in place."""
         executions = [node.op for node in self.problem.nodes]
-        return self._made(executions, False, "generated, everything kept")
+        return self._made(executions, False, 0, "generated, everything kept")
 
-    def _made(self, executions: Sequence[int], in_place: bool, name: str) -> Contestant:
-        steps = self.opener.schedule(executions, in_place)
+    def _made(self, executions: Sequence[int], in_place: bool, room: int, name: str) -> Contestant:
+        steps = self.opener.schedule(executions, in_place, room)
         played = replay(self.graph, self.costs, steps)
         directory = self.folder / "modules" / f"peak_{played.peak}_{in_place}"
         facts = {

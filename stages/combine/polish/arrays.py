@@ -22,8 +22,9 @@ class Arrays(NamedTuple):
     Costs, inputs, outputs and reuses have a row for each node and, as many rows further, one for
     its further runs.
 
-    `stays` marks storages that never end (held by the caller, or gradients). `fixed_run` marks
-    nodes that run exactly once: not repeatable, or makers of a storage that stays.
+    `stays` marks storages that never end (held by the caller, or gradients), `remade` those that
+    a further run of their maker makes. `fixed_run` marks nodes that run exactly once: not
+    repeatable, or makers of a storage that stays.
     """
 
     loss: int
@@ -44,6 +45,7 @@ class Arrays(NamedTuple):
     size: Integers
     producer: Positions
     stays: Flags
+    remade: Flags
 
 
 def arrays(problem: Problem, in_place: bool) -> Arrays:
@@ -63,7 +65,7 @@ def arrays(problem: Problem, in_place: bool) -> Arrays:
         peak=np.array([form.peak for form in forms], np.int64),
         random=np.array([node.random for node in nodes], np.bool_),
         fixed_run=np.array(
-            [not node.repeatable or bool(stays[node.outputs].any()) for node in nodes],
+            [not node.repeatable or bool(stays[node.form(True).outputs].any()) for node in nodes],
             np.bool_,
         ),
         input_start=input_start,
@@ -77,6 +79,9 @@ def arrays(problem: Problem, in_place: bool) -> Arrays:
         size=np.array([storage.bytes for storage in storages], np.int64),
         producer=np.array([storage.producer for storage in storages], np.int32),
         stays=stays,
+        remade=np.isin(
+            np.arange(len(storages)), [s for node in nodes for s in node.form(True).outputs]
+        ),
     )
 
 

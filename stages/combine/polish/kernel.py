@@ -1,8 +1,9 @@
 """The inner loops of the search over sequences, compiled: the memory line, insertions, removals.
 
-A sequence is an array of node positions, first runs and recomputations alike. Every storage ends
-right after its last use before it is made again, as in `lifetimes`, so that removing a
-recomputation keeps the earlier instance and inserting one lets the earlier instance go.
+A sequence is an array of node positions, first runs and recomputations alike. Storages live as
+`stages.replay.line` says, of which `step_back` and `memory_line` are the compiled twins: each ends
+right after its last use before it is made again, so that removing a recomputation keeps the earlier
+instance and inserting one lets the earlier instance go.
 """
 
 from __future__ import annotations
@@ -27,9 +28,29 @@ def rows_of(a: Arrays, sequence: Positions, length: int) -> Positions:
 
 
 @njit(cache=True, nogil=True)
-def memory_line(a: Arrays, sequence: Positions, length: int, line: Integers) -> tuple[int, float]:
+def step_back(a: Arrays, row: int, used: Flags) -> int:
+    """Turns what is used after an execution into what is used from it on; returns the bytes that
+    are gone after it."""
+    freed = 0
+    for k in range(a.output_start[row], a.output_start[row + 1]):
+        storage = a.output_item[k]
+        if not used[storage]:
+            freed += a.size[storage]
+        used[storage] = False
+    for k in range(a.input_start[row], a.input_start[row + 1]):
+        storage = a.input_item[k]
+        if not used[storage]:
+            freed += a.size[storage]
+        used[storage] = True
+    return freed
+
+
+@njit(cache=True, nogil=True)
+def memory_line(
+    a: Arrays, sequence: Positions, length: int, room: int, line: Integers
+) -> tuple[int, float]:
     """Fills `line[:length]` with the peak within each execution, in bytes; returns the largest and
-    the seconds of all executions."""
+    the seconds of all executions. `room` decides where they run in place, as in `line`."""
     nodes = a.fixed_run.size
     rows = rows_of(a, sequence, length)
     freed = np.zeros(length, np.int64)
@@ -39,20 +60,11 @@ def memory_line(a: Arrays, sequence: Positions, length: int, line: Integers) -> 
     for i in range(length - 1, -1, -1):
         row = rows[i]
         runs[sequence[i]] += 1
-        for k in range(a.output_start[row], a.output_start[row + 1]):
-            storage = a.output_item[k]
-            if not used[storage]:
-                freed[i] += a.size[storage]
-            used[storage] = False
         for k in range(a.reuse_start[row], a.reuse_start[row + 1]):
             if not used[a.reuse_item[k]]:
                 reuse[i] = k
                 break
-        for k in range(a.input_start[row], a.input_start[row + 1]):
-            storage = a.input_item[k]
-            if not used[storage]:
-                freed[i] += a.size[storage]
-                used[storage] = True
+        freed[i] = step_back(a, row, used)
     live = 0
     largest = 0
     seconds = 0.0
@@ -67,16 +79,16 @@ def memory_line(a: Arrays, sequence: Positions, length: int, line: Integers) -> 
             else:
                 state = a.state_bytes
         runs_left[node] -= 1
-        if reuse[i] >= 0:
-            here = live + state + a.reuse_peak[reuse[i]]
-            seconds += a.reuse_seconds[reuse[i]]
-        else:
-            here = live + state + a.peak[row]
-            seconds += a.seconds[row]
+        before = live + state
         for k in range(a.output_start[row], a.output_start[row + 1]):
             live += a.size[a.output_item[k]]
-        made = live - a.size[a.reuse_item[reuse[i]]] if reuse[i] >= 0 else live
-        line[i] = max(here, made)
+        line[i] = max(before + a.peak[row], live)
+        k = reuse[i]
+        if k >= 0 and (a.reuse_seconds[k] <= a.seconds[row] or line[i] > room):
+            line[i] = max(before + a.reuse_peak[k], live - a.size[a.reuse_item[k]])
+            seconds += a.reuse_seconds[k]
+        else:
+            seconds += a.seconds[row]
         live -= freed[i]
         if a.random[node] and runs[node] > 1 and runs_left[node] == 0:
             live -= a.state_bytes
@@ -95,19 +107,15 @@ def excess(line: Integers, length: int, budget: int) -> float:
 
 
 @njit(cache=True, nogil=True)
-def live_before(a: Arrays, sequence: Positions, length: int, position: int) -> Flags:
-    """Which storages are there before `position` and used at or after it."""
+def live_before(a: Arrays, rows: Positions, length: int, position: int) -> Flags:
+    """Which storages are there before `position` and used at or after it; `rows` are those of the
+    executions."""
     used = a.stays.copy()
     for i in range(length - 1, position - 1, -1):
-        node = sequence[i]
-        for k in range(a.output_start[node], a.output_start[node + 1]):
-            used[a.output_item[k]] = False
-        for k in range(a.input_start[node], a.input_start[node + 1]):
-            used[a.input_item[k]] = True
+        step_back(a, rows[i], used)
     made = np.zeros(used.size, np.bool_)
     for i in range(position):
-        node = sequence[i]
-        for k in range(a.output_start[node], a.output_start[node + 1]):
+        for k in range(a.output_start[rows[i]], a.output_start[rows[i] + 1]):
             made[a.output_item[k]] = True
     return used & made
 
@@ -119,21 +127,22 @@ def insertion(a: Arrays, live: Flags, storage: int, depth: int, chain: Positions
     Inputs that are not live are made again too, down to `depth` levels; those below are left to
     be held from their earlier instance. Returns 0 when a node of the chain may not run again.
     """
-    planned = np.zeros(a.peak.size, np.bool_)
-    stack_node = np.empty(a.peak.size + 1, np.int32)
-    stack_next = np.empty(a.peak.size + 1, np.int32)
+    nodes = a.fixed_run.size
+    planned = np.zeros(nodes, np.bool_)
+    stack_node = np.empty(nodes + 1, np.int32)
+    stack_next = np.empty(nodes + 1, np.int32)
     first = a.producer[storage]
-    if first < 0 or a.fixed_run[first]:
+    if first < 0 or a.fixed_run[first] or not a.remade[storage]:
         return 0
     count = 0
     top = 0
     stack_node[0] = first
-    stack_next[0] = a.input_start[first]
+    stack_next[0] = a.input_start[first + nodes]
     planned[first] = True
     while top >= 0:
         node = stack_node[top]
         k = stack_next[top]
-        if k == a.input_start[node + 1]:
+        if k == a.input_start[node + nodes + 1]:
             chain[count] = node
             count += 1
             top -= 1
@@ -143,10 +152,12 @@ def insertion(a: Arrays, live: Flags, storage: int, depth: int, chain: Positions
         maker = a.producer[source]
         if live[source] or maker < 0 or planned[maker] or top + 1 > depth or a.fixed_run[maker]:
             continue
+        if not a.remade[source]:
+            continue
         planned[maker] = True
         top += 1
         stack_node[top] = maker
-        stack_next[top] = a.input_start[maker]
+        stack_next[top] = a.input_start[maker + nodes]
     return count
 
 
@@ -173,10 +184,7 @@ def prune(a: Arrays, sequence: Positions, length: int) -> int:
             keep[i] = False
             runs[node] -= 1
             continue
-        for k in range(a.output_start[row], a.output_start[row + 1]):
-            used[a.output_item[k]] = False
-        for k in range(a.input_start[row], a.input_start[row + 1]):
-            used[a.input_item[k]] = True
+        step_back(a, row, used)
     count = 0
     for i in range(length):
         if keep[i]:
@@ -187,7 +195,13 @@ def prune(a: Arrays, sequence: Positions, length: int) -> int:
 
 @njit(cache=True, nogil=True)
 def window(
-    a: Arrays, sequence: Positions, length: int, position: int, mark: Positions, stamp: int
+    a: Arrays,
+    sequence: Positions,
+    rows: Positions,
+    length: int,
+    position: int,
+    mark: Positions,
+    stamp: int,
 ) -> tuple[int, int]:
     """The positions to which one execution may move, both included.
 
@@ -198,33 +212,35 @@ def window(
     node = sequence[position]
     if a.fixed_run[node] or a.random[node]:
         return position, position
-    for k in range(a.input_start[node], a.input_start[node + 1]):
+    own = rows[position]
+    for k in range(a.input_start[own], a.input_start[own + 1]):
         mark[a.input_item[k]] = stamp
-    for k in range(a.output_start[node], a.output_start[node + 1]):
+    for k in range(a.output_start[own], a.output_start[own + 1]):
         mark[a.output_item[k]] = stamp + 1
-    low = 0
-    for i in range(position - 1, -1, -1):
-        other = sequence[i]
-        blocked = other == node or (other == a.loss)
-        for k in range(a.output_start[other], a.output_start[other + 1]):
-            blocked = blocked or mark[a.output_item[k]] == stamp
-        for k in range(a.input_start[other], a.input_start[other + 1]):
-            blocked = blocked or mark[a.input_item[k]] == stamp + 1
-        if blocked:
-            low = i + 1
-            break
-    high = length - 1
-    for i in range(position + 1, length):
-        other = sequence[i]
-        blocked = other == node or (other == a.loss)
-        for k in range(a.input_start[other], a.input_start[other + 1]):
-            blocked = blocked or mark[a.input_item[k]] == stamp + 1
-        for k in range(a.output_start[other], a.output_start[other + 1]):
-            blocked = blocked or mark[a.output_item[k]] == stamp
-        if blocked:
-            high = i - 1
-            break
+    low = position
+    while low > 0 and not _blocks(a, sequence[low - 1], rows[low - 1], node, mark, stamp):
+        low -= 1
+    high = position
+    while high + 1 < length and not _blocks(
+        a, sequence[high + 1], rows[high + 1], node, mark, stamp
+    ):
+        high += 1
     return low, high
+
+
+@njit(cache=True, nogil=True)
+def _blocks(a: Arrays, other: int, row: int, node: int, mark: Positions, stamp: int) -> bool:
+    """Whether an execution may not change places with one of `node`, whose inputs and outputs are
+    marked."""
+    if other == node or other == a.loss:
+        return True
+    for k in range(a.output_start[row], a.output_start[row + 1]):
+        if mark[a.output_item[k]] == stamp:
+            return True
+    for k in range(a.input_start[row], a.input_start[row + 1]):
+        if mark[a.input_item[k]] == stamp + 1:
+            return True
+    return False
 
 
 @njit(cache=True, nogil=True)

@@ -23,22 +23,25 @@ ROUNDS = 2000
 EXCHANGE_ROUNDS = 12
 HOPELESS = 1.1
 """A start whose repair takes this many times what another start took is given up."""
-KEEP_ALL = -1
 STEP = 0.975
 """Ratio of two neighbouring budgets on the grid of a frontier."""
+PLENTY = 1 << 62
+"""Bytes that no step takes."""
 ROOM = 6
 """A sequence may hold this many times the nodes of the problem."""
 
 
 @dataclass(frozen=True)
 class Polished:
-    """A sequence of node positions with its peak in bytes and its seconds, ops overwriting inputs
-    where they can. `start` is the index of the given sequence it came from, or KEEP_ALL."""
+    """A sequence of node positions with its peak in bytes and its seconds, where ops run in place
+    as `room` bytes ask for. `start` is the index of the given sequence it came from, None for
+    the captured order."""
 
     sequence: list[int]
     peak: int
     seconds: float
-    start: int
+    start: int | None
+    room: int
 
 
 class Polisher:
@@ -49,36 +52,39 @@ class Polisher:
         self.nodes = len(problem.nodes)
         self.keep_all = list(range(self.nodes))
 
-    def measure(self, sequence: Sequence[int]) -> tuple[int, float]:
-        """Peak in bytes and seconds of a sequence of node positions."""
+    def measure(self, sequence: Sequence[int], room: int = 0) -> tuple[int, float]:
+        """Peak in bytes and seconds of a sequence of node positions, ops in place where they take
+        no longer, or more than `room` bytes otherwise."""
         line = np.empty(len(sequence), np.int64)
-        return memory_line(self.arrays, np.array(sequence, np.int32), len(sequence), line)
+        return memory_line(self.arrays, np.array(sequence, np.int32), len(sequence), room, line)
 
     def polish(self, starts: Mapping[int, Sequence[int]], budget: int) -> Polished:
         """The fastest sequence within the budget that the search finds from the starts, by index,
         and from keep-all; where it finds none, the one with the least peak."""
-        best = self._descend(self.keep_all, budget, KEEP_ALL, np.inf)
+        best = self._descend(self.keep_all, budget, None, np.inf)
         for index, sequence in starts.items():
             limit = best.seconds * HOPELESS if best.peak <= budget else np.inf
             found = self._descend(sequence, budget, index, limit)
             best = min(best, found, key=lambda polished: _rank(polished, budget))
         return self._exchange(best, budget) if best.peak <= budget else best
 
-    def _descend(self, sequence: Sequence[int], budget: int, start: int, limit: float) -> Polished:
+    def _descend(
+        self, sequence: Sequence[int], budget: int, start: int | None, limit: float
+    ) -> Polished:
         room = self._room(sequence)
         found, length, peak, seconds, _ = repair(
             self.arrays, room, len(sequence), budget, ROUNDS, limit
         )
         if peak <= budget:
             found, length, peak, seconds = relax(self.arrays, found, length, budget)
-        return Polished(_list(found, length), int(peak), float(seconds), start)
+        return Polished(_list(found, length), int(peak), float(seconds), start, budget)
 
     def _exchange(self, polished: Polished, budget: int) -> Polished:
         room = self._room(polished.sequence)
         found, length, peak, seconds = exchange(
             self.arrays, room, len(polished.sequence), budget, EXCHANGE_ROUNDS
         )
-        return Polished(_list(found, length), int(peak), float(seconds), polished.start)
+        return Polished(_list(found, length), int(peak), float(seconds), polished.start, budget)
 
     def _room(self, sequence: Sequence[int]) -> Positions:
         room = np.zeros(max(self.nodes, len(sequence)) * ROOM, np.int32)
@@ -96,7 +102,7 @@ class Polisher:
         measured = [self.measure(sequence) for sequence in starts]
         found: list[tuple[int, Polished]] = []
         with ThreadPoolExecutor(workers) as pool:
-            for group in _groups(self.measure(self.keep_all)[0], least, workers):
+            for group in _groups(self.measure(self.keep_all, PLENTY)[0], least, workers):
                 results = list(
                     pool.map(
                         lambda budget: self.polish(

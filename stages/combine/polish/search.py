@@ -13,6 +13,7 @@ from stages.combine.polish.kernel import (
     memory_line,
     moved,
     prune,
+    rows_of,
     window,
 )
 
@@ -40,7 +41,7 @@ def repair(
     sequence = sequence.copy()
     best = np.empty(sequence.size, np.int32)
     line = np.empty(sequence.size, np.int64)
-    peak, seconds = memory_line(a, sequence, length, line)
+    peak, seconds = memory_line(a, sequence, length, budget, line)
     used = 0
     while peak > budget and used < rounds and seconds < limit:
         used += 1
@@ -51,7 +52,7 @@ def repair(
             break
         length = prune(a, best, found)
         sequence[:length] = best[:length]
-        peak, seconds = memory_line(a, sequence, length, line)
+        peak, seconds = memory_line(a, sequence, length, budget, line)
     return sequence, length, peak, seconds, used
 
 
@@ -73,14 +74,15 @@ def best_move(
     mark = np.zeros(a.size.size, np.int32)
     area = excess(line, length, budget)
     over = count_over(line, length, budget)
+    rows = rows_of(a, sequence, length)
     best_gain = 0.0
     for i in range(length):
-        low, high = window(a, sequence, length, i, mark, 2 * i + 1)
+        low, high = window(a, sequence, rows, length, i, mark, 2 * i + 1)
         for target in (low, high):
             if target == i or over[max(i, target) + 1] == over[min(i, target)]:
                 continue
             moved(sequence, length, i, target, trial)
-            _, spent = memory_line(a, trial, length, trial_line)
+            _, spent = memory_line(a, trial, length, budget, trial_line)
             gain = area - excess(trial_line, length, budget)
             if gain > best_gain and spent <= seconds * (1 + 1e-9):
                 best_gain = gain
@@ -114,10 +116,11 @@ def best_insertion(
     what one of them did remove.
     """
     storages, places, depths, hopes = candidates(a, sequence, length, budget, line, seconds)
-    chain = np.empty(a.peak.size + 1, np.int32)
+    chain = np.empty(a.fixed_run.size + 1, np.int32)
     trial = np.empty(sequence.size, np.int32)
     trial_line = np.empty(sequence.size, np.int64)
     area = excess(line, length, budget)
+    rows = rows_of(a, sequence, length)
     free = seconds * FREE
     best_score = 0.0
     best_length = 0
@@ -125,14 +128,14 @@ def best_insertion(
         if hopes[index] <= best_score:
             break
         q = places[index]
-        live = live_before(a, sequence, length, q)
+        live = live_before(a, rows, length, q)
         count = insertion(a, live, storages[index], depths[index], chain)
         if length + count > sequence.size:
             continue
         trial[:q] = sequence[:q]
         trial[q : q + count] = chain[:count]
         trial[q + count : length + count] = sequence[q:length]
-        _, spent = memory_line(a, trial, length + count, trial_line)
+        _, spent = memory_line(a, trial, length + count, budget, trial_line)
         gain = area - excess(trial_line, length + count, budget)
         score = gain / (max(spent - seconds, 0.0) + free)
         if gain > 0 and score > best_score:
@@ -159,20 +162,21 @@ def candidates(
     places = np.empty(capacity, np.int32)
     depths = np.empty(capacity, np.int32)
     hopes = np.empty(capacity, np.float64)
-    chain = np.empty(a.peak.size + 1, np.int32)
+    chain = np.empty(a.fixed_run.size + 1, np.int32)
     over = count_over(line, length, budget)
     last_event = np.full(a.size.size, -1, np.int32)
+    rows = rows_of(a, sequence, length)
     for q in range(length):
-        node = sequence[q]
+        row = rows[q]
         live = last_event >= 0
         known = False
-        for k in range(a.input_start[node], a.input_start[node + 1]):
+        for k in range(a.input_start[row], a.input_start[row + 1]):
             storage = a.input_item[k]
             event = last_event[storage]
             if event < 0 or over[q] == over[event + 1] or a.stays[storage]:
                 continue
             if not known:
-                live = live_before(a, sequence, length, q)
+                live = live_before(a, rows, length, q)
                 known = True
             previous = 0
             for depth in DEPTHS:
@@ -191,9 +195,9 @@ def candidates(
                 depths[count] = depth
                 hopes[count] = hope(a, chain, made, line, event, q, budget, seconds * FREE)
                 count += 1
-        for k in range(a.input_start[node], a.input_start[node + 1]):
+        for k in range(a.input_start[row], a.input_start[row + 1]):
             last_event[a.input_item[k]] = q
-        for k in range(a.output_start[node], a.output_start[node + 1]):
+        for k in range(a.output_start[row], a.output_start[row + 1]):
             last_event[a.output_item[k]] = q
     return storages[:count], places[:count], depths[:count], hopes[:count]
 
@@ -235,16 +239,16 @@ def relax(
     trial = np.empty(capacity, np.int32)
     line = np.empty(capacity, np.int64)
     sequence = sequence.copy()
-    peak, seconds = memory_line(a, sequence, length, line)
+    peak, seconds = memory_line(a, sequence, length, budget, line)
     while True:
         best_seconds = seconds
         best_length = 0
-        seen = np.zeros(a.peak.size, np.bool_)
+        seen = np.zeros(a.fixed_run.size, np.bool_)
         for i in range(length):
             node = sequence[i]
             if seen[node]:
                 shorter = without(a, sequence, length, i, trial)
-                peak, spent = memory_line(a, trial, shorter, line)
+                peak, spent = memory_line(a, trial, shorter, budget, line)
                 if peak <= budget and spent < best_seconds:
                     best_seconds = spent
                     best_length = shorter
@@ -255,7 +259,7 @@ def relax(
         length = best_length
         sequence[:length] = best[:length]
         seconds = best_seconds
-    peak, seconds = memory_line(a, sequence, length, line)
+    peak, seconds = memory_line(a, sequence, length, budget, line)
     return sequence, length, peak, seconds
 
 

@@ -86,6 +86,26 @@ def problems(draw: st.DrawFn, forward: int = 6, repeats: bool = False) -> Proble
     return Problem(nodes, storages, state)
 
 
+def repeatable(problem: Problem) -> list[int]:
+    """The nodes that may run again."""
+    return [
+        index
+        for index, node in enumerate(problem.nodes)
+        if node.repeatable and not any(problem.storages[s].stays for s in node.outputs)
+    ]
+
+
+@st.composite
+def sequences(draw: st.DrawFn, problem: Problem) -> list[int]:
+    """The captured order with some nodes run again somewhere after their first run."""
+    sequence = list(range(len(problem.nodes)))
+    if again := repeatable(problem):
+        for node in draw(st.lists(st.sampled_from(again), max_size=4)):
+            first = sequence.index(node)
+            sequence.insert(draw(st.integers(first + 1, len(sequence))), node)
+    return sequence
+
+
 def plain_line(
     problem: Problem, sequence: Sequence[int], in_place: bool, room: int = 0
 ) -> tuple[list[int], float]:

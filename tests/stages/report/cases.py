@@ -311,5 +311,14 @@ def write_results(folder: Path, graph: Graph) -> None:
 
 def _point(result: Replay, executions: list[int]) -> Point:
     return Point(
-        result.peak, result.seconds, result.peak, result.seconds, False, executions, [], ""
+        peak=result.peak,
+        seconds=result.seconds,
+        before_peak=result.peak,
+        before_seconds=result.seconds,
+        polished=False,
+        in_place=False,
+        room=0,
+        executions=executions,
+        sequence=[],
+        origin="",
     )

@@ -8,7 +8,7 @@ from schemas.problem import Problem
 from stages.combine.polish.arrays import arrays
 from stages.combine.polish.kernel import memory_line
 from stages.combine.polish.search import exchange, repair
-from tests.stages.combine.problems import plain_line, problems
+from tests.stages.combine.problems import plain_line, problems, sequences
 
 
 def padded(sequence: list[int]) -> np.ndarray:
@@ -17,33 +17,22 @@ def padded(sequence: list[int]) -> np.ndarray:
     return out
 
 
-def line_of(problem: Problem, sequence: list[int], in_place: bool) -> tuple[list[int], float]:
-    line = np.zeros(len(sequence), np.int64)
-    _, seconds = memory_line(arrays(problem, in_place), padded(sequence), len(sequence), line)
-    return line.tolist(), seconds
-
-
-@settings(max_examples=200, deadline=None)
-@given(problems(), st.booleans(), st.data())
+@settings(max_examples=300, deadline=None)
+@given(problems(repeats=True), st.booleans(), st.integers(0, 60), st.data())
 def test_the_compiled_memory_line_is_the_plain_one(
-    problem: Problem, in_place: bool, data: st.DataObject
+    problem: Problem, in_place: bool, room: int, data: st.DataObject
 ) -> None:
-    sequence = list(range(len(problem.nodes)))
-    assert line_of(problem, sequence, in_place) == plain_line(problem, sequence, in_place)
-    repeatable = [
-        index
-        for index, node in enumerate(problem.nodes)
-        if node.repeatable and not arrays(problem, False).fixed_run[index]
-    ]
-    if repeatable:
-        for node in data.draw(st.lists(st.sampled_from(repeatable), max_size=4)):
-            first = sequence.index(node)
-            sequence.insert(data.draw(st.integers(first + 1, len(sequence))), node)
-        assert line_of(problem, sequence, in_place) == plain_line(problem, sequence, in_place)
+    sequence = data.draw(sequences(problem))
+    line = np.zeros(len(sequence), np.int64)
+    given = padded(sequence), len(sequence), room, line
+    largest, seconds = memory_line(arrays(problem, in_place), *given)
+    peaks, total = plain_line(problem, sequence, in_place, room)
+    assert (line.tolist(), largest) == (peaks, max(peaks))
+    assert abs(seconds - total) < 1e-9
 
 
 @settings(max_examples=100, deadline=None)
-@given(problems(), st.booleans(), st.integers(1, 100))
+@given(problems(repeats=True), st.booleans(), st.integers(1, 100))
 def test_search_keeps_sequences_valid_and_within_budget(
     problem: Problem, in_place: bool, percent: int
 ) -> None:
@@ -52,7 +41,7 @@ def test_search_keeps_sequences_valid_and_within_budget(
     budget = max(line) * percent // 100
     a = arrays(problem, in_place)
     found, length, peak, spent, _ = repair(a, padded(start), len(start), budget, 100, np.inf)
-    checked, total = plain_line(problem, found[:length].tolist(), in_place)
+    checked, total = plain_line(problem, found[:length].tolist(), in_place, budget)
     assert max(checked) == peak
     assert abs(total - spent) < 1e-9
     assert set(found[:length].tolist()) >= {
@@ -62,7 +51,7 @@ def test_search_keeps_sequences_valid_and_within_budget(
     }
     if peak <= budget:
         better, count, top, less = exchange(a, found, length, budget, 8)
-        checked, total = plain_line(problem, better[:count].tolist(), in_place)
+        checked, total = plain_line(problem, better[:count].tolist(), in_place, budget)
         assert max(checked) == top <= budget
         assert abs(total - less) < 1e-9
         assert less <= spent + 1e-9

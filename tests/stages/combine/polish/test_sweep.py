@@ -12,12 +12,14 @@ from schemas.costs import Costs, op_key
 from schemas.frontier import Frontier
 from schemas.problem import Problem
 from stages.combine.bounds import least_seconds
-from stages.combine.choose import choose
+from stages.combine.choose import choose, fixed_bytes
 from stages.combine.frontier import frontier
+from stages.combine.schedule.opening import Opener
 from stages.combine.strategies.registry import strategy
 from stages.combine.strategies.strategy import Candidate, TrainingStep
 from stages.partition.chain import partition
 from stages.replay.condense import condense
+from stages.replay.line import executions
 from stages.replay.referee import replay
 from stages.solve.search import Grid, solve_block
 from tests.stages.partition.steps import traced
@@ -35,8 +37,8 @@ BUDGETS = [f"{share}%" for share in range(100, 0, -5)]
     ],
     ids=["gpt2 with dropout", "resnet18"],
 )
-def model(request: pytest.FixtureRequest) -> tuple[Any, Any, Problem, Frontier]:
-    """Graph, costs, problem and frontier of `rockmate`, options without a solver."""
+def traced_step(request: pytest.FixtureRequest) -> tuple[Any, Any, TrainingStep]:
+    """Graph, costs and the step with options that need no solver."""
     factory, arguments = request.param
     graph, costs = traced(factory, **arguments)
     problem, blocks = condense(graph, costs), partition(graph, costs)
@@ -44,11 +46,23 @@ def model(request: pytest.FixtureRequest) -> tuple[Any, Any, Problem, Frontier]:
         digest: solve_block(digest, block, "highs", Grid(largest=0))
         for digest, block in blocks.distinct.items()
     }
-    step, chosen = TrainingStep(problem, blocks, options), strategy("rockmate")
+    return graph, costs, TrainingStep(problem, blocks, options)
+
+
+@pytest.fixture(scope="module")
+def step(traced_step: tuple[Any, Any, TrainingStep]) -> TrainingStep:
+    return traced_step[-1]
+
+
+@pytest.fixture(scope="module")
+def model(traced_step: tuple[Any, Any, TrainingStep]) -> tuple[Any, Any, Problem, Frontier]:
+    """Graph, costs, problem and frontier of `rockmate`."""
+    graph, costs, step = traced_step
+    chosen = strategy("rockmate")
     [everything] = strategy("unplanned").candidates(step)
     candidates = chosen.candidates(step)
-    made = frontier(graph, "digest", costs, problem, chosen.about, candidates, everything)
-    return graph, costs, problem, made
+    made = frontier(graph, "digest", costs, step.problem, chosen.about, candidates, everything)
+    return graph, costs, step.problem, made
 
 
 Figures = tuple[int, int, float]
@@ -120,3 +134,53 @@ def test_a_budget_between_two_points_takes_the_lower_peak(
     there = made.points[1].peak
     assert made.within(there) == made.points[1]
     assert made.within(there - 1) == made.points[2]
+
+
+def test_no_plan_of_the_strategy_itself_is_lost(
+    step: TrainingStep, model: tuple[Any, Any, Problem, Frontier]
+) -> None:
+    graph, costs, problem, made = model
+    opener = Opener(graph, problem)
+    for candidate in strategy("rockmate").candidates(step):
+        for in_place in (False, True):
+            played = replay(graph, costs, opener.schedule(candidate.executions, in_place))
+            point = made.within(played.peak)
+            assert point is not None
+            assert point.seconds <= played.seconds * (1 + 1e-9)
+
+
+def test_where_a_form_in_place_takes_longer_only_memory_asks_for_it(
+    model: tuple[Any, Any, Problem, Frontier],
+) -> None:
+    graph, costs, _, _ = model
+    forms = {op_key(graph, op, value) for op in graph.ops for value in op.in_place}
+    rows = costs.rows.values()
+    slower = [
+        dataclasses.replace(row, seconds=row.seconds * 1.5) if row.key in forms else row
+        for row in rows
+    ]
+    costs = Costs(slower, costs.device)
+    problem = condense(graph, costs)
+    everything = Candidate([node.op for node in problem.nodes], [], "plain")
+    made = frontier(graph, "digest", costs, problem, strategy("rockmate").about, [], everything)
+    for point in made.points:
+        position = {node.op: index for index, node in enumerate(problem.nodes)}
+        sequence = [position[op] for op in point.executions]
+        plain = executions(problem, sequence, in_place=False)
+        runs = executions(problem, sequence, point.in_place, point.room)
+        overwriting = [(a, b) for a, b in zip(runs, plain, strict=True) if a.reuse is not None]
+        for run, otherwise in overwriting:
+            assert run.seconds <= otherwise.seconds or otherwise.peak > point.room
+
+
+def test_only_a_plan_of_the_strategy_itself_is_optimal_in_its_class(
+    model: tuple[Any, Any, Problem, Frontier],
+) -> None:
+    for point in model[-1].points:
+        fixed = fixed_bytes(model[0])
+        there_before = fixed.parameters + fixed.buffers + fixed.inputs
+        plan, chosen, _ = choose(*model, f"{point.peak + there_before}B")
+        assert chosen == point
+        if plan.verdict != "optimal":
+            own = not point.polished and not point.in_place
+            assert plan.optimal_in == (model[-1].optimal_in if own else "")

@@ -36,7 +36,7 @@ def problem() -> Problem:
 def line_of(problem: Problem, sequence: list[int]) -> tuple[list[int], int, float]:
     line = np.zeros(len(sequence), np.int64)
     peak, seconds = memory_line(
-        arrays(problem, False), np.array(sequence, np.int32), len(sequence), line
+        arrays(problem, False), np.array(sequence, np.int32), len(sequence), 0, line
     )
     return line.tolist(), peak, seconds
 
