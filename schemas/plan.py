@@ -90,11 +90,7 @@ def plan_digest(path: Path | str) -> str:
 
 def read_plan(path: Path | str) -> Plan:
     """Reads a plan; raises ArtifactError when a key is missing, unknown or of another type."""
-    document = store.read_json(path)
-    names = [field.name for field in fields(Plan)]
-    if sorted(document) != sorted(names):
-        amiss = sorted(set(document) ^ set(names))
-        raise ArtifactError(f"{path}: a plan lacks or does not know the keys {', '.join(amiss)}")
+    document = store.read_fields(path, Plan)
     for key in ("budget_total", "budget_bytes", "peak", "smallest_budget"):
         _require(path, key, document[key], (int, type(None)))
     for key in ("time", "lower_bound", "gap"):

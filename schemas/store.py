@@ -135,8 +135,8 @@ def read_fields(path: Path | str, kind: type) -> dict[str, Any]:
     raises ArtifactError when it has others, or is none."""
     document = read_json(path)
     names = [field.name for field in fields(kind)]
-    if sorted(document) != sorted(names):
-        raise ArtifactError(f"{path}: does not hold exactly {', '.join(names)}")
+    if amiss := sorted(set(document) ^ set(names)):
+        raise ArtifactError(f"{path}: lacks or does not know the keys {', '.join(amiss)}")
     return document
 
 

@@ -10,9 +10,10 @@ import math
 import re
 import tempfile
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import pulp
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from highspy import HighsCallbackEvent
 
 Engine = Literal["highs", "cbc"]
-ENGINES = ("highs", "cbc")
+ENGINES: tuple[Engine, ...] = get_args(Engine)
 Outcome = Literal["solved", "infeasible", "unknown"]
 TOLERANCE = 1e-6
 _PRINTED = 5e-4
@@ -53,9 +54,7 @@ class Verdict:
 
 def solve(program: pulp.LpProblem, engine: Engine, limits: Limits, warm: bool = False) -> Verdict:
     """Minimises a program; `warm` starts from the initial values of its variables."""
-    if engine == "highs":
-        return _solve_highs(program, limits, warm)
-    return _solve_cbc(program, limits, warm)
+    return _SOLVERS[engine](program, limits, warm)
 
 
 def _solved(objective: float, bound: float, limit: str) -> Verdict:
@@ -151,3 +150,9 @@ def _solve_cbc(program: pulp.LpProblem, limits: Limits, warm: bool) -> Verdict:
     printed = float(found[-1]) - _PRINTED if found else -math.inf
     bound = max(objective - max(limits.gap, TOLERANCE / 10), printed) if optimal else printed
     return _solved(objective, bound, limit)
+
+
+_SOLVERS: dict[Engine, Callable[[pulp.LpProblem, Limits, bool], Verdict]] = {
+    "highs": _solve_highs,
+    "cbc": _solve_cbc,
+}
