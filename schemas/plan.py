@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args
 
@@ -54,18 +54,18 @@ class Plan:
     budget_bytes: int | None
     verdict: Verdict
     sentence: str
-    time: float | None
-    peak: int | None
-    lower_bound: float | None
-    gap: float | None
-    optimal_in: str
-    smallest_budget: int | None
-    before_polish: Cost | None
-    keep_all: Cost
-    fixed: Fixed
-    recomputed: int
-    recomputed_time: float
-    solver: str
+    time: float | None = field(default=None, kw_only=True)
+    peak: int | None = field(default=None, kw_only=True)
+    lower_bound: float | None = field(default=None, kw_only=True)
+    gap: float | None = field(default=None, kw_only=True)
+    optimal_in: str = field(default="", kw_only=True)
+    smallest_budget: int | None = field(default=None, kw_only=True)
+    before_polish: Cost | None = field(default=None, kw_only=True)
+    keep_all: Cost = field(kw_only=True)
+    fixed: Fixed = field(kw_only=True)
+    recomputed: int = field(default=0, kw_only=True)
+    recomputed_time: float = field(default=0.0, kw_only=True)
+    solver: str = field(kw_only=True)
 
     @property
     def feasible(self) -> bool:
@@ -119,7 +119,7 @@ def _require(path: Path | str, key: str, value: Any, types: tuple[type, ...]) ->
 
 
 def _part(path: Path | str, key: str, kind: type[_T], value: Any) -> _T:
-    names = [field.name for field in fields(cast(Any, kind))]
+    names = [part.name for part in fields(cast(Any, kind))]
     if not isinstance(value, Mapping) or sorted(value) != sorted(names):
         raise ArtifactError(f"{path}: {key} does not hold {', '.join(names)}")
     for name in names:

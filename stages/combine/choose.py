@@ -67,8 +67,8 @@ def choose(
             f"{_share(smallest - base, most - base)}{_clock(frontier)}"
         )
         refusal = Plan(
-            frontier.strategy, budget, total, own, "infeasible", sentence, None, None, None, None,
-            "", smallest, None, keep_all, fixed, 0, 0.0, solver,
+            frontier.strategy, budget, total, own, "infeasible", sentence,
+            smallest_budget=smallest, keep_all=keep_all, fixed=fixed, solver=solver,
         )  # fmt: skip
         return refusal, None, []
     steps = Opener(graph, problem).schedule(point.executions, point.in_place, point.room)

@@ -9,13 +9,14 @@ from schemas.costs import Costs
 from schemas.errors import ArtifactError
 from schemas.frontier import Frontier, Point, pareto
 from schemas.graph import Graph
+from schemas.plan import Cost
 from schemas.problem import Problem
 from stages.combine.bounds import least_peak, least_seconds
 from stages.combine.polish.polisher import Polished, Polisher
 from stages.combine.schedule.opening import Opener
 from stages.combine.strategies.strategy import About, Candidate
 from stages.replay.line import executions
-from stages.replay.referee import Replay, replay
+from stages.replay.referee import replay
 
 
 def frontier(
@@ -51,7 +52,7 @@ def frontier(
         model=graph.model,
         graph=graph_digest,
         keep_all_peak=everything.peak,
-        keep_all_seconds=everything.seconds,
+        keep_all_seconds=everything.time,
         lower_bound_peak=least_peak(problem),
         lower_bound_seconds=least_seconds(graph, costs, problem, everything.peak),
         optimal_in=about.optimal_in,
@@ -78,29 +79,32 @@ class _Played:
         self.graph = graph
         self.costs = costs
         self.opener = Opener(graph, problem)
-        self._given: dict[tuple[int, ...], Replay] = {}
+        self._given: dict[tuple[int, ...], Cost] = {}
 
-    def replay(self, executions: Sequence[int], in_place: bool, room: int) -> Replay:
+    def cost(self, executions: Sequence[int], in_place: bool, room: int) -> Cost:
+        """What replay says of a plan."""
         steps = self.opener.schedule(executions, in_place, room)
-        return replay(self.graph, self.costs, steps)
+        played = replay(self.graph, self.costs, steps)
+        return Cost(played.seconds, played.peak)
 
-    def given(self, candidate: Candidate) -> Replay:
+    def given(self, candidate: Candidate) -> Cost:
         """A candidate as its strategy gave it."""
         key = tuple(candidate.executions)
         if key not in self._given:
-            self._given[key] = self.replay(candidate.executions, False, 0)
+            self._given[key] = self.cost(candidate.executions, False, 0)
         return self._given[key]
 
     def point(self, plan: _Plan) -> Point:
+        """The point of a frontier that a plan is."""
         candidate = plan.candidate
         before = self.given(candidate)
         as_given = not (plan.polished or plan.in_place)
-        after = before if as_given else self.replay(plan.executions, plan.in_place, plan.room)
+        after = before if as_given else self.cost(plan.executions, plan.in_place, plan.room)
         return Point(
             peak=after.peak,
-            seconds=after.seconds,
+            seconds=after.time,
             before_peak=before.peak,
-            before_seconds=before.seconds,
+            before_seconds=before.time,
             polished=plan.polished,
             in_place=plan.in_place,
             room=plan.room,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,36 +72,45 @@ def plan_chain(
     The budget counts all that the chain counts, its input included. The lower bound is that of
     persistent sequences.
     """
-    from schemas.plan import Cost, Plan, Verdict, gap_of
+    from schemas.plan import Cost, Plan, gap_of
 
     fixed = fixed_bytes(chain)
     keep_all = frontier.keep_all
     size = budget.total(fixed.inputs + fixed.gradients + fixed.outputs, keep_all.peak)
+    solver = f"dynamic program, {frontier.slots} slots"
+    kept = Cost(keep_all.seconds, keep_all.peak)
     chosen = frontier.within(size)
-    bound = math.inf if chosen is None else _lower_bound(frontier, size)
-    optimal_in = "" if chosen is None else _optimal_in(frontier, size, chosen, bound)
-    verdict: Verdict = "infeasible" if chosen is None else "optimal" if optimal_in else "feasible"
-    own = None if chosen is None else Cost(chosen.seconds, chosen.peak)
-    gap = None if chosen is None else gap_of(chosen.seconds, bound)
+    if chosen is None:
+        sentence = (
+            f"No persistent sequence fits {size} bytes; "
+            f"the smallest budget that works is {frontier.smallest_budget} bytes."
+        )
+        refusal = Plan(
+            strategy, budget.text, size, size, "infeasible", sentence,
+            smallest_budget=frontier.smallest_budget, keep_all=kept, fixed=fixed, solver=solver,
+        )  # fmt: skip
+        return refusal, None
+    bound = _lower_bound(frontier, size)
+    optimal_in = _optimal_in(frontier, size, chosen, bound)
+    gap = gap_of(chosen.seconds, bound)
     plan = Plan(
-        strategy=strategy,
-        budget=budget.text,
-        budget_total=size,
-        budget_bytes=size,
-        verdict=verdict,
-        sentence=_sentence(frontier, size, chosen, gap, optimal_in),
-        time=None if own is None else own.time,
-        peak=None if own is None else own.peak,
-        lower_bound=None if own is None else bound,
+        strategy,
+        budget.text,
+        size,
+        size,
+        "optimal" if optimal_in else "feasible",
+        _sentence(frontier, size, chosen, gap, optimal_in),
+        time=chosen.seconds,
+        peak=chosen.peak,
+        lower_bound=bound,
         gap=gap,
         optimal_in=optimal_in,
-        smallest_budget=frontier.smallest_budget if own is None else None,
-        before_polish=own,
-        keep_all=Cost(keep_all.seconds, keep_all.peak),
+        before_polish=Cost(chosen.seconds, chosen.peak),
+        keep_all=kept,
         fixed=fixed,
-        recomputed=0 if chosen is None else chosen.again,
-        recomputed_time=0.0 if own is None else own.time - keep_all.seconds,
-        solver=f"dynamic program, {frontier.slots} slots",
+        recomputed=chosen.again,
+        recomputed_time=chosen.seconds - keep_all.seconds,
+        solver=solver,
     )
     return plan, chosen
 
@@ -156,17 +164,8 @@ def _optimal_in(frontier: ChainFrontier, budget: int, chosen: ChainPlan, bound: 
 
 
 def _sentence(
-    frontier: ChainFrontier,
-    budget: int,
-    chosen: ChainPlan | None,
-    gap: float | None,
-    optimal_in: str,
+    frontier: ChainFrontier, budget: int, chosen: ChainPlan, gap: float, optimal_in: str
 ) -> str:
-    if chosen is None:
-        return (
-            f"No persistent sequence fits {budget} bytes; "
-            f"the smallest budget that works is {frontier.smallest_budget} bytes."
-        )
     extra = chosen.seconds / frontier.keep_all.seconds - 1 if frontier.keep_all.seconds else 0.0
     fits = f"The sequence fits {budget} bytes with {extra:.1%} more time than keeping everything"
     if optimal_in == EXACT:
