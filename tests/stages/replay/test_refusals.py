@@ -6,16 +6,16 @@ from dataclasses import replace as with_fields
 
 import pytest
 
-from schemas.costs import AGAIN, Cost, Costs, op_key
+from schemas.costs import Cost, Costs, op_key
 from schemas.errors import ScheduleError
-from schemas.graph import NONE, Gradient, Graph, Op, Value, encode_arguments
+from schemas.graph import NONE, Graph, Op, Value, encode_arguments
 from schemas.problem import Node, Problem, Reuse, Storage
 from schemas.schedule import Step
 from stages.combine.schedule.opening import Opener
 from stages.replay.condense import condense
 from stages.replay.referee import replay
 from tests.stages.combine.problems import two_layers
-from tests.stages.replay.graphs import graph_of
+from tests.stages.replay.graphs import batch_norm, graph_of, three_parts
 
 
 def opened(graph: Graph, costs: Costs, executions: list[int]) -> list[Step]:
@@ -40,19 +40,6 @@ def two_draws() -> tuple[Graph, Costs]:
     ]
     storages = [Storage(4, index, index in (2, 3), index == 4) for index in range(5)]
     return graph_of(Problem(nodes, storages, 2), views=False)
-
-
-def three_parts() -> tuple[Graph, Costs]:
-    """Op 0, the loss, and ops 2, 3 and 4, whose values 2, 3 and 4 add up to one gradient."""
-    nodes = [
-        Node(0, "forward", 1.0, 4, [], [0], [], False, True),
-        Node(1, "loss", 0.0, 4, [0], [1], [], False, False),
-        *(Node(op, "backward", 1.0, 4, [1], [op], [], False, True) for op in (2, 3, 4)),
-    ]
-    storages = [Storage(4, index, index in (0, 1), index > 1) for index in range(5)]
-    graph, costs = graph_of(Problem(nodes, storages, 0), views=False)
-    owner = graph.gradients[0].value
-    return with_fields(graph, gradients=[Gradient(owner, part) for part in (2, 3, 4)]), costs
 
 
 def with_op(graph: Graph, costs: Costs, op: Op) -> tuple[Graph, Costs]:
@@ -114,6 +101,9 @@ def test_only_a_saved_state_is_restored_or_freed() -> None:
     graph, costs = two_draws()
     steps = opened(graph, costs, [0, 1, 2, 3, 0, 4])
     freed = Step("free", op=0)
+    played = replay(graph, costs, steps).steps
+    place = steps.index(freed)
+    assert played[place].live == played[place].peak == played[place - 1].live - 2
     unsaved = [step for step in steps[1:] if step != freed]
     refused(graph, costs, unsaved, "no random state is saved for op 0")
     refused(graph, costs, [steps[0], Step("restore_random", op=0), *steps[1:]], "no random state")
@@ -156,7 +146,9 @@ def test_a_buffer_is_updated_exactly_once() -> None:
     update = Step("write", op=4)
     place = steps.index(Step("compute", op=3))
     before, after = steps[:place], steps[place:]
-    replay(graph, costs, [*before, update, *after])
+    played = replay(graph, costs, [*before, update, *after])
+    plain = replay(with_fields(graph, ops=graph.ops[:4]), costs, steps)
+    assert (played.saved, played.forward_seconds) == (plain.saved, plain.forward_seconds) == (8, 2)
     refused(graph, costs, steps, r"the buffer updates \[4\] never run")
     refused(graph, costs, [*before, update, update, *after], r"op 4 .* runs again")
     compute = [*before, Step("compute", op=4), *after]
@@ -254,32 +246,6 @@ def test_a_first_contribution_is_read_no_more_once_others_were_added() -> None:
     replay(graph, costs, [*steps[:place], read, *steps[place:]])
     late = [*steps[: place + 1], read, *steps[place + 1 :]]
     refused(graph, costs, late, "op 5 .* reads value 2 after contributions were added")
-
-
-def batch_norm() -> tuple[Graph, Costs]:
-    """Op 0 makes value 0, op 1 normalises it: its second run takes a quarter of a second."""
-    graph, costs = graph_of(two_layers(), views=False)
-    sizes = [16, 4, 4, 4, 4, 16, 4, 4]
-    values = [Value(index, "parameter", [1], [1], 0, "float32", index) for index in range(8)]
-    for index, shape, strides in ((0, [2, 2], [2, 1]), (5, [2, 2], [2, 1]), (6, [1], [1])):
-        values[index] = Value(index, "intermediate", shape, strides, 0, "float32", index)
-    values[7] = with_fields(values[6], id=7, storage=7)
-    norm = with_fields(
-        graph.ops[1],
-        target="aten._native_batch_norm_legit_functional.default",
-        arguments=encode_arguments([*({"value": v} for v in range(5)), True, 0.1, 1e-5], {}),
-        inputs=[0, 1, 2, 3, 4],
-        outputs=[5, 6, 7],
-        in_place=[0],
-    )
-    ops = [graph.ops[0], norm]
-    graph = with_fields(graph, ops=ops, values=values, storages=sizes, outputs=[], gradients=[])
-    forms = [(NONE, 1.0, 24), (0, 1.0, 8), (AGAIN, 0.25, 16)]
-    rows = [
-        Cost(op_key(graph, norm, form), norm.target, NONE, seconds, 0.0, peak, peak)
-        for form, seconds, peak in forms
-    ]
-    return graph, Costs([*costs.rows.values(), *rows], costs.device)
 
 
 def test_the_shorter_form_of_a_second_run_overwrites_nothing() -> None:
