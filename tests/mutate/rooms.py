@@ -33,7 +33,10 @@ ROOMS = (
     Room(
         "search",
         ("stages/combine/polish/*.py", "stages/combine/schedule/*.py"),
-        ("tests/stages/combine/schedule", *_in("tests/stages/combine/polish", "search", "polish")),
+        (
+            "tests/stages/combine/schedule",
+            *_in("tests/stages/combine/polish", "optimum", "search", "polish"),
+        ),
         ("tests/stages/combine/polish", "tests/stages/combine/strategies"),
         compiled=True,
     ),
