@@ -61,7 +61,7 @@ def sample(root: Path, files: Sequence[str], number: int, seed: str) -> list[Mut
 def equivalent() -> set[tuple[str, str, str]]:
     """The keys of mutants that change nothing anybody could see."""
     lines = EQUIVALENT.read_text().splitlines()
-    rows = [line.split(" | ") for line in lines if line and not line.startswith("#")]
+    rows = [line.split(" || ") for line in lines if line and not line.startswith("#")]
     return {(file, before, after) for file, before, after, _ in rows}
 
 

@@ -56,7 +56,16 @@ ROOMS = (
         ("stages/trace/*.py",),
         _in(
             "tests/stages/trace",
-            *("refusals", "lasting", "parts", "known", "as_eager", "watching_backward", "trace"),
+            *(
+                "refusals",
+                "spaces",
+                "lasting",
+                "parts",
+                "known",
+                "as_eager",
+                "watching_backward",
+                "trace",
+            ),
         ),
         ("tests/stages/trace",),
     ),
