@@ -5,13 +5,15 @@ from __future__ import annotations
 import decimal
 import json
 import math
+import sys
 import types
+from typing import Any
 
 import pytest
 import torch
 
 from stages.trace import spaces
-from stages.trace.spaces import data_named, is_data, is_plain, users_class, users_module
+from stages.trace.spaces import Spaces, data_named, is_data, is_plain, users_class, users_module
 from tests.stages.trace import modules
 
 
@@ -52,3 +54,25 @@ def test_names_of_data_are_those_asked_for_or_all_there_are() -> None:
     assert list(data_named({"two", "code"}, among)) == ["two"]
     assert list(data_named({"code", "__doc__"}, among)) == ["one", "two"]
     assert list(data_named(set(), among)) == ["one", "two"]
+
+
+def test_what_code_names_is_read_and_all_plain_data_where_it_looks_names_up() -> None:
+    shown: list[str] = []
+    found = Spaces({}, lambda value, place, name: shown.append(name))
+    module = types.ModuleType("made_by_hand")
+    vars(module).update(other=Mine(), one=1, two=2, further=Mine(), three=3)
+    found.enter_module(module, (("python", "made_by_hand"),))
+    assert shown == []
+
+    def names_two() -> int:
+        found.ran(sys._getframe())
+        return module.two
+
+    def names_further(name: str) -> Any:
+        found.ran(sys._getframe())
+        return module.further, getattr(module, name)
+
+    names_two()
+    assert shown == ["made_by_hand.two"]
+    names_further("one")
+    assert shown == [f"made_by_hand.{name}" for name in ("two", "one", "further", "three")]
