@@ -78,7 +78,7 @@ def test_a_container_is_given_back_what_it_held(thing: Any, change: Any) -> None
 
 
 def test_a_dictionary_that_holds_what_it_held_is_left_alone() -> None:
-    class Counted(dict):  # type: ignore[type-arg]
+    class Counted(dict[str, float]):
         cleared = 0
 
         def clear(self) -> None:
@@ -99,8 +99,9 @@ def test_objects_with_fields_are_those_of_nobody_known() -> None:
     class Mine:
         pass
 
-    users = collections.UserDict(), types.SimpleNamespace(a=1), argparse.Namespace(a=1)
-    for value in (Mine(), Gradient(1, 2), *users):
+    spaces = types.SimpleNamespace(a=1), argparse.Namespace(a=1)
+    users: collections.UserDict[str, int] = collections.UserDict()
+    for value in (Mine(), Gradient(1, 2), users, *spaces):
         assert is_object(value), value
     colour = enum.Enum("colour", ["RED"])
     known = (1, "a", None, torch.ones(1), Mine, len, draw, torch.nn.ReLU(), colour["RED"])

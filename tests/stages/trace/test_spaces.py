@@ -35,8 +35,8 @@ def test_plain_data_is_numbers_texts_tensors_and_containers_of_these() -> None:
     plain = (None, True, 1, 1.5, 2j, "a", b"a", torch.float32, torch.device("cpu"), torch.ones(2))
     for value in (*plain, plain, list(plain), {1, 2}, frozenset("a"), {"a": [1, (2, {3: None})]}):
         assert is_plain(value), value
-    for value in (Mine, Mine(), len, torch, [1, Mine()], {"a": Mine()}, {Mine: 1}, iter([1])):
-        assert not is_plain(value), value
+    for other in (Mine, Mine(), len, torch, [1, Mine()], {"a": Mine()}, {Mine: 1}, iter([1])):
+        assert not is_plain(other), other
     nested: object = 1
     for depth in range(9):
         assert is_plain(nested) == (depth <= 7)
