@@ -8,9 +8,12 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Room:
-    """Files by pattern and the tests of their own room: the quick ones, run for every mutant, and
-    `folders` with all of them, run where those notice nothing. `compiled` files are run as plain
-    Python in the quick tests and compiled anew in the others."""
+    """Files by pattern and the tests of their own room.
+
+    The `quick` ones and the one named like the file are run for every mutant, and all of `folders`
+    where those notice nothing. `compiled` files are run as plain Python in the first, and compiled
+    anew in the others.
+    """
 
     name: str
     patterns: tuple[str, ...]
@@ -22,6 +25,12 @@ class Room:
         """The files that are mutated, in a fixed order."""
         paths = {path for pattern in self.patterns for path in root.glob(pattern)}
         return sorted(str(path.relative_to(root)) for path in paths)
+
+    def first(self, root: Path, file: str) -> list[tuple[str, ...]]:
+        """The tests that are run for every mutant of a file, one group after the other."""
+        named = [f"{folder}/test_{Path(file).stem}.py" for folder in self.folders]
+        own = tuple(test for test in named if (root / test).exists() and test not in self.quick)
+        return [own, self.quick] if own else [self.quick]
 
 
 def _in(folder: str, *names: str) -> tuple[str, ...]:
@@ -46,8 +55,7 @@ ROOMS = (
         ("stages/generate/runtime/*.py",),
         _in(
             "tests/stages/generate",
-            *("watch", "guards", "usage", "inner", "regions", "surroundings", "strides", "absent"),
-            *("in_flight", "assigned", "hooks", "multiple", "borrowed", "detached", "plain_values"),
+            *("guards", "absent", "plain_values", "strides", "inner", "regions"),
         ),
         ("tests/stages/generate",),
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import signal
@@ -47,10 +48,16 @@ class Copy:
         return cls(copy_checkout(folder))
 
     def outcome(self, room: Room, mutant: Mutant, quick: bool = False) -> str:
-        """What becomes of a mutant in the tests of its room, the `quick` ones or all."""
-        found = self.tried(room, mutant, room.quick, room.compiled)
+        """What becomes of a mutant in the tests of its room, the `quick` ones and those named
+        like its file, or all."""
+        found = SURVIVED
+        groups = room.first(self.folder, mutant.file)
+        for tests in groups:
+            if found == SURVIVED:
+                found = self.tried(room, mutant, tests, room.compiled)
         if found == SURVIVED and room.folders and not quick:
-            others = (*room.folders, *(f"--ignore={test}" for test in room.quick))
+            ran = itertools.chain.from_iterable(groups)
+            others = (*room.folders, *(f"--ignore={test}" for test in ran))
             found = self.tried(room, mutant, others, False)
         return found
 

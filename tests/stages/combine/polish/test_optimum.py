@@ -138,3 +138,20 @@ def test_a_sweep_goes_down_to_the_first_budget_that_is_missed() -> None:
         known = [optimum(STARTING, budget) for budget in budgets[: len(times)]]
         assert times == [way[0] for way in known if way is not None]
     assert len(polisher.sweep([], TIGHT + 3, 1)) == budgets.index(TIGHT + 3) + 1
+
+
+def test_of_starts_the_best_counts_after_its_useless_runs_are_gone() -> None:
+    problem, budget = chain([6, 6, 3, 6, 6, 4], [5, 2, 1, 4, 5, 4]), 25
+    polisher = Polisher(problem)
+    best, lower = optimum(problem, budget), optimum(problem, budget - 4)
+    assert best is not None and lower is not None
+    alone = polisher.polish({}, budget)
+    assert alone.peak <= budget and alone.seconds > lower[0] > best[0]
+    useless = [best[1][0], *best[1]]
+    peak, seconds = polisher.measure(useless)
+    assert peak <= budget and seconds > alone.seconds
+    found = polisher.polish({4: useless}, budget)
+    assert (found.sequence, found.seconds, found.start) == (best[1], best[0], 4)
+    plans = polisher.sweep([best[1], lower[1]], 1, 1)[::-1]
+    exact = polisher.measure(best[1])[0]
+    assert [plan.seconds for plan in plans if plan.peak == exact] == [best[0]] * 2
