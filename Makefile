@@ -6,6 +6,7 @@ CONFIG ?= config.yaml
 PROFILE ?= default
 CORES ?=
 CASES ?= 1000
+MUTANTS ?= 100
 SEED ?= 0
 
 BIN := $(VENV)/bin
@@ -14,7 +15,7 @@ export PYTHONPATH := $(CURDIR)/workflow/progress
 
 CLUSTER := $(if $(filter-out default,$(PROFILE)),$(VENV)/cluster.done)
 
-.PHONY: plan zoo test check battery fuzz bench crash slurm clean
+.PHONY: plan zoo test check battery fuzz mutate bench crash slurm clean
 
 plan: $(VENV)/plan.done $(CLUSTER)
 	@workflow/plan.sh $(BIN) $(CONFIG) "$(CORES)" $(PROFILE)
@@ -36,6 +37,9 @@ battery: $(VENV)/test.done
 
 fuzz: $(VENV)/test.done
 	$(BIN)/python -m tests.fuzz --cases $(CASES) --seed $(SEED)
+
+mutate: $(VENV)/test.done
+	$(BIN)/python -m tests.mutate --mutants $(MUTANTS) --seed $(SEED)
 
 bench: $(VENV)/test.done
 	$(BIN)/python -m tests.bench

@@ -132,7 +132,15 @@ def state_of(generator: Any) -> Any:
     if isinstance(generator, torch.Generator):
         return torch_bytes(generator)
     bits: Any = getattr(generator, "bit_generator", None) or generator._bit_generator
-    return repr(bits.state), bits.state
+    return _NumpyState(repr(bits.state), bits.state)
+
+
+@dataclass(frozen=True)
+class _NumpyState:
+    """A state with arrays in it, which have no one truth value: its text is compared."""
+
+    text: str
+    state: Any = field(compare=False)
 
 
 def set_state(generator: Any, state: Any) -> None:
@@ -143,7 +151,7 @@ def set_state(generator: Any, state: Any) -> None:
         set_torch_bytes(generator, state)
     else:
         bits = getattr(generator, "bit_generator", None) or generator._bit_generator
-        bits.state = state[1]
+        bits.state = state.state
 
 
 def torch_bytes(generator: torch.Generator) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -160,6 +161,54 @@ def test_an_arrow_file_of_somebody_else(tmp_path: Path) -> None:
 def test_what_cannot_be_read(tmp_path: Path) -> None:
     assert error_of(tmp_path / "absent.arrow") == "cannot be read (No such file or directory)"
     assert error_of(tmp_path) == "is no regular file"
+    assert error_of(Path("a\0b")) == "cannot be read (embedded null byte)"
+    os.mkfifo(tmp_path / "pipe")
+    assert error_of(tmp_path / "pipe") == "is no regular file"
+
+
+def test_a_file_may_have_as_many_bytes_as_it_may_have(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"abc")
+    assert store.read_bytes(path) == store.read_bytes(path, 3) == b"abc"
+    with pytest.raises(ArtifactError, match=r"file: has 3 bytes, more than 2$"):
+        store.read_bytes(path, 2)
+    assert store.file_digest(path) == hashlib.sha256(b"abc").hexdigest()
+
+
+def test_text_that_is_none_is_noticed_under_a_digest_that_is_right(small: Path) -> None:
+    data = small.read_bytes()
+    digest = store.header(small).digest.encode()
+    assert data.count(b"mul") == 1
+    blank = data.replace(b"mul", b"\xff\xfe\xfd").replace(digest, store._BLANK)
+    right = hashlib.sha256(blank).hexdigest().encode()
+    small.write_bytes(blank.replace(store._BLANK, right))
+    assert error_of(small, SMALL) == "is not a complete Arrow file"
+
+
+def test_what_a_header_says(written: Path, tmp_path: Path) -> None:
+    found = store.header(written)
+    assert (found.name, found.version, found.metadata) == (KIND.name, "3", {"model": "gpt2"})
+    assert found.digest == store.read(written, KIND).digest
+    written.write_bytes(written.read_bytes().replace(b"addmm", b"addnn"))
+    with pytest.raises(ArtifactError, match="does not match its digest"):
+        store.header(written)
+    table = pa.table({"name": ["x"]})
+    path = tmp_path / "foreign.arrow"
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(ArtifactError, match=r"is an Arrow file but no tightfit artifact$"):
+        store.header(path)
+
+
+def test_fields_of_a_document_are_exactly_those_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "header.json"
+    fields = {"metadata": {}, "name": "x", "version": "1", "digest": ""}
+    store.write_json(path, fields)
+    assert store.read_fields(path, store.Header) == fields
+    for other in ({**fields, "more": 1}, {"name": "x"}):
+        store.write_json(path, other)
+        with pytest.raises(ArtifactError, match=r"exactly name, version, digest, metadata$"):
+            store.read_fields(path, store.Header)
 
 
 @pytest.mark.parametrize(
@@ -237,7 +286,13 @@ def test_folders_are_made_and_files_are_readable_by_others(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("content", "sentence"),
-    [("{", "is not JSON"), ("[1]", "is not a JSON object"), ("\udcff", "is not JSON")],
+    [
+        ("{", "is not JSON"),
+        ("[1]", "is not a JSON object"),
+        ("\udcff", "is not JSON"),
+        ('{"time": NaN}', r"is not JSON \(NaN is no number\)"),
+        ("[" * 100_000, "is not JSON"),
+    ],
 )
 def test_json_that_is_something_else(tmp_path: Path, content: str, sentence: str) -> None:
     path = tmp_path / "plan.json"

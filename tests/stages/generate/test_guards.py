@@ -268,3 +268,32 @@ def test_parameters_that_were_tied_since_are_named(tmp_path: Path) -> None:
         package.PlanMismatch, match=r"0\.weight is the same tensor as 2\.weight, wh"
     ):
         planned(X)
+
+
+def lacks_drop(model: Small) -> None:
+    del model.drop
+
+
+def another_drop(model: Small) -> None:
+    model.drop = nn.Identity()  # type: ignore[assignment]
+
+
+def one_more(model: Small) -> None:
+    model.more = nn.Identity()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lacks_drop, "this model has no module drop"),
+        (another_drop, "drop is a Identity, the plan was made with a Dropout"),
+        (one_more, "this model has the module more, the plan was made without it"),
+    ],
+)
+def test_load_refuses_other_modules_without_parameters(
+    small: Planned, change: Any, sentence: str
+) -> None:
+    model = small.model()
+    change(model)
+    with pytest.raises(RuntimeError, match=sentence):
+        small.package.load(model)

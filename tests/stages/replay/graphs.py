@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from schemas.costs import RANDOM_STATE_TARGET, Cost, Costs, Device, op_key
+from dataclasses import replace as with_fields
+
+from schemas.costs import AGAIN, RANDOM_STATE_TARGET, Cost, Costs, Device, op_key
 from schemas.graph import (
     LOSS_TARGET,
     NONE,
@@ -14,7 +16,10 @@ from schemas.graph import (
     ValueKind,
     encode_arguments,
 )
-from schemas.problem import Problem
+from schemas.problem import Node, Problem, Storage
+from tests.stages.combine.problems import two_layers
+
+NOTHING = encode_arguments([], {})
 
 
 def graph_of(problem: Problem, views: bool, view_seconds: float = 0.0) -> tuple[Graph, Costs]:
@@ -113,3 +118,45 @@ def _value(index: int, size: int, storage: int, kind: ValueKind = "intermediate"
 def _op(index: int, target: str, phase: str, inputs: list[int], outputs: list[int]) -> Op:
     arguments = encode_arguments([{"value": value} for value in inputs], {})
     return Op(index, target, phase, arguments, inputs, outputs, [], [], False, True, "", "")  # type: ignore[arg-type]
+
+
+def three_parts() -> tuple[Graph, Costs]:
+    """Op 0, the loss, and ops 2, 3 and 4, whose values 2, 3 and 4 add up to one gradient."""
+    nodes = [
+        Node(0, "forward", 1.0, 4, [], [0], [], False, True),
+        Node(1, "loss", 0.0, 4, [0], [1], [], False, False),
+        *(Node(op, "backward", 1.0, 4, [1], [op], [], False, True) for op in (2, 3, 4)),
+    ]
+    storages = [Storage(4, index, index in (0, 1), index > 1) for index in range(5)]
+    graph, costs = graph_of(Problem(nodes, storages, 0), views=False)
+    owner = graph.gradients[0].value
+    return with_fields(graph, gradients=[Gradient(owner, part) for part in (2, 3, 4)]), costs
+
+
+def batch_norm(loss: bool = False) -> tuple[Graph, Costs]:
+    """Op 0 makes value 0, op 1 normalises it: its second run takes a quarter of a second. With
+    `loss`, that of nothing follows."""
+    graph, costs = graph_of(two_layers(), views=False)
+    sizes = [16, 4, 4, 4, 4, 16, 4, 4]
+    values = [Value(index, "parameter", [1], [1], 0, "float32", index) for index in range(8)]
+    for index, shape, strides in ((0, [2, 2], [2, 1]), (5, [2, 2], [2, 1]), (6, [1], [1])):
+        values[index] = Value(index, "intermediate", shape, strides, 0, "float32", index)
+    values[7] = with_fields(values[6], id=7, storage=7)
+    norm = with_fields(
+        graph.ops[1],
+        target="aten._native_batch_norm_legit_functional.default",
+        arguments=encode_arguments([*({"value": v} for v in range(5)), True, 0.1, 1e-5], {}),
+        inputs=[0, 1, 2, 3, 4],
+        outputs=[5, 6, 7],
+        in_place=[0],
+    )
+    ops = [graph.ops[0], norm]
+    if loss:
+        ops.append(with_fields(graph.ops[2], arguments=NOTHING, inputs=[], outputs=[]))
+    graph = with_fields(graph, ops=ops, values=values, storages=sizes, outputs=[], gradients=[])
+    forms = [(NONE, 1.0, 24), (0, 1.0, 8), (AGAIN, 0.25, 16)]
+    rows = [
+        Cost(op_key(graph, norm, form), norm.target, NONE, seconds, 0.0, peak, peak)
+        for form, seconds, peak in forms
+    ]
+    return graph, Costs([*costs.rows.values(), *rows], costs.device)

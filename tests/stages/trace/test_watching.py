@@ -227,6 +227,14 @@ def test_what_a_plan_would_not_do_is_refused(does: Any, sentence: str) -> None:
     assert torch.get_default_dtype() == torch.float32
 
 
+@pytest.mark.parametrize("bits", [np.random.PCG64, np.random.MT19937, np.random.Philox])
+def test_a_generator_of_numpy_that_nobody_draws_from_is_no_matter(bits: Any) -> None:
+    for numbers in (np.random.Generator(bits(1)), np.random.RandomState(bits(1))):
+        model = Model(lambda self, x: x * 2)
+        model.numbers = numbers  # type: ignore[assignment]
+        traced_watched((model, sample()), "model")
+
+
 def sets_the_same(self: Any, x: torch.Tensor) -> torch.Tensor:
     self.counter = 0
     self.history = self.history

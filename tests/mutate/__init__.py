@@ -1,0 +1,1 @@
+"""Small faults planted on purpose: which of them the tests notice."""

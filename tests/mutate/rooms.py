@@ -1,0 +1,72 @@
+"""What is mutated, and the tests that have to notice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Room:
+    """Files by pattern and the tests of their own room.
+
+    The `quick` ones and the one named like the file are run for every mutant, and all of `folders`
+    where those notice nothing. `compiled` files are run as plain Python in the first, and compiled
+    anew in the others.
+    """
+
+    name: str
+    patterns: tuple[str, ...]
+    quick: tuple[str, ...]
+    folders: tuple[str, ...] = ()
+    compiled: bool = False
+
+    def files(self, root: Path) -> list[str]:
+        """The files that are mutated, in a fixed order."""
+        paths = {path for pattern in self.patterns for path in root.glob(pattern)}
+        return sorted(str(path.relative_to(root)) for path in paths)
+
+    def first(self, root: Path, file: str) -> list[tuple[str, ...]]:
+        """The tests that are run for every mutant of a file, one group after the other."""
+        named = [f"{folder}/test_{Path(file).stem}.py" for folder in self.folders]
+        own = tuple(test for test in named if (root / test).exists() and test not in self.quick)
+        return [own, self.quick] if own else [self.quick]
+
+
+def _in(folder: str, *names: str) -> tuple[str, ...]:
+    return tuple(f"{folder}/test_{name}.py" for name in names)
+
+
+ROOMS = (
+    Room("replay", ("stages/replay/*.py",), ("tests/stages/replay",)),
+    Room(
+        "search",
+        ("stages/combine/polish/*.py", "stages/combine/schedule/*.py"),
+        (
+            "tests/stages/combine/schedule",
+            *_in("tests/stages/combine/polish", "optimum", "search", "polish"),
+        ),
+        ("tests/stages/combine/polish", "tests/stages/combine/strategies"),
+        compiled=True,
+    ),
+    Room("store", ("schemas/store.py",), _in("tests/schemas", "store"), ("tests/schemas",)),
+    Room(
+        "runtime",
+        ("stages/generate/runtime/*.py",),
+        _in(
+            "tests/stages/generate",
+            *("guards", "absent", "plain_values", "strides", "inner", "regions"),
+        ),
+        ("tests/stages/generate",),
+    ),
+    Room(
+        "trace",
+        ("stages/trace/*.py",),
+        _in(
+            "tests/stages/trace",
+            *("refusals", "spaces", "holders", "lasting", "parts", "known", "as_eager"),
+            *("watching_backward", "trace"),
+        ),
+        ("tests/stages/trace",),
+    ),
+)

@@ -1,0 +1,157 @@
+"""Chains on which the search finds the optimum, which is known from all ways to run them."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+
+from schemas.problem import Node, Problem, Storage
+from stages.combine.polish.polisher import Polisher
+
+State = tuple[int, frozenset[int]]
+
+
+def chain(sizes: Sequence[int], seconds: Sequence[float]) -> Problem:
+    """Layer i makes storage i of its input; its backward reads both, and the gradient of what it
+    made. The last output and the gradient of the first layer's input stay."""
+    last, nodes, storages = len(sizes) - 1, list[Node](), list[Storage]()
+    for index, (size, taken) in enumerate(zip(sizes, seconds, strict=True)):
+        inputs = [index - 1] if index else []
+        nodes.append(Node(index, "forward", taken, size, inputs, [index], [], False, True))
+        storages.append(Storage(size, index, index == last, False))
+    loss = last + 1
+    nodes.append(Node(loss, "loss", 0.0, 0, [last], [loss], [], False, False))
+    storages.append(Storage(0, loss, True, False))
+    for index in range(last, -1, -1):
+        made = len(nodes)
+        reads = [made - 1, index, *([index - 1] if index else [])]
+        nodes.append(Node(made, "backward", 1.0, 1, reads, [made], [], False, True))
+        storages.append(Storage(1, made, False, index == 0))
+    return Problem(nodes, storages, 0)
+
+
+def optimum(problem: Problem, budget: int) -> tuple[float, list[int]] | None:
+    """The least seconds within a budget with a sequence that takes them, of all orders of first
+    and further runs; None where there is none. A state is up to which node loss and backward have
+    run, and what is there."""
+    queue: list[tuple[float, int, State, list[int]]] = [(0.0, 0, (problem.loss, frozenset()), [])]
+    done: set[State] = set()
+    number = itertools.count(1)
+    while queue:
+        seconds, _, state, sequence = heapq.heappop(queue)
+        if state[0] == len(problem.nodes):
+            return seconds, sequence
+        if state in done:
+            continue
+        done.add(state)
+        for ran, other in following(problem, budget, state):
+            if other not in done:
+                taken = sum(problem.nodes[node].seconds for node in ran)
+                heapq.heappush(queue, (seconds + taken, next(number), other, [*sequence, *ran]))
+    return None
+
+
+def following(problem: Problem, budget: int, state: State) -> Iterator[tuple[list[int], State]]:
+    """What can come next: a storage is freed, or a node runs."""
+    count, there = state
+    for storage in there:
+        stored = problem.storages[storage]
+        if not (stored.held or stored.gradient):
+            yield [], (count, there - {storage})
+    live = sum(problem.storages[storage].bytes for storage in there)
+    for index in {*range(problem.loss), count}:
+        node = problem.nodes[index]
+        made = frozenset(node.outputs)
+        if there.issuperset(node.inputs) and not made & there and live + node.peak <= budget:
+            yield [index], (count + (index == count), there | made)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "seconds"),
+    [
+        ([2, 2, 2, 2, 2], [1, 1, 1, 1, 1]),
+        ([6, 3, 3, 2, 2], [1, 3, 5, 4, 5]),
+        ([6, 4, 4, 6, 6], [2, 2, 5, 4, 5]),
+        ([1, 4, 3, 1, 1, 2], [5, 4, 3, 3, 1, 3]),
+        ([3, 1, 4, 4], [2, 1, 1, 1]),
+        ([6, 6, 2, 3], [5, 4, 5, 1]),
+    ],
+)
+def test_the_search_finds_the_optimum_within_every_budget(
+    sizes: list[int], seconds: list[float]
+) -> None:
+    problem = chain(sizes, seconds)
+    polisher = Polisher(problem)
+    budget, plain = polisher.measure(polisher.keep_all)
+    assert plain == sum(seconds) + len(sizes)
+    assert polisher.polish({}, budget).sequence == polisher.keep_all
+    repeated = 0
+    while (best := optimum(problem, budget)) is not None:
+        found = polisher.polish({}, budget)
+        assert (found.peak <= budget, found.seconds) == (True, best[0]), budget
+        assert polisher.measure(found.sequence) == (found.peak, found.seconds)
+        assert found.start == -1
+        repeated += len(found.sequence) - len(problem.nodes)
+        budget -= 1
+    assert polisher.polish({}, budget).peak > budget
+    assert repeated > 0
+
+
+STARTING, TIGHT = chain([3, 3, 6, 1, 4, 2], [1, 2, 1, 3, 4, 2]), 13
+"""A chain and a budget within which the search finds nothing from keep-all."""
+
+
+def test_a_start_is_improved_where_the_search_finds_nothing_by_itself() -> None:
+    polisher = Polisher(STARTING)
+    best = optimum(STARTING, TIGHT)
+    assert best is not None
+    assert polisher.polish({}, TIGHT).peak > TIGHT
+    found = polisher.polish({7: best[1]}, TIGHT)
+    assert (found.peak <= TIGHT, found.seconds, found.start) == (True, best[0], 7)
+    slower = [*best[1][:1], 0, *best[1][1:]]
+    assert polisher.measure(slower)[1] > best[0]
+    assert polisher.polish({0: polisher.keep_all, 3: slower}, TIGHT) == replace(found, start=3)
+    assert polisher.polish({3: slower}, 100).sequence == polisher.keep_all
+    assert polisher.polish({3: slower}, 100).start == -1
+
+
+def test_a_sweep_goes_down_to_the_first_budget_that_is_missed() -> None:
+    polisher = Polisher(STARTING)
+    best = optimum(STARTING, TIGHT)
+    assert best is not None
+    highest = polisher.measure(polisher.keep_all)[0]
+    budgets = [highest]
+    while budgets[-1] > 2:
+        budgets.append(int(budgets[-1] * 0.975))
+    for starts in ([], [best[1]], [polisher.keep_all, best[1]], [best[1], polisher.keep_all]):
+        found = polisher.sweep(starts, 1, 1)[::-1]
+        lowest = TIGHT if starts else TIGHT + 1
+        assert [plan.peak <= budget for plan, budget in zip(found, budgets, strict=False)] == [
+            budget >= lowest for budget in budgets[: len(found)]
+        ]
+        assert len(found) == budgets.index(lowest) + 2
+        times = [plan.seconds for plan in found[:-1]]
+        known = [optimum(STARTING, budget) for budget in budgets[: len(times)]]
+        assert times == [way[0] for way in known if way is not None]
+    assert len(polisher.sweep([], TIGHT + 3, 1)) == budgets.index(TIGHT + 3) + 1
+
+
+def test_of_starts_the_best_counts_after_its_useless_runs_are_gone() -> None:
+    problem, budget = chain([6, 6, 3, 6, 6, 4], [5, 2, 1, 4, 5, 4]), 25
+    polisher = Polisher(problem)
+    best, lower = optimum(problem, budget), optimum(problem, budget - 4)
+    assert best is not None and lower is not None
+    alone = polisher.polish({}, budget)
+    assert alone.peak <= budget and alone.seconds > lower[0] > best[0]
+    useless = [best[1][0], *best[1]]
+    peak, seconds = polisher.measure(useless)
+    assert peak <= budget and seconds > alone.seconds
+    found = polisher.polish({4: useless}, budget)
+    assert (found.sequence, found.seconds, found.start) == (best[1], best[0], 4)
+    plans = polisher.sweep([best[1], lower[1]], 1, 1)[::-1]
+    exact = polisher.measure(best[1])[0]
+    assert [plan.seconds for plan in plans if plan.peak == exact] == [best[0]] * 2

@@ -1,0 +1,117 @@
+"""The planning view of a graph: what stands for each op, and what ties ops together."""
+
+from __future__ import annotations
+
+from dataclasses import replace as with_fields
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.costs import Cost, Costs, op_key
+from schemas.errors import ArtifactError
+from schemas.graph import NONE, Graph, encode_arguments
+from schemas.problem import Problem, Repeat, Reuse, Storage
+from stages.replay.condense import condense
+from tests.stages.combine.problems import problems, two_layers
+from tests.stages.replay.graphs import batch_norm, graph_of, three_parts
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems(), st.booleans())
+def test_a_graph_that_spells_out_a_problem_is_condensed_to_it(
+    problem: Problem, views: bool
+) -> None:
+    condensed = condense(*graph_of(problem, views))
+    # The storage that is further is the parameter's, which gradients are of.
+    further = condensed.storages[len(problem.storages) :]
+    assert further == [Storage(1, NONE, False, False)]
+    assert condensed.storages[: len(problem.storages)] == problem.storages
+    assert [with_fields(node, op=position) for position, node in enumerate(condensed.nodes)] == [
+        with_fields(node, op=position) for position, node in enumerate(problem.nodes)
+    ]
+    assert condensed.state_bytes == problem.state_bytes
+
+
+def test_views_are_no_nodes_and_nodes_name_their_ops() -> None:
+    graph, costs = graph_of(two_layers(), views=True)
+    assert [node.op for node in condense(graph, costs).nodes] == [
+        op.id for op in graph.ops if not graph.is_view(op)
+    ]
+
+
+def test_further_contributions_are_made_once_one_after_the_other() -> None:
+    graph, costs = three_parts()
+    problem = condense(graph, costs)
+    assert [node.repeatable for node in problem.nodes] == [True, False, False, False, False]
+    first, second = len(graph.storages), len(graph.storages) + 1
+    assert problem.storages[first:] == [
+        Storage(0, 2, held=False, gradient=False),
+        Storage(0, 3, held=False, gradient=False),
+    ]
+    assert [node.outputs for node in problem.nodes[2:]] == [[2, first], [3, second], [4]]
+    assert [node.inputs for node in problem.nodes[2:]] == [[1], [1, first], [1, second]]
+    assert [storage.gradient for storage in problem.storages[2:5]] == [True, False, False]
+
+
+def test_further_contributions_are_not_tied_where_they_need_no_order() -> None:
+    graph, costs = three_parts()
+    problem = condense(graph, costs, ordered=False)
+    assert len(problem.storages) == len(graph.storages)
+    assert [node.repeatable for node in problem.nodes] == [True, False, False, False, False]
+    assert [node.outputs for node in problem.nodes[2:]] == [[2], [3], [4]]
+
+
+def test_contributions_in_another_order_are_refused() -> None:
+    graph, costs = three_parts()
+    backwards = with_fields(graph, gradients=graph.gradients[::-1])
+    for ordered in (False, True):
+        with pytest.raises(ArtifactError, match="are not made in their order"):
+            condense(backwards, costs, ordered)
+
+
+def with_reader(graph: Graph, costs: Costs, value: int) -> tuple[Graph, Costs]:
+    """The graph with one op more, which reads `value` and may overwrite it, or value 1."""
+    last = graph.ops[-1]
+    reads = [value, 1]
+    reader = with_fields(
+        last,
+        id=len(graph.ops),
+        arguments=encode_arguments([{"value": read} for read in reads], {}),
+        inputs=reads,
+        outputs=[],
+        in_place=reads,
+    )
+    graph = with_fields(graph, ops=[*graph.ops, reader])
+    rows = [
+        Cost(op_key(graph, reader, form), "", NONE, 2.0, 0.0, peak, 0)
+        for form, peak in ((NONE, 9), (value, 5), (1, 6))
+    ]
+    return graph, Costs([*costs.rows.values(), *rows], costs.device)
+
+
+def test_a_further_contribution_is_not_overwritten() -> None:
+    for value, reuses in ((2, [Reuse(2, 2.0, 5), Reuse(1, 2.0, 6)]), (3, [Reuse(1, 2.0, 6)])):
+        graph, costs = with_reader(*three_parts(), value)
+        assert condense(graph, costs).nodes[-1].reuses == reuses
+
+
+def test_what_the_loss_leaves_beyond_its_tangents_is_held() -> None:
+    graph, costs = graph_of(two_layers(), views=False)
+    loss = next(op for op in graph.ops if op.phase == "loss")
+    key = op_key(graph, loss)
+    rows = [with_fields(row, net=7) if row.key == key else row for row in costs.rows.values()]
+    problem = condense(graph, Costs(rows, costs.device))
+    assert problem.storages[len(graph.storages) :] == [Storage(7 - 4, 2, True, False)]
+    assert problem.nodes[2].outputs == [2, len(graph.storages)]
+    assert len(condense(graph, costs).storages) == len(graph.storages)
+
+
+def test_a_node_that_runs_again_in_a_shorter_form_says_so() -> None:
+    graph, costs = batch_norm(loss=True)
+    problem = condense(graph, costs)
+    assert problem.nodes[1].inputs == [0]
+    assert problem.nodes[1].outputs == [5, 6, 7]
+    assert problem.nodes[1].reuses == [Reuse(0, 1.0, 8)]
+    assert problem.nodes[1].repeat == Repeat([0, 6, 7], [5], 0.25, 16)
+    assert problem.nodes[0].repeat is None
