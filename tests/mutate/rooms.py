@@ -38,7 +38,11 @@ def _in(folder: str, *names: str) -> tuple[str, ...]:
 
 
 ROOMS = (
-    Room("replay", ("stages/replay/*.py",), ("tests/stages/replay",)),
+    Room(
+        "replay",
+        ("stages/replay/*.py", "stages/replay/rules/*.py"),
+        ("tests/stages/replay",),
+    ),
     Room(
         "search",
         ("stages/combine/polish/*.py", "stages/combine/schedule/*.py"),

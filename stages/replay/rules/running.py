@@ -93,6 +93,8 @@ def _finish(state: State) -> None:
     missing = sorted(value for value in outputs if not state.is_live(value))
     if missing:
         raise state.refuse(f"the outputs {missing} are not live at the end")
+    if state.loss_at < 0 and any(op.target == LOSS_TARGET for op in state.graph.ops):
+        raise state.refuse("the loss never runs")
     unwritten = {op.id for op in state.graph.ops if op.writes} - state.done
     if unwritten:
         raise state.refuse(f"the buffer updates {sorted(unwritten)} never run")

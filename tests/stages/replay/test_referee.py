@@ -84,6 +84,13 @@ def test_what_is_missing_at_the_end_is_refused() -> None:
     refused(graph, costs, [], r"the outputs \[1\] are not live")
 
 
+def test_a_schedule_without_the_loss_is_refused() -> None:
+    graph, costs, steps = made([0, 1, 2, 3])
+    graph = with_fields(graph, gradients=[])
+    forward = [step for step in steps[:2]]
+    refused(graph, costs, [*forward, Step(Free(0))], "the loss never runs")
+
+
 def test_a_gradient_leaves_after_the_last_read_of_its_parameter() -> None:
     graph, costs, steps = made([0, 1, 2, 3])
     owner = graph.gradients[0].value

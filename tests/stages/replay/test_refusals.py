@@ -6,6 +6,16 @@ from dataclasses import replace as with_fields
 
 import pytest
 
+from schemas.actions import (
+    Compute,
+    Free,
+    FreeRandom,
+    Gradient,
+    Loss,
+    RestoreRandom,
+    SaveRandom,
+    Write,
+)
 from schemas.costs import Cost, Costs, op_key
 from schemas.errors import ScheduleError
 from schemas.graph import NONE, Graph, Op, Value, encode_arguments
@@ -87,26 +97,26 @@ def test_random_draws_keep_their_order() -> None:
 def test_a_random_state_is_saved_before_the_first_draw_and_once() -> None:
     graph, costs = two_draws()
     steps = opened(graph, costs, [0, 1, 2, 3, 0, 4])
-    save = Step("save_random", op=0)
+    save = Step(SaveRandom(0))
     assert steps[0] == save
     refused(graph, costs, [save, *steps], "random state of op 0 is saved too late")
     late = [steps[1], save, *steps[2:]]
     refused(graph, costs, late, "random state of op 0 is saved too late")
-    for op in (2, 5, NONE, -3):
-        extra = [Step("save_random", op=op), *steps]
-        refused(graph, costs, extra, f"op {op} draws no random numbers")
+    refused(graph, costs, [Step(SaveRandom(2)), *steps], "op 2 draws no random numbers")
+    for op in (5, NONE, -3):
+        refused(graph, costs, [Step(SaveRandom(op)), *steps], f"there is no op {op}")
 
 
 def test_only_a_saved_state_is_restored_or_freed() -> None:
     graph, costs = two_draws()
     steps = opened(graph, costs, [0, 1, 2, 3, 0, 4])
-    freed = Step("free", op=0)
+    freed = Step(FreeRandom(0))
     played = replay(graph, costs, steps).steps
     place = steps.index(freed)
     assert played[place].live == played[place].peak == played[place - 1].live - 2
     unsaved = [step for step in steps[1:] if step != freed]
     refused(graph, costs, unsaved, "no random state is saved for op 0")
-    refused(graph, costs, [steps[0], Step("restore_random", op=0), *steps[1:]], "no random state")
+    refused(graph, costs, [steps[0], Step(RestoreRandom(0)), *steps[1:]], "no random state")
     plain = opened(graph, costs, [0, 1, 2, 3, 4])
     refused(graph, costs, [*plain, freed], "no random state is saved for op 0")
     refused(graph, costs, [freed, *plain], "no random state is saved for op 0")
@@ -117,7 +127,7 @@ def test_only_a_saved_state_is_restored_or_freed() -> None:
 def test_a_restored_state_serves_its_op_at_once() -> None:
     graph, costs = two_draws()
     steps = opened(graph, costs, [0, 1, 2, 3, 0, 1, 4])
-    place = steps.index(Step("restore_random", op=1))
+    place = steps.index(Step(RestoreRandom(1)))
     other = [*steps[: place - 1], steps[place], steps[place - 1], *steps[place + 1 :]]
     refused(graph, costs, other, "not used at once")
     ended = steps[: place + 1]
@@ -128,7 +138,7 @@ def test_a_restored_state_serves_its_op_at_once() -> None:
 def test_the_loss_runs_once() -> None:
     graph, costs = graph_of(two_layers(), views=False)
     steps = opened(graph, costs, [0, 1, 2, 3])
-    place = steps.index(Step("loss", op=2))
+    place = steps.index(Step(Loss(2)))
     refused(graph, costs, [*steps[:place], steps[place], *steps[place:]], "the loss runs again")
     refused(graph, costs, [*steps, steps[place]], "the loss runs again")
 
@@ -143,15 +153,15 @@ def test_an_op_that_must_run_once_does_not_run_again() -> None:
 
 def test_a_buffer_is_updated_exactly_once() -> None:
     graph, costs, steps = with_update()
-    update = Step("write", op=4)
-    place = steps.index(Step("compute", op=3))
+    update = Step(Write(4))
+    place = steps.index(Step(Compute(3)))
     before, after = steps[:place], steps[place:]
     played = replay(graph, costs, [*before, update, *after])
     plain = replay(with_fields(graph, ops=graph.ops[:4]), costs, steps)
     assert (played.saved, played.forward_seconds) == (plain.saved, plain.forward_seconds) == (8, 2)
     refused(graph, costs, steps, r"the buffer updates \[4\] never run")
     refused(graph, costs, [*before, update, update, *after], r"op 4 .* runs again")
-    compute = [*before, Step("compute", op=4), *after]
+    compute = [*before, Step(Compute(4)), *after]
     refused(graph, costs, compute, "op 4 .* is a write, not a compute")
     refused(graph, costs, [update, *steps], "of the backward runs before the loss")
 
@@ -159,18 +169,18 @@ def test_a_buffer_is_updated_exactly_once() -> None:
 def test_what_others_hold_is_not_overwritten() -> None:
     graph, costs, steps = with_update()
     owner = graph.gradients[0].value
-    place = steps.index(Step("compute", op=3))
-    update = Step("write", op=4, in_place=owner)
+    place = steps.index(Step(Compute(3)))
+    update = Step(Write(4, in_place=owner))
     fixed = [*steps[:place], update, *steps[place:]]
     refused(graph, costs, fixed, f"op 4 .* overwrites value {owner}, which is held")
     problem = two_layers()
     problem.nodes[3] = with_fields(problem.nodes[3], reuses=[Reuse(0, 1.0, 0), Reuse(2, 1.0, 0)])
     graph, costs = graph_of(problem, views=False)
-    reused = [step for step in steps if step != Step("free", value=0)]
-    reused[place] = Step("compute", op=3, in_place=0)
+    reused = [step for step in steps if step != Step(Free(0))]
+    reused[place] = Step(Compute(3, in_place=0))
     assert replay(graph, costs, reused).steps[-1].live == 12
     held = [*steps]
-    held[place] = Step("compute", op=3, in_place=2)
+    held[place] = Step(Compute(3, in_place=2))
     refused(graph, costs, held, "op 3 .* overwrites value 2, which is held")
 
 
@@ -183,45 +193,47 @@ def test_a_view_that_takes_the_bytes_of_what_it_views_is_refused() -> None:
     rows = [*costs.rows.values()]
     rows.append(Cost(op_key(graph, view, 0), view.target, 0, 0.0, 0.0, 0, 0))
     steps = opened(graph, costs, [op.id for op in graph.ops if not graph.is_view(op)])
-    taken = [with_fields(step, in_place=0) if step.op == view.id else step for step in steps]
+    making, over = Step(Compute(view.id)), Step(Compute(view.id, in_place=0))
+    assert making in steps
+    taken = [over if step == making else step for step in steps]
     costs = Costs(rows, costs.device)
     refused(with_fields(graph, ops=ops), costs, taken, "is a view of a storage that is not live")
 
 
 def test_ids_out_of_range_are_refused() -> None:
     graph, costs = graph_of(two_layers(), views=False)
-    for action in ("compute", "write", "loss"):
-        refused(graph, costs, [Step(action)], "there is no op -1")
-        refused(graph, costs, [Step(action, op=4)], "there is no op 4")
-    refused(graph, costs, [Step("free", value=-2)], "there is no value -2")
+    for kind in (Compute, Write, Loss, SaveRandom, RestoreRandom, FreeRandom):
+        refused(graph, costs, [Step(kind(-1))], "there is no op -1")
+        refused(graph, costs, [Step(kind(4))], "there is no op 4")
+    refused(graph, costs, [Step(Free(-2))], "there is no value -2")
     count = len(graph.values)
-    refused(graph, costs, [Step("free", value=count)], f"there is no value {count}")
+    refused(graph, costs, [Step(Free(count))], f"there is no value {count}")
 
 
 def test_a_gradient_is_handed_over_once_it_is_made_and_before_it_is_freed() -> None:
     graph, costs = graph_of(two_layers(), views=False)
     steps = opened(graph, costs, [0, 1, 2, 3])
-    handed = Step("gradient", value=3)
-    place = steps.index(Step("compute", op=3))
+    handed = Step(Gradient(3))
+    place = steps.index(Step(Compute(3)))
     early = [*steps[:place], handed, *(step for step in steps[place:] if step != handed)]
     for accumulate in (False, True):
         refused(graph, costs, early, "the gradient 3 is not live", accumulate)
         unhanded = [step for step in steps if step != handed]
-        lost = [*unhanded, Step("free", value=3)]
+        lost = [*unhanded, Step(Free(3))]
         refused(graph, costs, lost, "the gradient in value 3 is freed", accumulate)
         refused(graph, costs, unhanded, r"the gradients \[3\] are missing", accumulate)
-    refused(graph, costs, [*steps, Step("gradient", value=1)], "value 1 is no gradient left")
+    refused(graph, costs, [*steps, Step(Gradient(1))], "value 1 is no gradient left")
 
 
 def test_contributions_are_added_in_their_order_to_a_first_that_is_there() -> None:
     graph, costs = three_parts()
     steps = opened(graph, costs, [0, 1, 2, 3, 4])
-    first, second, third = (Step("gradient", value=part) for part in (2, 3, 4))
-    assert [step for step in steps if step.action == "gradient"] == [second, third, first]
+    first, second, third = (Step(Gradient(part)) for part in (2, 3, 4))
+    assert [step for step in steps if isinstance(step.action, Gradient)] == [second, third, first]
     played = replay(graph, costs, steps)
     assert (played.peak, played.steps[-1].live) == (4 * 4, 3 * 4)
     assert replay(graph, costs, steps, accumulate=True).steps[-1].live == 2 * 4
-    made = [step for step in steps if step.action != "gradient"]
+    made = [step for step in steps if not isinstance(step.action, Gradient)]
     for order, match in [
         ([third, second, first], "contribution 4 is handed over before 3"),
         ([first, second, third], r"gradient 2 lacks contributions \[3, 4\]"),
@@ -241,8 +253,8 @@ def test_a_first_contribution_is_read_no_more_once_others_were_added() -> None:
     reads = encode_arguments([{"value": 2}], {})
     reader = with_fields(graph.ops[4], id=5, arguments=reads, inputs=[2], outputs=[])
     graph, costs = with_op(graph, costs, reader)
-    read = Step("compute", op=5)
-    place = steps.index(Step("gradient", value=3))
+    read = Step(Compute(5))
+    place = steps.index(Step(Gradient(3)))
     replay(graph, costs, [*steps[:place], read, *steps[place:]])
     late = [*steps[: place + 1], read, *steps[place + 1 :]]
     refused(graph, costs, late, "op 5 .* reads value 2 after contributions were added")
@@ -250,13 +262,13 @@ def test_a_first_contribution_is_read_no_more_once_others_were_added() -> None:
 
 def test_the_shorter_form_of_a_second_run_overwrites_nothing() -> None:
     graph, costs = batch_norm()
-    first, second = Step("compute", op=0), Step("compute", op=1)
-    ends = [Step("free", value=value) for value in (0, 5, 6, 7)]
+    first, second = Step(Compute(0)), Step(Compute(1))
+    ends = [Step(Free(value)) for value in (0, 5, 6, 7)]
     played = replay(graph, costs, [first, second, ends[1], second, *ends])
     assert [step.end for step in played.steps[:4]] == [1.0, 2.0, 2.0, 2.25]
     assert [step.live for step in played.steps[:4]] == [16, 40, 24, 40]
     assert (played.repeated, played.repeated_seconds, played.peak) == (1, 0.25, 40)
-    over = with_fields(second, in_place=0)
+    over = Step(Compute(1, in_place=0))
     assert replay(graph, costs, [first, over, *ends[1:]]).peak == 24
     again = [first, second, ends[1], over, *ends[1:]]
     refused(graph, costs, again, "op 1 .* overwrites nothing when it runs again")
