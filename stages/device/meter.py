@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from stages.device.devices import device_named, entered, wait_for
+
 Line = list[tuple[float, int]]
 """Seconds since the first mark and bytes above what was allocated there, one entry a change."""
 
@@ -70,8 +72,8 @@ def session(device: torch.device | str, lines: bool = False) -> Iterator[Session
 
     `lines` asks for the memory line, which costs time and memory of the host on CUDA.
     """
-    opened: CpuSession | CudaSession
-    opened = CudaSession(device, lines) if torch.device(device).type == "cuda" else CpuSession()
+    place = device_named(device)
+    opened = CudaSession(place, lines) if place.type == "cuda" else CpuSession()
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -132,7 +134,7 @@ class CpuSession(Session):
 class CudaSession(Session):
     """Memory on a CUDA device, from the statistics of PyTorch's caching allocator."""
 
-    device: torch.device | str
+    device: torch.device
     lines: bool
     _marks: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     _history: list[tuple[int, int]] = field(default_factory=list)
@@ -140,13 +142,13 @@ class CudaSession(Session):
     @contextmanager
     def running(self) -> Iterator[None]:
         """Resets the allocator's peak; records its history where lines are asked for."""
-        torch.cuda.synchronize(self.device)
+        wait_for(self.device)
         if self.lines:
             torch.cuda.memory._record_memory_history(context=None, clear_history=True)
         torch.cuda.reset_peak_memory_stats(self.device)
         try:
             yield
-            torch.cuda.synchronize(self.device)
+            wait_for(self.device)
             self._history = self._trace()
         finally:
             if self.lines:
@@ -177,9 +179,8 @@ class CudaSession(Session):
         """The allocator's history as (microseconds, bytes) so far; empty without lines."""
         if not self.lines:
             return []
-        index = torch.device(self.device).index or 0
         signs = {"alloc": 1, "free_completed": -1}
-        traces = torch.cuda.memory._snapshot(self.device)["device_traces"][index]
+        traces = torch.cuda.memory._snapshot(self.device)["device_traces"][self.device.index]
         return [
             (entry["time_us"], signs[entry["action"]] * entry["size"])
             for entry in traces
@@ -217,7 +218,20 @@ def time_calls(
     `least` times, and at most `most` times; for up to three times as long where the spread exceeds
     `steady`. The device is waited for.
     """
-    clock = _cuda_seconds if torch.device(device).type == "cuda" else _cpu_seconds
+    with entered(device):
+        clock = _cuda_seconds if torch.device(device).type == "cuda" else _cpu_seconds
+        return _repeated(clock, call, before, limit, least, most, steady)
+
+
+def _repeated(
+    clock: Callable[[Callable[[], Any]], float],
+    call: Callable[[], Any],
+    before: Callable[[], None] | None,
+    limit: float,
+    least: int,
+    most: int,
+    steady: float,
+) -> Timing:
     seconds: list[float] = []
     started = time.perf_counter()
     while True:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from schemas.costs import Device
+from stages.device.devices import device_named
 
 
 def describe_device(device: torch.device | str) -> Device:
@@ -16,7 +17,7 @@ def describe_device(device: torch.device | str) -> Device:
     `build` names PyTorch's version and the switches that choose kernels and workspaces; `threads`
     is 0 on CUDA, where the host's threads do not matter.
     """
-    device = torch.device(device)
+    device = device_named(device)
     if device.type == "cuda":
         build = [
             torch.__version__,

@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from schemas.errors import ModelError
+from stages.device.devices import kept_random_states
 from stages.device.norms import true_dtypes
 from stages.device.recurrent import BACKWARD, LAYER, WORKSPACE, workspace_bytes
 from stages.trace.program import Call, Program, Variable
@@ -192,7 +193,9 @@ def _give_storages(call: Call, mode: FakeTensorMode) -> None:
     for output in call.made():
         like = output.fake
         with mode:
-            output.fake = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
+            output.fake = torch.empty_strided(
+                like.shape, like.stride(), dtype=like.dtype, device=like.device
+            )
 
 
 def _give_workspace(call: Call, mode: FakeTensorMode, args: tuple[Any, ...]) -> None:
@@ -201,7 +204,7 @@ def _give_workspace(call: Call, mode: FakeTensorMode, args: tuple[Any, ...]) -> 
     if workspace is not None:
         size = workspace_bytes(args)
         with mode:
-            workspace.fake = torch.empty(size, dtype=torch.uint8)
+            workspace.fake = torch.empty(size, dtype=torch.uint8, device=workspace.fake.device)
 
 
 def place_of(tensor: torch.Tensor) -> Place:
@@ -225,10 +228,9 @@ def _probe(call: Call) -> list[Place | None] | None:
         memory = torch.full((last + 1,), int(one), dtype=like.dtype, device=like.device)
         return memory.as_strided(like.shape, like.stride())
 
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     args, kwargs = pytree.tree_map(operand, (call.args, call.kwargs))
     try:
-        with torch.random.fork_rng(devices), torch.no_grad():
+        with kept_random_states(), torch.no_grad():
             results = pytree.tree_leaves(call.target(*args, **kwargs))
     except (RuntimeError, IndexError, ValueError, TypeError):
         return None

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from stages.device.devices import wait_for
 from stages.device.factory import Sample
-from stages.device.leaves import leaves_of
 from stages.device.meter import Timing, Usage, session, summarise
 from stages.validate.step import Stepper, forget_gradients
 
@@ -59,7 +59,12 @@ def reserved_memory(module: nn.Module, stepper: Stepper, sample: Sample, device:
 
 
 def measure_times(
-    planned: nn.Module, unplanned: nn.Module, stepper: Stepper, sample: Sample, pairs: int
+    planned: nn.Module,
+    unplanned: nn.Module,
+    stepper: Stepper,
+    sample: Sample,
+    pairs: int,
+    device: str,
 ) -> Times:
     """Times pairs of steps, the planned one first in every other pair; `.grad` is None before each.
 
@@ -67,29 +72,26 @@ def measure_times(
     """
     modules = [planned, unplanned]
     for module in modules:
-        _seconds(module, stepper, sample)
+        _seconds(module, stepper, sample, device)
     gc.collect()
     gc.disable()
     try:
         runs: list[list[float]] = [[], []]
         for pair in range(pairs):
             for index in (0, 1) if pair % 2 == 0 else (1, 0):
-                runs[index].append(_seconds(modules[index], stepper, sample))
+                runs[index].append(_seconds(modules[index], stepper, sample, device))
     finally:
         gc.enable()
     ratios = [mine / other for mine, other in zip(*runs, strict=True)]
     return Times(summarise(runs[0]), summarise(runs[1]), summarise(ratios))
 
 
-def _seconds(module: nn.Module, stepper: Stepper, sample: Sample) -> float:
+def _seconds(module: nn.Module, stepper: Stepper, sample: Sample, device: str) -> float:
     forget_gradients(module, sample)
-    on_cuda = any(isinstance(leaf, torch.Tensor) and leaf.is_cuda for leaf in leaves_of(sample))
-    if on_cuda:
-        torch.cuda.synchronize()
+    wait_for(device)
     start = time.perf_counter()
     held = stepper.run(module, sample)
-    if on_cuda:
-        torch.cuda.synchronize()
+    wait_for(device)
     seconds = time.perf_counter() - start
     del held
     forget_gradients(module, sample)

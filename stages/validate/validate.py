@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from schemas.errors import ArtifactError, ModelError
 from schemas.graph import Graph
 from schemas.measurement import FAILED, LinePoint, Measurement, thin
-from stages.device.factory import Built
+from stages.device.devices import device_named, device_of, entered
+from stages.device.factory import Built, all_tensors
 from stages.validate.compare import Difference
 from stages.validate.comparison import SEED, Comparer, Comparison, copied, sentence
 from stages.validate.load import describe, load_planned
@@ -60,10 +60,11 @@ def validate(
     base = _base(graph, plan, plan_seconds)
     if base.verdict == "infeasible" or base.predicted_peak is None:
         return Validation(base, [])
-    pair = _Pair.of(graph, built, device or graph.device)
+    pair = _Pair.of(graph, built, device)
     try:
         planned = module if isinstance(module, nn.Module) else load_planned(module, built.model)
-        return pair.judge(base, planned, pairs)
+        with entered(pair.device):
+            return pair.judge(base, planned, pairs)
     except (ArtifactError, ModelError):
         raise
     except Exception as error:
@@ -78,8 +79,8 @@ def check(graph: Graph, built: Built, planned: nn.Module) -> str:
     to come from. Model, samples and random numbers are afterwards as they were.
     """
     try:
-        pair = _Pair.of(graph, built, graph.device)
-        with other_numbers(SEED):
+        pair = _Pair.of(graph, built)
+        with entered(pair.device), other_numbers(SEED):
             return sentence(pair.comparer.compare(planned).complaint)
     except ModelError as error:
         return sentence(str(error))
@@ -98,12 +99,14 @@ class _Pair:
     unordered: list[str]
 
     @classmethod
-    def of(cls, graph: Graph, built: Built, device: str) -> _Pair:
-        """A copy of the model of a graph, with the model's samples."""
+    def of(cls, graph: Graph, built: Built, device: str = "") -> _Pair:
+        """A copy of the model of a graph, with the model's samples; `device` is where they are
+        unless given."""
+        place = device_named(device) if device else device_of(all_tensors(built), graph.device)
         stepper, blamed = Stepper.of(graph, built), unordered(graph)
-        varying = torch.device(device).type != "cpu" or bool(blamed)
+        varying = place.type != "cpu" or bool(blamed)
         comparer = Comparer(copied(built.model), stepper, built.samples, varying)
-        return cls(comparer, stepper, built, device, blamed)
+        return cls(comparer, stepper, built, str(place), blamed)
 
     def judge(self, base: Measurement, planned: nn.Module, pairs: int) -> Validation:
         """Fills in a measurement."""
@@ -120,7 +123,7 @@ class _Pair:
         }
         times = None
         if pairs:
-            times = measure_times(planned, original, self.stepper, sample, pairs)
+            times = measure_times(planned, original, self.stepper, sample, pairs, self.device)
         peak = usage["planned", False].peak
         filled = replace(
             _with_results(base, compared.difference, times),
