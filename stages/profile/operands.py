@@ -89,8 +89,10 @@ def make_operands(
 
 
 def make_tensor(value: Value, fill: Fill, device: torch.device) -> Tensor:
-    """A tensor with a value's shape, strides and dtype, in a storage of its own."""
-    base = torch.empty(extent(value), dtype=getattr(torch, value.dtype), device=device)
+    """A tensor with a value's shape, strides and dtype, in a storage of its own, on a device or
+    where the value says that it lies."""
+    place = torch.device(value.device) if value.device else device
+    base = torch.empty(extent(value), dtype=getattr(torch, value.dtype), device=place)
     fill(base)
     return base.as_strided(value.shape, value.strides)
 
