@@ -7,10 +7,12 @@ devices; what runs, measures or draws does so on one device, which is named here
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from torch import nn
 
 from schemas.errors import ModelError
 
@@ -59,6 +61,25 @@ def wait_for(device: torch.device | str) -> None:
     device = torch.device(device)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def release(device: torch.device | str) -> None:
+    """Gives back what nothing holds any more: cycles of Python, and the segments that PyTorch's
+    allocator keeps of a CUDA device."""
+    gc.collect()
+    if torch.device(device).type == "cuda":
+        with entered(device):
+            torch.cuda.empty_cache()
+
+
+def move_tensors(module: nn.Module, device: torch.device | str) -> None:
+    """Puts the contents of a module's parameters and buffers on a device; each stays the object
+    that it is, and ties stay ties."""
+    for tensor in {
+        id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())
+    }.values():
+        if tensor.device != torch.device(device):
+            tensor.data = tensor.data.to(device)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,8 @@ from stages.validate.step import Stepper, random_tangents
 
 @dataclass(frozen=True)
 class Trail:
-    """What some steps of a module left behind, by name: all outputs, gradients and buffers."""
+    """What some steps of a module left behind, by name: all outputs, gradients and buffers, on the
+    host."""
 
     outputs: dict[str, Any]
     gradients: dict[str, Any]
@@ -163,7 +164,7 @@ def difference(mine: Any, other: Any) -> float:
 
 
 def _keep(leaf: Any) -> Any:
-    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
+    return leaf.detach().to("cpu", copy=True) if isinstance(leaf, Tensor) else leaf
 
 
 def _bytes(tensor: Tensor) -> Tensor:

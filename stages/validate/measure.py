@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from stages.device.devices import wait_for
+from stages.device.devices import kept_random_states, release, wait_for
 from stages.device.factory import Sample
 from stages.device.meter import Timing, Usage, session, summarise
 from stages.validate.step import Stepper, forget_gradients
@@ -17,11 +19,12 @@ from stages.validate.step import Stepper, forget_gradients
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of the two modules of alternating pairs of runs, and their ratio pair by pair."""
+    """Seconds of the two modules of alternating pairs of runs, and their ratio pair by pair; of the
+    planned module alone where the other does not fit."""
 
     planned: Timing
-    unplanned: Timing
-    ratio: Timing
+    unplanned: Timing | None
+    ratio: Timing | None
 
 
 def measure_memory(
@@ -48,14 +51,45 @@ def measure_memory(
 
 
 def reserved_memory(module: nn.Module, stepper: Stepper, sample: Sample, device: str) -> int | None:
-    """The most bytes that the allocator took from a CUDA device for a step; None on the CPU."""
+    """The most bytes that the allocator took from a CUDA device for two steps, parameters, inputs
+    and workspaces of libraries included; None on the CPU.
+
+    To be called before anything else has run there. Buffers and random states come back.
+    """
     if torch.device(device).type != "cuda":
         return None
-    torch.cuda.empty_cache()
+    release(device)
     torch.cuda.reset_peak_memory_stats(device)
-    stepper.run(module, sample)
-    forget_gradients(module, sample)
-    return torch.cuda.max_memory_reserved(device)
+    with kept_random_states(), _kept_buffers(module):
+        for _ in range(2):
+            stepper.run(module, sample)
+            forget_gradients(module, sample)
+        wait_for(device)
+        return torch.cuda.max_memory_reserved(device)
+
+
+@contextlib.contextmanager
+def _kept_buffers(module: nn.Module) -> Iterator[None]:
+    """The contents of a module's buffers come back at its end; they wait on the host."""
+    kept = {name: buffer.to("cpu", copy=True) for name, buffer in module.named_buffers()}
+    yield
+    with torch.no_grad():
+        for name, buffer in module.named_buffers():
+            buffer.copy_(kept[name])
+
+
+def measure_alone(
+    module: nn.Module, stepper: Stepper, sample: Sample, runs: int, device: str
+) -> Times:
+    """Times steps of one module, after one that is not timed."""
+    _seconds(module, stepper, sample, device)
+    gc.collect()
+    gc.disable()
+    try:
+        seconds = [_seconds(module, stepper, sample, device) for _ in range(runs)]
+    finally:
+        gc.enable()
+    return Times(summarise(seconds), None, None)
 
 
 def measure_times(

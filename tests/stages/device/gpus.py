@@ -97,6 +97,7 @@ def stand_in(patch: pytest.MonkeyPatch, count: int = 2, current: int = 0) -> Gpu
         "synchronize": gpus.noted("synchronize"),
         "empty_cache": gpus.noted("empty_cache"),
         "memory_stats": gpus.stats,
+        "max_memory_reserved": lambda device=None: gpus.peaks.get(gpus.number(device), 0),
         "reset_peak_memory_stats": gpus.reset,
         "Event": gpus.event,
         "get_device_name": lambda device=None: f"GPU {gpus.number(device)}",
