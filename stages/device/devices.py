@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from schemas.errors import ModelError
+from stages.device.settings import refuse_settings
 
 
 def device_named(name: torch.device | str) -> torch.device:
@@ -30,7 +31,8 @@ def device_named(name: torch.device | str) -> torch.device:
 
 
 def require_device(name: str) -> None:
-    """Raises ModelError unless the device ("cpu", "cuda", "cuda:1") is here."""
+    """Raises ModelError unless the device ("cpu", "cuda", "cuda:1") is here, ConfigError where its
+    settings keep memory from being foretold."""
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -39,6 +41,7 @@ def require_device(name: str) -> None:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:
             raise ModelError(f"the device {name!r} is not on this machine")
+        refuse_settings()
 
 
 def device_of(tensors: Iterable[torch.Tensor], kind: str) -> torch.device:

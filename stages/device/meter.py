@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from stages.device.clocks import CudaClock, host_seconds
 from stages.device.devices import device_named, entered, wait_for
 
 Line = list[tuple[float, int]]
@@ -211,15 +212,18 @@ def time_calls(
     least: int = 5,
     most: int = 15,
     steady: float = 0.25,
+    repeatable: bool = False,
 ) -> Timing:
     """Times a call again and again, its result dropped outside the measured time.
 
     `before` runs ahead of each call, outside the measured time. Repeats for `limit` seconds, but
     `least` times, and at most `most` times; for up to three times as long where the spread exceeds
-    `steady`. The device is waited for.
+    `steady`. On CUDA the time is that of the device, without the launch (`stages.device.clocks`);
+    `repeatable` says that a call may be run several times after one `before`.
     """
     with entered(device):
-        clock = _cuda_seconds if torch.device(device).type == "cuda" else _cpu_seconds
+        on_cuda = torch.device(device).type == "cuda"
+        clock = CudaClock(repeatable) if on_cuda else host_seconds
         return _repeated(clock, call, before, limit, least, most, steady)
 
 
@@ -251,21 +255,3 @@ def summarise(seconds: list[float]) -> Timing:
         return Timing(seconds[0], seconds[0], seconds[0], 1)
     first, median, third = statistics.quantiles(seconds, n=4, method="inclusive")
     return Timing(median, first, third, len(seconds))
-
-
-def _cpu_seconds(call: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    result = call()
-    seconds = time.perf_counter() - start
-    del result
-    return seconds
-
-
-def _cuda_seconds(call: Callable[[], Any]) -> float:
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    result = call()
-    end.record()
-    end.synchronize()
-    del result
-    return begin.elapsed_time(end) / 1e3

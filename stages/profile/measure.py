@@ -133,7 +133,8 @@ class _OpRun:
             if sweep is not None:
                 sweep()
 
-        timing = time_calls(self.device, call, before, limit=SECONDS)
+        repeatable = renew is None
+        timing = time_calls(self.device, call, before, limit=SECONDS, repeatable=repeatable)
         return make_cost(self.graph, self.op, in_place, timing, usage.peak, usage.net)
 
     def call(self, in_place: int) -> Callable[[], Any]:

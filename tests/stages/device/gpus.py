@@ -100,6 +100,9 @@ def stand_in(patch: pytest.MonkeyPatch, count: int = 2, current: int = 0) -> Gpu
         "max_memory_reserved": lambda device=None: gpus.peaks.get(gpus.number(device), 0),
         "reset_peak_memory_stats": gpus.reset,
         "Event": gpus.event,
+        "_sleep": lambda cycles: gpus.calls.append(("fill", gpus.current)),
+        "current_stream": lambda device=None: gpus.event(),
+        "get_allocator_backend": lambda: "native",
         "get_device_name": lambda device=None: f"GPU {gpus.number(device)}",
         "get_device_properties": lambda device=None: SimpleNamespace(
             name=f"GPU {gpus.number(device)}", major=9, minor=0, L2_cache_size=1 << 20
