@@ -175,11 +175,11 @@ def weighted(outputs: list[Tensor]) -> Tensor:
         generator = torch.Generator().manual_seed(place)
         weights = torch.randn(output.shape, generator=generator, dtype=torch.float64)
         real = torch.view_as_real(output).sum(-1) if output.is_complex() else output
-        total = total + (real * weights.to(real.dtype)).sum().float()
+        total = total + (real * weights.to(real)).sum().float()
     return total
 
 
 def tangent(output: Tensor, seed: int = 5) -> Tensor:
     """A gradient for an output."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output.dtype)
+    return torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output)

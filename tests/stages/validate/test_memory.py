@@ -15,8 +15,9 @@ from stages.device.devices import move_tensors
 from stages.device.factory import Built, check_result
 from stages.trace.trace import trace
 from stages.validate.compare import leave_trail
+from stages.validate.contents import fresh_contents
 from stages.validate.measure import reserved_memory
-from stages.validate.step import Stepper
+from stages.validate.step import Stepper, random_tangents
 from stages.validate.validate import check, validate
 from tests.stages.device.gpus import stand_in
 from tests.stages.validate.test_validate import PLAN, Net, net
@@ -173,3 +174,13 @@ def test_ties_stay_when_a_model_waits_elsewhere(monkeypatch: pytest.MonkeyPatch)
     assert moved == ["cuda:1"] * 4
     for name, tensor in module.state_dict().items():
         assert tensor.data_ptr() != places[name]
+
+
+def test_contents_and_tangents_are_drawn_on_the_host_whatever_the_default_device() -> None:
+    sample: Any = ((torch.randn(4), torch.arange(4)), {})
+    expected = fresh_contents(sample, 3)[0], random_tangents(3)(torch.zeros(2))
+    with torch.device("meta"):
+        found = fresh_contents(sample, 3)[0], random_tangents(3)(torch.zeros(2, device="cpu"))
+    for one, other in zip(expected[0], found[0], strict=True):
+        assert torch.equal(one, other)
+    assert torch.equal(expected[1], found[1])
