@@ -25,11 +25,6 @@ SEEDS = {
 """Which results of an operator are the seed and the offset."""
 
 
-def smaller(shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape of an operand with one sequence and one head, which leaves the same seeds."""
-    return (1, 1, *shape[2:]) if len(shape) == 4 else tuple(shape)
-
-
 def seeds_of(call: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[int, torch.Tensor]:
     """The seed and the offset that an operator really leaves, by the number of the result.
 
@@ -49,12 +44,17 @@ def seeds_of(call: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[int
 
 
 def run(call: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[torch.Tensor]:
-    """The results of an operator that is really run, on zeros of one sequence and one head."""
-
-    def operand(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        return torch.zeros(smaller(leaf.shape), dtype=leaf.dtype, device=leaf.device)
-
+    """The results of an operator that is really run, on smaller operands."""
     with kept_random_states(), torch.no_grad():
-        return call(*(operand(leaf) for leaf in args), **kwargs)
+        return call(*(smaller(leaf) for leaf in args), **kwargs)
+
+
+def smaller(leaf: Any) -> Any:
+    """Zeros in place of an operand, with one sequence and one head, which leaves the same seeds;
+    the strides are the operand's, since kernels ask for alignment."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    shape = (1, 1, *leaf.shape[2:]) if leaf.dim() == 4 else tuple(leaf.shape)
+    extent = 1 + sum(stride * (size - 1) for size, stride in zip(shape, leaf.stride(), strict=True))
+    base = torch.zeros(extent, dtype=leaf.dtype, device=leaf.device)
+    return base.as_strided(shape, leaf.stride())

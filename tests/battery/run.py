@@ -115,6 +115,8 @@ class Run:
             self.say(f"{name} {when}", buffer)
         self.gradients(when)
         self.say(f"random state {when}", torch.get_rng_state())
+        if torch.device(self.case.device).type == "cuda":
+            self.say(f"random state of the GPU {when}", torch.cuda.get_rng_state(self.case.device))
 
     def first(self, kind: type | tuple[type, ...]) -> Any:
         """The first submodule of a kind; the use ends where there is none."""

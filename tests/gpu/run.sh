@@ -4,17 +4,19 @@
 #     tests/gpu/run.sh [--out FOLDER] [--minutes 20] ...
 #
 # It needs that machine's Python with PyTorch, NumPy, pyarrow, pulp, highspy, numba, pytest and
-# hypothesis, and no network. Packages that are missing can be given as wheels in a folder `wheels`
-# beside this checkout's README. What lacks one is told and left out. Run it again to go on where
-# it stopped: what is done is in FOLDER/gpu.json, and for people in FOLDER/gpu.md.
+# hypothesis, and no network. Packages that are missing can be given as wheels in a folder, WHEELS,
+# `wheels` of this checkout unless set. What lacks one is told and left out. Run it again to go on
+# where it stopped: what is done is in FOLDER/gpu.json, and for people in FOLDER/gpu.md.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 python=${PYTHON:-python3}
 packages=""
-if [ -d wheels ]; then
-    packages="$PWD/wheels/unpacked"
+wheels=${WHEELS:-$PWD/wheels}
+if [ -d "$wheels" ]; then
+    packages="$wheels/unpacked"
     mkdir -p "$packages"
-    for wheel in wheels/*.whl; do
+    for wheel in "$wheels"/*.whl; do
+        [ -e "$wheel" ] || continue
         done="$packages/.$(basename "$wheel").done"
         [ -e "$done" ] || { "$python" -m zipfile -e "$wheel" "$packages" && touch "$done"; }
     done

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,28 @@ def shell(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         env={"PATH": "/usr/bin:/bin", "PYTHON": sys.executable, "HOME": str(folder)},
         check=False,
     )
+
+
+def test_packages_can_be_brought_along_as_wheels(tmp_path: Path) -> None:
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    with zipfile.ZipFile(wheels / "brought-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("brought.py", "FOUND = 'it is here'\n")
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\n[ "$2" = zipfile ] && exec {sys.executable} "$@"\n'
+        f"exec {sys.executable} -c 'import brought, tests.gpu; print(brought.FOUND)'\n"
+    )
+    python.chmod(0o755)
+    for _ in range(2):
+        done = subprocess.run(
+            ["bash", str(ROOT / "tests" / "gpu" / "run.sh")],
+            capture_output=True,
+            text=True,
+            env={"PATH": "/usr/bin:/bin", "PYTHON": str(python), "WHEELS": str(wheels)},
+            check=True,
+        )
+        assert done.stdout == "it is here\n"
 
 
 def test_where_there_is_no_such_device_a_sentence_says_so(tmp_path: Path) -> None:

@@ -121,6 +121,14 @@ def test_seeds_of_flash_attention_are_unsigned(monkeypatch: pytest.MonkeyPatch) 
     check_program(graph, "graph")
 
 
+def test_seeds_are_learnt_from_one_sequence_and_one_head() -> None:
+    like = torch.empty(3, 16, 5, 24)[..., :20].transpose(0, 1)
+    made = attention.smaller(like)
+    assert made.shape == (1, 1, 5, 20) and made.stride() == like.stride()
+    assert made.untyped_storage().nbytes() < like.untyped_storage().nbytes()
+    assert attention.smaller(0.1) == 0.1
+
+
 def test_operands_are_made_where_the_values_lie(graph: Graph) -> None:
     seed, query = graph.values[graph.ops[0].outputs[2]], graph.values[graph.ops[0].inputs[0]]
     meta = torch.device("meta")
