@@ -90,6 +90,9 @@ def _outcome(step: Step, record: Record, out: Path, left: float) -> dict[str, An
     waiting = [name for name in step.after if not record.is_done(name)]
     if waiting:
         return {"state": WAITS, "said": f"for {', '.join(waiting)}"}
+    unmade = [path.name for path in step.reads if not path.exists()]
+    if unmade:
+        return {"state": WAITS, "said": f"for {', '.join(unmade)}"}
     if left <= 0:
         return {"state": WAITS, "said": "for another run"}
     log = out / "logs" / f"{step.name.replace('/', '_').replace(' ', '_').replace(':', '')}.txt"
@@ -113,15 +116,16 @@ def _outcome(step: Step, record: Record, out: Path, left: float) -> dict[str, An
 
 
 def _commands(step: Step, log: Path, limit: float) -> list[int | None]:
-    """The exit codes of a step's commands, None for one that was ended after `limit` seconds; of
-    commands in a row, those up to the first that failed."""
+    """The exit codes of a step's commands, None for one that was ended `limit` seconds after the
+    begin; of commands in a row, those up to the first that failed."""
+    end = time.monotonic() + limit
     codes: list[int | None] = []
     with log.open("w") as out:
         if step.together:
             running = [_started(command, out) for command in step.commands]
-            return [_ended(process, limit) for process in running]
+            return [_ended(process, end) for process in running]
         for command in step.commands:
-            codes.append(_ended(_started(command, out), limit))
+            codes.append(_ended(_started(command, out), end))
             if codes[-1] != 0:
                 break
     return codes
@@ -133,10 +137,10 @@ def _started(command: Any, out: Any) -> subprocess.Popen[bytes]:
     )
 
 
-def _ended(process: subprocess.Popen[bytes], limit: float) -> int | None:
-    """The exit code of a process; None where it and its children were ended after `limit` s."""
+def _ended(process: subprocess.Popen[bytes], end: float) -> int | None:
+    """The exit code of a process; None where it and its children were ended at the time `end`."""
     try:
-        return process.wait(limit)
+        return process.wait(max(end - time.monotonic(), 0.1))
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

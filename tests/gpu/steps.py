@@ -25,8 +25,10 @@ NAMES = ("gpt2", "resnet", "llama")
 
 @dataclass(frozen=True)
 class Step:
-    """Commands to run, one after the other unless `together`, within `limit` seconds each. `needs`
-    are packages, `after` the steps whose success it builds on, `result` a JSON file that it leaves.
+    """Commands to run, one after the other unless `together`, within `limit` seconds in all.
+
+    `needs` are packages, `after` the steps whose success it builds on, `reads` files that it waits
+    for, `result` a JSON file that it leaves.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Step:
     after: Sequence[str] = ()
     result: Path | None = None
     together: bool = False
+    reads: Sequence[Path] = ()
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,9 @@ def steps(asked: Asked) -> list[Step]:
     found = _tests(asked)
     for name in NAMES:
         found += _model(asked, name)
-    found.insert(len(found) // 2, _battery(asked))
+    found += [_plans(asked), _battery(asked)]
+    for name in NAMES:
+        found += _budgets(asked, name)
     return found
 
 
@@ -92,7 +97,6 @@ def _model(asked: Asked, name: str) -> list[Step]:
     folder = asked.out / name
     graph, costs = folder / "graph.arrow", folder / "costs.arrow"
     blocks, options = folder / "blocks.arrow", folder / "options.arrow"
-    frontier = folder / "frontier.arrow"
     files = ("--graph", graph, "--costs", costs)
     factory = ("--factory", f"tests.gpu.models:{name}", "--search-path", ROOT)
     arguments = ("--arguments", json.dumps({"size": asked.size}))
@@ -103,34 +107,56 @@ def _model(asked: Asked, name: str) -> list[Step]:
     planning = [
         ("partition", *files, "--out", blocks),
         ("solve", "--blocks", blocks, "--store", asked.out / "store", *grid, "--out", options),
-        (
-            *("combine", *files, "--blocks", blocks, "--options", options),
-            *("--strategy", asked.strategy, "--workers", _jobs(asked), "--out", frontier),
-        ),
     ]
-    found = [
+    return [
         _measured(asked, name, "eager"),
         _measured(asked, name, "checkpoint"),
         Step(f"{name}: trace", [_python("stages", *tracing)], 180),
         Step(f"{name}: profile", [_python("stages", *profiling)], 240, after=[f"{name}: trace"]),
         Step(
-            f"{name}: plan",
+            f"{name}: solve",
             [_python("stages", *words) for words in planning],
-            420,
+            240,
             PLANNING,
             [f"{name}: profile"],
         ),
     ]
+
+
+def _plans(asked: Asked) -> Step:
+    """The frontiers of all models at a time: that of a large one takes minutes of one core. What is
+    there is not made again."""
+    commands = []
+    for name in NAMES:
+        folder = asked.out / name
+        made = folder / "frontier.arrow"
+        words: list[object] = ["combine", "--graph", folder / "graph.arrow", "--out", made]
+        for kind in ("costs", "blocks", "options"):
+            words += [f"--{kind}", folder / f"{kind}.arrow"]
+        words += ["--strategy", asked.strategy, "--workers", _jobs(asked)]
+        guarded = 'test -e "$0" || { test -e "$1" && shift && exec "$@"; }'
+        options = str(folder / "options.arrow")
+        commands.append(["bash", "-c", guarded, str(made), options, *_python("stages", *words)])
+    return Step("plans", commands, 560, PLANNING, together=True)
+
+
+def _budgets(asked: Asked, name: str) -> list[Step]:
+    """The plans of a model, measured, and the compiler's beside them."""
+    folder = asked.out / name
+    frontier = folder / "frontier.arrow"
+    files = ("--graph", folder / "graph.arrow", "--costs", folder / "costs.arrow")
+    found: list[Step] = []
     for share, budget in SHARES.items():
         place = folder / share
         choosing = ("--frontier", frontier, *files, "--budget", budget, "--out", place)
         made = ("--schedule", place / "schedule.arrow", "--plan", place / "plan.json")
         commands = [
             _python("stages", "choose", *choosing),
-            _python("stages", "generate", "--graph", graph, *made, "--out", place / "module"),
+            _python("stages", "generate", *files[:2], *made, "--out", place / "module"),
         ]
         chosen = f"{name}: plan at a {share}"
-        found.append(Step(chosen, commands, 120, PLANNING, [f"{name}: plan"], place / "plan.json"))
+        result = place / "plan.json"
+        found.append(Step(chosen, commands, 120, PLANNING, (), result, reads=[frontier]))
         found.append(_measured(asked, name, "plan", share, after=[chosen]))
     budgets = COMPILER[:1] if asked.size == "tiny" else COMPILER
     found += [_measured(asked, name, "compile", str(budget)) for budget in budgets]

@@ -60,9 +60,14 @@ def test_where_there_is_no_such_device_a_sentence_says_so(tmp_path: Path) -> Non
 def test_one_model_from_trace_to_table(tmp_path: Path) -> None:
     first = shell(tmp_path, "--only", "gpt2", "--minutes", "0")
     assert first.returncode == 2, first.stdout + first.stderr
+    assert shell(tmp_path, "--only", "gpt2").returncode == 2
+    alone = shell(tmp_path, "--only", "plans")
+    assert alone.returncode == 1, "two of three models are not there"
     done = shell(tmp_path, "--only", "gpt2")
     record = json.loads((tmp_path / "gpu.json").read_text())
-    assert done.returncode == 0, done.stdout + done.stderr + json.dumps(record["steps"], indent=1)
+    assert {step["state"] for name, step in record["steps"].items() if "gpt2" in name} == {DONE}, (
+        done.stdout + done.stderr + (tmp_path / "gpu.md").read_text()
+    )
     results = {name: found.get("result") for name, found in record["steps"].items()}
     eager = results["gpt2: eager"]
     for share in ("half", "third", "fifth"):
@@ -76,7 +81,7 @@ def test_one_model_from_trace_to_table(tmp_path: Path) -> None:
     for row in ("| eager |", "| checkpoint |", "| at a fifth |", "| compile 0.5 |"):
         assert row in text
     again = shell(tmp_path, "--only", "gpt2")
-    assert again.returncode == 0 and "gpt2" not in again.stdout.replace(str(tmp_path), "")
+    assert "gpt2" not in again.stdout.replace(str(tmp_path), "")
 
 
 def test_the_tests_and_the_battery_are_steps(tmp_path: Path) -> None:
@@ -126,6 +131,26 @@ def test_what_comes_of_steps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert found["good"]["result"] == [1]
     assert found["bad"]["said"] == "it is broken"
     assert found["poor"]["said"] == "no_such_package"
+
+
+def test_commands_at_a_time_share_their_limit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What one of them made is there, also where another was ended; a step waits for its files."""
+    made = tmp_path / "made"
+    slow = [sys.executable, "-c", "import time; time.sleep(60)"]
+    quick = [sys.executable, "-c", f"open({str(made)!r}, 'w')"]
+    found = outcomes(
+        monkeypatch,
+        tmp_path,
+        doing("early", "", reads=[made]),
+        Step("both", [slow, quick, slow], 3, (), together=True),
+        doing("late", "", reads=[made]),
+    )
+    assert {name: step["state"] for name, step in found.items()} == {
+        "early": WAITS, "both": LATE, "late": DONE,
+    }  # fmt: skip
+    assert found["both"]["seconds"] < 6
 
 
 def test_it_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
