@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from schemas import store
 from schemas.arrow import flag, integer, integers, records, text, texts
+from schemas.dtypes import DTYPES
 from schemas.errors import ArtifactError
 
 Phase = Literal["forward", "loss", "backward"]
@@ -31,19 +32,6 @@ FIXED_KINDS = ("parameter", "buffer", "input", "constant")
 LOSS_TARGET = "tightfit.loss"
 NONE = -1
 """Stands for "no value" in lists of value ids."""
-
-_WIDTHS = {
-    16: "complex128",
-    8: "float64 complex64 int64 uint64",
-    4: "float32 complex32 int32 uint32",
-    2: "float16 bfloat16 int16 uint16",
-    1: (
-        "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu "
-        "float4_e2m1fn_x2 int8 uint8 bool"
-    ),
-}
-DTYPES = {name: width for width, names in _WIDTHS.items() for name in names.split()}
-"""The dtypes that a tensor of a graph may have, each with the bytes of an element."""
 
 
 @dataclass(frozen=True)
@@ -336,11 +324,9 @@ class _GraphCheck:
 
     def memory(self, value: Value, what: str) -> None:
         """A value lies on the graph's device, or is an intermediate one on the host of a GPU."""
-        self.require(
-            not value.device
-            or (value.device == "cpu" != self.graph.device and value.kind == "intermediate"),
-            f"{what} of kind {value.kind} cannot lie on {value.device!r}",
-        )
+        hosted = value.device == "cpu" != self.graph.device and value.kind == "intermediate"
+        said = f"{what} of kind {value.kind} cannot lie on {value.device!r}"
+        self.require(not value.device or hosted, said)
         self.require(
             not value.device or not self.graph.storages[value.storage],
             f"{what} lies elsewhere and takes bytes of {self.graph.device}",

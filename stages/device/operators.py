@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from schemas.dtypes import DTYPES
 from schemas.errors import ArtifactError
-from schemas.graph import DTYPES
 from stages.device.admission import objection
 from stages.device.recurrent import LAYER, recurrent_layer
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from schemas import store
 from schemas.again import makes_of, reads_of
 from schemas.costs import AGAIN, RANDOM_STATE_TARGET, Cost, Costs, Device, op_key
+from schemas.dtypes import DTYPES
 from schemas.errors import ConfigError
-from schemas.graph import DTYPES, LOSS_TARGET, NONE, Graph, Op
+from schemas.graph import LOSS_TARGET, NONE, Graph, Op
 from stages.profile.forms import RANDOM_STATE_KEY, distinct_forms
 
 _NUMBERS = ("flops", "bandwidth", "latency", "state_bytes")

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from schemas.dtypes import DTYPES
 from schemas.errors import ModelError
 from schemas.graph import (
-    DTYPES,
     FIXED_KINDS,
     LOSS_TARGET,
     NONE,

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from schemas.graph import DTYPES, Value, read_graph, write_graph
+from schemas.dtypes import DTYPES
+from schemas.graph import Value, read_graph, write_graph
 from stages.combine.schedule.opening import open_schedule
 from stages.generate.package import package, write_directory
 from stages.profile.device import describe_device
