@@ -1,7 +1,8 @@
 """`tightfit.costs/1`: what each distinct op costs on one device.
 
 Two ops are the same when their keys are equal: same target and arguments, with every tensor
-replaced by its shape, strides and dtype and repeated tensors recognised.
+replaced by its shape, strides and dtype, with its device where that is not the graph's, and
+repeated tensors recognised.
 """
 
 from __future__ import annotations
@@ -141,7 +142,8 @@ def op_key(graph: Graph, op: Op, in_place: int = NONE) -> str:
         if isinstance(argument, dict) and set(argument) == {"value"}:
             value = graph.values[argument["value"]]
             repeated = order.setdefault(value.id, len(order))
-            return {"tensor": [repeated, value.shape, value.strides, value.dtype]}
+            tensor = [repeated, value.shape, value.strides, value.dtype]
+            return {"tensor": [*tensor, value.device] if value.device else tensor}
         return argument
 
     args, kwargs = decode_arguments(op)

@@ -1,4 +1,4 @@
-"""`tightfit.graph/2`: the whole training step of a model as ops, values and storages.
+"""`tightfit.graph/3`: the whole training step of a model as ops, values and storages.
 
 The graph is the forward, the place of the loss, and the backward, in the order PyTorch runs them.
 It is a program: rebuilding and running it needs this file, the model's parameters and buffers
@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from schemas import store
 from schemas.arrow import flag, integer, integers, records, text, texts
+from schemas.dtypes import DTYPES
 from schemas.errors import ArtifactError
 
 Phase = Literal["forward", "loss", "backward"]
@@ -32,18 +33,15 @@ LOSS_TARGET = "tightfit.loss"
 NONE = -1
 """Stands for "no value" in lists of value ids."""
 
-DTYPES = (
-    "float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 complex64 complex128 "
-    "int64 int32 int16 int8 uint8 bool"
-).split()
-
 
 @dataclass(frozen=True)
 class Value:
     """One tensor: `strides` and `offset` count elements, `path` names a parameter, buffer or input.
 
     `aliases` holds the further names of a tied parameter. `data` holds the bytes of a constant,
-    contiguous, in the machine's little-endian order.
+    contiguous, in the machine's little-endian order. `device` is "" for a value in the memory of
+    the graph's device, "cpu" for one of a GPU's step that lies in the host's memory, as the seeds
+    of attention can.
     """
 
     id: int
@@ -57,6 +55,7 @@ class Value:
     aliases: list[str] = field(default_factory=list)
     requires_grad: bool = False
     data: bytes = b""
+    device: str = ""
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,8 @@ class Output:
 class Graph:
     """A traced training step.
 
-    `storages` are sizes in bytes, indexed by storage id; `values` and `ops` are indexed by id.
+    `storages` are sizes in bytes on the graph's device, indexed by storage id, 0 for those that lie
+    elsewhere; `values` and `ops` are indexed by id.
     `inputs` are the leaves of (args, kwargs): a value id, or NONE for a leaf that is no tensor,
     whose JSON text stands in `input_constants`. `input_tree` and `output_tree` are texts of
     `stages.device.trees`. `gradients` may name one owner several times: what autograd adds up, in
@@ -163,7 +163,7 @@ class Graph:
 
 GRAPH = store.ArtifactType(
     "tightfit.graph",
-    2,
+    3,
     pa.schema(
         [
             text("model"),
@@ -198,6 +198,7 @@ GRAPH = store.ArtifactType(
                 texts("aliases"),
                 flag("requires_grad"),
                 pa.field("data", pa.binary(), nullable=False),
+                text("device"),
             ),
             integers("storages"),
             integers("inputs"),
@@ -319,6 +320,17 @@ class _GraphCheck:
                 and min([value.offset, *value.shape, *value.strides], default=0) >= 0,
                 f"{what} has shape {value.shape} and strides {value.strides} that do not fit",
             )
+            self.memory(value, what)
+
+    def memory(self, value: Value, what: str) -> None:
+        """A value lies on the graph's device, or is an intermediate one on the host of a GPU."""
+        hosted = value.device == "cpu" != self.graph.device and value.kind == "intermediate"
+        said = f"{what} of kind {value.kind} cannot lie on {value.device!r}"
+        self.require(not value.device or hosted, said)
+        self.require(
+            not value.device or not self.graph.storages[value.storage],
+            f"{what} lies elsewhere and takes bytes of {self.graph.device}",
+        )
 
     def ops(self) -> None:
         phase = 0

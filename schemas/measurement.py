@@ -30,11 +30,13 @@ class Measurement:
     `verdict` is the plan's own, or "failed" where the measurement contradicts the plan; `sentence`
     explains either. Peaks are bytes above what was allocated when the step began: `measured_peak`
     and `unplanned_peak` with `.grad` absent, the `accumulate` ones with `.grad` already there;
-    `unplanned` is the original model. `output_difference`, `gradient_difference` and
-    `buffer_difference` are the largest absolute differences over all samples and steps, where NaN
-    equals NaN; `bits_equal` says whether not one bit differed. `time_ratio` is the median of
-    planned over unplanned time of `pairs` alternating runs, with its quartiles. `plan_seconds` is
-    how long planning took.
+    `unplanned` is the original model, whose figures are None where its step does not fit, as are
+    the differences then. `reserved_peak` is what PyTorch's allocator had taken of a GPU at most,
+    parameters and inputs included, where nothing else had run. `output_difference`,
+    `gradient_difference` and `buffer_difference` are the largest absolute differences over all
+    samples and steps, where NaN equals NaN; `bits_equal` says whether not one bit differed.
+    `time_ratio` is the median of planned over unplanned time of `pairs` alternating runs, with its
+    quartiles. `plan_seconds` is how long planning took.
     """
 
     model: str

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from schemas.errors import ArtifactError
 from schemas.graph import FIXED_KINDS, LOSS_TARGET, NONE, Graph, Op, Value, decode_arguments
 from stages.device.admission import hidden_writes
+from stages.device.attention import SEEDS
 from stages.device.norms import true_dtypes
 from stages.device.operators import WRITE_TARGET, decode, is_random, resolve
 from stages.device.recurrent import BACKWARD, LAYER, WORKSPACE
@@ -73,7 +74,8 @@ class _Check:
         size = (last + 1) * getattr(torch, value.dtype).itemsize
         if size >= _MOST:
             raise self.fail(f"value {value.id} is larger than any memory")
-        if size > self.graph.storages[value.storage] and value.kind == "intermediate":
+        known = value.kind == "intermediate" and not value.device
+        if size > self.graph.storages[value.storage] and known:
             raise self.fail(f"value {value.id} does not fit into its storage")
 
     def tensor(self, value: Value) -> torch.Tensor:
@@ -81,7 +83,7 @@ class _Check:
             value.shape,
             value.strides,
             dtype=getattr(torch, value.dtype),
-            device=self.graph.device,
+            device=value.device or self.graph.device,
         )
 
     def op(self, op: Op) -> None:
@@ -117,6 +119,9 @@ class _Check:
                 made = [torch.empty_like(result) for result in made]
             for number, dtype in true_dtypes(overload._schema.name, args).items():
                 made[number] = torch.empty_like(made[number], dtype=dtype)
+            for number in SEEDS.get(overload._schema.name, ()):
+                if number < len(op.outputs) and op.outputs[number] != NONE:
+                    made[number] = self.seed(self.graph.values[op.outputs[number]], what)
             self.results(op, what, made)
 
     def workspace(self, op: Op, what: str) -> torch.Tensor:
@@ -125,6 +130,12 @@ class _Check:
         if number == NONE or len(self.graph.values[number].shape) != 1:
             raise self.fail(f"{what} makes no workspace")
         return self.tensor(self.graph.values[number])
+
+    def seed(self, value: Value, what: str) -> torch.Tensor:
+        """A seed as the graph says it: where it lies is known to the kernel alone."""
+        if value.dtype not in ("int64", "uint64") or math.prod(value.shape) > 2:
+            raise self.fail(f"{what} makes no seed of shape {value.shape} and {value.dtype}")
+        return self.tensor(value)
 
     def results(self, op: Op, what: str, results: list[Any]) -> None:
         if len(results) != len(op.outputs):
@@ -144,6 +155,9 @@ class _Check:
                 raise self.fail(f"{what} makes a new tensor, which the graph calls a view")
             if viewed is not None and self.graph.values[viewed].storage != value.storage:
                 raise self.fail(f"{what} makes a view, which the graph calls a new tensor")
+            kind = value.device or self.graph.device
+            if result.device.type != kind:
+                raise self.fail(f"{what} makes no tensor on {kind}")
             fresh = viewed is None and list(result.stride()) != value.strides
             self.tensors[output] = self.tensor(value) if fresh else result
 

@@ -19,6 +19,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from schemas.errors import ModelError
+from stages.device.devices import device_named
+from stages.device.devices import require_device as require_device
 from stages.device.fake import without_memory
 from stages.device.leaves import leaves_of, map_leaves
 from stages.device.trees import flatten
@@ -97,16 +99,6 @@ def build(
     return move(check_result(result, spec), device)
 
 
-def require_device(device: str) -> None:
-    """Raises ModelError unless `device` ("cpu", "cuda", "cuda:1") is here."""
-    try:
-        kind = torch.device(device).type
-    except RuntimeError as error:
-        raise ModelError(f"{device!r} is no device") from error
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ModelError(f"the device {device!r} is not on this machine")
-
-
 def check_result(result: Any, spec: str, label: str = "") -> Built:
     """What a factory returned, as a Built; raises ModelError when it is something else.
 
@@ -132,8 +124,8 @@ def check_result(result: Any, spec: str, label: str = "") -> Built:
 
 def move(built: Built, device: str) -> Built:
     """The same with model and samples on `device`."""
-    target = torch.device(device)
-    if all(tensor.device.type == target.type for tensor in _all_tensors(built)):
+    target = device_named(device)
+    if all(device_named(tensor.device) == target for tensor in all_tensors(built)):
         return built
 
     def to_device(leaf: Any) -> Any:
@@ -195,7 +187,8 @@ def _tensors(tree: Any) -> Iterator[torch.Tensor]:
     return (leaf for leaf in leaves_of(tree) if isinstance(leaf, torch.Tensor))
 
 
-def _all_tensors(built: Built) -> Iterator[torch.Tensor]:
+def all_tensors(built: Built) -> Iterator[torch.Tensor]:
+    """The parameters and buffers of a model, then the tensors among its samples."""
     yield from built.model.parameters()
     yield from built.model.buffers()
     yield from _tensors(built.samples)

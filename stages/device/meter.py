@@ -22,6 +22,9 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from stages.device.clocks import CudaClock, host_seconds
+from stages.device.devices import device_named, entered, wait_for
+
 Line = list[tuple[float, int]]
 """Seconds since the first mark and bytes above what was allocated there, one entry a change."""
 
@@ -70,8 +73,8 @@ def session(device: torch.device | str, lines: bool = False) -> Iterator[Session
 
     `lines` asks for the memory line, which costs time and memory of the host on CUDA.
     """
-    opened: CpuSession | CudaSession
-    opened = CudaSession(device, lines) if torch.device(device).type == "cuda" else CpuSession()
+    place = device_named(device)
+    opened = CudaSession(place, lines) if place.type == "cuda" else CpuSession()
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -132,7 +135,7 @@ class CpuSession(Session):
 class CudaSession(Session):
     """Memory on a CUDA device, from the statistics of PyTorch's caching allocator."""
 
-    device: torch.device | str
+    device: torch.device
     lines: bool
     _marks: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     _history: list[tuple[int, int]] = field(default_factory=list)
@@ -140,13 +143,13 @@ class CudaSession(Session):
     @contextmanager
     def running(self) -> Iterator[None]:
         """Resets the allocator's peak; records its history where lines are asked for."""
-        torch.cuda.synchronize(self.device)
+        wait_for(self.device)
         if self.lines:
             torch.cuda.memory._record_memory_history(context=None, clear_history=True)
         torch.cuda.reset_peak_memory_stats(self.device)
         try:
             yield
-            torch.cuda.synchronize(self.device)
+            wait_for(self.device)
             self._history = self._trace()
         finally:
             if self.lines:
@@ -177,9 +180,8 @@ class CudaSession(Session):
         """The allocator's history as (microseconds, bytes) so far; empty without lines."""
         if not self.lines:
             return []
-        index = torch.device(self.device).index or 0
         signs = {"alloc": 1, "free_completed": -1}
-        traces = torch.cuda.memory._snapshot(self.device)["device_traces"][index]
+        traces = torch.cuda.memory._snapshot(self.device)["device_traces"][self.device.index]
         return [
             (entry["time_us"], signs[entry["action"]] * entry["size"])
             for entry in traces
@@ -210,14 +212,30 @@ def time_calls(
     least: int = 5,
     most: int = 15,
     steady: float = 0.25,
+    repeatable: bool = False,
 ) -> Timing:
     """Times a call again and again, its result dropped outside the measured time.
 
     `before` runs ahead of each call, outside the measured time. Repeats for `limit` seconds, but
     `least` times, and at most `most` times; for up to three times as long where the spread exceeds
-    `steady`. The device is waited for.
+    `steady`. On CUDA the time is that of the device, without the launch (`stages.device.clocks`);
+    `repeatable` says that a call may be run several times after one `before`.
     """
-    clock = _cuda_seconds if torch.device(device).type == "cuda" else _cpu_seconds
+    with entered(device):
+        on_cuda = torch.device(device).type == "cuda"
+        clock = CudaClock(repeatable) if on_cuda else host_seconds
+        return _repeated(clock, call, before, limit, least, most, steady)
+
+
+def _repeated(
+    clock: Callable[[Callable[[], Any]], float],
+    call: Callable[[], Any],
+    before: Callable[[], None] | None,
+    limit: float,
+    least: int,
+    most: int,
+    steady: float,
+) -> Timing:
     seconds: list[float] = []
     started = time.perf_counter()
     while True:
@@ -237,21 +255,3 @@ def summarise(seconds: list[float]) -> Timing:
         return Timing(seconds[0], seconds[0], seconds[0], 1)
     first, median, third = statistics.quantiles(seconds, n=4, method="inclusive")
     return Timing(median, first, third, len(seconds))
-
-
-def _cpu_seconds(call: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    result = call()
-    seconds = time.perf_counter() - start
-    del result
-    return seconds
-
-
-def _cuda_seconds(call: Callable[[], Any]) -> float:
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    result = call()
-    end.record()
-    end.synchronize()
-    del result
-    return begin.elapsed_time(end) / 1e3

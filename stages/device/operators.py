@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from schemas.dtypes import DTYPES
 from schemas.errors import ArtifactError
-from schemas.graph import DTYPES
 from stages.device.admission import objection
 from stages.device.recurrent import LAYER, recurrent_layer
 
@@ -85,7 +85,7 @@ def encode_plain(argument: Any) -> Any:
     if isinstance(argument, torch.dtype):
         return {"dtype": str(argument).removeprefix("torch.")}
     if isinstance(argument, torch.device):
-        return {"device": str(argument)}
+        return {"device": argument.type}
     if isinstance(argument, torch.layout):
         return {"layout": str(argument).removeprefix("torch.")}
     if isinstance(argument, torch.memory_format):

@@ -68,7 +68,8 @@ def _measure(graph: Graph, options: argparse.Namespace) -> Costs:
     import torch
 
     from stages.device.check import check_program
-    from stages.device.factory import build, require_device
+    from stages.device.devices import device_named, entered, require_device
+    from stages.device.factory import build
     from stages.profile.device import describe_device
     from stages.profile.library import open_library
     from stages.profile.loss import working_loss
@@ -88,12 +89,16 @@ def _measure(graph: Graph, options: argparse.Namespace) -> Costs:
         except ValueError as error:
             raise ConfigError(f"--arguments: is not JSON ({error})") from error
         spec = _required(options, "factory")
-        loss = working_loss(
-            graph,
-            lambda fake: build(spec, arguments, fake, options.search_path, options.device),
-        )
+        device = device_named(options.device)
+        with entered(device):
+            loss = working_loss(
+                graph,
+                lambda fake: build(spec, arguments, fake, options.search_path, options.device),
+                device,
+            )
+    report = _report if sys.stderr.isatty() else None
     with open_library(library, describe_device(options.device)) as opened:
-        return profile(graph, loss, opened, options.again, _report if sys.stderr.isatty() else None)
+        return profile(graph, loss, opened, options.again, report, options.device)
 
 
 def _report(done: int, total: int, target: str) -> None:

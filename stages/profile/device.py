@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 
 from schemas.costs import Device
+from stages.device.devices import device_named
+from stages.device.settings import cuda_settings, deterministic_settings
 
 
 def describe_device(device: torch.device | str) -> Device:
@@ -16,15 +18,9 @@ def describe_device(device: torch.device | str) -> Device:
     `build` names PyTorch's version and the switches that choose kernels and workspaces; `threads`
     is 0 on CUDA, where the host's threads do not matter.
     """
-    device = torch.device(device)
+    device = device_named(device)
     if device.type == "cuda":
-        build = [
-            torch.__version__,
-            f"CUDA {torch.version.cuda}",
-            f"cuDNN {torch.backends.cudnn.version()}",
-            f"benchmark {torch.backends.cudnn.benchmark}",
-            f"TF32 {torch.backends.cuda.matmul.allow_tf32} {torch.backends.cudnn.allow_tf32}",
-        ]
+        build = [torch.__version__, *cuda_settings()]
         name, threads = torch.cuda.get_device_name(device), 0
     else:
         build = [
@@ -33,8 +29,7 @@ def describe_device(device: torch.device | str) -> Device:
             f"oneDNN {torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled}",
         ]
         name, threads = _processor(), torch.get_num_threads()
-    if torch.are_deterministic_algorithms_enabled():
-        build.append("deterministic")
+    build += deterministic_settings()
     return Device(device.type, name, ", ".join(build), threads, "measured")
 
 

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from schemas.costs import Cost, op_key
 from schemas.errors import ModelError
 from schemas.graph import LOSS_TARGET, NONE, Graph
+from stages.device.devices import device_named
 from stages.device.factory import Built
 from stages.device.meter import Timing, session, time_calls
 from stages.device.trees import read_tree
@@ -28,8 +29,11 @@ Loss = Callable[[Any], Tensor]
 UNTIMED = Timing(0.0, 0.0, 0.0, 0)
 
 
-def measure_loss(graph: Graph, loss: Loss, known: Cost | None = None) -> Cost:
-    """The cost of a loss and its backward on random outputs of the model.
+def measure_loss(
+    graph: Graph, loss: Loss, known: Cost | None = None, device: torch.device | None = None
+) -> Cost:
+    """The cost of a loss and its backward on random outputs of the model, on `device` (the current
+    one of the graph's kind unless given).
 
     `net` is what is allocated when the last tangent arrives: the tangents, and the loss and its
     own gradient, which the caller and autograd hold to the end of the step. The memory is measured
@@ -37,15 +41,15 @@ def measure_loss(graph: Graph, loss: Loss, known: Cost | None = None) -> Cost:
     Raises ModelError when the loss fails.
     """
     with trained_state(graph):
-        return _measure_loss(graph, loss, known)
+        return _measure_loss(graph, loss, known, device or device_named(graph.device))
 
 
-def _measure_loss(graph: Graph, loss: Loss, known: Cost | None) -> Cost:
+def _measure_loss(graph: Graph, loss: Loss, known: Cost | None, device: torch.device) -> Cost:
     op = next(op for op in graph.ops if op.target == LOSS_TARGET)
-    run = _LossRun(graph, loss)
+    run = _LossRun(graph, loss, device)
     try:
         run.call()
-        with session(graph.device) as running:
+        with session(device) as running:
             run.prepare(lambda: running.mark("tangents"))
             running.mark("start")
             result = run.step()
@@ -55,7 +59,7 @@ def _measure_loss(graph: Graph, loss: Loss, known: Cost | None) -> Cost:
         made = make_cost(graph, op, NONE, UNTIMED, whole.peak, to_tangents.net)
         if known is not None and (known.peak, known.net) == (made.peak, made.net):
             return replace(known, key=made.key)
-        timing = time_calls(graph.device, run.step, run.prepare, limit=0.3)
+        timing = time_calls(device, run.step, run.prepare, limit=0.3)
     except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(f"the loss of {graph.model} cannot be run: {reason}") from error
@@ -72,7 +76,7 @@ def library_key(graph: Graph, loss: Loss) -> str | None:
     return hashlib.sha256(f"{op_key(graph, op)} {code}".encode()).hexdigest()
 
 
-def working_loss(graph: Graph, build: Callable[[bool], Built]) -> Loss | None:
+def working_loss(graph: Graph, build: Callable[[bool], Built], device: torch.device) -> Loss | None:
     """The loss of a factory, built without memory (`build(True)`) where that loss can be run.
 
     A loss that keeps tensors of its own, such as labels, needs the real ones (`build(False)`).
@@ -80,7 +84,7 @@ def working_loss(graph: Graph, build: Callable[[bool], Built]) -> Loss | None:
     light = build(True).loss
     if light is not None:
         try:
-            if not isinstance(_LossRun(graph, light).call(), FakeTensor):
+            if not isinstance(_LossRun(graph, light, device).call(), FakeTensor):
                 return light
         except Exception:  # what is wrong with a loss is told when the real one is measured
             return build(False).loss
@@ -90,8 +94,7 @@ def working_loss(graph: Graph, build: Callable[[bool], Built]) -> Loss | None:
 class _LossRun:
     """Runs the loss on leaves that stand for the model's outputs."""
 
-    def __init__(self, graph: Graph, loss: Loss) -> None:
-        device = torch.device(graph.device)
+    def __init__(self, graph: Graph, loss: Loss, device: torch.device) -> None:
         self.loss = loss
         self.leaves: list[Any] = []
         self.differentiable: list[Tensor] = []

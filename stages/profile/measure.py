@@ -62,7 +62,7 @@ def _accepted(
     for on_host in (True, False) if device.type == "cuda" and small else (False,):
         for number, attempt in enumerate(attempts(graph, op, overload, device, limit)):
             try:
-                run = _OpRun(graph, op, overload, attempt(), limit, plain=number == 0)
+                run = _OpRun(graph, op, overload, attempt(), device, limit, plain=number == 0)
                 (run.on_host() if on_host else run).ordinary()()
             except torch.OutOfMemoryError:
                 raise
@@ -113,18 +113,18 @@ class _OpRun:
     op: Op
     overload: OpOverload
     operands: dict[int, Tensor]
+    device: torch.device
     limit: int
     plain: bool = True
 
     def cost(self, in_place: int) -> Cost:
         """Runs a form once to warm up, once for its memory, and often for its time."""
-        device = torch.device(self.graph.device)
         call = self.call(in_place)
         call()
-        usage, result = measure(device, call)
+        usage, result = measure(self.device, call)
         del result
         allocated = sum(tensor.untyped_storage().nbytes() for tensor in self.operands.values())
-        sweep = make_sweep(device, self.limit - allocated - usage.peak)
+        sweep = make_sweep(self.device, self.limit - allocated - usage.peak)
         renew = None if in_place in (NONE, AGAIN) else self.renewal(in_place)
 
         def before() -> None:
@@ -133,7 +133,8 @@ class _OpRun:
             if sweep is not None:
                 sweep()
 
-        timing = time_calls(device, call, before, limit=SECONDS)
+        repeatable = renew is None
+        timing = time_calls(self.device, call, before, limit=SECONDS, repeatable=repeatable)
         return make_cost(self.graph, self.op, in_place, timing, usage.peak, usage.net)
 
     def call(self, in_place: int) -> Callable[[], Any]:

@@ -89,8 +89,10 @@ def make_operands(
 
 
 def make_tensor(value: Value, fill: Fill, device: torch.device) -> Tensor:
-    """A tensor with a value's shape, strides and dtype, in a storage of its own."""
-    base = torch.empty(extent(value), dtype=getattr(torch, value.dtype), device=device)
+    """A tensor with a value's shape, strides and dtype, in a storage of its own, on a device or
+    where the value says that it lies."""
+    place = torch.device(value.device) if value.device else device
+    base = torch.empty(extent(value), dtype=getattr(torch, value.dtype), device=place)
     fill(base)
     return base.as_strided(value.shape, value.strides)
 
@@ -123,6 +125,8 @@ def normal(base: Tensor) -> None:
     count = min(base.numel(), _TILE)
     if base.dtype.is_complex:
         _tile(base, torch.randn(count, dtype=torch.complex64))
+    elif base.dtype == torch.float4_e2m1fn_x2:
+        _tile(base.view(torch.uint8), torch.randint(256, (count,)))
     elif base.dtype.is_floating_point:
         _tile(base, torch.randn(count))
     elif base.dtype == torch.bool:
@@ -133,17 +137,17 @@ def normal(base: Tensor) -> None:
 
 def positive(base: Tensor) -> None:
     """Numbers between 0.5 and 1.5, integers that are one."""
-    if base.dtype.is_floating_point:
-        _tile(base, torch.rand(min(base.numel(), _TILE)) + 0.5)
-    elif base.dtype in (torch.bool, torch.complex64, torch.complex128):
+    if base.dtype == torch.bool or base.dtype.is_complex or base.dtype == torch.float4_e2m1fn_x2:
         normal(base)
+    elif base.dtype.is_floating_point:
+        _tile(base, torch.rand(min(base.numel(), _TILE)) + 0.5)
     else:
         base.fill_(1)
 
 
 def unit(base: Tensor) -> None:
     """Numbers in the unit interval, masks and integers as in `normal`."""
-    if base.dtype.is_floating_point:
+    if base.dtype.is_floating_point and base.dtype != torch.float4_e2m1fn_x2:
         _tile(base, torch.rand(min(base.numel(), _TILE)) * 0.98 + 0.01)
     else:
         normal(base)

@@ -10,6 +10,7 @@ import torch
 from schemas.costs import Cost, Costs
 from schemas.errors import ConfigError, ModelError
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op
+from stages.device.devices import device_named, entered, kept_random_states
 from stages.profile.forms import RANDOM_STATE_KEY, distinct_forms
 from stages.profile.library import Library
 from stages.profile.loss import Loss, library_key, measure_loss
@@ -28,14 +29,16 @@ def profile(
     library: Library,
     again: bool = False,
     report: Report | None = None,
+    device: str = "",
 ) -> Costs:
     """The costs of all ops of a graph with their in-place forms, and of the random state.
 
-    What the library has is taken from it, the rest is measured on the graph's device and added to
-    it; with `again` all is measured. The loss is run where the graph has one; the library knows
-    the time of a loss with the same code, closures and all. At no time is more memory taken than
-    the largest op takes with its operands. Raises ConfigError when the graph has a loss and `loss`
-    is None, ModelError when an op cannot be run or leaves other bytes than the graph says.
+    What the library has is taken from it, the rest is measured on `device` (the current one of the
+    graph's kind unless given) and added to it; with `again` all is measured. The loss is run where
+    the graph has one; the library knows the time of a loss with the same code, closures and all.
+    At no time is more memory taken than the largest op takes with its operands. Raises ConfigError
+    when the graph has a loss and `loss` is None, ModelError when an op cannot be run or leaves
+    other bytes than the graph says.
     """
     if graph.has_loss and loss is None:
         raise ConfigError(f"the graph of {graph.model} has a loss, its profile needs the factory")
@@ -43,26 +46,25 @@ def profile(
     losses = {key for key, (op, _) in forms.items() if op.target == LOSS_TARGET}
     plain = [key for key in forms if key not in losses]
     by_op = _by_op(forms, [key for key in plain if again or library.find(key) is None])
-    device = torch.device(graph.device)
+    place = device_named(device or graph.device)
     limit = max(footprint(graph, op) for op in graph.ops)
-    cuda = [device] if device.type == "cuda" else []
     measured: list[Cost] = []
     rows: list[Cost] = []
-    with torch.random.fork_rng(devices=cuda):
+    with entered(place), kept_random_states():
         torch.manual_seed(0)
         try:
             for done, (op_id, values) in enumerate(by_op.items()):
                 op = graph.ops[op_id]
                 if report is not None:
                     report(done, len(by_op) + len(losses), op.target)
-                measured += measure_op(graph, op, values, device, limit)
+                measured += measure_op(graph, op, values, place, limit)
             if loss is not None and losses:
                 if report is not None:
                     report(len(by_op), len(by_op) + 1, LOSS_TARGET)
-                rows, kept = _loss(graph, loss, library, again)
+                rows, kept = _loss(graph, loss, library, again, place)
                 measured += kept
             if again or library.find(RANDOM_STATE_KEY) is None:
-                measured.append(measure_random_state(device))
+                measured.append(measure_random_state(place))
         finally:
             library.add(measured)
     rows += [library.costs.rows[key] for key in [*plain, RANDOM_STATE_KEY]]
@@ -89,12 +91,14 @@ def check_sizes(graph: Graph, costs: Costs) -> None:
             )
 
 
-def _loss(graph: Graph, loss: Loss, library: Library, again: bool) -> tuple[list[Cost], list[Cost]]:
+def _loss(
+    graph: Graph, loss: Loss, library: Library, again: bool, device: torch.device
+) -> tuple[list[Cost], list[Cost]]:
     """The row of the loss in the costs, and the row that the library shall have of it: none where
     it has that row, or where what the loss does cannot be told."""
     key = library_key(graph, loss)
     known = None if key is None or again else library.find(key)
-    row = measure_loss(graph, loss, known)
+    row = measure_loss(graph, loss, known, device)
     kept = [] if key is None else [replace(row, key=key)]
     return [row], [] if kept == [known] else kept
 

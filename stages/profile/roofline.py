@@ -8,6 +8,7 @@ from pathlib import Path
 from schemas import store
 from schemas.again import makes_of, reads_of
 from schemas.costs import AGAIN, RANDOM_STATE_TARGET, Cost, Costs, Device, op_key
+from schemas.dtypes import DTYPES
 from schemas.errors import ConfigError
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op
 from stages.profile.forms import RANDOM_STATE_KEY, distinct_forms
@@ -83,8 +84,4 @@ def operations(graph: Graph, op: Op) -> float:
 
 
 def _bytes(graph: Graph, value: int) -> int:
-    itemsize = {"float64": 8, "complex64": 8, "int64": 8, "complex128": 16, "int16": 2, "int8": 1}
-    itemsize |= {"float16": 2, "bfloat16": 2, "uint8": 1, "bool": 1}
-    dtype = graph.values[value].dtype
-    size = 1 if dtype.startswith("float8") else itemsize.get(dtype, 4)
-    return prod(graph.values[value].shape) * size
+    return prod(graph.values[value].shape) * DTYPES[graph.values[value].dtype]

@@ -229,7 +229,9 @@ def _sameness(found: Measurement) -> str:
         )
         if value is not None
     ]
-    return f"largest differences: {', '.join(parts)}" if parts else ""
+    if parts:
+        return f"largest differences: {', '.join(parts)}"
+    return "not compared" if found.measured_peak is not None else ""
 
 
 def _matrix(

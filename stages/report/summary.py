@@ -163,7 +163,7 @@ def _line(model: str, result: PlanResult, report: str) -> Line:
     plan, found, run = result.plan, outcome(result), result.measurement
     measured = run.measured_peak if run else None
     note = found.sentence if found.state == "bad" else ""
-    if not note and run is not None and run.bits_equal is False:
+    if not note and run is not None and measured is not None and not run.bits_equal:
         note = run.sentence
     return Line(
         model,

@@ -93,9 +93,10 @@ def outcome(result: PlanResult) -> Outcome:
 
 
 def _unequal(result: PlanResult) -> str:
-    """Why a plan that did not fail is not equal bit for bit, after a space; "" where it is."""
+    """Why a plan that did not fail is not equal bit for bit, or was not compared, after a space; ""
+    where it is equal."""
     found = result.measurement
-    return f" {found.sentence}" if found is not None and found.bits_equal is False else ""
+    return f" {found.sentence}" if found is not None and not found.bits_equal else ""
 
 
 def _predicted_ratio(result: PlanResult) -> float | None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from schemas.dtypes import DTYPES
 from schemas.errors import ModelError
 from schemas.graph import (
-    DTYPES,
     FIXED_KINDS,
     LOSS_TARGET,
     NONE,
@@ -27,7 +27,7 @@ from stages.device.operators import encode_plain, is_random, position_of
 from stages.device.trees import flatten
 from stages.trace.buffers import ignores_statistics
 from stages.trace.forward import Leaf
-from stages.trace.layout import fills_its_storage, storage_of
+from stages.trace.layout import device_of_step, fills_its_storage, storage_of
 from stages.trace.program import Call, Program, Variable
 
 
@@ -39,6 +39,7 @@ class Emitter:
         self.held = held
         self.program = program
         self.device = device
+        self.place = device_of_step(program, device)
         self.readers = program.readers()
         self.ids: dict[Variable, int] = {}
         self.values: list[Value] = []
@@ -95,6 +96,7 @@ class Emitter:
         dtype = str(tensor.dtype).removeprefix("torch.")
         if dtype not in DTYPES or tensor.layout != torch.strided:
             raise ModelError(f"the model has a {dtype} tensor of layout {tensor.layout}")
+        elsewhere = self.elsewhere(variable)
         self.ids[variable] = len(self.values)
         self.values.append(
             Value(
@@ -109,6 +111,7 @@ class Emitter:
                 aliases=variable.aliases,
                 requires_grad=requires_grad,
                 data=variable.data,
+                device=elsewhere,
             )
         )
         return len(self.values) - 1
@@ -118,14 +121,29 @@ class Emitter:
         key = storage_of(variable.fake)
         if key not in self.storage_ids:
             self.storage_ids[key] = len(self.storages)
-            self.storages.append(int(variable.fake.untyped_storage().nbytes()))
+            size = int(variable.fake.untyped_storage().nbytes())
+            self.storages.append(0 if self.elsewhere(variable) else size)
         return self.storage_ids[key]
+
+    def elsewhere(self, variable: Variable) -> str:
+        """The device of a variable that does not lie on that of the graph, else "". Raises
+        ModelError where a plan cannot have it there."""
+        device = variable.fake.device
+        if device == self.place:
+            return ""
+        if device.type == "cpu" and variable.kind == "intermediate":
+            return "cpu"
+        raise ModelError(
+            f"the model has a tensor on {device} and others on {self.place}; a plan is for one "
+            f"device: move all parameters, buffers and inputs to {self.place}"
+        )
 
     def op(self, call: Call, phase: Phase) -> None:
         """Adds a call."""
         args = [self.encode(argument, call) for argument in call.args]
         kwargs = {name: self.encode(argument, call) for name, argument in call.kwargs.items()}
         inputs = list(dict.fromkeys(argument_values([args, list(kwargs.values())])))
+        _check_host_numbers(call)
         repeatable = not call.writes and self.is_repeatable(call)
         outputs = [NONE if output is None else self.value(output) for output in call.outputs]
         self.ops.append(
@@ -236,6 +254,22 @@ class Emitter:
                 self.storage(other) == storage for other in call.inputs() if other is not variable
             )
         )
+
+
+def _check_host_numbers(call: Call) -> None:
+    """Raises ModelError where an operator of a GPU takes a number from a tensor on the CPU as it
+    is, and would round it first if it lay on the GPU, where a plan keeps its constants."""
+    half = (torch.bfloat16, torch.float16)
+    if not any(output.fake.dtype in half for output in call.made()):
+        return
+    for variable in call.inputs():
+        like = variable.fake
+        if variable.on_host and not like.dim() and like.dtype in (torch.float32, torch.float64):
+            raise ModelError(
+                f"{call.source}: {call.target} takes a number from a tensor on the CPU, which a "
+                "plan would round: use a Python number, or make the tensor with the device and "
+                "dtype of the others"
+            )
 
 
 def _same_layout(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -11,6 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from schemas.errors import ModelError
+from stages.device.attention import seeds_of
+from stages.device.devices import device_of, kept_random_states
 from stages.device.norms import true_dtypes
 from stages.device.recurrent import BACKWARD, LAYER, WORKSPACE, workspace_bytes
 from stages.trace.program import Call, Program, Variable
@@ -47,6 +49,7 @@ def lay_out(program: Program, tangents: Tangents) -> None:
     strides do not allow becomes a copy and a view, as `reshape` would do it.
     """
     layout = Layout(fake_mode_of(program))
+    _place_constants(program, layout.mode)
     forward, backward = program.calls[: program.forward], program.calls[program.forward :]
     laid_out = layout.run_all(forward)
     program.forward = len(laid_out)
@@ -57,6 +60,29 @@ def lay_out(program: Program, tangents: Tangents) -> None:
         assert gradient is not None
         variable.fake = gradient
     program.calls = laid_out + layout.run_all(backward)
+
+
+def device_of_step(program: Program, kind: str) -> torch.device:
+    """The device of a kind that parameters, buffers and inputs are on."""
+    known = [*program.fixed, *program.inputs.values()]
+    return device_of((variable.fake for variable in known if variable.kind != "constant"), kind)
+
+
+def _place_constants(program: Program, mode: FakeTensorMode) -> None:
+    """Puts constants of the CPU on the device of the step, where a plan keeps them."""
+    known = [*program.fixed, *program.inputs.values()]
+    kinds = [variable.fake.device.type for variable in known if variable.kind != "constant"]
+    if "cuda" not in kinds:
+        return
+    device = device_of_step(program, "cuda")
+    for variable in program.fixed:
+        like = variable.fake
+        if variable.kind == "constant" and like.device.type == "cpu":
+            variable.on_host = True
+            with mode:
+                variable.fake = torch.empty_strided(
+                    like.shape, like.stride(), dtype=like.dtype, device=device
+                )
 
 
 class Layout:
@@ -175,6 +201,8 @@ def run_fake(call: Call, mode: FakeTensorMode) -> None:
         output.fake = result
     for number, dtype in true_dtypes(call.target._schema.name, args).items():
         _give_dtype(call.outputs[number], dtype, mode)
+    for number, seed in seeds_of(call.target, args, kwargs).items():
+        _give_place(call.outputs[number], seed, mode)
     if str(call.target) == LAYER:
         _give_workspace(call, mode, args)
     elif str(call.target) == BACKWARD:
@@ -187,12 +215,21 @@ def _give_dtype(output: Variable | None, dtype: torch.dtype, mode: FakeTensorMod
             output.fake = torch.empty_like(output.fake, dtype=dtype)
 
 
+def _give_place(output: Variable | None, like: torch.Tensor, mode: FakeTensorMode) -> None:
+    """Gives a result the shape, dtype and device of a real one."""
+    if output is not None:
+        with mode:
+            output.fake = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+
+
 def _give_storages(call: Call, mode: FakeTensorMode) -> None:
     """Gives each result a storage of its own."""
     for output in call.made():
         like = output.fake
         with mode:
-            output.fake = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
+            output.fake = torch.empty_strided(
+                like.shape, like.stride(), dtype=like.dtype, device=like.device
+            )
 
 
 def _give_workspace(call: Call, mode: FakeTensorMode, args: tuple[Any, ...]) -> None:
@@ -201,7 +238,7 @@ def _give_workspace(call: Call, mode: FakeTensorMode, args: tuple[Any, ...]) -> 
     if workspace is not None:
         size = workspace_bytes(args)
         with mode:
-            workspace.fake = torch.empty(size, dtype=torch.uint8)
+            workspace.fake = torch.empty(size, dtype=torch.uint8, device=workspace.fake.device)
 
 
 def place_of(tensor: torch.Tensor) -> Place:
@@ -225,10 +262,9 @@ def _probe(call: Call) -> list[Place | None] | None:
         memory = torch.full((last + 1,), int(one), dtype=like.dtype, device=like.device)
         return memory.as_strided(like.shape, like.stride())
 
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     args, kwargs = pytree.tree_map(operand, (call.args, call.kwargs))
     try:
-        with torch.random.fork_rng(devices), torch.no_grad():
+        with kept_random_states(), torch.no_grad():
             results = pytree.tree_leaves(call.target(*args, **kwargs))
     except (RuntimeError, IndexError, ValueError, TypeError):
         return None

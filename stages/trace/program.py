@@ -31,13 +31,16 @@ _NO_EFFECT = ("_assert", "sym_constrain", "_functional_assert", "_functional_sym
 
 @dataclass(eq=False)
 class Variable:
-    """One tensor of the program; `fake` has its shape, strides, dtype and storage."""
+    """One tensor of the program; `fake` has its shape, strides, dtype, device and storage.
+
+    `on_host` says of a constant that the model has it on the CPU, and the plan elsewhere."""
 
     kind: ValueKind
     fake: torch.Tensor
     path: str = ""
     aliases: list[str] = field(default_factory=list)
     data: bytes = b""
+    on_host: bool = False
 
 
 @dataclass(eq=False)

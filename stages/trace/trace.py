@@ -9,7 +9,8 @@ from torch import nn
 
 from schemas.errors import ModelError
 from schemas.graph import Graph
-from stages.device.factory import Built
+from stages.device.devices import device_named, device_of, entered
+from stages.device.factory import Built, all_tensors
 from stages.trace.arrange import arrange
 from stages.trace.buffers import place_writes
 from stages.trace.capture import Capture, capture
@@ -24,9 +25,15 @@ from stages.trace.program import program_of
 def trace(built: Built, name: str, device: str = "cpu") -> Graph:
     """The training step of the first sample, for the kind of device that model and sample are on.
 
-    `name` is the model's label. Nothing is run, and weights made under a fake mode are never
-    allocated. Raises ModelError when the model cannot be captured.
+    `name` is the model's label, `device` where they are. Nothing is run, and weights made
+    under a fake mode are never allocated. Raises ModelError when the model cannot be captured.
     """
+    kind = device_named(device).type
+    with entered(device_of(all_tensors(built), kind)):
+        return _trace(built, name, kind)
+
+
+def _trace(built: Built, name: str, kind: str) -> Graph:
     loss = built.loss
 
     def wanted(first: Capture) -> set[int]:
@@ -34,7 +41,6 @@ def trace(built: Built, name: str, device: str = "cpu") -> Graph:
         grown = output_gradients(built, outputs, first.leaves, first.output_tree)
         return {number for number, gradient in enumerate(grown) if gradient is not None}
 
-    kind = torch.device(device).type
     guards = _guards(built.model, kind)
     captured = capture(built, wanted if loss is not None else None)
     ambient = torch.autocast(

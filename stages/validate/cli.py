@@ -34,12 +34,14 @@ def run(options: argparse.Namespace) -> None:
     """Runs the stage."""
     import torch
 
+    from stages.device.devices import require_device
     from stages.device.factory import build
     from stages.validate.validate import SEED, validate
 
     graph, plan = read_graph(options.graph), store.read_json(options.plan)
     if options.pairs < 0:
         raise ConfigError(f"--pairs {options.pairs}: must be 0 or more")
+    require_device(options.device)
     if torch.device(options.device).type != graph.device:
         raise ConfigError(f"--device {options.device}: the graph was traced for {graph.device}")
     if options.threads is not None:

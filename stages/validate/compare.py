@@ -17,7 +17,8 @@ from stages.validate.step import Stepper, random_tangents
 
 @dataclass(frozen=True)
 class Trail:
-    """What some steps of a module left behind, by name: all outputs, gradients and buffers."""
+    """What some steps of a module left behind, by name: all outputs, gradients and buffers, on the
+    host."""
 
     outputs: dict[str, Any]
     gradients: dict[str, Any]
@@ -143,22 +144,27 @@ def same_bits(mine: Any, other: Any) -> bool:
 
 def difference(mine: Any, other: Any) -> float:
     """The largest absolute difference of two tensors, where NaN equals NaN and anything else that
-    cannot be subtracted differs by infinity."""
+    cannot be subtracted differs by infinity. Integers that differ do so by 1 at least, also where
+    they are so large that their difference is rounded away."""
     if not (isinstance(mine, Tensor) and isinstance(other, Tensor)):
         return 0.0 if type(mine) is type(other) and mine == other else math.inf
     if mine.dtype != other.dtype or mine.shape != other.shape:
         return math.inf
+    if mine.dtype == torch.float4_e2m1fn_x2:
+        return 0.0 if torch.equal(_bytes(mine), _bytes(other)) else math.inf
     wide = torch.complex128 if mine.is_complex() else torch.float64
     left, right = mine.to(wide), other.to(wide)
-    equal = (left == right) | (left.isnan() & right.isnan())
-    distance = torch.where(equal, 0.0, (left - right).abs()).nan_to_num(
-        nan=math.inf, posinf=math.inf
-    )
+    distance = (left - right).abs()
+    if mine.is_floating_point() or mine.is_complex():
+        equal = (left == right) | (left.isnan() & right.isnan())
+    else:
+        equal, distance = mine == other, distance.clamp(min=1.0)
+    distance = torch.where(equal, 0.0, distance).nan_to_num(nan=math.inf, posinf=math.inf)
     return float(distance.max()) if distance.numel() else 0.0
 
 
 def _keep(leaf: Any) -> Any:
-    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
+    return leaf.detach().to("cpu", copy=True) if isinstance(leaf, Tensor) else leaf
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -6,12 +6,13 @@ import contextlib
 import copy
 import gc
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from schemas.errors import ModelError
+from stages.device.devices import move_tensors, release
 from stages.device.factory import Sample
 from stages.validate.compare import Difference, Trail, compare
 from stages.validate.load import describe
@@ -28,25 +29,57 @@ NOTHING = Difference(0.0, 0.0, 0.0, True, "")
 @dataclass(frozen=True)
 class Comparison:
     """The largest differences of all rounds, and how much the original differs from itself in
-    them; `complaint` is a clause that says what is not as it should be, "" for nothing."""
+    them; `complaint` is a clause that says what is not as it should be, "" for nothing, and
+    `skipped` one that says what was not compared. Without `compared` nothing was."""
 
     difference: Difference
     own: Difference
     complaint: str
+    skipped: str = ""
+    compared: bool = True
+
+    def skipping(self, clause: str) -> Comparison:
+        """The same with one more clause on what the original had no memory for."""
+        why = f"the original model is {clause}, since both do not fit"
+        return replace(self, skipped="; ".join(filter(None, [self.skipped, why])))
 
 
 @dataclass(frozen=True)
 class Comparer:
     """A model, and the steps in which its planned modules are compared with it.
 
-    The model is only ever run as a deep copy. Where the results may vary from run to run
-    (`varying`), a plan may differ by ten times as much as the original does.
+    The model is only ever run as a deep copy on `device`, and waits on the host where that is a
+    GPU. Where the results may vary from run to run (`varying`), a plan may differ by ten times as
+    much as the original does. What does not fit on the device is not compared, and named.
     """
 
     original: nn.Module
     stepper: Stepper
     samples: list[Sample]
     varying: bool
+    device: torch.device
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        stepper: Stepper,
+        samples: list[Sample],
+        varying: bool,
+        device: torch.device,
+    ) -> Comparer:
+        """A comparer with a copy of a model."""
+        original = copied(model)
+        if device.type != "cpu":
+            move_tensors(original, "cpu")
+            release(device)
+        return cls(original, stepper, samples, varying, device)
+
+    def original_here(self) -> nn.Module:
+        """A copy of the model on the device."""
+        made = copied(self.original)
+        move_tensors(made, self.device)
+        return made
 
     def compare(self, planned: nn.Module, itself: bool = False) -> Comparison:
         """Runs all rounds, up to the first in which the planned module differs.
@@ -59,10 +92,18 @@ class Comparer:
 
     def _compare(self, planned: nn.Module, itself: bool) -> Comparison:
         total = own = NOTHING
+        skipped: list[str] = []
         given, planned = planned, copied(planned) if itself else planned
         for one in ROUNDS:
-            reference = self._reference(one)
+            try:
+                reference = self._reference(one)
+            except torch.OutOfMemoryError:
+                skipped.append(one.name)
+                reference = None
             if reference is None:
+                release(self.device)
+                if skipped == [""]:
+                    return Comparison(NOTHING, NOTHING, "", self._unlike(skipped), compared=False)
                 continue
             try:
                 mine = self._run(one, given if itself and not one.name else copied(planned))
@@ -79,14 +120,24 @@ class Comparer:
             excused = not varied.bits_equal and difference.within(TIMES_OWN, varied)
             if not (difference.bits_equal or excused):
                 return Comparison(total, own, self._complaint(one, difference))
-        return Comparison(total, own, "")
+        return Comparison(total, own, "", self._unlike(skipped))
+
+    def _unlike(self, rounds: list[str]) -> str:
+        """A clause on the rounds for which the original has no memory."""
+        if not rounds:
+            return ""
+        what = "not compared" if rounds == [""] else f"not compared {', '.join(rounds)}"
+        return f"{what}, since the original model's step does not fit on {self.device}"
 
     def _reference(self, one: Round) -> Trail | None:
         """What the original leaves in a round; None where it cannot run it.
 
-        Raises ModelError where it cannot run its samples."""
+        Raises OutOfMemoryError where it does not fit on the device, ModelError where it cannot run
+        its samples."""
         try:
-            return self._run(one, copied(self.original))
+            return self._run(one, self.original_here())
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:
             if one.name:
                 return None
@@ -100,12 +151,12 @@ class Comparer:
         """How the original differs from itself in a round."""
         found = NOTHING
         for _ in range(REPEATS if self.varying else 0):
-            found = found.joined(compare(self._run(one, copied(self.original)), reference))
+            found = found.joined(compare(self._run(one, self.original_here()), reference))
         return found
 
     def _complaint(self, one: Round, difference: Difference) -> str:
         likely = one.likely
-        if numbers_matter(copied(self.original), self.stepper, self.samples, SEED):
+        if numbers_matter(self.original_here(), self.stepper, self.samples, SEED):
             likely = RANDOM
         elif not one.name and ", step 0)" not in difference.first:
             likely = KEEPS

@@ -52,7 +52,7 @@ def _values(tensor: Tensor, generator: torch.Generator) -> Tensor:
     if tensor.layout != torch.strided or not tensor.numel():
         return tensor
     if not _is_measured(tensor):
-        order = torch.randperm(tensor.numel(), generator=generator).to(tensor.device)
+        order = torch.randperm(tensor.numel(), generator=generator, device="cpu").to(tensor.device)
         return tensor.reshape(-1)[order].view(tensor.shape)
     if tensor.is_complex():
         parts = torch.view_as_real(tensor.resolve_conj().contiguous())
@@ -72,7 +72,7 @@ def _is_measured(tensor: Tensor) -> bool:
 
 def _drawn(tensor: Tensor, generator: torch.Generator) -> Tensor:
     low, high = tensor.min().double(), tensor.max().double()
-    numbers = torch.rand(tensor.shape, generator=generator, dtype=torch.float64)
+    numbers = torch.rand(tensor.shape, generator=generator, dtype=torch.float64, device="cpu")
     return (low + (high - low) * numbers.to(tensor.device)).to(tensor.dtype)
 
 

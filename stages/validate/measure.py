@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from stages.device.devices import kept_random_states, release, wait_for
 from stages.device.factory import Sample
-from stages.device.leaves import leaves_of
 from stages.device.meter import Timing, Usage, session, summarise
 from stages.validate.step import Stepper, forget_gradients
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of the two modules of alternating pairs of runs, and their ratio pair by pair."""
+    """Seconds of the two modules of alternating pairs of runs, and their ratio pair by pair; of the
+    planned module alone where the other does not fit."""
 
     planned: Timing
-    unplanned: Timing
-    ratio: Timing
+    unplanned: Timing | None
+    ratio: Timing | None
 
 
 def measure_memory(
@@ -48,18 +51,54 @@ def measure_memory(
 
 
 def reserved_memory(module: nn.Module, stepper: Stepper, sample: Sample, device: str) -> int | None:
-    """The most bytes that the allocator took from a CUDA device for a step; None on the CPU."""
+    """The most bytes that the allocator took from a CUDA device for two steps, parameters, inputs
+    and workspaces of libraries included; None on the CPU.
+
+    To be called before anything else has run there. Buffers and random states come back.
+    """
     if torch.device(device).type != "cuda":
         return None
-    torch.cuda.empty_cache()
+    release(device)
     torch.cuda.reset_peak_memory_stats(device)
-    stepper.run(module, sample)
-    forget_gradients(module, sample)
-    return torch.cuda.max_memory_reserved(device)
+    with kept_random_states(), _kept_buffers(module):
+        for _ in range(2):
+            stepper.run(module, sample)
+            forget_gradients(module, sample)
+        wait_for(device)
+        return torch.cuda.max_memory_reserved(device)
+
+
+@contextlib.contextmanager
+def _kept_buffers(module: nn.Module) -> Iterator[None]:
+    """The contents of a module's buffers come back at its end; they wait on the host."""
+    kept = {name: buffer.to("cpu", copy=True) for name, buffer in module.named_buffers()}
+    yield
+    with torch.no_grad():
+        for name, buffer in module.named_buffers():
+            buffer.copy_(kept[name])
+
+
+def measure_alone(
+    module: nn.Module, stepper: Stepper, sample: Sample, runs: int, device: str
+) -> Times:
+    """Times steps of one module, after one that is not timed."""
+    _seconds(module, stepper, sample, device)
+    gc.collect()
+    gc.disable()
+    try:
+        seconds = [_seconds(module, stepper, sample, device) for _ in range(runs)]
+    finally:
+        gc.enable()
+    return Times(summarise(seconds), None, None)
 
 
 def measure_times(
-    planned: nn.Module, unplanned: nn.Module, stepper: Stepper, sample: Sample, pairs: int
+    planned: nn.Module,
+    unplanned: nn.Module,
+    stepper: Stepper,
+    sample: Sample,
+    pairs: int,
+    device: str,
 ) -> Times:
     """Times pairs of steps, the planned one first in every other pair; `.grad` is None before each.
 
@@ -67,29 +106,26 @@ def measure_times(
     """
     modules = [planned, unplanned]
     for module in modules:
-        _seconds(module, stepper, sample)
+        _seconds(module, stepper, sample, device)
     gc.collect()
     gc.disable()
     try:
         runs: list[list[float]] = [[], []]
         for pair in range(pairs):
             for index in (0, 1) if pair % 2 == 0 else (1, 0):
-                runs[index].append(_seconds(modules[index], stepper, sample))
+                runs[index].append(_seconds(modules[index], stepper, sample, device))
     finally:
         gc.enable()
     ratios = [mine / other for mine, other in zip(*runs, strict=True)]
     return Times(summarise(runs[0]), summarise(runs[1]), summarise(ratios))
 
 
-def _seconds(module: nn.Module, stepper: Stepper, sample: Sample) -> float:
+def _seconds(module: nn.Module, stepper: Stepper, sample: Sample, device: str) -> float:
     forget_gradients(module, sample)
-    on_cuda = any(isinstance(leaf, torch.Tensor) and leaf.is_cuda for leaf in leaves_of(sample))
-    if on_cuda:
-        torch.cuda.synchronize()
+    wait_for(device)
     start = time.perf_counter()
     held = stepper.run(module, sample)
-    if on_cuda:
-        torch.cuda.synchronize()
+    wait_for(device)
     seconds = time.perf_counter() - start
     del held
     forget_gradients(module, sample)

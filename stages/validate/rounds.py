@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from stages.device.devices import kept_random_states
 from stages.device.factory import Sample
 from stages.device.trees import flatten
 from stages.validate.compare import Trail, compare, keep_results, leave_trail
@@ -116,8 +117,7 @@ def other_numbers(seed: int) -> Iterator[None]:
     """Within it Python's and NumPy's random numbers begin at a seed; all random states, PyTorch's
     too, are put back afterwards."""
     python, numpy = random.getstate(), np.random.get_state()
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices):
+    with kept_random_states():
         random.seed(seed)
         np.random.seed(seed)
         try:

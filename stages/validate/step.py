@@ -89,7 +89,7 @@ def random_tangents(seed: int) -> MakeTangent:
 
     def make(leaf: Tensor) -> Tensor:
         dtype = torch.complex64 if leaf.is_complex() else torch.float32
-        numbers = torch.randn(leaf.shape, generator=generator, dtype=dtype)
+        numbers = torch.randn(leaf.shape, generator=generator, dtype=dtype, device="cpu")
         return torch.empty_like(leaf).copy_(numbers)
 
     return make

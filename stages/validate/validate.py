@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,13 +16,20 @@ from torch import nn
 from schemas.errors import ArtifactError, ModelError
 from schemas.graph import Graph
 from schemas.measurement import FAILED, LinePoint, Measurement, thin
-from stages.device.factory import Built
-from stages.validate.compare import Difference
-from stages.validate.comparison import SEED, Comparer, Comparison, copied, sentence
+from stages.device.devices import device_named, device_of, entered, release
+from stages.device.factory import Built, Sample, all_tensors
+from stages.device.meter import Usage
+from stages.validate.comparison import SEED, Comparer, Comparison, sentence
 from stages.validate.load import describe, load_planned
-from stages.validate.measure import Times, measure_memory, measure_times, reserved_memory
+from stages.validate.measure import (
+    Times,
+    measure_alone,
+    measure_memory,
+    measure_times,
+    reserved_memory,
+)
 from stages.validate.rounds import other_numbers
-from stages.validate.step import Stepper, fresh_sample
+from stages.validate.step import Stepper, forget_gradients, fresh_sample
 from stages.validate.unordered import unordered
 
 PAIRS = 15
@@ -54,16 +63,18 @@ def validate(
     that differs by one bit on the CPU, misses its budget or its predicted peak, or fails to run
     gets the verdict "failed" and a sentence that says so, with what it is likely to come from.
     Where the original model's own results differ from run to run, a plan may differ by ten times
-    as much, and its sentence says so. Nothing is run for a plan without a program (verdict
-    "infeasible"). Raises ArtifactError when the plan lacks a key.
+    as much, and its sentence says so; where its step does not fit on the device, the plan is
+    measured alone, and the sentence says what was not compared. Nothing is run for a plan without
+    a program (verdict "infeasible"). Raises ArtifactError when the plan lacks a key.
     """
     base = _base(graph, plan, plan_seconds)
     if base.verdict == "infeasible" or base.predicted_peak is None:
         return Validation(base, [])
-    pair = _Pair.of(graph, built, device or graph.device)
+    pair = _Pair.of(graph, built, device)
     try:
         planned = module if isinstance(module, nn.Module) else load_planned(module, built.model)
-        return pair.judge(base, planned, pairs)
+        with entered(pair.device):
+            return pair.judge(base, planned, pairs)
     except (ArtifactError, ModelError):
         raise
     except Exception as error:
@@ -75,12 +86,16 @@ def check(graph: Graph, built: Built, planned: nn.Module) -> str:
     """Compares a planned module with its original as `validate` does, without measuring.
 
     Returns "" where they are equal, else a sentence that says what differs and what that is likely
-    to come from. Model, samples and random numbers are afterwards as they were.
+    to come from. Warns of what is not compared, since the original does not fit on the device.
+    Model, samples and random numbers are afterwards as they were.
     """
     try:
-        pair = _Pair.of(graph, built, graph.device)
-        with other_numbers(SEED):
-            return sentence(pair.comparer.compare(planned).complaint)
+        pair = _Pair.of(graph, built)
+        with entered(pair.device), other_numbers(SEED):
+            compared = pair.comparer.compare(planned)
+            if compared.skipped:
+                warnings.warn(sentence(compared.skipped), stacklevel=2)
+            return sentence(compared.complaint)
     except ModelError as error:
         return sentence(str(error))
     except Exception as error:
@@ -98,46 +113,69 @@ class _Pair:
     unordered: list[str]
 
     @classmethod
-    def of(cls, graph: Graph, built: Built, device: str) -> _Pair:
-        """A copy of the model of a graph, with the model's samples."""
+    def of(cls, graph: Graph, built: Built, device: str = "") -> _Pair:
+        """A copy of the model of a graph, with the model's samples; `device` is where they are
+        unless given."""
+        place = device_named(device) if device else device_of(all_tensors(built), graph.device)
         stepper, blamed = Stepper.of(graph, built), unordered(graph)
-        varying = torch.device(device).type != "cpu" or bool(blamed)
-        comparer = Comparer(copied(built.model), stepper, built.samples, varying)
-        return cls(comparer, stepper, built, device, blamed)
+        varying = place.type != "cpu" or bool(blamed)
+        comparer = Comparer.of(built.model, stepper, built.samples, varying, place)
+        return cls(comparer, stepper, built, str(place), blamed)
 
     def judge(self, base: Measurement, planned: nn.Module, pairs: int) -> Validation:
         """Fills in a measurement."""
+        first = fresh_sample(self.built.samples[0])
+        reserved = reserved_memory(planned, self.stepper, first, self.device)
         compared = self.comparer.compare(planned, itself=True)
         gc.collect()
         sample = fresh_sample(self.built.samples[0])
-        original = self.comparer.original
-        usage = {
-            (name, accumulate): measure_memory(
-                module, self.stepper, sample, self.device, accumulate
-            )
-            for name, module in (("planned", planned), ("unplanned", original))
-            for accumulate in (False, True)
-        }
-        times = None
-        if pairs:
-            times = measure_times(planned, original, self.stepper, sample, pairs)
-        peak = usage["planned", False].peak
+        usage = {"planned": self.memory(planned, sample)}
+        times = self.beside_original(usage, planned, sample, pairs) if compared.compared else None
+        if pairs and times is None:
+            times = measure_alone(planned, self.stepper, sample, pairs, self.device)
+        if compared.compared and ("unplanned" not in usage or (times and times.ratio is None)):
+            compared = compared.skipping(f"not measured beside the plan on {self.device}")
+        fresh, accumulating = usage["planned"]
+        unplanned: list[int | None] = [used.peak for used in usage.get("unplanned", [])]
+        unplanned = unplanned or [None, None]
         filled = replace(
-            _with_results(base, compared.difference, times),
-            measured_peak=peak,
-            unplanned_peak=usage["unplanned", False].peak,
-            accumulate_peak=usage["planned", True].peak,
-            unplanned_accumulate_peak=usage["unplanned", True].peak,
-            reserved_peak=reserved_memory(planned, self.stepper, sample, self.device),
-            within_budget=base.budget_bytes is None or peak <= base.budget_bytes,
-            peak_as_predicted=peak == base.predicted_peak,
+            _with_results(base, compared, times),
+            measured_peak=fresh.peak,
+            unplanned_peak=unplanned[0],
+            accumulate_peak=accumulating.peak,
+            unplanned_accumulate_peak=unplanned[1],
+            reserved_peak=reserved,
+            within_budget=base.budget_bytes is None or fresh.peak <= base.budget_bytes,
+            peak_as_predicted=fresh.peak == base.predicted_peak,
         )
         lines = [
             LinePoint(run, seconds, live)
-            for run in ("planned", "unplanned")
-            for seconds, live in thin(usage[run, False].line)
+            for run, measured in usage.items()
+            for seconds, live in thin(measured[0].line)
         ]
         return Validation(self.verdict(filled, compared), lines)
+
+    def memory(self, module: nn.Module, sample: Sample) -> list[Usage]:
+        """The memory of a step, without gradients when it begins and with them."""
+        return [
+            measure_memory(module, self.stepper, sample, self.device, accumulate)
+            for accumulate in (False, True)
+        ]
+
+    def beside_original(
+        self, usage: dict[str, list[Usage]], planned: nn.Module, sample: Sample, pairs: int
+    ) -> Times | None:
+        """The times of both modules, and adds the memory of the original; None where there are no
+        pairs, or the original has no memory beside the planned module."""
+        with contextlib.suppress(torch.OutOfMemoryError):
+            original = self.comparer.original_here()
+            usage["unplanned"] = self.memory(original, sample)
+            if not pairs:
+                return None
+            return measure_times(planned, original, self.stepper, sample, pairs, self.device)
+        forget_gradients(planned, sample)
+        release(self.device)
+        return None
 
     def verdict(self, measured: Measurement, compared: Comparison) -> Measurement:
         """The measurement with the verdict "failed" where it contradicts the plan."""
@@ -154,6 +192,9 @@ class _Pair:
             )
         if complaints:
             return replace(measured, verdict=FAILED, sentence=sentence("; ".join(complaints)))
+        if compared.skipped:
+            said = f"{measured.sentence} {sentence(compared.skipped)}".strip()
+            measured = replace(measured, sentence=said)
         if compared.difference.bits_equal:
             return measured
         blame = " and ".join(self.unordered) if self.device == "cpu" else "CUDA"
@@ -162,6 +203,8 @@ class _Pair:
             f"{compared.own.largest:g}, since {blame} adds in no fixed order; the plan's differ "
             f"from them by up to {compared.difference.largest:g}."
         )
+        if compared.skipped:
+            said = f"{said} {sentence(compared.skipped)}"
         return replace(measured, sentence=said)
 
 
@@ -202,19 +245,25 @@ def _base(graph: Graph, plan: Mapping[str, Any], plan_seconds: float | None) -> 
     )
 
 
-def _with_results(base: Measurement, difference: Difference, times: Times | None) -> Measurement:
-    compared = replace(
-        base,
-        output_difference=difference.output,
-        gradient_difference=difference.gradient,
-        buffer_difference=difference.buffer,
-        bits_equal=difference.bits_equal,
-    )
+def _with_results(base: Measurement, compared: Comparison, times: Times | None) -> Measurement:
+    """The measurement with differences, where there was a comparison, and times."""
+    found = base
+    if compared.compared:
+        difference = compared.difference
+        found = replace(
+            base,
+            output_difference=difference.output,
+            gradient_difference=difference.gradient,
+            buffer_difference=difference.buffer,
+            bits_equal=difference.bits_equal,
+        )
     if times is None:
-        return compared
+        return found
+    found = replace(found, measured_time=times.planned.median)
+    if times.unplanned is None or times.ratio is None:
+        return found
     return replace(
-        compared,
-        measured_time=times.planned.median,
+        found,
         unplanned_time=times.unplanned.median,
         time_ratio=times.ratio.median,
         time_ratio_first_quartile=times.ratio.first_quartile,

@@ -30,6 +30,11 @@ def main() -> int:
     parser.add_argument("--uses", help="only uses whose name or theme holds this text")
     parser.add_argument("--strategies", help="only strategies of these names, with commas between")
     parser.add_argument("--no-zoo", action="store_true", help="without the models of zoo.yaml")
+    parser.add_argument("--fast", action="store_true", help="only uses that are among the tests")
+    parser.add_argument("--device", default="cpu", help="where models and contents lie")
+    parser.add_argument(
+        "--part", default="0/1", help="only every n-th model, from the i-th on: i/n"
+    )
     options = parser.parse_args()
     faulthandler.enable()
     torch.set_num_threads(1)
@@ -65,9 +70,12 @@ def _rows(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
         jobs.append((ZOO, ZOO_USES, ZOO_STRATEGIES))
     for cases, names, ways in jobs:
         uses = [use for use in USES.values() if names is None or use.name in names]
+        if options.fast:
+            uses = [use for use in uses if use.fast]
         if options.uses:
             uses = [use for use in uses if options.uses in f"{use.theme} {use.name}"]
-        for case in cases:
+        first, _, step = options.part.partition("/")
+        for case in (case.on(options.device) for case in cases[int(first) :: int(step)]):
             if options.models and options.models not in case.name:
                 continue
             for strategy in STRATEGIES:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from stages.device.factory import Built, Sample, check_result
+from stages.device.leaves import map_leaves
 
 SEED = 11
 
@@ -21,7 +22,8 @@ class Case:
 
     `loss` is planned with it. `around` is the context in which it is planned and called. `planned`
     makes what is planned where that is not what it is compared with. Nothing is kept from one
-    making to the next, so that a use may do what it likes to what it was given.
+    making to the next, so that a use may do what it likes to what it was given. All of it lies on
+    `device`; `on` gives the same case on another one.
     """
 
     name: str
@@ -30,11 +32,26 @@ class Case:
     loss: Callable[[Any], Tensor] | None = None
     around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     planned: Callable[[], nn.Module] | None = None
+    device: str = "cpu"
+
+    def on(self, device: str) -> Case:
+        """The same case with models and contents on a device."""
+        if device == self.device:
+            return self
+
+        def moved(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            return leaf.detach().to(device).requires_grad_(leaf.requires_grad)
+
+        sample = self.sample
+        return replace(self, sample=lambda number: map_leaves(moved, sample(number)), device=device)
 
     def make(self, planned: bool = False) -> nn.Module:
         """A new model, always from the same random numbers."""
         torch.manual_seed(SEED)
-        return self.planned() if planned and self.planned is not None else self.model()
+        made = self.planned() if planned and self.planned is not None else self.model()
+        return made if self.device == "cpu" else made.to(self.device)
 
     def built(self) -> Built:
         """The model that is planned, with its sample."""

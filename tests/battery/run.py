@@ -115,6 +115,8 @@ class Run:
             self.say(f"{name} {when}", buffer)
         self.gradients(when)
         self.say(f"random state {when}", torch.get_rng_state())
+        if torch.device(self.case.device).type == "cuda":
+            self.say(f"random state of the GPU {when}", torch.cuda.get_rng_state(self.case.device))
 
     def first(self, kind: type | tuple[type, ...]) -> Any:
         """The first submodule of a kind; the use ends where there is none."""
@@ -175,11 +177,11 @@ def weighted(outputs: list[Tensor]) -> Tensor:
         generator = torch.Generator().manual_seed(place)
         weights = torch.randn(output.shape, generator=generator, dtype=torch.float64)
         real = torch.view_as_real(output).sum(-1) if output.is_complex() else output
-        total = total + (real * weights.to(real.dtype)).sum().float()
+        total = total + (real * weights.to(real)).sum().float()
     return total
 
 
 def tangent(output: Tensor, seed: int = 5) -> Tensor:
     """A gradient for an output."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output.dtype)
+    return torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output)

@@ -33,7 +33,7 @@ def planned_at_random(case: Case, folder: Path, seed: int, share: float, in_plac
     checked as the one call does."""
     built = case.built()
     with case.around():
-        graph = trace(built, case.name)
+        graph = trace(built, case.name, case.device)
         executions = recompute(graph, seed, share) if share else None
         place = Path(tempfile.mkdtemp(dir=folder))
         load: Load = generated(graph, place / "module", executions, in_place).load

@@ -148,3 +148,13 @@ def test_a_module_that_does_not_raise_where_eager_does_is_wrong() -> None:
             raise ValueError("eager raises")
 
     assert judged(meets, doubled).kind == WRONG
+
+
+def test_a_case_goes_to_a_device_with_its_contents() -> None:
+    case = next(case for case in CASES if case.name == "mlp")
+    there = case.on("meta")
+    assert there.device == "meta" and case.on("cpu") is case
+    args, _ = there.sample(0)
+    tensors = [*there.make().parameters(), *(leaf for leaf in args if isinstance(leaf, Tensor))]
+    assert {tensor.device.type for tensor in tensors} == {"meta"}
+    assert args[0].requires_grad == case.sample(0)[0][0].requires_grad

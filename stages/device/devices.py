@@ -1,0 +1,94 @@
+"""One way to name a device, to enter it, and to wait for it.
+
+Devices are written "cpu", "cuda" (the current one) or "cuda:1". Graphs and plans know kinds of
+devices; what runs, measures or draws does so on one device, which is named here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from schemas.errors import ModelError
+from stages.device.settings import refuse_settings
+
+
+def device_named(name: torch.device | str) -> torch.device:
+    """The device of a name; on CUDA always with its number, that of the current one where the name
+    has none. Raises ModelError where the name is none."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ModelError(f"{name!r} is no device") from error
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device(device.type) if device.type == "cpu" else device
+
+
+def require_device(name: str) -> None:
+    """Raises ModelError unless the device ("cpu", "cuda", "cuda:1") is here, ConfigError where its
+    settings keep memory from being foretold."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ModelError(f"{name!r} is no device") from error
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise ModelError(f"the device {name!r} is not on this machine")
+        refuse_settings()
+
+
+def device_of(tensors: Iterable[torch.Tensor], kind: str) -> torch.device:
+    """The device of the first of some tensors that is on a kind of device; without one, the
+    current device of the kind."""
+    for tensor in tensors:
+        if tensor.device.type == kind:
+            return device_named(tensor.device)
+    return device_named(kind)
+
+
+def entered(device: torch.device | str) -> contextlib.AbstractContextManager[Any]:
+    """Within it a CUDA device is the current one; nothing for other devices."""
+    device = torch.device(device)
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
+def wait_for(device: torch.device | str) -> None:
+    """Waits until a device has done what it was given."""
+    device = torch.device(device)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def release(device: torch.device | str) -> None:
+    """Gives back what nothing holds any more: cycles of Python, and the segments that PyTorch's
+    allocator keeps of a CUDA device."""
+    gc.collect()
+    if torch.device(device).type == "cuda":
+        with entered(device):
+            torch.cuda.empty_cache()
+
+
+def move_tensors(module: nn.Module, device: torch.device | str) -> None:
+    """Puts the contents of a module's parameters and buffers on a device; each stays the object
+    that it is, and ties stay ties."""
+    for tensor in {
+        id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())
+    }.values():
+        if tensor.device != torch.device(device):
+            tensor.data = tensor.data.to(device)
+
+
+@contextlib.contextmanager
+def kept_random_states() -> Iterator[None]:
+    """PyTorch's random states, of the CPU and of all CUDA devices in use, come back at its end: a
+    seed is one for all of them."""
+    used = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=used):
+        yield

@@ -1,0 +1,153 @@
+"""Measures one way to train one model, in a process of its own: `python -m tests.gpu.contestant`.
+
+Writes JSON: peaks in bytes, seconds of a step, and a sketch of the gradients by which ways are
+compared that never meet in one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stages.device.devices import entered, kept_random_states
+from stages.device.factory import Sample, check_result, move
+from stages.validate.load import load_planned
+from stages.validate.measure import measure_alone, measure_memory, reserved_memory
+from stages.validate.step import Stepper, forget_gradients
+from tests.gpu.models import MODELS
+
+SEED, PROJECTIONS = 7, 8
+
+EAGER, CHECKPOINT, COMPILE, PLAN = "eager", "checkpoint", "compile", "plan"
+WAYS = (EAGER, CHECKPOINT, COMPILE, PLAN)
+
+
+def measured(
+    name: str, size: str, way: str, device: str, budget: float, module: str, steps: int
+) -> dict[str, Any]:
+    """What one way takes: `budget` is the compiler's, `module` the folder of a plan."""
+    torch.manual_seed(SEED)
+    built = move(check_result(MODELS[name](size, way == CHECKPOINT), name), device)
+    model, sample, stepper = built.model, built.samples[0], Stepper([0], None)
+    if way == PLAN:
+        model = load_planned(module, model)
+    elif way == COMPILE:
+        backend = "inductor" if device.startswith("cuda") else "aot_eager_decomp_partition"
+        model = torch.compile(model, backend=backend)  # type: ignore[assignment]
+    with entered(device), _budget(way, budget):
+        if way == COMPILE:
+            stepper.run(model, sample)
+            forget_gradients(model, sample)
+        reserved = reserved_memory(model, stepper, sample, device)
+        sketch = _sketch(model, stepper, sample)
+        peak = measure_memory(model, stepper, sample, device).peak
+        seconds = measure_alone(model, stepper, sample, steps, device).planned
+    fixed = sum(tensor.untyped_storage().nbytes() for tensor in _distinct(built.model, sample))
+    return {
+        "peak": peak,
+        "reserved": reserved,
+        "fixed": fixed,
+        "seconds": seconds.median,
+        "spread": seconds.spread,
+        "steps": seconds.repeats,
+        "gradients": sketch,
+    }
+
+
+@contextlib.contextmanager
+def _budget(way: str, budget: float) -> Iterator[None]:
+    if way != COMPILE:
+        yield
+        return
+    import torch._functorch.config as functorch
+
+    with functorch.patch(activation_memory_budget=budget):
+        yield
+
+
+def _sketch(model: nn.Module, stepper: Stepper, sample: Sample) -> dict[str, Any]:
+    """Of the gradients of one seeded step: the digest of their bits, their norm, and their products
+    with a few random vectors, which tell how far two sets of gradients are apart."""
+    buffers = [buffer.clone() for buffer in model.buffers()]
+    forget_gradients(model, sample)
+    digest = hashlib.sha256()
+    square, products = 0.0, [0.0] * PROJECTIONS
+    with kept_random_states():
+        torch.manual_seed(SEED)
+        output, _ = stepper.run(model, sample)
+        digest.update(_bytes(output))
+        for number, parameter in enumerate(model.parameters()):
+            if parameter.grad is None:
+                continue
+            gradient = parameter.grad
+            digest.update(_bytes(gradient))
+            flat = gradient.detach().reshape(-1).float()
+            square += float(flat.square().sum(dtype=torch.float64))
+            generator = torch.Generator(flat.device).manual_seed(number)
+            for place in range(PROJECTIONS):
+                vector = torch.randn(flat.shape, generator=generator, device=flat.device)
+                products[place] += float((flat * vector).sum(dtype=torch.float64))
+    forget_gradients(model, sample)
+    with torch.no_grad():
+        for buffer, old in zip(model.buffers(), buffers, strict=True):
+            buffer.copy_(old)
+    return {"bits": digest.hexdigest(), "norm": square**0.5, "products": products}
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return flat.cpu().numpy().tobytes()
+
+
+def _distinct(model: nn.Module, sample: Sample) -> Iterator[Tensor]:
+    """Parameters, their gradients, buffers and inputs, each once."""
+    for parameter in model.parameters():
+        yield parameter
+        if parameter.requires_grad:
+            yield parameter
+    yield from model.buffers()
+    yield from (leaf for leaf in sample[0] if isinstance(leaf, Tensor))
+
+
+def main() -> None:
+    """Measures and writes."""
+    parser = argparse.ArgumentParser(prog="python -m tests.gpu.contestant")
+    parser.add_argument("--model", choices=MODELS, required=True)
+    parser.add_argument("--size", default="tiny")
+    parser.add_argument("--way", choices=WAYS, required=True)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--budget", type=float, default=1.0)
+    parser.add_argument("--module", default="")
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--out", type=Path, required=True)
+    asked = parser.parse_args()
+    if asked.way == PLAN:
+        plan = json.loads((Path(asked.module).parent / "plan.json").read_text())
+        if plan["verdict"] == "infeasible":
+            asked.out.write_text(json.dumps({"infeasible": plan["sentence"]}))
+            return
+    try:
+        result = measured(
+            asked.model,
+            asked.size,
+            asked.way,
+            asked.device,
+            asked.budget,
+            asked.module,
+            asked.steps,
+        )
+    except torch.OutOfMemoryError:
+        result = {"out_of_memory": True}
+    asked.out.write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

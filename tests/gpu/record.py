@@ -1,0 +1,124 @@
+"""The record of a run on a machine with a GPU: one JSON file to go on from, one Markdown file.
+
+It needs nothing but Python, so that a machine that lacks a package can say so.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.gpu.steps import COMPILER, NAMES, SHARES
+
+DONE, FAILED, LACKS, LATE, WAITS = "done", "failed", "lacks", "too long", "waits"
+
+Result = dict[str, Any]
+
+
+class Record:
+    """What is known of each step, by its name, kept in FOLDER/gpu.json after each change."""
+
+    def __init__(self, folder: Path, about: dict[str, Any]) -> None:
+        """Goes on with the record of a folder where there is one. Raises SystemExit where that was
+        made with other settings."""
+        self.folder = folder
+        self.data: dict[str, Any] = {"about": about, "machines": [], "steps": {}}
+        path = folder / "gpu.json"
+        if path.exists():
+            self.data = json.loads(path.read_text())
+            if self.data["about"] != about:
+                raise SystemExit(f"{path} is of {self.data['about']}, not of {about}: use --out")
+
+    @property
+    def steps(self) -> dict[str, Result]:
+        """What is known of the steps."""
+        return self.data["steps"]
+
+    def on(self, machine: dict[str, Any]) -> None:
+        """Notes the machine of a run, once."""
+        if machine not in self.data["machines"]:
+            self.data["machines"].append(machine)
+        self.write()
+
+    def note(self, name: str, found: Result) -> None:
+        """Notes what came of a step."""
+        self.steps[name] = {**found, "machine": len(self.data["machines"]) - 1}
+        self.write()
+
+    def is_done(self, name: str) -> bool:
+        """Whether a step ended well."""
+        return self.steps.get(name, {}).get("state") == DONE
+
+    def write(self) -> None:
+        """Writes both files, whole or not at all."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for name, text in (
+            ("gpu.json", json.dumps(self.data, indent=1) + "\n"),
+            ("gpu.md", markdown(self.data)),
+        ):
+            made = self.folder / f".{name}"
+            made.write_text(text)
+            made.replace(self.folder / name)
+
+
+def markdown(data: dict[str, Any]) -> str:
+    """The record for people."""
+    steps: dict[str, Result] = data["steps"]
+    lines = ["# On a GPU", ""]
+    for number, machine in enumerate(data["machines"]):
+        told = ", ".join(f"{key} {value}" for key, value in machine.items())
+        lines += [f"Machine {number}: {told}.", ""]
+    for name in NAMES:
+        rows = _rows(name, steps)
+        if rows:
+            heads = "way | peak MB | predicted | reserved MB | ms | / eager | gradients"
+            lines += [f"## {name}, {data['about']['size']}", "", f"| {heads} |", "|---" * 7 + "|"]
+            lines += [*rows, ""]
+    lines += ["## Steps", "", "| step | | seconds | |", "|---|---|---|---|"]
+    for name, found in steps.items():
+        said = str(found.get("said", "")).replace("|", "/").replace("\n", " ")
+        lines.append(f"| {name} | {found['state']} | {found.get('seconds', 0):.0f} | {said} |")
+    return "\n".join(lines) + "\n"
+
+
+def _rows(name: str, steps: dict[str, Result]) -> list[str]:
+    """A row for each way to train a model that was measured. A peak is that of the step, without
+    parameters and inputs; reserved is all that the process took."""
+    eager = steps.get(f"{name}: eager", {}).get("result")
+    ways = ["eager", "checkpoint", *(f"at a {share}" for share in SHARES)]
+    rows = []
+    for way in [*ways, *(f"compile {budget}" for budget in COMPILER)]:
+        result = steps.get(f"{name}: {way}", {}).get("result")
+        if not result:
+            continue
+        if "peak" not in result:
+            said = result.get("infeasible") or "does not fit"
+            rows.append(f"| {way} | {said} | | | | | |")
+            continue
+        plan = steps.get(f"{name}: plan {way}", {}).get("result") or {}
+        cells = [way, _mb(result["peak"]), _mb(plan.get("peak")), _mb(result["reserved"])]
+        cells += [f"{result['seconds'] * 1e3:.1f}", *_beside(result, eager)]
+        rows.append(f"| {' | '.join(cells)} |")
+    return rows
+
+
+def _beside(result: Result, eager: Result | None) -> list[str]:
+    """The time and the gradients of a way, relative to eager's."""
+    if not eager or "peak" not in eager:
+        return ["", "not compared"]
+    mine, other = result["gradients"], eager["gradients"]
+    ratio = f"{result['seconds'] / eager['seconds']:.3f}"
+    return [ratio, "equal" if mine["bits"] == other["bits"] else f"{apart(mine, other):.1e} apart"]
+
+
+def apart(mine: Result, other: Result) -> float:
+    """How far two sets of gradients are apart, relative to the norm of the second: an estimate. The
+    root mean square of the products of a difference with random vectors is its norm."""
+    pairs = list(zip(mine["products"], other["products"], strict=True))
+    mean = sum((one - two) ** 2 for one, two in pairs) / len(pairs)
+    return float(mean**0.5 / other["norm"]) if other["norm"] else 0.0
+
+
+def _mb(size: int | None) -> str:
+    return "" if size is None else f"{size / 1e6:.1f}"

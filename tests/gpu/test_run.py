@@ -1,0 +1,191 @@
+"""The one command, tried here on tiny models and the CPU: every step, going on, and its files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gpu import __main__ as command
+from tests.gpu.record import DONE, FAILED, LACKS, LATE, WAITS, Record, apart, markdown
+from tests.gpu.steps import ROOT, Asked, Step, steps
+
+ABOUT = {"device": "cpu", "size": "tiny", "strategy": "rotor"}
+
+
+def shell(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    given = ("--out", str(folder), "--device", "cpu", "--size", "tiny", "--strategy", "rotor")
+    return subprocess.run(
+        ["bash", str(ROOT / "tests" / "gpu" / "run.sh"), *given, *words],
+        capture_output=True,
+        text=True,
+        env={"PATH": "/usr/bin:/bin", "PYTHON": sys.executable, "HOME": str(folder)},
+        check=False,
+    )
+
+
+def test_packages_can_be_brought_along_as_wheels(tmp_path: Path) -> None:
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    with zipfile.ZipFile(wheels / "brought-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("brought.py", "FOUND = 'it is here'\n")
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\n[ "$2" = zipfile ] && exec {sys.executable} "$@"\n'
+        f"exec {sys.executable} -c 'import brought, tests.gpu; print(brought.FOUND)'\n"
+    )
+    python.chmod(0o755)
+    for _ in range(2):
+        done = subprocess.run(
+            ["bash", str(ROOT / "tests" / "gpu" / "run.sh")],
+            capture_output=True,
+            text=True,
+            env={"PATH": "/usr/bin:/bin", "PYTHON": str(python), "WHEELS": str(wheels)},
+            check=True,
+        )
+        assert done.stdout == "it is here\n"
+
+
+def test_where_there_is_no_such_device_a_sentence_says_so(tmp_path: Path) -> None:
+    done = shell(tmp_path, "--device", "cuda:99")
+    assert done.returncode == 1
+    assert done.stderr.strip() == "the device 'cuda:99' is not on this machine"
+
+
+def test_one_model_from_trace_to_table(tmp_path: Path) -> None:
+    first = shell(tmp_path, "--only", "gpt2", "--minutes", "0")
+    assert first.returncode == 2, first.stdout + first.stderr
+    assert shell(tmp_path, "--only", "gpt2").returncode == 2
+    alone = shell(tmp_path, "--only", "plans")
+    assert alone.returncode == 1, "two of three models are not there"
+    done = shell(tmp_path, "--only", "gpt2")
+    record = json.loads((tmp_path / "gpu.json").read_text())
+    assert {step["state"] for name, step in record["steps"].items() if "gpt2" in name} == {DONE}, (
+        done.stdout + done.stderr + (tmp_path / "gpu.md").read_text()
+    )
+    results = {name: found.get("result") for name, found in record["steps"].items()}
+    eager = results["gpt2: eager"]
+    for share in ("half", "third", "fifth"):
+        plan, measured = results[f"gpt2: plan at a {share}"], results[f"gpt2: at a {share}"]
+        if plan["verdict"] == "infeasible":
+            assert share != "half" and measured == {"infeasible": plan["sentence"]}
+            continue
+        assert measured["gradients"]["bits"] == eager["gradients"]["bits"]
+        assert measured["peak"] == plan["peak"] <= eager["peak"]
+    text = (tmp_path / "gpu.md").read_text()
+    for row in ("| eager |", "| checkpoint |", "| at a fifth |", "| compile 0.5 |"):
+        assert row in text
+    again = shell(tmp_path, "--only", "gpt2")
+    assert "gpt2" not in again.stdout.replace(str(tmp_path), "")
+
+
+def test_the_tests_and_the_battery_are_steps(tmp_path: Path) -> None:
+    """Without a GPU the tests are skipped, which is no failure."""
+    asked = Asked(tmp_path, "cpu", "tiny")
+    wanted = "tests tests/stages/device/test_allocator.py"
+    assert command.run(asked, 20, only=wanted) == 0
+    assert command.run(asked, 20, only="battery") == 0
+    found = Record(tmp_path, {"device": "cpu", "size": "tiny", "strategy": "rockmate"}).steps
+    assert "skipped" in found[wanted]["said"]
+    assert "equal" in found["battery"]["said"]
+
+
+def test_every_file_with_tests_for_a_gpu_is_a_step(tmp_path: Path) -> None:
+    names = {step.name for step in steps(Asked(tmp_path, "cuda", "full"))}
+    for file in ("gpu/test_on_gpu", "stages/device/test_operators", "stages/generate/test_cuda"):
+        assert f"tests tests/{file}.py" in names
+    assert {f"{name}: at a {share}" for name in ("gpt2", "llama", "resnet")
+            for share in ("half", "third", "fifth")} <= names  # fmt: skip
+
+
+def doing(name: str, code: str, **fields: Any) -> Step:
+    return Step(name, [[sys.executable, "-c", code]], fields.pop("limit", 60), (), **fields)
+
+
+def outcomes(monkeypatch: pytest.MonkeyPatch, folder: Path, *listed: Step) -> dict[str, Any]:
+    """What a run makes of some steps."""
+    monkeypatch.setattr(command, "steps", lambda asked: list(listed))
+    command.run(Asked(folder, "cpu", "tiny", "rotor"), 20)
+    return Record(folder, ABOUT).steps
+
+
+def test_what_comes_of_steps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    result = tmp_path / "made" / "result.json"
+    writes = f"import pathlib; pathlib.Path({str(result)!r}).write_text('[1]')"
+    found = outcomes(
+        monkeypatch,
+        tmp_path,
+        doing("good", writes, result=result),
+        doing("bad", "raise SystemExit('it is broken')"),
+        doing("slow", "import time; time.sleep(60)", limit=0.5),
+        doing("after", "", after=["bad"]),
+        Step("poor", [["false"]], 5, ("no_such_package",)),
+    )
+    states = {name: step["state"] for name, step in found.items()}
+    assert states == {"good": DONE, "bad": FAILED, "slow": LATE, "after": WAITS, "poor": LACKS}
+    assert found["good"]["result"] == [1]
+    assert found["bad"]["said"] == "it is broken"
+    assert found["poor"]["said"] == "no_such_package"
+
+
+def test_commands_at_a_time_share_their_limit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What one of them made is there, also where another was ended; a step waits for its files."""
+    made = tmp_path / "made"
+    slow = [sys.executable, "-c", "import time; time.sleep(60)"]
+    quick = [sys.executable, "-c", f"open({str(made)!r}, 'w')"]
+    found = outcomes(
+        monkeypatch,
+        tmp_path,
+        doing("early", "", reads=[made]),
+        Step("both", [slow, quick, slow], 3, (), together=True),
+        doing("late", "", reads=[made]),
+    )
+    assert {name: step["state"] for name, step in found.items()} == {
+        "early": WAITS, "both": LATE, "late": DONE,
+    }  # fmt: skip
+    assert found["both"]["seconds"] < 6
+
+
+def test_it_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    adds = f"open({str(count)!r}, 'a').write('x')"
+    first = doing("first", adds)
+    ended = doing("second", "import time; time.sleep(60)", limit=0.5)
+    assert outcomes(monkeypatch, tmp_path, first, ended)["second"]["state"] == LATE
+    found = outcomes(monkeypatch, tmp_path, first, doing("second", adds))
+    assert found["second"]["state"] == DONE
+    assert count.read_text() == "xx"
+
+
+def test_a_record_of_other_settings_is_not_gone_on_with(tmp_path: Path) -> None:
+    Record(tmp_path, ABOUT).on({"PyTorch": "2.11"})
+    with pytest.raises(SystemExit, match=r"is of .*tiny.*, not of .*full.*: use --out"):
+        Record(tmp_path, ABOUT | {"size": "full"})
+
+
+def test_what_does_not_fit_and_what_differs_is_told() -> None:
+    def result(seconds: float, bits: str, product: float) -> dict[str, Any]:
+        gradients = {"bits": bits, "norm": 2.0, "products": [product] * 8}
+        found = {"peak": 3_000_000, "reserved": None, "seconds": seconds, "gradients": gradients}
+        return {"state": DONE, "result": found}
+
+    mine, other = result(0.2, "a", 1.0), result(0.3, "b", 1.5)
+    assert apart(mine["result"]["gradients"], other["result"]["gradients"]) == 0.25
+    lost = {"state": DONE, "result": {"out_of_memory": True}}
+    small = {"state": DONE, "result": {"infeasible": "33% is too little"}}
+    steps = {"gpt2: eager": mine, "gpt2: checkpoint": other, "gpt2: compile 0.5": lost}
+    steps["gpt2: at a third"] = small
+    text = markdown({"about": ABOUT, "machines": [], "steps": steps})
+    assert "| eager | 3.0 |  |  | 200.0 | 1.000 | equal |" in text
+    assert "| checkpoint | 3.0 |  |  | 300.0 | 1.500 | 2.5e-01 apart |" in text
+    assert "| compile 0.5 | does not fit |" in text
+    assert "| at a third | 33% is too little |" in text
+    alone = markdown({"about": ABOUT, "machines": [], "steps": {"gpt2: checkpoint": other}})
+    assert "| not compared |" in alone

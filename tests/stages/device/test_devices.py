@@ -1,0 +1,129 @@
+"""One way to name, enter and wait for a device; told on doubles of torch.cuda."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from schemas.errors import ModelError
+from stages.device.devices import (
+    device_named,
+    device_of,
+    entered,
+    kept_random_states,
+    require_device,
+    wait_for,
+)
+from stages.device.factory import Built, all_tensors, move
+from stages.device.meter import session, time_calls
+from stages.validate.measure import measure_times
+from stages.validate.step import Stepper
+from tests.stages.device.gpus import stand_in
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_a_name_without_a_number_is_the_current_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, current=1)
+    assert device_named("cuda") == torch.device("cuda:1")
+    assert device_named("cuda:0") == torch.device("cuda:0")
+    assert device_named("cpu:0") == torch.device("cpu")
+    with pytest.raises(ModelError, match="'gpu' is no device"):
+        device_named("gpu")
+
+
+def test_a_device_that_is_not_here_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, count=2)
+    require_device("cuda:1")
+    with pytest.raises(ModelError, match="the device 'cuda:2' is not on this machine"):
+        require_device("cuda:2")
+
+
+def test_waiting_is_for_the_named_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = stand_in(monkeypatch)
+    wait_for("cuda:1")
+    wait_for("cpu")
+    assert gpus.calls == [("synchronize", 1)]
+
+
+def test_entering_makes_a_device_current(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = stand_in(monkeypatch)
+    with entered("cuda:1"), entered("cpu"):
+        assert gpus.current == 1
+    assert gpus.current == 0
+
+
+def test_times_are_taken_on_the_named_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = stand_in(monkeypatch)
+    seen: list[int] = []
+    time_calls("cuda:1", lambda: seen.append(gpus.current), lambda: seen.append(gpus.current))
+    assert set(seen) == {1}
+    assert {device for _, device in gpus.calls} == {1}
+
+
+def test_a_session_tells_the_memory_of_the_named_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = stand_in(monkeypatch)
+    gpus.take(1, 100)
+    with session("cuda:1") as running, running.section("step"):
+        gpus.take(1, 64)
+        gpus.take(1, -40)
+        gpus.take(0, 5000)
+    usage = running.section_usage("step")
+    assert (usage.peak, usage.net) == (64, 24)
+    assert set(gpus.calls) == {("synchronize", 1)}
+
+
+def test_paired_steps_wait_for_the_device_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where no input is a tensor on it."""
+    gpus = stand_in(monkeypatch)
+    layer = nn.Linear(2, 2)
+    sample: tuple[Any, dict[str, Any]] = ((torch.ones(1, 2),), {})
+    measure_times(layer, layer, Stepper([0], None), sample, 1, "cuda:1")
+    assert gpus.calls and set(gpus.calls) == {("synchronize", 1)}
+
+
+def test_the_random_states_of_all_devices_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, count=3)
+    forked: list[Any] = []
+    original = torch.random.fork_rng
+
+    def fork(devices: Any) -> Any:
+        forked.append(devices)
+        return original(devices=[])
+
+    monkeypatch.setattr(torch.random, "fork_rng", fork)
+    with kept_random_states():
+        torch.manual_seed(1)
+    assert forked == [[0, 1, 2]]
+
+
+def test_a_model_moves_between_devices_of_one_kind() -> None:
+    with FakeTensorMode():
+        weight = torch.empty(2, 2, device="cuda:0")
+        module = nn.Module()
+        module.register_buffer("weight", weight)
+        moved = move(Built(module, [((torch.empty(2, device="cuda:0"),), {})]), "cuda:1")
+    assert {str(tensor.device) for tensor in all_tensors(moved)} == {"cuda:1"}
+
+
+def test_a_step_is_measured_where_its_model_is() -> None:
+    with FakeTensorMode():
+        tensors = [torch.empty(1), torch.empty(1, device="cuda:1")]
+    assert device_of(tensors, "cuda") == torch.device("cuda:1")
+    assert device_of(tensors, "cpu") == torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", ["synchronize", "current_device"])
+def test_only_one_module_waits_and_asks_for_the_current_device(name: str) -> None:
+    wrong = []
+    for path in sorted((ROOT / "stages").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and ast.unparse(node) == f"torch.cuda.{name}":
+                wrong.append(str(path.relative_to(ROOT)))
+    assert wrong == ["stages/device/devices.py"]

@@ -1,0 +1,186 @@
+"""Validation where the original model does not fit, and what it leaves on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from schemas.graph import Graph
+from stages.device.devices import move_tensors
+from stages.device.factory import Built, check_result
+from stages.trace.trace import trace
+from stages.validate.compare import leave_trail
+from stages.validate.contents import fresh_contents
+from stages.validate.measure import reserved_memory
+from stages.validate.step import Stepper, random_tangents
+from stages.validate.validate import check, validate
+from tests.stages.device.gpus import stand_in
+from tests.stages.validate.test_validate import PLAN, Net, net
+
+
+class Planned(nn.Module):
+    """Stands for a planned module: the model that it was made of, of another class."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Any:
+        return self.model(x)
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        return self.model.named_parameters(*args, **kwargs)
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
+        return self.model.named_buffers(*args, **kwargs)
+
+
+@pytest.fixture
+def built() -> Built:
+    torch.manual_seed(1)
+    return check_result(net(), "net")
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    return trace(check_result(net(), "net"), "net")
+
+
+def no_memory(monkeypatch: pytest.MonkeyPatch, after: int = 0) -> None:
+    """The original's steps run out of memory, but the first ones."""
+    forward, seen = Stepper.forward, []
+
+    def limited(self: Stepper, module: nn.Module, sample: Any) -> Any:
+        if type(module) is Net:
+            seen.append(1)
+            if len(seen) > after:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+        return forward(self, module, sample)
+
+    monkeypatch.setattr(Stepper, "forward", limited)
+
+
+def test_a_plan_is_measured_where_its_original_does_not_fit(
+    graph: Graph, built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peak = validate(graph, built, PLAN, Planned(built.model), pairs=0).measurement.measured_peak
+    no_memory(monkeypatch)
+    plan = {**PLAN, "peak": peak}
+    result = validate(graph, built, plan, Planned(built.model), pairs=3)
+    found = result.measurement
+    assert found.verdict == "feasible"
+    assert found.sentence == (
+        "fits Not compared, since the original model's step does not fit on cpu."
+    )
+    assert found.measured_peak == peak and found.peak_as_predicted
+    assert found.bits_equal is None and found.output_difference is None
+    assert found.unplanned_peak is None and found.time_ratio is None
+    assert found.measured_time is not None and found.measured_time > 0
+    assert {point.run for point in result.line} == {"planned"}
+
+
+def test_rounds_for_which_there_is_no_memory_are_named(
+    graph: Graph, built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peak = validate(graph, built, PLAN, Planned(built.model), pairs=0).measurement.measured_peak
+    no_memory(monkeypatch, after=4)
+    found = validate(graph, built, {**PLAN, "peak": peak}, Planned(built.model), 0).measurement
+    assert found.verdict == "feasible" and found.bits_equal is True
+    assert "Not compared when Python's and NumPy's random numbers are others, on other" in (
+        found.sentence
+    )
+    assert "the original model is not measured beside the plan on cpu" in found.sentence
+
+
+def test_a_check_without_memory_for_the_original_warns(
+    graph: Graph, built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_memory(monkeypatch)
+    with pytest.warns(UserWarning, match="Not compared, since the original model's step does not"):
+        assert check(graph, built, Planned(built.model)) == ""
+
+
+def test_a_plan_that_does_not_fit_fails(
+    graph: Graph, built: Built, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(self: nn.Module, x: Tensor) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Planned, "forward", full)
+    found = validate(graph, built, PLAN, Planned(built.model), pairs=0).measurement
+    assert found.verdict == "failed" and "OutOfMemoryError" in found.sentence
+
+
+def test_reserved_memory_is_that_of_the_named_device_and_changes_nothing(
+    built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = stand_in(monkeypatch)
+    gpus.take(1, 7000)
+    gpus.take(0, 90000)
+    before = {name: buffer.clone() for name, buffer in built.model.named_buffers()}
+    drawn = torch.get_rng_state()
+    monkeypatch.setattr(torch.random, "fork_rng", lambda devices: original(devices=[]))
+    found = reserved_memory(built.model, Stepper([0, 1], None), built.samples[0], "cuda:1")
+    assert found == 7000
+    assert ("empty_cache", 1) in gpus.calls
+    assert {name for name, _ in gpus.calls} == {"empty_cache", "synchronize"}
+    assert {device for _, device in gpus.calls} == {1}
+    for name, buffer in built.model.named_buffers():
+        assert torch.equal(buffer, before[name])
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert reserved_memory(built.model, Stepper([0], None), built.samples[0], "cpu") is None
+
+
+original = torch.random.fork_rng
+
+
+def test_trails_are_copies_on_the_host(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+    to = Tensor.to
+
+    def noting(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        asked.append((*args, kwargs))
+        return to(self, *args, **kwargs)
+
+    monkeypatch.setattr(Tensor, "to", noting)
+    trail = leave_trail(built.model, Stepper([0, 1], None), built.samples[:1], 3, steps=1)
+    kept = [thing for thing in trail.gradients.values() if isinstance(thing, Tensor)]
+    assert kept and asked.count(("cpu", {"copy": True})) >= len(kept)
+    assert all(thing.device == torch.device("cpu") for thing in kept)
+
+
+def test_ties_stay_when_a_model_waits_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = nn.Linear(3, 3)
+    module = nn.Sequential(layer, nn.Linear(3, 3))
+    module[1].weight = layer.weight
+    one = torch.ones(2)
+    layer.register_buffer("one", one)
+    module[1].register_buffer("other", one)
+    moved: list[Any] = []
+
+    def to(self: Tensor, device: Any) -> Tensor:
+        moved.append(device)
+        return self.clone()
+
+    places = {name: tensor.data_ptr() for name, tensor in module.state_dict().items()}
+    monkeypatch.setattr(Tensor, "to", to)
+    move_tensors(module, "cuda:1")
+    assert module[1].weight is layer.weight and module[1].other is layer.one
+    assert moved == ["cuda:1"] * 4
+    for name, tensor in module.state_dict().items():
+        assert tensor.data_ptr() != places[name]
+
+
+def test_contents_and_tangents_are_drawn_on_the_host_whatever_the_default_device() -> None:
+    sample: Any = ((torch.randn(4), torch.arange(4)), {})
+    expected = fresh_contents(sample, 3)[0], random_tangents(3)(torch.zeros(2))
+    with torch.device("meta"):
+        found = fresh_contents(sample, 3)[0], random_tangents(3)(torch.zeros(2, device="cpu"))
+    for one, other in zip(expected[0], found[0], strict=True):
+        assert torch.equal(one, other)
+    assert torch.equal(expected[1], found[1])
