@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from .call import Call, PlanMismatch
+from .call import Call
 from .facts import Interface, Tensor
+from .mismatch import PlanMismatch
 from .ties import Ties
 from .watch import Difference, Watch, read_description
 

@@ -13,7 +13,8 @@ import torch
 from .caches import register_caches
 from .chain import Step, execute
 from .facts import Interface
-from .guards import Guards, PlanMismatch
+from .guards import Guards
+from .mismatch import PlanMismatch
 from .outputs import assembler
 from .readings import class_of
 from .surroundings import check_kinds, check_surroundings, is_traced, uncompiled

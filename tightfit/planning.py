@@ -1,7 +1,7 @@
-"""The whole path in one call, for a notebook: a model in, a module that fits the budget out.
+"""The whole path in one call: a model in, a module that fits the budget out.
 
-`from stages import plan` loads this module when it is first used. The stages are those of the
-workflow and so is the store: ops measured and blocks solved there are not done again here.
+The stages are those of the workflow: ops measured and blocks solved in a store are not done again
+here.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from schemas.fingerprint import stage_fingerprint
 from schemas.lineage import keep_records
 from schemas.made import Made
 from schemas.plan import Plan, read_plan
+from tightfit.house import default_store
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -40,7 +41,7 @@ def plan(
     budget: str | int = "50%",
     strategy: str = "rockmate",
     loss: Callable[[Any], Tensor] | None = None,
-    store: Path | str = "store",
+    store: Path | str | None = None,
     device: str | None = None,
     engine: Literal["highs", "cbc"] = "highs",
     peaks: int = 4,
@@ -54,7 +55,8 @@ def plan(
     Returns the module that takes the place of `model`, with its parameters, and the plan. `budget`
     is a size ("8GiB"), a share ("50%") or bytes, as in the configuration; a baseline takes none.
     `loss` is a function from the model's output to a scalar, where it shall be planned too.
-    `device` is that of the model's parameters unless given. What was found out is kept in `store`.
+    `device` is that of the model's parameters unless given. What was found out is kept in `store`,
+    unless given the folder `tightfit` in the user's cache folder.
     `engine`, `peaks` and `saves` are the solver's settings, `jobs` the number of blocks solved at
     a time. `otherwise` says what a call of other shapes does: raise, or run the original model.
     With `check` the planned module is compared with the original on other contents of the sample's
@@ -64,14 +66,15 @@ def plan(
     """
     import torch
 
+    store = default_store() if store is None else Path(store)
     _check_settings(strategy, store, engine, peaks, saves, jobs, otherwise)
     written = NO_BUDGET if strategy in BASELINES else parse_budget(budget).text
     with torch.inference_mode(False), torch.enable_grad():
         built, device = _built(model, args, kwargs or {}, loss, device)
-        graph = _trace(built, Path(store), device)
-        costs = _profile(built, graph, Path(store), device)
+        graph = _trace(built, store, device)
+        costs = _profile(built, graph, store, device)
         solver = (engine, str(peaks), str(saves))
-        frontier = _frontier(graph, costs, strategy, Path(store), solver, jobs)
+        frontier = _frontier(graph, costs, strategy, store, solver, jobs)
         made, module = _module(graph, costs, frontier, written)
         from stages.validate.load import load_planned
 
@@ -79,6 +82,20 @@ def plan(
         if check:
             _check(graph, built, planned)
         return planned, made
+
+
+def load(
+    package: Path | str, model: nn.Module, otherwise: Literal["error", "original"] = "error"
+) -> nn.Module:
+    """The module that takes the place of `model`, by the generated package in a folder.
+
+    `otherwise` says what a call that differs from the plan does: raise PlanMismatch, or run the
+    original model. Raises ArtifactError where the folder holds no package, or one for another
+    model.
+    """
+    from stages.validate.load import load_planned
+
+    return load_planned(package, model, otherwise=otherwise)
 
 
 def _module(graph: Path, costs: Path, frontier: Path, written: str) -> tuple[Plan, Path]:
