@@ -25,6 +25,7 @@ from tightfit.mismatch import PlanMismatch  # noqa: E402
 
 if TYPE_CHECKING:
     from schemas.plan import Plan as Plan
+    from tightfit.choices import Made as Made
     from tightfit.planning import load as load
     from tightfit.planning import plan as plan
 
@@ -33,6 +34,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ArtifactError",
     "ConfigError",
+    "Made",
     "ModelError",
     "Plan",
     "PlanMismatch",
@@ -42,7 +44,12 @@ __all__ = [
     "plan",
 ]
 
-_LATER = {"plan": "tightfit.planning", "load": "tightfit.planning", "Plan": "schemas.plan"}
+_LATER = {
+    "Made": "tightfit.choices",
+    "Plan": "schemas.plan",
+    "load": "tightfit.planning",
+    "plan": "tightfit.planning",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from schemas.budget import NO_BUDGET, parse_budget
 from schemas.config import BASELINES, parse_config, require_folders
 from schemas.errors import ConfigError, ModelError
-from schemas.frontier import read_frontier
-from schemas.plan import Plan
+from schemas.frontier import Frontier, read_frontier
+from tightfit.choices import Choice, Made
 from tightfit.house import default_store
 from tightfit.interrupted import frontier_so_far
 from tightfit.progress import Progress
@@ -30,13 +30,16 @@ if TYPE_CHECKING:
 
 Otherwise = Literal["error", "original"]
 
+LEAST = "min"
+"""What stands for the smallest budget that is known to work."""
+
 
 def plan(
     model: nn.Module,
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    budget: str | int = "50%",
+    budget: str | int | Choice = "50%",
     strategy: str = "rockmate",
     loss: Callable[[Any], Tensor] | None = None,
     store: Path | str | None = None,
@@ -48,11 +51,12 @@ def plan(
     otherwise: Otherwise = "error",
     check: bool = True,
     progress: bool = True,
-) -> tuple[nn.Module, Plan]:
+) -> tuple[nn.Module, Made]:
     """Plans the training step `model(*args, **kwargs)` under a budget.
 
     Returns the module that takes the place of `model`, with its parameters, and the plan. `budget`
-    is a size ("8GiB"), a share ("50%") or bytes, as in the configuration; a baseline takes none.
+    is a size ("8GiB"), a share ("50%") or bytes, as in the configuration, "min" for the smallest
+    known to work, or a choice of the frontier of such a plan; a baseline takes none.
     `loss` is a function from the model's output to a scalar, where it shall be planned too.
     `device` is that of the model's parameters unless given. What was found out is kept in `store`,
     unless given the folder `tightfit` in the user's cache folder.
@@ -69,7 +73,7 @@ def plan(
 
     store = default_store() if store is None else Path(store)
     _check_settings(strategy, store, engine, peaks, saves, jobs, otherwise)
-    written = NO_BUDGET if strategy in BASELINES else parse_budget(budget).text
+    written = NO_BUDGET if strategy in BASELINES else _written(budget)
     telling = Progress(progress)
     with (
         telling.telling(*(() if check else ("check",))),
@@ -85,17 +89,36 @@ def plan(
 
 def _planned(
     route: Route, built: Built, written: str, otherwise: Otherwise, check: bool
-) -> tuple[nn.Module, Plan]:
+) -> tuple[nn.Module, Made]:
     from stages.validate.load import load_planned
 
     graph = route.trace(built)
     costs = route.profile(built, graph)
-    frontier, more = _frontier(route, graph, costs, written)
-    made, module = route.module(graph, costs, frontier, written)
+    path, more = _frontier(route, graph, costs, written)
+    frontier = read_frontier(path)
+    if written == LEAST:
+        written = str(_smallest(graph, frontier))
+    made, module = route.module(graph, costs, path, written)
     planned = load_planned(module, built.model, otherwise=otherwise)
     if check:
         route.check(graph, built, planned)
-    return planned, replace(made, sentence=made.sentence + more)
+    return planned, Made.of(replace(made, sentence=made.sentence + more), frontier, module)
+
+
+def _written(budget: str | int | Choice) -> str:
+    """A budget as text; raises ConfigError where it is none."""
+    if isinstance(budget, Choice):
+        return str(budget.budget)
+    return LEAST if budget == LEAST else parse_budget(budget).text
+
+
+def _smallest(graph: Path, frontier: Frontier) -> int:
+    """The smallest budget, in bytes, that a plan of a frontier is within."""
+    from schemas.graph import read_graph
+    from stages.combine.choose import fixed_bytes
+
+    fixed = fixed_bytes(read_graph(graph))
+    return fixed.parameters + fixed.buffers + fixed.inputs + frontier.points[-1].peak
 
 
 def _frontier(route: Route, graph: Path, costs: Path, written: str) -> tuple[Path, str]:
@@ -111,7 +134,7 @@ def _frontier(route: Route, graph: Path, costs: Path, written: str) -> tuple[Pat
     except KeyboardInterrupt:
         route.progress.say("interrupted, taking the best plan so far (again: end at once)")
         known = frontier_so_far(route, graph, costs)
-        if known is None:
+        if known is None or written == LEAST:
             raise
         traced, paid = read_graph(graph), read_costs(costs)
         best = read_frontier(known)
