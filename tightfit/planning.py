@@ -90,7 +90,7 @@ def plan(
 def _planned(
     route: Route, built: Built, written: str, otherwise: Otherwise, check: bool
 ) -> tuple[nn.Module, Made]:
-    from stages.validate.load import load_planned
+    from tightfit.carried import load_carrying
 
     graph = route.trace(built)
     costs = route.profile(built, graph)
@@ -99,7 +99,7 @@ def _planned(
     if written == LEAST:
         written = str(_smallest(graph, frontier))
     made, module = route.module(graph, costs, path, written)
-    planned = load_planned(module, built.model, otherwise=otherwise)
+    planned = load_carrying(module, built.model, otherwise)
     if check:
         route.check(graph, built, planned)
     return planned, Made.of(replace(made, sentence=made.sentence + more), frontier, module)
@@ -159,9 +159,9 @@ def load(package: Path | str, model: nn.Module, otherwise: Otherwise = "error") 
     original model. Raises ArtifactError where the folder holds no package, or one for another
     model.
     """
-    from stages.validate.load import load_planned
+    from tightfit.carried import load_carrying
 
-    return load_planned(package, model, otherwise=otherwise)
+    return load_carrying(package, model, otherwise)
 
 
 def _built(

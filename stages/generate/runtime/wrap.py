@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -33,7 +34,8 @@ def wrap(
     """A module of the model's own class that shares all its state and runs the planned step.
 
     It shares the model's attributes themselves: what is set, moved or replaced on one is so on
-    the other. `load` rebuilds it when it is copied or unpickled.
+    the other. `load` rebuilds it when it is copied or unpickled; where whoever loaded the package
+    has put `carrying` into it, that says how it is pickled.
     """
     if otherwise not in ("error", "original"):
         raise ValueError(f'otherwise is {otherwise!r}, it can be "error" or "original"')
@@ -82,6 +84,10 @@ def _planned_class(
     forward._torchdynamo_disable = True  # type: ignore[attr-defined]
 
     def reduce(self: Model, protocol: Any) -> tuple[Any, ...]:
+        carrying = getattr(sys.modules.get(load.__module__), "carrying", None)
+        if carrying is not None:
+            reduced: tuple[Any, ...] = carrying(_face(base, self), otherwise)
+            return reduced
         return load, (_face(base, self), otherwise)
 
     def deepcopy(self: Model, memo: dict[int, Any]) -> Any:
