@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,17 +19,18 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def load_carrying(
-    directory: Path | str, model: nn.Module, otherwise: str, digest: str = ""
-) -> nn.Module:
-    """The planned module of a package, whose pickles carry it. Raises ArtifactError where the
-    directory is no package, is one of another digest than asked for, or refuses the model."""
+def loader(directory: Path | str, digest: str = "") -> Callable[[nn.Module, str], nn.Module]:
+    """A function of a model, and of what happens otherwise, which gives a package's planned module,
+    whose pickles carry the package. It raises ArtifactError where the package refuses the model.
+
+    Raises ArtifactError where the directory is no package, or one of another digest than asked for.
+    """
     from stages.validate.load import load_package, package_digest, package_files, planned_by
 
     digest = digest or package_digest(package_files(directory))
     package = load_package(directory, digest)
     vars(package)["carrying"] = functools.partial(_reduced, str(Path(directory).resolve()), digest)
-    return planned_by(package, directory, model, otherwise=otherwise)
+    return lambda model, otherwise: planned_by(package, directory, model, otherwise=otherwise)
 
 
 def _reduced(place: str, digest: str, model: nn.Module, otherwise: str) -> tuple[Any, ...]:
@@ -45,13 +46,20 @@ def _reduced(place: str, digest: str, model: nn.Module, otherwise: str) -> tuple
 def load_again(
     place: str, digest: str, files: Mapping[str, bytes], model: nn.Module, otherwise: str
 ) -> nn.Module:
-    """The planned module of a pickle. Raises ArtifactError where `files` are not those of the
-    digest, before anything of them is run."""
+    """The planned module of a pickle; see `carried_loader`."""
+    return carried_loader(place, digest, files)(model, otherwise)
+
+
+def carried_loader(
+    place: str, digest: str, files: Mapping[str, bytes]
+) -> Callable[[nn.Module, str], nn.Module]:
+    """The loader of a package that a pickle carries. Raises ArtifactError where `files` are not
+    those of the digest, before anything of them is run."""
     from stages.validate.load import package_digest
 
     if package_digest(files) != digest or not all(map(_is_name, files)):
         raise ArtifactError("the package in the pickle is not the one that was put into it")
-    return load_carrying(_folder(place, digest, files), model, otherwise, digest)
+    return loader(_folder(place, digest, files), digest)
 
 
 def _folder(place: str, digest: str, files: Mapping[str, bytes]) -> Path:

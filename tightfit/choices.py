@@ -128,10 +128,12 @@ class Choices(Sequence[Choice]):
 
 
 class Made(Plan):
-    """A plan with the frontier that it comes from, and the folder of its package."""
+    """A plan with the frontier that it comes from, the folder of its package, and the plans of all
+    shapes that were planned together."""
 
     frontier: Choices
     module: Path
+    plans: tuple[Made, ...]
 
     @classmethod
     def of(cls, plan: Plan, frontier: Frontier, module: Path) -> Made:
@@ -139,4 +141,5 @@ class Made(Plan):
         made = cls(**{field.name: getattr(plan, field.name) for field in fields(Plan)})
         object.__setattr__(made, "frontier", Choices(frontier, plan))
         object.__setattr__(made, "module", module)
+        object.__setattr__(made, "plans", (made,))
         return made
