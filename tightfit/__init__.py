@@ -53,6 +53,8 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "integrations":
+        return import_module("tightfit.integrations")
     if name in _LATER:
         return getattr(import_module(_LATER[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -134,6 +134,7 @@ def test_the_function_is_found_however_it_is_asked_for() -> None:
     from stages import plan
 
     assert plan is stages.plan is tightfit.plan
+    assert callable(tightfit.integrations.plan_trainer)
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         stages.nothing  # noqa: B018
 
