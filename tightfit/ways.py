@@ -110,7 +110,7 @@ def _frontier(route: Route, graph: Path, costs: Path, written: str) -> tuple[Pat
     try:
         return route.frontier(graph, costs), ""
     except KeyboardInterrupt:
-        route.progress.say("interrupted, taking the best plan so far (again: end at once)")
+        route.progress.say("interrupted, taking the best plan so far")
         known = frontier_so_far(route, graph, costs)
         if known is None or written == LEAST:
             raise
