@@ -21,7 +21,10 @@ ROOMS = (
 )
 SHARED = ("replay", "device")
 TORCH_ROOMS = ("trace", "profile", "generate", "validate", "device")
-COMPOSERS = ("stages/__main__.py", "stages/one_call.py")
+COMPOSERS = (
+    "stages/__main__.py",
+    *(f"tightfit/{path.name}" for path in sorted((ROOT / "tightfit").glob("*.py"))),
+)
 """The only modules that put stages together, and lazily."""
 
 SOLVER_MODULES = (
@@ -125,7 +128,7 @@ def test_torch_is_imported_in_its_rooms_alone() -> None:
 
 
 def test_nothing_imports_tests() -> None:
-    for path in sources("stages", "schemas", "data", "workflow"):
+    for path in sources("stages", "schemas", "tightfit", "data", "workflow"):
         assert not {module for module in imported(path) if module.split(".")[0] == "tests"}, path
 
 
@@ -137,6 +140,10 @@ def test_the_command_line_of_a_stage_loads_no_torch_until_it_runs(stage: str) ->
 
 def test_importing_stages_loads_nothing() -> None:
     assert not {"torch", "pyarrow", "numpy", "numba", "pulp"} & loaded("import stages")
+
+
+def test_importing_tightfit_loads_nothing_large() -> None:
+    assert not {"torch", "pyarrow", "numpy", "numba", "pulp"} & loaded("import tightfit")
 
 
 def test_solver_rooms_start_without_torch() -> None:
@@ -161,6 +168,8 @@ def loaded(code: str) -> set[str]:
     return {line.rpartition("|")[2].strip().split(".")[0] for line in lines}
 
 
-@pytest.mark.parametrize("path", sources("stages", "schemas", "data", "workflow"), ids=name_of)
+@pytest.mark.parametrize(
+    "path", sources("stages", "schemas", "tightfit", "data", "workflow"), ids=name_of
+)
 def test_files_can_be_read_in_one_sitting(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 450

@@ -13,6 +13,7 @@ from schemas.plan import Cost, Fixed, Plan, Verdict, gap_of
 from schemas.problem import Problem
 from schemas.schedule import Step
 from stages.combine.bounds import least_seconds
+from stages.combine.holding import holding
 from stages.combine.schedule.opening import Opener
 from stages.replay.referee import replay
 
@@ -60,11 +61,15 @@ def choose(
     keep_all = Cost(frontier.keep_all_seconds, frontier.keep_all_peak)
     solver = "local search" if point is not None and point.polished else "none"
     if point is None:
-        smallest = there_before + frontier.points[-1].peak
+        last = frontier.points[-1]
+        smallest = there_before + last.peak
+        opened = Opener(graph, problem).schedule(last.executions, last.in_place)
+        held = holding(graph, replay(graph, costs, opened), fixed)
+        measured = _measured(budget, smallest, _share(smallest - base, most - base))
         sentence = (
             f"infeasible: {budget} is {total:,} bytes, the smallest budget known to work for "
-            f"{graph.model} with {frontier.strategy} is {smallest:,} bytes"
-            f"{_share(smallest - base, most - base)}{_clock(frontier)}"
+            f"{graph.model} with {frontier.strategy} is {measured}; of its bytes hold, when it "
+            f"takes the most, {held}{_clock(frontier)}"
         )
         refusal = Plan(
             frontier.strategy, budget, total, own, "infeasible", sentence,
@@ -108,8 +113,16 @@ def _optimal_in(verdict: Verdict, point: Point, frontier: Frontier) -> str:
 
 
 def _share(part: int, whole: int) -> str:
-    """A budget as a percentage, rounded up."""
-    return f" ({-(-100 * part // whole)}%)" if 0 <= part <= whole and whole else ""
+    """A budget as a percentage, rounded up; "" where it is none."""
+    return f"{-(-100 * part // whole) or 1}%" if 0 <= part <= whole and whole else ""
+
+
+def _measured(budget: str, size: int, share: str) -> str:
+    """A budget in bytes and as a percentage, first in the measure that was asked in."""
+    if not share:
+        return f"{size:,} bytes"
+    first, second = (f"{size:,} bytes", share)[:: -1 if budget.endswith("%") else 1]
+    return f"{first} ({second})"
 
 
 def _sentence(

@@ -26,7 +26,7 @@ from stages.replay.referee import replay
 _RUNTIME = Path(__file__).parent / "runtime"
 _COPIED = (
     *("absent.py", "arrived.py", "call.py", "chain.py", "facts.py", "guards.py", "inner.py"),
-    *("lists.py", "outputs.py", "places.py", "regions.py", "strides.py"),
+    *("lists.py", "mismatch.py", "outputs.py", "places.py", "regions.py", "strides.py"),
     *("surroundings.py", "ties.py", "watch.py", "wrap.py"),
 )
 _DEVICE = Path(__file__).parents[1] / "device"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from schemas.graph import Graph
 from stages.device.form import check_form
@@ -16,6 +17,17 @@ def watched_bytes(graph: Graph) -> bytes:
         check_form(watch)
     except ValueError as error:
         raise malformed(graph, f" ({error})") from None
+    if watch is not None:
+        watch = {**watch, "holders": [_without_forward(holder) for holder in watch["holders"]]}
     written = {graph.values[value].path for op in graph.ops for value in op.writes}
     document = {"watch": watch, "written": sorted(written)}
     return (json.dumps(document, separators=(",", ":")) + "\n").encode()
+
+
+def _without_forward(holder: dict[str, Any]) -> dict[str, Any]:
+    """A holder as it is watched: what replaces the whole model's forward on the instance runs
+    around the planned one, as around the original."""
+    if holder["place"] != [["module", ""]] or holder["kind"] != "fields":
+        return holder
+    reads = {name: read for name, read in holder["reads"].items() if name != "forward"}
+    return {**holder, "reads": reads}

@@ -30,7 +30,11 @@ def load_planned(directory: Path | str, model: nn.Module, **options: str) -> nn.
     Each directory becomes a Python package of its own name, so that several can be loaded in one
     process. Raises ArtifactError when the directory is no such package or refuses the model.
     """
-    package = _import(Path(directory).resolve())
+    return planned_by(load_package(directory), directory, model, **options)
+
+
+def planned_by(package: Any, directory: Path | str, model: nn.Module, **options: str) -> nn.Module:
+    """What the `load` of a package from a directory makes of a model; see `load_planned`."""
     load = getattr(package, "load", None)
     if not callable(load):
         raise ArtifactError(f"{directory}: the package has no function 'load'")
@@ -51,19 +55,38 @@ def describe(error: BaseException) -> str:
     return type(error).__name__ + (f": {lines[0]}" if lines else "")
 
 
-def _import(directory: Path) -> Any:
-    """The package of a directory, run from bytes that are read once; no bytecode that lies beside
-    them is looked at."""
+def package_files(directory: Path | str) -> dict[str, bytes]:
+    """The files of a package by name; raises ArtifactError where the directory holds none."""
+    directory = Path(directory)
     if not directory.is_dir():
         raise ArtifactError(f"{directory}: there is no generated package")
     files = {
         path.name: store.read_bytes(path, None if path.suffix == ".bin" else _MOST_SOURCE)
         for path in sorted(directory.iterdir())
-        if path.suffix in (".py", ".bin")
+        if path.suffix in (".py", ".bin", ".json")
     }
     if "__init__.py" not in files:
         raise ArtifactError(f"{directory}: there is no generated package")
-    digest = hashlib.sha256(repr(sorted(digests_of(files).items())).encode()).hexdigest()
+    return files
+
+
+def package_digest(files: Mapping[str, bytes]) -> str:
+    """The digest of a package's files, 64 hex digits."""
+    return hashlib.sha256(repr(sorted(digests_of(files).items())).encode()).hexdigest()
+
+
+def load_package(directory: Path | str, wanted: str = "") -> Any:
+    """The package of a directory, run from bytes that are read once; no bytecode that lies beside
+    them is looked at.
+
+    Raises ArtifactError where the directory is no package or, where a digest is `wanted`, before
+    anything of one with another digest is run.
+    """
+    directory = Path(directory).resolve()
+    files = package_files(directory)
+    digest = package_digest(files)
+    if wanted and digest != wanted:
+        raise ArtifactError(f"{directory}: is another package than is wanted, or was changed")
     name = f"tightfit_module_{hashlib.sha256(str(directory).encode()).hexdigest()[:16]}"
     name += f"_{digest[:16]}"
     if name in sys.modules:

@@ -9,15 +9,12 @@ from typing import Any
 import torch
 
 from .facts import Interface
+from .mismatch import PlanMismatch
 from .readings import same_plain
 from .trees import Tree, read_tree
 from .watch import Difference
 
 _AS_TENSOR = 'pass a number that changes as a tensor, or load the plan with otherwise="original"'
-
-
-class PlanMismatch(RuntimeError):  # noqa: N818
-    """The call differs from what the plan was made for; the message is one sentence."""
 
 
 class Call:

@@ -201,9 +201,12 @@ def _alone(gradient: Arrived | None) -> torch.Tensor | None:
 
 
 def execute(
-    step: Step, interface: Interface, tensors: Sequence[torch.Tensor]
+    step: Step,
+    interface: Interface,
+    tensors: Sequence[torch.Tensor],
+    given: Sequence[torch.Tensor],
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Runs the forward of the step.
+    """Runs the forward of the step on `tensors`, some of which may be copies of what was `given`.
 
     Returns its outputs: those that receive gradients, joined to autograd, and the plain ones.
     """
@@ -215,7 +218,7 @@ def execute(
     leaving = [output.detach() for output in yielded]
     if not interface.slices:
         return leaving[:split], leaving[split:]
-    run.watch(tensors, yielded)
+    run.watch(given, yielded)
     yielded.clear()
     plain = leaving[split:]
     del leaving[split:]

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .call import PlanMismatch
+from .mismatch import PlanMismatch
 
 _KEY = "tightfit"
 _probes = threading.local()

@@ -11,7 +11,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
-from .guards import PlanMismatch
+from .mismatch import PlanMismatch
 
 _BY_FX = "_is_fx_tracing_flag"
 _TRACING = ("FAKE", "PROXY", "FUNCTIONAL")

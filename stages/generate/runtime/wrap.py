@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -13,7 +14,8 @@ import torch
 from .caches import register_caches
 from .chain import Step, execute
 from .facts import Interface
-from .guards import Guards, PlanMismatch
+from .guards import Guards
+from .mismatch import PlanMismatch
 from .outputs import assembler
 from .readings import class_of
 from .surroundings import check_kinds, check_surroundings, is_traced, uncompiled
@@ -32,7 +34,8 @@ def wrap(
     """A module of the model's own class that shares all its state and runs the planned step.
 
     It shares the model's attributes themselves: what is set, moved or replaced on one is so on
-    the other. `load` rebuilds it when it is copied or unpickled.
+    the other. `load` rebuilds it when it is copied or unpickled; where whoever loaded the package
+    has put `carrying` into it, that says how it is pickled.
     """
     if otherwise not in ("error", "original"):
         raise ValueError(f'otherwise is {otherwise!r}, it can be "error" or "original"')
@@ -74,13 +77,19 @@ def _planned_class(
                     raise
                 tensors = None
             if tensors is not None:
-                return assemble(*execute(step, interface, tensors), tensors)
+                return assemble(
+                    *execute(step, interface, guards.laid_out(tensors), tensors), tensors
+                )
         return base.forward(self, *args, **kwargs)
 
     # Dynamo breaks its graph here and lets the step run as it is.
     forward._torchdynamo_disable = True  # type: ignore[attr-defined]
 
     def reduce(self: Model, protocol: Any) -> tuple[Any, ...]:
+        carrying = getattr(sys.modules.get(load.__module__), "carrying", None)
+        if carrying is not None:
+            reduced: tuple[Any, ...] = carrying(_face(base, self), otherwise)
+            return reduced
         return load, (_face(base, self), otherwise)
 
     def deepcopy(self: Model, memo: dict[int, Any]) -> Any:

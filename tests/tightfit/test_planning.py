@@ -130,10 +130,11 @@ def test_a_loss_is_planned_too(store: Path) -> None:
 
 
 def test_the_function_is_found_however_it_is_asked_for() -> None:
-    import stages.one_call
+    import tightfit
     from stages import plan
 
-    assert plan is stages.plan is stages.one_call.plan
+    assert plan is stages.plan is tightfit.plan
+    assert callable(tightfit.integrations.plan_trainer)
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         stages.nothing  # noqa: B018
 

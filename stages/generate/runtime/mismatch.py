@@ -1,0 +1,26 @@
+"""The error of a call that a plan was not made for: one class for all packages of a process.
+
+`tightfit.PlanMismatch` is the same class, whichever of them was imported first. Nothing is
+imported for it, so that a package needs PyTorch alone.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+
+_PLACE = "tightfit.mismatch"
+
+
+def _class_of_process() -> type[RuntimeError]:
+    known = getattr(sys.modules.get(_PLACE), "PlanMismatch", None)
+    if isinstance(known, type) and issubclass(known, RuntimeError):
+        return known
+    said = "The call differs from what the plan was made for; the message is one sentence."
+    made = type("PlanMismatch", (RuntimeError,), {"__module__": _PLACE, "__doc__": said})
+    place = sys.modules.setdefault(_PLACE, types.ModuleType(_PLACE, said))
+    vars(place)["PlanMismatch"] = made
+    return made
+
+
+PlanMismatch = _class_of_process()

@@ -1,0 +1,118 @@
+"""Budgets that do not fit, the smallest that does, and a frontier to choose from."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+import tightfit
+from tests.tightfit.conftest import SETTINGS, tower
+from tightfit.choices import Choices
+
+ROWS = torch.randn(64, 16)
+
+
+def plan(store: Path, budget: object) -> tightfit.Made:
+    settings = {"budget": budget, "store": store, "progress": False, **SETTINGS}
+    return tightfit.plan(tower(), (ROWS,), check=False, **settings)[1]
+
+
+def refusal(store: Path, budget: object) -> str:
+    with pytest.raises(tightfit.ConfigError) as caught:
+        plan(store, budget)
+    return str(caught.value)
+
+
+def test_an_infeasible_percentage_names_the_smallest(store: Path) -> None:
+    said = refusal(store, "1%")
+    found = re.search(r"known to work for Tower with rockmate is (\d+)% \(([\d,]+) bytes\);", said)
+    assert found is not None, said
+    percent = int(found[1])
+    assert plan(store, f"{percent}%").feasible
+    assert "infeasible" in refusal(store, f"{percent - 1}%")
+
+
+def test_infeasible_bytes_name_the_smallest_and_what_holds_it(store: Path) -> None:
+    said = refusal(store, "1kB")
+    found = re.search(
+        r"with rockmate is ([\d,]+) bytes \(\d+%\); of its bytes hold, .*, (.*)$", said
+    )
+    assert found is not None and "\n" not in said, said
+    smallest = int(found[1].replace(",", ""))
+    made = plan(store, smallest)
+    assert made.budget_total == made.smallest_budget == smallest
+    assert "infeasible" in refusal(store, smallest - 1)
+
+
+def test_what_holds_the_smallest_adds_up_to_it(store: Path) -> None:
+    said = refusal(store, "1kB")
+    smallest = int(said.split("rockmate is ")[1].split(" bytes")[0].replace(",", ""))
+    held = said.split("takes the most, ")[1]
+    own = re.sub(r" \((?:the largest|at) [^)]*\)", "", held)
+    assert (
+        sum(int(size.replace(",", "")) for size in re.findall(r" ([\d,]+)(?:,|$)", own)) == smallest
+    )
+    assert "parameters (the largest layers.0.weight 1,024) 3,264" in held
+    assert re.search(r"gradients [\d,]+", held) and "inputs 4,096" in held
+    assert re.search(
+        r"\w+ of layers\.\d \(at .*\.py:\d+\) [\d,]+|\w+ \(at .*\.py:\d+\) [\d,]+", held
+    )
+
+
+def test_the_least_budget(store: Path) -> None:
+    made = plan(store, "min")
+    assert made.budget_total == made.smallest_budget
+    assert made.peak == made.frontier[-1].peak and made.frontier.chosen == len(made.frontier) - 1
+
+
+def test_a_choice_is_a_budget(store: Path) -> None:
+    made = plan(store, "100%")
+    for choice in (made.frontier[0], made.frontier[-1]):
+        chosen = plan(store, choice)
+        assert (chosen.peak, chosen.budget_total) == (choice.peak, choice.budget)
+        assert chosen.time == pytest.approx(choice.seconds)
+    percents = [choice.percent for choice in made.frontier if choice.percent is not None]
+    assert percents == sorted(percents, reverse=True) and percents[0] <= 100
+
+
+def test_a_plan_says_all_that_it_did(store: Path) -> None:
+    made = plan(store, "90%")
+    assert isinstance(made, tightfit.Plan) and (made.module / "__init__.py").is_file()
+    assert "frontier" not in asdict(made)
+
+
+def test_a_table_and_a_picture(store: Path) -> None:
+    frontier = plan(store, "90%").frontier
+    lines = str(frontier).splitlines()
+    assert "plans of rockmate for Tower" in lines[0]
+    assert len(lines) <= 2 + 13 and sum("*" in line for line in lines) == 1
+    assert f"{frontier[0].budget:,}" in str(frontier) and f"{frontier[-1].budget:,}" in str(
+        frontier
+    )
+    page = ElementTree.fromstring(f"<body>{frontier._repr_html_()}</body>")
+    assert len(page.findall("./svg/circle")) == len(frontier)
+    assert len(page.findall("./table/tbody/tr")) == len(lines) - 2
+
+
+def test_a_model_of_a_strange_name_stays_a_text(store: Path) -> None:
+    from schemas.frontier import read_frontier
+
+    made = plan(store, "90%")
+    path = made.module.parents[1] / "frontier.arrow"
+    strange = replace(read_frontier(path), model="<script>alert(1)</script>")
+    assert "<script>" not in Choices(strange, made)._repr_html_()
+
+
+def test_one_point_is_a_frontier_too(store: Path) -> None:
+    from schemas.frontier import read_frontier
+
+    made = plan(store, "90%")
+    whole = read_frontier(made.module.parents[1] / "frontier.arrow")
+    one = Choices(replace(whole, points=whole.points[:1]), made)
+    assert len(str(one).splitlines()) == 3
+    ElementTree.fromstring(f"<body>{one._repr_html_()}</body>")

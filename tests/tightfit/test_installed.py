@@ -1,0 +1,146 @@
+"""tightfit as people install it: a wheel beside PyTorch, used from any folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from tightfit.house import default_store, require_own
+
+ROOT = Path(__file__).parents[2]
+BUILD = "from setuptools import build_meta; print(build_meta.build_wheel('wheels'))"
+PLAN = """
+import torch, tightfit
+
+torch.manual_seed(0)
+layers = [torch.nn.Linear(32, 32), torch.nn.Tanh()] * 3
+model = torch.nn.Sequential(*layers)
+x = torch.randn(64, 32)
+model(x).sum().backward()
+wanted = [weight.grad.clone() for weight in model.parameters()]
+model.zero_grad()
+fitted, made = tightfit.plan(model, (x,), strategy="checkpoint", peaks=1, saves=1, jobs=1)
+fitted(x).sum().backward()
+assert all(torch.equal(w.grad, e) for w, e in zip(model.parameters(), wanted, strict=True))
+try:
+    fitted(x[:3])
+except tightfit.PlanMismatch as error:
+    print("refused:", error)
+print(tightfit.__file__, made.sentence)
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of the checkout, built with what is installed here."""
+    folder = tmp_path_factory.mktemp("source")
+    caches = shutil.ignore_patterns("__pycache__")
+    for name in ("schemas", "stages", "tightfit", "reports"):
+        shutil.copytree(ROOT / name, folder / name, ignore=caches)
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, folder)
+    run(sys.executable, "-c", BUILD, cwd=folder)
+    [made] = (folder / "wheels").glob("*.whl")
+    return made
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new environment with the wheel in it, that sees the packages of the running one."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=False)
+    python = folder / "bin" / "python"
+    base = getattr(sys, "_base_executable", sys.executable)
+    pip = (base, "-m", "pip", "--python", str(python))
+    run(*pip, "install", "--no-deps", "--no-index", "--quiet", str(wheel), cwd=folder)
+    [packages] = (folder / "lib").glob("python*/site-packages")
+    here = [path for path in sys.path if Path(path).name == "site-packages"]
+    (packages / "zz_here.pth").write_text("\n".join(here))
+    return folder
+
+
+def run(*command: str, cwd: Path, **variables: str) -> str:
+    kept = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        command, cwd=cwd, env=kept | variables, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_wheel_holds_what_is_needed_and_nothing_else(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    tops = {name.split("/")[0] for name in names if ".dist-info" not in name}
+    assert tops == {"reports", "schemas", "stages", "tightfit"}
+    wanted = {
+        str(path.relative_to(ROOT))
+        for folder in ("schemas", "stages", "tightfit", "reports")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".json", ".html", ".css", ".js")
+        and "__pycache__" not in path.parts
+    }
+    assert wanted <= names
+
+
+def test_a_plan_from_another_folder(environment: Path, tmp_path: Path) -> None:
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    work = tmp_path / "work"
+    (work / "data").mkdir(parents=True)
+    (work / "data" / "__init__.py").touch()
+    (work / "script.py").write_text(PLAN)
+    said = run(str(environment / "bin" / "python"), "script.py", cwd=work, **cache)
+    assert f"{environment}/lib" in said and "refused: input has shape (3, 32)" in said
+    assert sorted(path.name for path in work.iterdir()) == ["data", "script.py"]
+    assert (tmp_path / "cache" / "tightfit" / "calls").is_dir()
+
+
+def test_the_command_line_is_there(environment: Path, tmp_path: Path) -> None:
+    said = run(str(environment / "bin" / "tightfit"), "--help", cwd=tmp_path)
+    assert "choose the plan of a strategy" in said
+
+
+def test_a_package_that_hides_ours_is_named(environment: Path, tmp_path: Path) -> None:
+    (tmp_path / "schemas").mkdir()
+    (tmp_path / "schemas" / "__init__.py").touch()
+    code = "try:\n import tightfit\nexcept ImportError as error:\n print(error)"
+    said = run(str(environment / "bin" / "python"), "-c", code, cwd=tmp_path)
+    assert said.startswith(f"{tmp_path}/schemas hides tightfit's own package 'schemas': rename it")
+
+
+def test_a_package_that_is_not_there_is_named() -> None:
+    with pytest.raises(ImportError, match="tightfit's package 'not_there' is not in"):
+        require_own("not_there")
+
+
+def test_the_pytorch_that_people_have_stays() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    [torch] = [
+        required
+        for required in map(Requirement, project["dependencies"])
+        if required.name == "torch"
+    ]
+    kept = ["2.11.0+cu126", "2.12.1", "2.13.0+cpu", "2.13.0+cu130"]
+    assert list(torch.specifier.filter([*kept, "2.10.0", "2.14.0"])) == kept
+    pythons = SpecifierSet(project["requires-python"])
+    assert list(pythons.filter(["3.10", "3.11.0", "3.12.9", "3.13.0"])) == ["3.11.0", "3.12.9"]
+
+
+def test_the_store_is_in_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "mine"))
+    assert default_store() == tmp_path / "mine" / "tightfit"
+    for unset in ("", "not/absolute"):
+        monkeypatch.setenv("XDG_CACHE_HOME", unset)
+        assert default_store() == tmp_path / ".cache" / "tightfit"
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert default_store() == tmp_path / "Library" / "Caches" / "tightfit"

@@ -1,0 +1,209 @@
+"""The real Trainer of transformers, on tiny models with random weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tightfit
+from tests.tightfit.conftest import SETTINGS
+from tightfit.integrations import plan_trainer
+
+pytest.importorskip("accelerate")
+
+from transformers import (
+    AutoModelForCausalLM,
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+
+TOKENS = 16
+
+
+class Texts(torch.utils.data.Dataset[dict[str, Any]]):
+    """Rows of random tokens; with labels that are the tokens, or one class a row."""
+
+    def __init__(self, count: int, classes: int = 0) -> None:
+        self.rows = torch.randint(50, (count, TOKENS), generator=torch.Generator().manual_seed(3))
+        self.classes = classes
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        row = self.rows[index]
+        mask = torch.ones_like(row)
+        labels = row if not self.classes else row[0] % self.classes
+        return {"input_ids": row, "attention_mask": mask, "labels": labels}
+
+
+SIZES: dict[str, Any] = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2}
+HEADS: dict[str, Any] = {"num_attention_heads": 2, "intermediate_size": 64}
+
+
+def gpt2() -> Any:
+    torch.manual_seed(0)
+    small: dict[str, Any] = {
+        "vocab_size": 50,
+        "n_positions": TOKENS,
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 2,
+    }
+    return GPT2LMHeadModel(GPT2Config(**small))
+
+
+def llama() -> Any:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**SIZES, **HEADS, max_position_embeddings=TOKENS))
+
+
+def bert() -> Any:
+    torch.manual_seed(0)
+    named: dict[str, Any] = {"num_labels": 3}
+    return BertForSequenceClassification(BertConfig(**SIZES, **HEADS, **named))
+
+
+MODELS = {"gpt2": (gpt2, 0), "llama": (llama, 0), "bert": (bert, 3)}
+
+
+def trainer_of(model: Any, folder: Path, classes: int = 0, count: int = 12, **given: Any) -> Any:
+    settings: dict[str, Any] = {
+        "output_dir": str(folder),
+        "per_device_train_batch_size": 2,
+        "max_steps": 3,
+        "learning_rate": 1e-2,
+        "report_to": [],
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "save_strategy": "no",
+        "logging_strategy": "no",
+        **given,
+    }
+    data = Texts(count, classes)
+    return Trainer(model=model, args=TrainingArguments(**settings), train_dataset=data)
+
+
+def weights(trainer: Any) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+
+
+def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def planned(trainer: Any, store: Path, **options: Any) -> tightfit.Made:
+    settings = {"budget": "80%", "store": store, "progress": False, **SETTINGS, **options}
+    return plan_trainer(trainer, **settings)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_trainer_trains_as_without_a_plan(name: str, store: Path, tmp_path: Path) -> None:
+    build, classes = MODELS[name]
+    alone = trainer_of(build(), tmp_path / "alone", classes)
+    expected = alone.train()
+    trainer = trainer_of(build(), tmp_path / "planned", classes)
+    made = planned(trainer, store)
+    assert made.feasible and hasattr(type(trainer.model), "_tightfit_original")
+    found = trainer.train()
+    assert found.training_loss == expected.training_loss
+    assert equal(weights(trainer), weights(alone))
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "accumulation": {"gradient_accumulation_steps": 2},
+    "bf16": {"bf16": True},
+    "clipping and weight decay": {"max_grad_norm": 0.1, "weight_decay": 0.1},
+    "label smoothing": {"label_smoothing_factor": 0.1},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_ways_of_training(way: str, store: Path, tmp_path: Path) -> None:
+    alone = trainer_of(gpt2(), tmp_path / "alone", **WAYS[way])
+    alone.train()
+    trainer = trainer_of(gpt2(), tmp_path / "planned", **WAYS[way])
+    planned(trainer, store, budget="90%")
+    calls = noted(trainer)
+    trainer.train()
+    assert calls and equal(weights(trainer), weights(alone))
+
+
+def noted(trainer: Any) -> list[bool]:
+    """Whether the plan ran, in each step that has begun."""
+    found: list[bool] = []
+
+    class Noting(TrainerCallback):
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            found.append(hasattr(type(kwargs["model"]), "_tightfit_original"))
+
+    trainer.add_callback(Noting())
+    return found
+
+
+def test_a_last_batch_that_is_smaller(store: Path, tmp_path: Path) -> None:
+    settings = {"count": 5, "max_steps": -1, "num_train_epochs": 2}
+    alone = trainer_of(gpt2(), tmp_path / "alone", **settings)
+    alone.train()
+    trainer = trainer_of(gpt2(), tmp_path / "planned", **settings)
+    assert len(planned(trainer, store, batches=3).plans) == 2
+    trainer.train()
+    assert equal(weights(trainer), weights(alone))
+    refused = trainer_of(gpt2(), tmp_path / "refused", **settings)
+    planned(refused, store)
+    with pytest.raises(tightfit.PlanMismatch, match=r"has shape \(1, 16\)"):
+        refused.train()
+
+
+def test_what_it_saves_is_loaded_without_tightfit(store: Path, tmp_path: Path) -> None:
+    trainer = trainer_of(gpt2(), tmp_path / "run", save_strategy="steps", save_steps=3)
+    planned(trainer, store)
+    trainer.train()
+    for folder in (tmp_path / "run" / "checkpoint-3", tmp_path / "saved"):
+        if not folder.exists():
+            trainer.save_model(str(folder))
+        plain = AutoModelForCausalLM.from_pretrained(folder)
+        assert type(plain) is GPT2LMHeadModel
+        assert equal(plain.state_dict(), weights(trainer))
+
+
+def test_evaluation_and_generation(store: Path, tmp_path: Path) -> None:
+    trainer = trainer_of(gpt2(), tmp_path)
+    planned(trainer, store)
+    trainer.train()
+    twin = gpt2()
+    twin.load_state_dict(weights(trainer))
+    other = trainer_of(twin, tmp_path)
+    assert trainer.evaluate(Texts(3))["eval_loss"] == other.evaluate(Texts(3))["eval_loss"]
+    start = torch.tensor([[1, 2, 3]])
+    settings: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    assert torch.equal(trainer.model.generate(start, **settings), twin.generate(start, **settings))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"gradient_checkpointing": True}, "gradient_checkpointing=True, in whose place a plan"),
+        ({"torch_compile": True}, "torch_compile=True, which cannot go through"),
+    ],
+)
+def test_what_cannot_go_with_a_plan(given: Any, words: str, store: Path, tmp_path: Path) -> None:
+    with pytest.raises(tightfit.ConfigError, match=words):
+        planned(trainer_of(gpt2(), tmp_path, **given), store)
+
+
+def test_what_is_no_trainer(store: Path) -> None:
+    with pytest.raises(tightfit.ModelError, match="given a GPT2LMHeadModel instead of a"):
+        planned(gpt2(), store)
+    with pytest.raises(tightfit.ConfigError, match="batches is 0"):
+        planned(trainer_of(gpt2(), store), store, batches=0)

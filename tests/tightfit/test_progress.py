@@ -1,0 +1,142 @@
+"""What is told on the way to a plan: stages, no warnings of PyTorch, and an interruption."""
+
+from __future__ import annotations
+
+import copy
+import io
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tightfit
+from stages.combine.polish.polisher import Polisher
+from stages.solve import shelf
+from tests.tightfit.conftest import SETTINGS, gradients, tower
+from tightfit import progress
+from tightfit.progress import Progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def lines(stream: io.StringIO) -> list[str]:
+    return stream.getvalue().splitlines()
+
+
+def test_a_log_has_a_line_a_stage_and_one_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(0, 1000, 3))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    stream = io.StringIO()
+    told = Progress(stream=stream)
+    with told.telling("check"):
+        told.stage("trace")
+        told.stage("profile")
+        for count in range(5):
+            told.done(count, 5)
+    assert lines(stream) == [
+        "tightfit: 1/7 capturing the step",
+        "tightfit: 2/7 measuring ops",
+        "tightfit: 2/7 measuring ops, 1 of 5 done, about 36 s left",
+        "tightfit: 2/7 measuring ops, 3 of 5 done, about 10 s left",
+    ]
+
+
+def test_a_terminal_has_a_bar_with_a_fraction_and_the_time_left() -> None:
+    stream = Terminal()
+    told = Progress(stream=stream)
+    with told.telling():
+        told.stage("solve")
+        told.done(1, 2)
+        told.bar.refresh()
+        assert told.bar.tasks[0].percentage == pytest.approx(10 + 20 + 2 + 12.5)
+        told.say("a line")
+    assert "solving blocks 1/2" in stream.getvalue() and "a line" in stream.getvalue()
+    assert "44%" in stream.getvalue() and ":" in stream.getvalue()
+
+
+def test_what_a_stage_prints_is_counted_and_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    told = Progress(stream=io.StringIO())
+    counts = []
+    told.done = lambda count, total: counts.append((count, total))  # type: ignore[method-assign]
+    with told.counting(2, lambda line: "options" in line):
+        print("head: 3 options")
+        print("something else")
+        print("tail: 2 options")
+    assert counts == [(1, 2), (2, 2)]
+    assert capsys.readouterr().out == ""
+
+
+def test_a_call_tells_its_stages(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    x = torch.randn(64, 16)
+    tightfit.plan(tower(), (x,), budget="90%", store=store, **SETTINGS)
+    told = capsys.readouterr()
+    stages = [line.split(" ", 2)[1] for line in told.err.splitlines()]
+    assert told.out == ""
+    assert list(dict.fromkeys(stages)) == [f"{number}/8" for number in range(1, 9)]
+    tightfit.plan(tower(), (x,), budget="90%", store=store, progress=False, **SETTINGS)
+    assert capsys.readouterr().err == ""
+
+
+class Warning_(torch.nn.Module):  # noqa: N801
+    """PyTorch warns of its masks, and the model of itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        warnings.warn("the model's own", stacklevel=1)
+        length = x.shape[1]
+        pad = torch.zeros(x.shape[0], length, dtype=torch.bool)
+        mask = torch.zeros(length, length)
+        return self.attention(x, x, x, key_padding_mask=pad, attn_mask=mask)[0]
+
+
+def test_pytorch_does_not_warn_while_planning(store: Path) -> None:
+    model, x = Warning_().train(), torch.randn(2, 5, 8)
+    with pytest.warns(UserWarning, match="mismatched key_padding_mask"):
+        model(x)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        tightfit.plan(model, (x,), strategy="unplanned", store=store, progress=False, **SETTINGS)
+    assert {str(one.message) for one in seen} == {"the model's own"}
+
+
+def interrupt(*args: Any, **kwargs: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupted_frontier_gives_the_best_plan_so_far(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x, model = torch.randn(64, 16), tower(depth=6)
+    wanted = gradients(copy.deepcopy(model), x)
+    with monkeypatch.context() as patched:
+        patched.setattr(Polisher, "sweep", interrupt)
+        fitted, made = tightfit.plan(model, (x,), budget="70%", store=tmp_path, **SETTINGS)
+        with pytest.raises(KeyboardInterrupt):
+            tightfit.plan(model, (x,), budget=1000, store=tmp_path, **SETTINGS)
+    assert "interrupted, taking the best plan so far" in capsys.readouterr().err
+    assert made.feasible and made.sentence.endswith("the best plan when its making was interrupted")
+    assert made.peak is not None and made.budget_bytes is not None
+    assert made.peak <= made.budget_bytes < made.keep_all.peak
+    assert all(map(torch.equal, gradients(fitted, x), wanted))
+    _, whole = tightfit.plan(model, (x,), budget="70%", store=tmp_path, **SETTINGS)
+    assert "interrupted" not in whole.sentence
+    assert whole.time is not None and made.time is not None and whole.time <= made.time
+
+
+def test_an_interrupted_solve_leaves_what_keeps_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shelf, "as_completed", interrupt)
+    x = torch.randn(64, 16)
+    made = tightfit.plan(tower(), (x,), budget="100%", store=tmp_path, **SETTINGS)[1]
+    assert made.peak == made.keep_all.peak
+    with pytest.raises(KeyboardInterrupt):
+        tightfit.plan(tower(), (x,), budget="50%", store=tmp_path, **SETTINGS)

@@ -1,0 +1,64 @@
+"""Makes PyTorch training fit a memory budget.
+
+    fitted, made = tightfit.plan(model, args, kwargs, budget="8GiB")
+
+gives a module that takes the place of `model`, and what is known of its plan. `tightfit.load` takes
+a plan that was made before. PyTorch and the stages are loaded when they are first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from tightfit.house import require_own
+
+require_own("schemas", "stages")
+
+from schemas.errors import (  # noqa: E402 - another package of this name would be imported
+    ArtifactError,
+    ConfigError,
+    ModelError,
+    TightfitError,
+)
+from tightfit.mismatch import PlanMismatch  # noqa: E402
+
+if TYPE_CHECKING:
+    from schemas.plan import Plan as Plan
+    from tightfit.choices import Made as Made
+    from tightfit.planning import load as load
+    from tightfit.planning import plan as plan
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ArtifactError",
+    "ConfigError",
+    "Made",
+    "ModelError",
+    "Plan",
+    "PlanMismatch",
+    "TightfitError",
+    "__version__",
+    "load",
+    "plan",
+]
+
+_LATER = {
+    "Made": "tightfit.choices",
+    "Plan": "schemas.plan",
+    "load": "tightfit.planning",
+    "plan": "tightfit.planning",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "integrations":
+        return import_module("tightfit.integrations")
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,87 @@
+"""Planned modules in files and in other processes: a pickle of one carries its package.
+
+It holds the package's files with their digest, and where they were. What is unpickled is run from
+there, or else from a copy in the user's cache folder, and only with that digest.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from schemas.errors import ArtifactError
+from tightfit.house import default_store
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def loader(directory: Path | str, digest: str = "") -> Callable[[nn.Module, str], nn.Module]:
+    """A function of a model, and of what happens otherwise, which gives a package's planned module,
+    whose pickles carry the package. It raises ArtifactError where the package refuses the model.
+
+    Raises ArtifactError where the directory is no package, or one of another digest than asked for.
+    """
+    from stages.validate.load import load_package, package_digest, package_files, planned_by
+
+    digest = digest or package_digest(package_files(directory))
+    package = load_package(directory, digest)
+    vars(package)["carrying"] = functools.partial(_reduced, str(Path(directory).resolve()), digest)
+    return lambda model, otherwise: planned_by(package, directory, model, otherwise=otherwise)
+
+
+def _reduced(place: str, digest: str, model: nn.Module, otherwise: str) -> tuple[Any, ...]:
+    """How a planned module is pickled. Raises ArtifactError where its package is gone."""
+    from stages.validate.load import package_digest, package_files
+
+    files = package_files(place)
+    if package_digest(files) != digest:
+        raise ArtifactError(f"{place}: was changed since the planned module was made: plan again")
+    return load_again, (place, digest, files, model, otherwise)
+
+
+def load_again(
+    place: str, digest: str, files: Mapping[str, bytes], model: nn.Module, otherwise: str
+) -> nn.Module:
+    """The planned module of a pickle; see `carried_loader`."""
+    return carried_loader(place, digest, files)(model, otherwise)
+
+
+def carried_loader(
+    place: str, digest: str, files: Mapping[str, bytes]
+) -> Callable[[nn.Module, str], nn.Module]:
+    """The loader of a package that a pickle carries. Raises ArtifactError where `files` are not
+    those of the digest, before anything of them is run."""
+    from stages.validate.load import package_digest
+
+    if package_digest(files) != digest or not all(map(_is_name, files)):
+        raise ArtifactError("the package in the pickle is not the one that was put into it")
+    return loader(_folder(place, digest, files), digest)
+
+
+def _folder(place: str, digest: str, files: Mapping[str, bytes]) -> Path:
+    """A folder that holds the package: where it was, or a copy."""
+    from stages.generate.package import write_directory
+
+    copy = default_store() / "packages" / digest
+    for folder in (Path(place), copy):
+        if _holds(folder, digest):
+            return folder
+    write_directory(copy, files)
+    return copy
+
+
+def _holds(folder: Path, digest: str) -> bool:
+    from stages.validate.load import package_digest, package_files
+
+    try:
+        return package_digest(package_files(folder)) == digest
+    except ArtifactError:
+        return False
+
+
+def _is_name(name: str) -> bool:
+    return re.fullmatch(r"\w+\.(py|bin|json)", name) is not None

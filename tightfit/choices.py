@@ -1,0 +1,145 @@
+"""A plan with the frontier that it was chosen from, for people to look at and to choose again."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import overload
+
+from schemas.frontier import Frontier
+from schemas.plan import Plan
+
+ROWS = 12
+"""At most so many plans are shown in a table."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A plan of a frontier: the smallest budget that it is within (bytes of the whole step), that
+    budget in percent (None where it is no percentage), the peak of the step alone (bytes), its
+    predicted seconds, and these in relation to the step that keeps everything."""
+
+    budget: int
+    percent: float | None
+    peak: int
+    seconds: float
+    slower: float
+
+
+class Choices(Sequence[Choice]):
+    """The plans of a frontier, from most to least memory. `plan(..., budget=made.frontier[3])`
+    takes one of them; `chosen` is the number of the one that was."""
+
+    def __init__(self, frontier: Frontier, made: Plan) -> None:
+        self.model = frontier.model
+        self.strategy = frontier.strategy
+        fixed = made.fixed
+        before = fixed.parameters + fixed.buffers + fixed.inputs
+        self.keep_all = before + frontier.keep_all_peak
+        base = before + fixed.gradients + fixed.outputs
+        self._choices = []
+        for point in frontier.points:
+            total, room = before + point.peak, self.keep_all - base
+            percent = (
+                100 * (total - base) / room if room > 0 and base < total <= base + room else None
+            )
+            slower = point.seconds / frontier.keep_all_seconds if frontier.keep_all_seconds else 1.0
+            self._choices.append(Choice(total, percent, point.peak, point.seconds, slower))
+        peaks = [choice.peak for choice in self._choices]
+        self.chosen = peaks.index(made.peak) if made.peak in peaks else None
+
+    def __len__(self) -> int:
+        return len(self._choices)
+
+    @overload
+    def __getitem__(self, index: int) -> Choice: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Choice]: ...
+
+    def __getitem__(self, index: int | slice) -> Choice | Sequence[Choice]:
+        return self._choices[index]
+
+    def __str__(self) -> str:
+        rows = [self._cells(number) for number in self._shown()]
+        table = [("", "budget", "percent", "time"), *rows]
+        widths = [max(len(row[column]) for row in table) for column in range(4)]
+        lines = [
+            " ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in table
+        ]
+        return "\n".join([f"{self._title()}:", *lines])
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{name}</th>" for name in ("", "budget", "percent", "time"))
+        rows = []
+        for number in self._shown():
+            bold = ' style="font-weight:bold"' if number == self.chosen else ""
+            cells = "".join(f"<td>{cell}</td>" for cell in self._cells(number))
+            rows.append(f"<tr{bold}>{cells}</tr>")
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+        return f"<p>{html.escape(self._title())}</p>{self._picture()}{table}"
+
+    def _title(self) -> str:
+        return (
+            f"{len(self)} plans of {self.strategy} for {self.model}; keeping everything takes "
+            f"{self.keep_all:,} bytes"
+        )
+
+    def _shown(self) -> Iterator[int]:
+        """The numbers of the plans in a table: first, last, the chosen one and some between."""
+        last = len(self) - 1
+        steps = min(last, ROWS - 2)
+        numbers = {last * step // steps for step in range(steps + 1)} if steps else {0}
+        yield from sorted(numbers if self.chosen is None else numbers | {self.chosen})
+
+    def _cells(self, number: int) -> tuple[str, str, str, str]:
+        choice = self[number]
+        percent = "" if choice.percent is None else f"{choice.percent:.1f}%"
+        mark = f"[{number}]" + ("*" if number == self.chosen else " ")
+        return mark, f"{choice.budget:,}", percent, f"{choice.slower:.3f}"
+
+    def _picture(self) -> str:
+        """Time over memory, as an SVG of fixed size."""
+        width, height, edge = 320, 140, 12
+        sizes = [choice.budget for choice in self]
+        times = [choice.slower for choice in self]
+        across = (width - 2 * edge) / max(max(sizes) - min(sizes), 1)
+        up = (height - 2 * edge) / max(max(times) - min(times), 1e-9)
+        places = [
+            (edge + (size - min(sizes)) * across, height - edge - (time - min(times)) * up)
+            for size, time in zip(sizes, times, strict=True)
+        ]
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+        dots = "".join(
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{5 if number == self.chosen else 2}">'
+            f"<title>{self[number].budget:,} bytes, {self[number].slower:.3f} times</title>"
+            "</circle>"
+            for number, (x, y) in enumerate(places)
+        )
+        said = "predicted time (up) over memory (to the right)"
+        return (
+            f'<svg role="img" aria-label="{said}" width="{width}" height="{height}" '
+            f'fill="currentColor"><title>{said}</title><polyline points="{line}" fill="none" '
+            f'stroke="currentColor"/>{dots}</svg>'
+        )
+
+
+class Made(Plan):
+    """A plan with the frontier that it comes from, the folder of its package, and the plans of all
+    shapes that were planned together."""
+
+    frontier: Choices
+    module: Path
+    plans: tuple[Made, ...]
+
+    @classmethod
+    def of(cls, plan: Plan, frontier: Frontier, module: Path) -> Made:
+        """The plan of a point of a frontier."""
+        made = cls(**{field.name: getattr(plan, field.name) for field in fields(Plan)})
+        object.__setattr__(made, "frontier", Choices(frontier, plan))
+        object.__setattr__(made, "module", module)
+        object.__setattr__(made, "plans", (made,))
+        return made

@@ -1,0 +1,133 @@
+"""Plans for training loops that others wrote."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from schemas.errors import ConfigError, ModelError
+from tightfit.planning import plan
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tightfit.choices import Made
+    from tightfit.settings import Sample
+
+
+class _Seen(BaseException):
+    """The model was called: nothing more is to be run."""
+
+
+def plan_trainer(trainer: Any, *, batches: int = 1, **options: Any) -> Made:
+    """Plans the training step of a `transformers.Trainer`, and lets it train the planned module.
+
+    The first `batches` of its own data are looked at, as its data collator gives them, with what it
+    adds to them, and under its autocast; each of their shapes is planned. `options` are those of
+    `tightfit.plan`. It is called before `trainer.train()`, which then takes the same batches and
+    random numbers as without it; a dataset that is a stream of its own loses those batches. What it
+    saves are checkpoints of the model that it was given. Returns the plan. Raises ConfigError where
+    an argument of the trainer cannot go with a plan, and what `tightfit.plan` raises.
+    """
+    _check(trainer, batches)
+    with _as_before(trainer):
+        samples = _samples(trainer, batches)
+        if "loss" not in options and _takes_the_models_loss(trainer):
+            options["loss"] = loss_of
+        with trainer.accelerator.autocast():
+            fitted, made = plan(trainer.model, samples=samples, **options)
+    trainer.model = trainer.model_wrapped = fitted
+    return made
+
+
+def loss_of(output: Any) -> Tensor:
+    """The loss in a model's output, as transformers' Trainer takes it."""
+    loss: Tensor = output["loss"] if isinstance(output, dict) else output[0]
+    return loss
+
+
+def _check(trainer: Any, batches: int) -> None:
+    for name in ("train_dataset", "compute_loss", "get_batch_samples", "model_wrapped"):
+        if not hasattr(trainer, name):
+            kind = type(trainer).__name__
+            raise ModelError(f"plan_trainer is given a {kind} instead of a transformers.Trainer")
+    if isinstance(batches, bool) or not isinstance(batches, int) or batches < 1:
+        raise ConfigError(f"plan_trainer: batches is {batches!r}, expected a number of at least 1")
+    arguments = trainer.args
+    if arguments.gradient_checkpointing:
+        raise ConfigError(
+            "the trainer has gradient_checkpointing=True, in whose place a plan comes: leave it out"
+        )
+    if arguments.torch_compile:
+        raise ConfigError("the trainer has torch_compile=True, which cannot go through a plan")
+    if arguments.n_gpu > 1:
+        raise ConfigError(
+            f"the trainer uses DataParallel on {arguments.n_gpu} GPUs, which copies the model in "
+            "each step: show it one GPU, or start it with torchrun"
+        )
+    if getattr(trainer, "model_init", None) is not None:
+        raise ConfigError("the trainer has model_init, which makes another model: give it a model")
+
+
+def _takes_the_models_loss(trainer: Any) -> bool:
+    """Whether the loss is that in the model's output, so that nothing else receives gradients."""
+    from transformers import Trainer
+
+    plain = type(trainer).compute_loss is Trainer.compute_loss
+    return plain and trainer.label_smoother is None and trainer.compute_loss_func is None
+
+
+def _samples(trainer: Any, batches: int) -> list[Sample]:
+    """The calls of the model in the first batches: it is not run."""
+    steps = trainer.args.gradient_accumulation_steps
+    data = iter(trainer.get_train_dataloader())
+    found: list[Sample] = []
+    while len(found) < batches:
+        together, items = trainer.get_batch_samples(data, steps, trainer.args.device)
+        if not together:
+            break
+        found += [_call(trainer, batch, items) for batch in together[: batches - len(found)]]
+    if not found:
+        raise ModelError("the trainer's data has no batch to plan with")
+    return found
+
+
+def _call(trainer: Any, batch: Any, items: Any) -> Sample:
+    seen: list[Sample] = []
+
+    def look(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        seen.append((args, kwargs))
+        raise _Seen
+
+    model = trainer.model
+    model.train()
+    hook = model.register_forward_pre_hook(look, prepend=True, with_kwargs=True)
+    try:
+        inputs = trainer._prepare_inputs(batch)
+        with contextlib.suppress(_Seen), trainer.compute_loss_context_manager():
+            trainer.compute_loss(model, inputs, num_items_in_batch=items)
+    finally:
+        hook.remove()
+    if not seen:
+        raise ModelError("the trainer's compute_loss does not call its model")
+    return seen[0]
+
+
+@contextlib.contextmanager
+def _as_before(trainer: Any) -> Iterator[None]:
+    """Afterwards random numbers, and what the trainer knows of its data, are as they were."""
+    import numpy as np
+    import torch
+
+    states = random.getstate(), np.random.get_state()
+    loaders = getattr(trainer.accelerator, "_dataloaders", [])
+    kept = list(loaders)
+    try:
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            yield
+    finally:
+        loaders[:] = kept
+        random.setstate(states[0])
+        np.random.set_state(states[1])

@@ -1,0 +1,77 @@
+"""What a plan can be when the making of its frontier was interrupted."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+
+from schemas.errors import TightfitError
+from schemas.frontier import Frontier, Point, pareto, read_frontier, write_frontier
+from schemas.lineage import keep_records
+from schemas.made import Made
+from tightfit.route import Route
+
+
+def frontier_so_far(route: Route, graph: Path, costs: Path) -> Path | None:
+    """The path of a frontier of what is known without the rest of the work: the strategy's
+    plans before polish, the baselines, and what other strategies found for this step.
+
+    None where there is none. An interruption of this leaves out what it had not come to.
+    """
+    place = route.place(costs)
+    found: list[Frontier] = []
+    with contextlib.suppress(KeyboardInterrupt):
+        found += _known(place)
+        for name in ("unplanned", "checkpoint", route.strategy):
+            found += _unpolished(name, graph, costs, place)
+    if not found:
+        return None
+    points: list[Point] = [point for frontier in found for point in frontier.points]
+    merged = replace(
+        found[0], strategy=route.strategy, points=pareto(points), optimal_in="", clock=0
+    )
+    path = place / f"{route.strategy}-interrupted" / "frontier.arrow"
+    write_frontier(path, merged)
+    settings = {"strategy": route.strategy, "interrupted": True}
+    keep_records("combine", Made([path], [graph, costs, place / "blocks.arrow"], settings))
+    return path
+
+
+def _known(place: Path) -> list[Frontier]:
+    """The frontiers of other strategies that are there."""
+    found = []
+    for path in sorted(place.glob("*/frontier.arrow")):
+        with contextlib.suppress(TightfitError):
+            found.append(read_frontier(path))
+    return found
+
+
+def _unpolished(name: str, graph: Path, costs: Path, place: Path) -> list[Frontier]:
+    """The frontier of a strategy's own plans, none where what it plans from is not there yet."""
+    from schemas.blocks import read_blocks
+    from schemas.costs import read_costs
+    from schemas.graph import GRAPH, read_graph
+    from schemas.options import read_options
+    from schemas.store import read
+    from stages.combine.frontier import frontier
+    from stages.combine.strategies.registry import strategy as strategy_of
+    from stages.combine.strategies.strategy import TrainingStep
+    from stages.replay.condense import condense
+
+    blocks, options = place / "blocks.arrow", place / "options.arrow"
+    solved = options.exists()
+    if not blocks.exists() or not (solved or name == "unplanned"):
+        return []
+    strategy = strategy_of(name)
+    traced, paid = read_graph(graph), read_costs(costs)
+    problem = condense(traced, paid)
+    step = TrainingStep(problem, read_blocks(blocks), read_options(options) if solved else {})
+    if strategy.supports(step):
+        return []
+    [keep_all] = strategy_of("unplanned").candidates(step)
+    as_they_are = replace(strategy.about, baseline=True)
+    digest = read(graph, GRAPH).digest
+    return [
+        frontier(traced, digest, paid, problem, as_they_are, strategy.candidates(step), keep_all)
+    ]

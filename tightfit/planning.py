@@ -1,0 +1,126 @@
+"""The whole path in one call: a model in, a module that fits the budget out.
+
+The stages are those of the workflow: ops measured and blocks solved in a store are not done again
+here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from schemas.budget import NO_BUDGET
+from schemas.config import BASELINES
+from tightfit.choices import Choice, Made
+from tightfit.house import default_store
+from tightfit.progress import Progress
+from tightfit.route import Route
+from tightfit.settings import Sample, builts, check_settings, samples_of
+from tightfit.several import Plans
+from tightfit.ways import Way, plans_of, shapes_of, written_budget
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from stages.device.factory import Built
+
+Otherwise = Literal["error", "original"]
+
+
+def plan(
+    model: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    samples: Sequence[Sample] | None = None,
+    budget: str | int | Choice = "50%",
+    strategy: str = "rockmate",
+    loss: Callable[[Any], Tensor] | None = None,
+    store: Path | str | None = None,
+    device: str | None = None,
+    engine: Literal["highs", "cbc"] = "highs",
+    peaks: int = 4,
+    saves: int = 6,
+    jobs: int | None = None,
+    otherwise: Otherwise = "error",
+    check: bool = True,
+    progress: bool = True,
+) -> tuple[nn.Module, Made]:
+    """Plans the training step `model(*args, **kwargs)` under a budget.
+
+    Returns the module that takes the place of `model`, with its parameters, and the plan. `budget`
+    is a size ("8GiB"), a share ("50%") or bytes, as in the configuration, "min" for the smallest
+    known to work, or a choice of the frontier of such a plan; a baseline takes none.
+    `samples` are further calls, (args, kwargs) each: those of other shapes get a plan each within
+    the bytes of one budget (a share is that of the largest), over the same parameters, and the call
+    chooses; the plan that is returned is the first of its `plans`.
+    `loss` is a function from the model's output to a scalar, where it shall be planned too.
+    `device` is that of the model's parameters unless given. What was found out is kept in `store`,
+    unless given the folder `tightfit` in the user's cache folder.
+    `engine`, `peaks` and `saves` are the solver's settings, `jobs` the number of blocks solved at
+    a time. `otherwise` says what a call of other shapes does: raise, or run the original model.
+    With `check` the planned module is compared with the original on other contents of the sample's
+    shapes, which takes a few steps of both and the memory that the original takes. With `progress`
+    standard error tells what is being done. An interruption while the frontier is made gives the
+    best plan so far, where one fits.
+    Raises ConfigError when the budget is no size or too small, ModelError when the model cannot
+    be captured or the planned module does not do what the original does.
+    """
+    import torch
+
+    store = default_store() if store is None else Path(store)
+    check_settings(strategy, store, engine, peaks, saves, jobs, otherwise)
+    written = NO_BUDGET if strategy in BASELINES else written_budget(budget)
+    telling = Progress(progress)
+    with (
+        telling.telling(*(() if check else ("check",))),
+        _quiet(),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+    ):
+        given, device = builts(model, samples_of(args, kwargs, samples), loss, device)
+        solver = (engine, str(peaks), str(saves))
+        route = Route(store, device, strategy, solver, jobs, telling)
+        return _planned(route, given, written, otherwise, check)
+
+
+def _planned(
+    route: Route, given: Sequence[Built], written: str, otherwise: Otherwise, check: bool
+) -> tuple[nn.Module, Made]:
+    from tightfit.carried import loader
+
+    ways = [Way.of(route, built, written) for built in given]
+    plans = plans_of(route, ways, written)
+    loads = [loader(made.module) for made in plans]
+    model = given[0].model
+    for way, load_one in zip(ways, loads, strict=True) if check else ():
+        route.check(way.graph, way.built, load_one(model, "error"))
+    object.__setattr__(plans[0], "plans", tuple(plans))
+    if len(ways) == 1:
+        return loads[0](model, otherwise), plans[0]
+    shapes = [shapes_of(way.built) for way in ways]
+    return Plans(loads, shapes, otherwise).join(model), plans[0]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Within it PyTorch does not warn of what planning does to it."""
+    with warnings.catch_warnings():
+        for name in ("torch", "stages", "schemas", "tightfit", "tightfit_module_[0-9a-f_]+"):
+            warnings.filterwarnings("ignore", module=rf"{name}(\.|$)")
+        yield
+
+
+def load(package: Path | str, model: nn.Module, otherwise: Otherwise = "error") -> nn.Module:
+    """The module that takes the place of `model`, by the generated package in a folder.
+
+    `otherwise` says what a call that differs from the plan does: raise PlanMismatch, or run the
+    original model. Raises ArtifactError where the folder holds no package, or one for another
+    model.
+    """
+    from tightfit.carried import loader
+
+    return loader(package)(model, otherwise)

@@ -1,0 +1,118 @@
+"""Tells how far a plan is: a bar where there is a terminal, a line a stage elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO
+
+STAGES = {
+    "trace": ("capturing the step", 10),
+    "profile": ("measuring ops", 20),
+    "partition": ("cutting into blocks", 2),
+    "solve": ("solving blocks", 25),
+    "combine": ("making the frontier", 30),
+    "choose": ("choosing the plan", 2),
+    "generate": ("writing the module", 3),
+    "check": ("comparing with the original", 8),
+}
+"""What each stage does, in words, and its usual share of the time in percent."""
+
+PAUSE = 5.0
+"""Seconds between two lines of one stage, where there is no terminal."""
+
+
+class Progress:
+    """What is being done. Nothing is told unless `wanted`; `stream` is standard error unless
+    given."""
+
+    def __init__(self, wanted: bool = True, stream: TextIO | None = None) -> None:
+        self.stream = stream or sys.stderr
+        self.wanted = wanted
+        self.names: list[str] = list(STAGES)
+        self.current = ""
+        self.began = self.told = 0.0
+        self.bar: Any = None
+
+    @contextlib.contextmanager
+    def telling(self, *left_out: str) -> Iterator[None]:
+        """Within it stages are told; those `left_out` are not part of the whole."""
+        self.names = [name for name in STAGES if name not in left_out]
+        with contextlib.ExitStack() as ending:
+            if self.wanted and self.stream.isatty():
+                self.bar = ending.enter_context(_bar(self.stream))
+                self.task = self.bar.add_task("", total=sum(STAGES[name][1] for name in self.names))
+                ending.callback(setattr, self, "bar", None)
+            yield
+
+    def stage(self, name: str) -> None:
+        """A stage begins."""
+        self.current, self.began, self.told = name, time.monotonic(), time.monotonic()
+        if self.bar is not None:
+            self.bar.update(self.task, description=STAGES[name][0], completed=self._before())
+        else:
+            self._line("")
+
+    def done(self, count: int, total: int) -> None:
+        """So many parts of the stage are done, of so many."""
+        if self.bar is not None:
+            part = STAGES[self.current][1] * count / max(total, 1)
+            said = f"{STAGES[self.current][0]} {count}/{total}"
+            self.bar.update(self.task, description=said, completed=self._before() + part)
+            return
+        now = time.monotonic()
+        if count and now - self.told >= PAUSE:
+            self.told = now
+            left = (now - self.began) / count * (total - count)
+            self._line(f", {count} of {total} done, about {left:.0f} s left")
+
+    def say(self, text: str) -> None:
+        """A line of its own."""
+        if self.bar is not None:
+            self.bar.console.print(f"tightfit: {text}", markup=False, highlight=False)
+        elif self.wanted:
+            print(f"tightfit: {text}", file=self.stream, flush=True)
+
+    @contextlib.contextmanager
+    def counting(self, total: int, told: Callable[[str], bool]) -> Iterator[None]:
+        """Within it what is printed is not shown; each line that `told` accepts is a part done."""
+        with contextlib.redirect_stdout(_Lines(lambda count: self.done(count, total), told)):
+            yield
+
+    def _before(self) -> int:
+        names = self.names[: self.names.index(self.current)]
+        return sum(STAGES[name][1] for name in names)
+
+    def _line(self, more: str) -> None:
+        number = self.names.index(self.current) + 1
+        self.say(f"{number}/{len(self.names)} {STAGES[self.current][0]}{more}")
+
+
+class _Lines(io.StringIO):
+    """Counts the lines that it is given and that are accepted."""
+
+    def __init__(self, change: Callable[[int], None], accepted: Callable[[str], bool]) -> None:
+        super().__init__()
+        self.change = change
+        self.accepted = accepted
+        self.count = 0
+
+    def write(self, text: str) -> int:
+        """Takes a part of what is printed."""
+        if self.accepted(text):
+            self.count += 1
+            self.change(self.count)
+        return len(text)
+
+
+def _bar(stream: TextIO) -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    words = TextColumn("tightfit: {task.description}", markup=False)
+    columns = (words, BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    return Bar(*columns, console=Console(file=stream), transient=True, redirect_stdout=False)

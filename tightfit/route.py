@@ -1,0 +1,159 @@
+"""The way of a plan through the stages, in this process and on the store of the workflow."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from schemas.budget import NO_BUDGET, parse_budget
+from schemas.errors import ConfigError, ModelError
+from schemas.fingerprint import stage_fingerprint
+from schemas.lineage import keep_records
+from schemas.made import Made
+from schemas.plan import Plan, read_plan
+from tightfit.progress import Progress
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from stages.device.factory import Built
+
+PLANNING = ("partition", "solve", "combine")
+"""The stages whose code decides a frontier."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """How to go: the store and the device, the strategy, the solver's engine and its numbers of
+    peaks and saves, and how many blocks are solved at a time."""
+
+    store: Path
+    device: str
+    strategy: str
+    solver: tuple[str, str, str]
+    jobs: int | None = None
+    progress: Progress = field(default_factory=Progress)
+
+    def trace(self, built: Built) -> Path:
+        """The path of the traced graph in the store."""
+        from schemas.graph import write_graph
+        from stages.trace.trace import trace
+
+        self.progress.stage("trace")
+        graph = trace(built, type(built.model).__name__, self.device)
+        path = _filed(self.store / "calls", "graph.arrow", lambda path: write_graph(path, graph))
+        keep_records("trace", Made([path], [], {"name": graph.model, "device": self.device}))
+        return path
+
+    def profile(self, built: Built, graph: Path) -> Path:
+        """The path of the costs in the store, below the graph's folder."""
+        from schemas.costs import write_costs
+        from schemas.graph import read_graph
+        from stages.profile.device import describe_device
+        from stages.profile.library import open_library
+        from stages.profile.profile import profile
+
+        self.progress.stage("profile")
+        with open_library(self.store, describe_device(self.device)) as library:
+            costs = profile(
+                read_graph(graph),
+                built.loss,
+                library,
+                report=lambda done, total, _: self.progress.done(done, total),
+            )
+        path = _filed(graph.parent, "costs.arrow", lambda path: write_costs(path, costs))
+        keep_records(
+            "profile", Made([path], [graph], {"source": "measured", "device": self.device})
+        )
+        return path
+
+    def place(self, costs: Path) -> Path:
+        """The folder, below that of the costs, for what these settings and this code make."""
+        code = [stage_fingerprint(stage) for stage in PLANNING]
+        key = hashlib.sha256(" ".join([*self.solver, *code]).encode()).hexdigest()[:16]
+        return costs.parent / key
+
+    def frontier(self, graph: Path, costs: Path) -> Path:
+        """The path of the frontier below the folder of the costs, made unless it is there."""
+        engine, peaks, saves = self.solver
+        place = self.place(costs)
+        blocks, options = place / "blocks.arrow", place / "options.arrow"
+        path = place / self.strategy / "frontier.arrow"
+        if path.exists():
+            return path
+        files = ("--graph", graph, "--costs", costs)
+        workers = self.jobs or os.cpu_count() or 1
+        self.run("partition", *files, "--out", blocks)
+        grid = ("--engine", engine, "--peaks", peaks, "--saves", saves)
+        solving = ("--blocks", blocks, "--store", self.store, *grid, "--jobs", workers)
+        self.run("solve", *solving, "--out", options, parts=_distinct(blocks))
+        made = ("--blocks", blocks, "--options", options, "--strategy", self.strategy)
+        self.run("combine", *files, *made, "--workers", workers, "--out", path)
+        return path
+
+    def module(self, graph: Path, costs: Path, frontier: Path, budget: str) -> tuple[Plan, Path]:
+        """The plan for a budget as written, and the folder of its module. Raises ConfigError where
+        no plan fits."""
+        folder = budget if budget == NO_BUDGET else parse_budget(budget).directory
+        point = frontier.parent / folder
+        files = ("--graph", graph, "--costs", costs)
+        self.run("choose", "--frontier", frontier, *files, "--budget", budget, "--out", point)
+        plan, module = point / "plan.json", point / "module"
+        made = read_plan(plan)
+        if not made.feasible:
+            raise ConfigError(made.sentence)
+        chosen = ("--schedule", point / "schedule.arrow", "--plan", plan)
+        self.run("generate", "--graph", graph, *chosen, "--out", module)
+        return made, module
+
+    def check(self, graph: Path, built: Built, planned: nn.Module) -> None:
+        """Raises ModelError where the planned module does not do what the original does."""
+        from schemas.graph import read_graph
+        from stages.validate.validate import check
+
+        self.progress.stage("check")
+        said = check(read_graph(graph), built, planned)
+        if said:
+            raise ModelError(said)
+
+    def run(self, stage: str, *words: object, parts: int = 0) -> None:
+        """Runs a stage in this process as its command line would; its errors are raised.
+
+        `parts` are the lines with options that it prints when it does all of its work."""
+        from stages.__main__ import STAGES, record
+
+        self.progress.stage(stage)
+        module = import_module(STAGES[stage][0])
+        parser = argparse.ArgumentParser(prog=stage)
+        module.add_arguments(parser)
+        options = parser.parse_args([str(word) for word in words])
+        with self.progress.counting(parts, lambda line: " options, " in line):
+            module.run(options)
+        record(stage, module.made(options))
+
+
+def _distinct(blocks: Path) -> int:
+    from schemas.blocks import read_blocks
+
+    return len(read_blocks(blocks).distinct)
+
+
+def _filed(folder: Path, name: str, write: Callable[[Path], str]) -> Path:
+    """Writes an artifact into a folder below `folder` that its digest names; returns its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".", dir=folder) as temporary:
+        made = Path(temporary) / name
+        path = folder / write(made)[:32] / name
+        path.parent.mkdir(exist_ok=True)
+        try:
+            made.replace(path)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written ({error.strerror}): remove it") from error
+    return path

@@ -1,0 +1,100 @@
+"""What `plan` was given: its settings, and the samples of a model by their shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from schemas.config import parse_config, require_folders
+from schemas.errors import ConfigError, ModelError
+from tightfit.several import likeness
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from stages.device.factory import Built
+
+Sample = tuple[Sequence[Any], Mapping[str, Any]]
+
+
+def builts(
+    model: nn.Module,
+    samples: Sequence[Sample],
+    loss: Callable[[Any], Tensor] | None,
+    device: str | None,
+) -> tuple[list[Built], str]:
+    """The model with its samples, those of one shape together in the order of the first of each,
+    and the device."""
+    from stages.device.factory import check_result, move, require_device
+
+    for args, kwargs in samples:
+        check_call(model, args, kwargs)
+    groups: dict[Any, list[Any]] = {}
+    for args, kwargs in samples:
+        groups.setdefault(likeness(args, kwargs), []).append((tuple(args), dict(kwargs)))
+    if device is None:
+        device = str(next((weight.device for weight in model.parameters()), "cpu"))
+    require_device(device)
+    found = []
+    for group in groups.values():
+        result = (model, group) if loss is None else (model, group, loss)
+        found.append(move(check_result(result, "", type(model).__name__), device))
+    return found, device
+
+
+def check_settings(
+    strategy: str,
+    store: Path | str,
+    engine: str,
+    peaks: int,
+    saves: int,
+    jobs: int | None,
+    otherwise: str,
+) -> None:
+    """Raises ConfigError, as a configuration would, where a setting is none."""
+    document = {
+        "models": {"model": {"factory": "none:none"}},
+        "strategies": [strategy],
+        "store": str(store),
+        "solver": {"engine": engine, "peaks": peaks, "saves": saves},
+    }
+    config = parse_config(document, "plan")
+    require_folders(config, "plan")
+    try:
+        Path(store).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"plan: store: {store} cannot be made ({error.strerror})") from error
+    if otherwise not in ("error", "original"):
+        raise ConfigError(f'plan: otherwise is {otherwise!r}, expected "error" or "original"')
+    if jobs is not None and (isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1):
+        raise ConfigError(f"plan: jobs is {jobs!r}, expected a number of at least 1")
+
+
+def check_call(model: Any, args: Any, kwargs: Any) -> None:
+    """Raises ModelError where what is to be planned is no call of a module."""
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        raise ModelError(f"plan is given a {type(model).__name__} instead of a torch module")
+    if not isinstance(args, tuple | list):
+        kind = type(args).__name__
+        raise ModelError(f"plan is given a {kind} as args, write a tuple: plan(model, (x,))")
+    if isinstance(kwargs, str):
+        raise ModelError(f"plan is given {kwargs!r} as kwargs, write budget={kwargs!r}")
+    if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
+        raise ModelError('plan is given no keyword arguments as kwargs, write {"name": value}')
+
+
+def samples_of(args: Any, kwargs: Any, samples: Sequence[Sample] | None) -> list[Sample]:
+    """All samples that `plan` was given; raises ModelError where they are none."""
+    if samples is None:
+        return [(args, kwargs or {})]
+    given: list[Sample] = [(args, kwargs or {})] if args or kwargs else []
+    for sample in samples:
+        if not isinstance(sample, tuple | list) or len(sample) != 2:
+            raise ModelError("plan is given samples that are not a list of (args, kwargs)")
+        given.append((sample[0], sample[1]))
+    if not given:
+        raise ModelError("plan is given no samples")
+    return given

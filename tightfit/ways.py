@@ -1,0 +1,121 @@
+"""The ways that a model is called, one for each shape of its samples, with their frontiers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from schemas.budget import NO_BUDGET, parse_budget
+from schemas.errors import ConfigError
+from schemas.frontier import Frontier, read_frontier
+from tightfit.choices import Choice, Made
+from tightfit.interrupted import frontier_so_far
+from tightfit.route import Route
+
+if TYPE_CHECKING:
+    from stages.device.factory import Built
+
+LEAST = "min"
+"""What stands for the smallest budget that is known to work."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """Samples of one shape with the paths of their graph, costs and frontier; `more` is what is to
+    be said of the frontier."""
+
+    built: Built
+    graph: Path
+    costs: Path
+    path: Path
+    frontier: Frontier
+    more: str
+
+    @classmethod
+    def of(cls, route: Route, built: Built, written: str) -> Way:
+        """Makes what is not in the store yet."""
+        graph = route.trace(built)
+        costs = route.profile(built, graph)
+        path, more = _frontier(route, graph, costs, written)
+        return cls(built, graph, costs, path, read_frontier(path), more)
+
+    def bytes_of(self, written: str) -> int:
+        """A budget as written, or the smallest that works, in bytes of the whole step."""
+        from schemas.graph import read_graph
+        from stages.combine.choose import fixed_bytes
+
+        fixed = fixed_bytes(read_graph(self.graph))
+        before = fixed.parameters + fixed.buffers + fixed.inputs
+        if written == LEAST:
+            return before + self.frontier.points[-1].peak
+        most = before + self.frontier.keep_all_peak
+        return parse_budget(written).total(before + fixed.gradients + fixed.outputs, most)
+
+    def made(self, route: Route, budget: str) -> Made:
+        """The plan for a budget; raises ConfigError where none fits."""
+        plan, module = route.module(self.graph, self.costs, self.path, budget)
+        return Made.of(replace(plan, sentence=plan.sentence + self.more), self.frontier, module)
+
+
+def written_budget(budget: str | int | Choice) -> str:
+    """A budget as text; raises ConfigError where it is none."""
+    if isinstance(budget, Choice):
+        return str(budget.budget)
+    return LEAST if budget == LEAST else parse_budget(budget).text
+
+
+def budgets_of(ways: Sequence[Way], written: str) -> list[str]:
+    """What the plan of each way is to be within: as written where it takes the most, and for the
+    others the bytes that this is. Of the smallest budgets it is the largest."""
+    if written == NO_BUDGET:
+        return [written for _ in ways]
+    sizes = [way.bytes_of(written) for way in ways]
+    most = max(sizes)
+    return [written if size == most and written != LEAST else str(most) for size in sizes]
+
+
+def plans_of(route: Route, ways: Sequence[Way], written: str) -> list[Made]:
+    """The plans of all ways within one budget; raises ConfigError naming the way that has none."""
+    made = []
+    for number, (way, budget) in enumerate(zip(ways, budgets_of(ways, written), strict=True)):
+        try:
+            made.append(way.made(route, budget))
+        except ConfigError as error:
+            which = f"the samples of shapes {shapes_of(way.built)}: " if len(ways) > 1 else ""
+            raise ConfigError(f"{which}{error}") from error
+        if len(ways) > 1:
+            route.progress.say(f"planned {number + 1} of {len(ways)}: {shapes_of(way.built)}")
+    return made
+
+
+def shapes_of(built: Built) -> str:
+    """The shapes of a sample's tensors."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    leaves: list[Any] = pytree.tree_leaves(built.samples[0])
+    return ", ".join(str(tuple(leaf.shape)) for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+
+def _frontier(route: Route, graph: Path, costs: Path, written: str) -> tuple[Path, str]:
+    """The frontier, and what is to be said of it. Where making it is interrupted, it is that of
+    what is known so far, if a plan of it fits; else the interruption is raised."""
+    from schemas.costs import read_costs
+    from schemas.graph import read_graph
+    from stages.combine.choose import choose
+    from stages.replay.condense import condense
+
+    try:
+        return route.frontier(graph, costs), ""
+    except KeyboardInterrupt:
+        route.progress.say("interrupted, taking the best plan so far")
+        known = frontier_so_far(route, graph, costs)
+        if known is None or written == LEAST:
+            raise
+        traced, paid = read_graph(graph), read_costs(costs)
+        best = read_frontier(known)
+        if choose(traced, paid, condense(traced, paid), best, written)[1] is None:
+            raise
+    return known, "; the best plan when its making was interrupted"
