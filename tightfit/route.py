@@ -67,6 +67,7 @@ class Route:
                 built.loss,
                 library,
                 report=lambda done, total, _: self.progress.done(done, total),
+                device=self.device,
             )
         path = _filed(graph.parent, "costs.arrow", lambda path: write_costs(path, costs))
         keep_records(

@@ -63,7 +63,7 @@ def choose(
     if point is None:
         last = frontier.points[-1]
         smallest = there_before + last.peak
-        opened = Opener(graph, problem).schedule(last.executions, last.in_place)
+        opened = Opener(graph, problem).schedule(last.executions, last.in_place, last.room)
         held = holding(graph, replay(graph, costs, opened), fixed)
         measured = _measured(budget, smallest, _share(smallest - base, most - base))
         sentence = (

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from schemas.actions import Loss
 from schemas.graph import NONE, Graph
 from schemas.plan import Fixed
 from stages.replay.referee import Replay
+from stages.replay.walk import Effect, effects
 
 
 def holding(graph: Graph, played: Replay, fixed: Fixed) -> str:
     """The parts of a step's total at its peak, the largest first, as a clause."""
-    step = played.steps[played.peak_step]
-    live = _live_before(graph, played)
+    walked = list(effects(graph, played.steps[: played.peak_step + 1]))
+    live = _live_before(graph, walked[:-1])
+    last = walked[-1]
+    step = last.step
     storage = [value.storage for value in graph.values]
     gradients = {storage[made.gradient] for made in graph.gradients} & live
     outputs = {storage[made.value] for made in graph.outputs if made.value != NONE} & live
     outputs -= gradients
     before = played.steps[played.peak_step - 1].live if played.peak_step else 0
-    op = "the loss"
+    name = "the loss"
     own = step.peak - before
-    if step.op != NONE and step.action != "loss":
-        run = graph.ops[step.op]
-        read = {storage[value] for value in run.inputs} & live
+    if last.op is not None and not isinstance(step.action, Loss):
+        read = {storage[value] for value in last.reads} & live
         own += _size(graph, read - gradients - outputs)
-        place = f" of {run.module}" if run.module else ""
-        op = f"{run.target.split('.')[1]}{place} (at {run.source})"
-    sizes = {"gradients": _size(graph, gradients), "outputs": _size(graph, outputs), op: own}
+        place = f" of {last.op.module}" if last.op.module else ""
+        name = f"{last.op.target.split('.')[1]}{place} (at {last.op.source})"
+    sizes = {"gradients": _size(graph, gradients), "outputs": _size(graph, outputs), name: own}
     kept = step.peak - sum(sizes.values())
     sizes |= {"what else is kept": kept, _parameters(graph): fixed.parameters}
     sizes |= {"inputs": fixed.inputs, "buffers": fixed.buffers}
@@ -45,17 +50,12 @@ def _parameters(graph: Graph) -> str:
     return f"parameters (the largest {largest} {sizes[largest]:,})"
 
 
-def _live_before(graph: Graph, played: Replay) -> set[int]:
-    """The storages that the step has made and not freed when its peak begins."""
+def _live_before(graph: Graph, walked: Sequence[Effect]) -> set[int]:
+    """The storages that the steps before the last have made and not dropped."""
     live: set[int] = set()
-    for step in played.steps[: played.peak_step]:
-        if step.action == "free" and step.value != NONE:
-            live.discard(graph.values[step.value].storage)
-        if step.action in ("compute", "loss"):
-            if step.in_place != NONE:
-                live.discard(graph.values[step.in_place].storage)
-            made = graph.ops[step.op].outputs
-            live.update(graph.values[value].storage for value in made if value != NONE)
+    for effect in walked:
+        live.difference_update(effect.drops)
+        live.update(graph.values[value].storage for value in effect.makes)
     return live - graph.fixed_storages()
 
 
