@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from schemas.costs import Cost, Costs, op_key
 from schemas.errors import ArtifactError
-from schemas.graph import NONE, Graph, encode_arguments
-from schemas.problem import Problem, Repeat, Reuse, Storage
+from schemas.graph import NONE, Gradient, Graph, encode_arguments
+from schemas.problem import Node, Problem, Repeat, Reuse, Storage
 from stages.replay.condense import condense
 from tests.stages.combine.problems import problems, two_layers
 from tests.stages.replay.graphs import batch_norm, graph_of, three_parts
@@ -60,6 +60,23 @@ def test_further_contributions_are_not_tied_where_they_need_no_order() -> None:
     assert len(problem.storages) == len(graph.storages)
     assert [node.repeatable for node in problem.nodes] == [True, False, False, False, False]
     assert [node.outputs for node in problem.nodes[2:]] == [[2], [3], [4]]
+
+
+def test_one_op_may_make_several_contributions() -> None:
+    nodes = [
+        Node(0, "forward", 1.0, 4, [], [0], [], False, True),
+        Node(1, "loss", 0.0, 4, [0], [1], [], False, False),
+        Node(2, "backward", 1.0, 8, [1], [2, 3], [], False, True),
+    ]
+    makers = (0, 1, 2, 2)
+    storages = [Storage(4, maker, place < 2, place > 1) for place, maker in enumerate(makers)]
+    graph, costs = graph_of(Problem(nodes, storages, 0), views=False)
+    owner = graph.gradients[0].value
+    parts = [Gradient(owner, part) for part in (2, 3)]
+    problem = condense(with_fields(graph, gradients=parts), costs)
+    assert problem.nodes[2].repeatable
+    assert problem.nodes[2].outputs == [2, 3]
+    assert [storage.gradient for storage in problem.storages[:4]] == [False, False, True, False]
 
 
 def test_contributions_in_another_order_are_refused() -> None:
