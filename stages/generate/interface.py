@@ -17,7 +17,6 @@ from stages.generate.casts import kept_casts, spared_dtypes
 from stages.generate.check import assigned_of, checkpointed, guards_of, multiple_views
 from stages.generate.handed import eager_strides
 from stages.generate.lifetimes import depending
-from stages.generate.loose import loose_inputs
 from stages.generate.program import Program
 
 _MOST_COMPARED = 2**24
@@ -60,7 +59,6 @@ def interface_text(graph: Graph, program: Program) -> str:
         f"    autocast_cache={cached},",
         f"    cast={_known(kept_casts(graph), positions)},",
         f"    spared={tuple(spared_dtypes(graph))!r},",
-        f"    loose={_known(loose_inputs(graph), positions)},",
         f"    constants={_digest(constants(graph, program))!r},",
         ")",
         "",

@@ -44,8 +44,7 @@ class Capture:
     `constants` holds the tensors that are no parameters, buffers or inputs. `watched` is what the
     forward read beside tensors (`stages.trace.watching`), `assigned` the buffers that it puts
     another tensor in the place of. `plain_backward` says that no Python ran in the backward,
-    `checkpointed` that the forward checkpoints parts of itself, `layout_asked` that it asked how a
-    tensor lies in memory, `flattened_by_view` that it gave integers another shape by `view`.
+    `checkpointed` that the forward checkpoints parts of itself.
     """
 
     graph: fx.GraphModule
@@ -63,8 +62,6 @@ class Capture:
     assigned: list[str] = field(default_factory=list)
     plain_backward: bool = False
     checkpointed: bool = False
-    layout_asked: bool = True
-    flattened_by_view: bool = True
 
 
 def capture(built: Built, wanted: Callable[[Capture], set[int]] | None = None) -> Capture:
@@ -100,13 +97,7 @@ def _capture(built: Built, forward: Forward) -> Capture:
         joint = aot_export_joint_with_descriptors(stack, forward.face(), tensors)
     described = _describe(built, joint.graph_module, forward)
     checkpointed = forward.checkpoints.any
-    return replace(
-        described,
-        plain_backward=not python.found,
-        checkpointed=checkpointed,
-        layout_asked=forward.follower.layout_asked,
-        flattened_by_view=forward.follower.flattened_by_view,
-    )
+    return replace(described, plain_backward=not python.found, checkpointed=checkpointed)
 
 
 def _run_again(built: Built, watcher: Watcher) -> None:

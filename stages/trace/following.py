@@ -29,11 +29,6 @@ Event = tuple[str, str]
 """A call in words that are the same in two equal runs, and its "file:line"."""
 
 
-_LAYOUT = (
-    *("stride", "is_contiguous", "storage_offset", "data_ptr", "untyped_storage", "storage"),
-    *("as_strided", "as_strided_", "is_set_to", "set_", "dim_order"),
-)
-"""Calls whose result hangs on how a tensor lies in memory."""
 _ASKING = ("__get__", "size", "dim", "numel", "stride", "__len__", "is_floating_point")
 
 
@@ -58,8 +53,6 @@ class Follower(TorchFunctionMode):
         self.log: list[Event] = []
         self._numbers = WeakTensorKeyDictionary()
         self.known = Known(every)
-        self.layout_asked = False
-        self.flattened_by_view = False
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -71,20 +64,11 @@ class Follower(TorchFunctionMode):
         with self._described(place):
             result = func(*args, **named)
         self.known.follow(func, args, named, result)
-        self._note_layout(getattr(func, "__name__", ""), args, result)
         if not self._constant(func, result):
             self.log.append((words, place))
             if isinstance(result, torch.Tensor):
                 self._numbers[result] = str(len(self.log))
         return result
-
-    def _note_layout(self, name: str, args: Any, result: Any) -> None:
-        """Notes what hangs on how a tensor lies in memory: whoever asks for it, and views of
-        integers in another shape, which eager refuses for some layouts."""
-        self.layout_asked |= name in _LAYOUT
-        if name.startswith(("view", "unflatten")) and isinstance(result, torch.Tensor):
-            shapes = [[size for size in one.shape if size != 1] for one in (args[0], result)]
-            self.flattened_by_view |= not result.is_floating_point() and shapes[0] != shapes[1]
 
     def _constant(self, func: Any, result: Any) -> bool:
         """True for what only makes constants or asks for a tensor's shape and the like."""

@@ -52,8 +52,6 @@ def _trace(built: Built, name: str, kind: str) -> Graph:
         "assigned": captured.assigned,
         "multiple_views": [i for i, leaf in enumerate(captured.leaves) if leaf.multiple],
         "checkpointed": captured.checkpointed,
-        "layout_asked": captured.layout_asked,
-        "flattened_by_view": captured.flattened_by_view,
     }
     with torch.autocast(kind, enabled=False):
         return _finished(built, captured, name, ambient, guards)

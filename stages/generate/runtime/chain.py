@@ -201,12 +201,9 @@ def _alone(gradient: Arrived | None) -> torch.Tensor | None:
 
 
 def execute(
-    step: Step,
-    interface: Interface,
-    tensors: Sequence[torch.Tensor],
-    given: Sequence[torch.Tensor],
+    step: Step, interface: Interface, tensors: Sequence[torch.Tensor]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Runs the forward of the step on `tensors`, some of which may be copies of what was `given`.
+    """Runs the forward of the step.
 
     Returns its outputs: those that receive gradients, joined to autograd, and the plain ones.
     """
@@ -218,7 +215,7 @@ def execute(
     leaving = [output.detach() for output in yielded]
     if not interface.slices:
         return leaving[:split], leaving[split:]
-    run.watch(given, yielded)
+    run.watch(tensors, yielded)
     yielded.clear()
     plain = leaving[split:]
     del leaving[split:]

@@ -81,7 +81,6 @@ class Interface:
     the dtype that autocast was on with, or None, and `autocast_cache` whether it kept its casts.
     `cast` are the positions of the tensors that are cast as autocast would, `spared` the dtypes of
     autocast under which the backward is what it is without autocast.
-    `loose` are the inputs that may come in other strides.
     `constants` is the SHA-256 of `constants.bin`, "" where there is none.
     """
 
@@ -107,5 +106,4 @@ class Interface:
     autocast_cache: bool
     cast: tuple[int, ...]
     spared: tuple[str, ...]
-    loose: tuple[int, ...]
     constants: str = ""

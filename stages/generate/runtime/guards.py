@@ -127,26 +127,11 @@ class Guards:
             wanted = "with" if expected.requires_grad else "without"
             found = "requires a gradient" if tensor.requires_grad else "requires no gradient"
             clause = f"{found}, the plan was made {wanted} one"
-        elif position not in self.interface.loose and not _same_strides(
-            shape, tensor.stride(), expected.strides
-        ):
+        elif not _same_strides(shape, tensor.stride(), expected.strides):
             clause = f"has strides {tensor.stride()}, the plan was made for {expected.strides}"
             remedy = _lay_out(self.names[position], expected)
         if clause:
             raise Difference(f"{self.names[position]} {clause}", remedy)
-
-    def laid_out(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The tensors with copies, in the plan's strides, of those whose strides do not matter."""
-        found = tensors
-        for position in self.interface.loose:
-            tensor, strides = tensors[position], self.strides[position]
-            if not _same_strides(tuple(tensor.shape), tensor.stride(), strides):
-                found = list(tensors) if found is tensors else found
-                made = torch.empty_strided(
-                    tensor.shape, strides, dtype=tensor.dtype, device=tensor.device
-                )
-                found[position] = made.copy_(tensor)
-        return found
 
 
 class _Modules:

@@ -77,9 +77,7 @@ def _planned_class(
                     raise
                 tensors = None
             if tensors is not None:
-                return assemble(
-                    *execute(step, interface, guards.laid_out(tensors), tensors), tensors
-                )
+                return assemble(*execute(step, interface, tensors), tensors)
         return base.forward(self, *args, **kwargs)
 
     # Dynamo breaks its graph here and lets the step run as it is.
