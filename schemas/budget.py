@@ -28,6 +28,9 @@ UNITS = {
 }
 """Bytes of each unit that a size may be written in."""
 
+LARGEST = 1 << 62
+"""Bytes that no budget has."""
+
 NO_BUDGET = "none"
 """What stands for a budget where a strategy takes none, in options and folder names."""
 
@@ -83,4 +86,6 @@ def parse_budget(written: str | int, key: str = "budget") -> Budget:
     size = number * UNITS[unit]
     if size.denominator != 1 and not unit.strip("B"):
         raise ConfigError(f"{key}: {written!r} is no whole number of bytes")
+    if size >= LARGEST:
+        raise ConfigError(f"{key}: {written!r} is more than any device has")
     return Budget(text, size=int(size))

@@ -122,7 +122,12 @@ def require_folders(config: Config, source: str = "config.yaml") -> None:
     """
     problems = []
     for key, path in (("results", config.results), ("store", config.store)):
-        there = next(place for place in (Path(path), *Path(path).parents) if place.exists())
+        try:
+            there = next(place for place in (Path(path), *Path(path).parents) if place.exists())
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            problems.append(f"{key}: {path} cannot be a folder ({reason})")
+            continue
         if not there.is_dir():
             problems.append(f"{key}: {there} is a file, expected a folder")
         elif key == "results" and not os.access(there, os.W_OK):

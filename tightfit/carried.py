@@ -57,7 +57,8 @@ def carried_loader(
     those of the digest, before anything of them is run."""
     from stages.validate.load import package_digest
 
-    if package_digest(files) != digest or not all(map(_is_name, files)):
+    whole = isinstance(place, str) and all(map(_is_file, files, files.values()))
+    if not whole or package_digest(files) != digest:
         raise ArtifactError("the package in the pickle is not the one that was put into it")
     return loader(_folder(place, digest, files), digest)
 
@@ -79,9 +80,11 @@ def _holds(folder: Path, digest: str) -> bool:
 
     try:
         return package_digest(package_files(folder)) == digest
-    except ArtifactError:
+    except (ArtifactError, OSError, ValueError):
         return False
 
 
-def _is_name(name: str) -> bool:
-    return re.fullmatch(r"\w+\.(py|bin|json)", name) is not None
+def _is_file(name: object, data: object) -> bool:
+    """Whether a pickle may hold a file of this name with this content."""
+    named = isinstance(name, str) and re.fullmatch(r"\w+\.(py|bin|json)", name) is not None
+    return named and isinstance(data, bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -28,6 +29,11 @@ class Choice:
     slower: float
 
 
+def _rounded_up(percent: float, digits: int) -> float:
+    """A percentage that, as a budget, is not below what it stands for; at most 100."""
+    return min(math.ceil(percent * 10**digits) / 10**digits, 100.0)
+
+
 class Choices(Sequence[Choice]):
     """The plans of a frontier, from most to least memory. `plan(..., budget=made.frontier[3])`
     takes one of them; `chosen` is the number of the one that was."""
@@ -43,7 +49,9 @@ class Choices(Sequence[Choice]):
         for point in frontier.points:
             total, room = before + point.peak, self.keep_all - base
             percent = (
-                100 * (total - base) / room if room > 0 and base < total <= base + room else None
+                _rounded_up(100 * (total - base) / room, 6)
+                if room > 0 and base < total <= base + room
+                else None
             )
             slower = point.seconds / frontier.keep_all_seconds if frontier.keep_all_seconds else 1.0
             self._choices.append(Choice(total, percent, point.peak, point.seconds, slower))
@@ -97,7 +105,7 @@ class Choices(Sequence[Choice]):
 
     def _cells(self, number: int) -> tuple[str, str, str, str]:
         choice = self[number]
-        percent = "" if choice.percent is None else f"{choice.percent:.1f}%"
+        percent = "" if choice.percent is None else f"{_rounded_up(choice.percent, 1):.1f}%"
         mark = f"[{number}]" + ("*" if number == self.chosen else " ")
         return mark, f"{choice.budget:,}", percent, f"{choice.slower:.3f}"
 

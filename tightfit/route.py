@@ -18,6 +18,7 @@ from schemas.fingerprint import stage_fingerprint
 from schemas.lineage import keep_records
 from schemas.made import Made
 from schemas.plan import Plan, read_plan
+from schemas.store import write_bytes
 from tightfit.progress import Progress
 
 if TYPE_CHECKING:
@@ -148,13 +149,22 @@ def _distinct(blocks: Path) -> int:
 
 def _filed(folder: Path, name: str, write: Callable[[Path], str]) -> Path:
     """Writes an artifact into a folder below `folder` that its digest names; returns its path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".", dir=folder) as temporary:
+    with tempfile.TemporaryDirectory() as temporary:
         made = Path(temporary) / name
-        path = folder / write(made)[:32] / name
-        path.parent.mkdir(exist_ok=True)
-        try:
-            made.replace(path)
-        except OSError as error:
-            raise ConfigError(f"{path} cannot be written ({error.strerror}): remove it") from error
+        digest = write(made)
+        path = folder / digest[:32] / name
+        if not _is_there(path, made):
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_bytes(path, made.read_bytes())
+            except OSError as error:
+                raise ConfigError(f"{path} cannot be written ({error.strerror})") from error
     return path
+
+
+def _is_there(path: Path, made: Path) -> bool:
+    """Whether a file is as it was made, so that a store which is only read will do."""
+    try:
+        return path.read_bytes() == made.read_bytes()
+    except OSError:
+        return False

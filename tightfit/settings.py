@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from schemas.config import parse_config, require_folders
+from schemas.config import parse_config
 from schemas.errors import ConfigError, ModelError
 from tightfit.several import likeness
 
@@ -59,12 +59,14 @@ def check_settings(
         "store": str(store),
         "solver": {"engine": engine, "peaks": peaks, "saves": saves},
     }
-    config = parse_config(document, "plan")
-    require_folders(config, "plan")
+    parse_config(document, "plan")
     try:
         Path(store).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"plan: store: {store} cannot be made ({error.strerror})") from error
+    except FileExistsError as error:
+        raise ConfigError(f"plan: store: {store} is a file, expected a folder") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"plan: store: {store!s} cannot be made ({reason})") from error
     if otherwise not in ("error", "original"):
         raise ConfigError(f'plan: otherwise is {otherwise!r}, expected "error" or "original"')
     if jobs is not None and (isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1):

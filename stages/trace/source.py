@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import sysconfig
@@ -14,7 +15,9 @@ import torch
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _TORCH = str(Path(torch.__file__).parent)
 _PYTHON = sysconfig.get_path("stdlib")
-_OWN = str(Path(__file__).parents[1])
+_OWN = tuple(
+    f"{Path(__file__).parents[2] / room}{os.sep}" for room in ("stages", "schemas", "tightfit")
+)
 
 
 def module_of(meta: dict[str, Any]) -> str:
@@ -46,14 +49,14 @@ def location_of(error: BaseException | None) -> str:
     outside = [
         frame
         for frame in frames
-        if not frame[0].startswith((_OWN, "<")) and not _of_python(frame[0])
+        if not frame[0].startswith((*_OWN, "<")) and not _of_python(frame[0])
     ]
     return _innermost(outside, anywhere=False)
 
 
 def is_foreign(file: str) -> bool:
     """True for a file that is neither PyTorch's nor tightfit's own."""
-    return not file.startswith((_TORCH, _OWN, "<frozen"))
+    return not file.startswith((_TORCH, *_OWN, "<frozen"))
 
 
 def _of_python(file: str) -> bool:

@@ -175,6 +175,16 @@ def test_a_package_that_was_changed_in_the_pickle_is_refused(
     assert not cache.exists() and not (cache.parent / "outside.py").exists()
 
 
+def test_a_package_that_is_no_package_is_refused(store: Path, tmp_path: Path, cache: Path) -> None:
+    model, _ = moved(store, tmp_path)
+    _, (place, digest, files, *rest) = reduced(model)
+    nowhere: Any = None
+    for here, those in ((place, {**files, "step.py": "text"}), (nowhere, files)):
+        with pytest.raises(tightfit.ArtifactError, match="not the one that was put into it"):
+            load_again(here, digest, those, *rest)
+    load_again("x" * 5000, digest, files, *rest)
+
+
 def test_a_package_has_no_files_elsewhere(store: Path, tmp_path: Path, cache: Path) -> None:
     from stages.validate.load import package_digest
 

@@ -80,6 +80,20 @@ def test_a_choice_is_a_budget(store: Path) -> None:
     assert percents == sorted(percents, reverse=True) and percents[0] <= 100
 
 
+def test_a_percentage_that_is_shown_is_enough(store: Path) -> None:
+    made = plan(store, "100%")
+    for number, choice in enumerate(made.frontier):
+        shown = re.search(rf"\[{number}\].*?([\d.]+%)", str(made.frontier))
+        for percent in (f"{choice.percent}%", shown[1] if shown else "100%"):
+            if choice.percent is not None:
+                found = plan(store, percent)
+                assert found.feasible and (found.peak or 0) >= choice.peak
+
+
+def test_a_budget_that_no_device_has_is_refused(store: Path) -> None:
+    assert refusal(store, 10**30).endswith("is more than any device has")
+
+
 def test_a_plan_says_all_that_it_did(store: Path) -> None:
     made = plan(store, "90%")
     assert isinstance(made, tightfit.Plan) and (made.module / "__init__.py").is_file()

@@ -102,6 +102,8 @@ def test_what_is_no_call_of_a_model(arguments: Any, words: str, store: Path) -> 
         ({"otherwise": "orig"}, 'otherwise is \'orig\', expected "error" or "original"'),
         ({"store": "/proc/none"}, "cannot be made"),
         ({"store": __file__}, "is a file, expected a folder"),
+        ({"store": "a\0b"}, "cannot be made"),
+        ({"store": "x" * 300}, "cannot be made"),
     ],
 )
 def test_settings_that_are_none(setting: dict[str, Any], words: str, store: Path) -> None:
