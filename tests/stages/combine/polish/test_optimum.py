@@ -94,7 +94,7 @@ def test_the_search_finds_the_optimum_within_every_budget(
         found = polisher.polish({}, budget)
         assert (found.peak <= budget, found.seconds) == (True, best[0]), budget
         assert polisher.measure(found.sequence) == (found.peak, found.seconds)
-        assert found.start == -1
+        assert found.start is None
         repeated += len(found.sequence) - len(problem.nodes)
         budget -= 1
     assert polisher.polish({}, budget).peak > budget
@@ -116,7 +116,7 @@ def test_a_start_is_improved_where_the_search_finds_nothing_by_itself() -> None:
     assert polisher.measure(slower)[1] > best[0]
     assert polisher.polish({0: polisher.keep_all, 3: slower}, TIGHT) == replace(found, start=3)
     assert polisher.polish({3: slower}, 100).sequence == polisher.keep_all
-    assert polisher.polish({3: slower}, 100).start == -1
+    assert polisher.polish({3: slower}, 100).start is None
 
 
 def test_a_sweep_goes_down_to_the_first_budget_that_is_missed() -> None:
