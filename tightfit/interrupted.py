@@ -49,29 +49,15 @@ def _known(place: Path) -> list[Frontier]:
 
 def _unpolished(name: str, graph: Path, costs: Path, place: Path) -> list[Frontier]:
     """The frontier of a strategy's own plans, none where what it plans from is not there yet."""
-    from schemas.blocks import read_blocks
-    from schemas.costs import read_costs
-    from schemas.graph import GRAPH, read_graph
-    from schemas.options import read_options
-    from schemas.store import read
-    from stages.combine.frontier import frontier
+    from stages.combine.inputs import Inputs
     from stages.combine.strategies.registry import strategy as strategy_of
-    from stages.combine.strategies.strategy import TrainingStep
-    from stages.replay.condense import condense
 
     blocks, options = place / "blocks.arrow", place / "options.arrow"
     solved = options.exists()
     if not blocks.exists() or not (solved or name == "unplanned"):
         return []
     strategy = strategy_of(name)
-    traced, paid = read_graph(graph), read_costs(costs)
-    problem = condense(traced, paid)
-    step = TrainingStep(problem, read_blocks(blocks), read_options(options) if solved else {})
-    if strategy.supports(step):
+    given = Inputs.read(graph, costs, blocks, options if solved else None)
+    if strategy.supports(given.step):
         return []
-    [keep_all] = strategy_of("unplanned").candidates(step)
-    as_they_are = replace(strategy.about, baseline=True)
-    digest = read(graph, GRAPH).digest
-    return [
-        frontier(traced, digest, paid, problem, as_they_are, strategy.candidates(step), keep_all)
-    ]
+    return [given.frontier(strategy, replace(strategy.about, baseline=True))]

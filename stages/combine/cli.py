@@ -23,27 +23,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Writes the frontier. Raises ConfigError where the strategy cannot plan the model."""
-    from schemas.blocks import read_blocks
-    from schemas.costs import read_costs
     from schemas.frontier import write_frontier
-    from schemas.graph import GRAPH, read_graph
-    from schemas.options import read_options
-    from schemas.store import header, read
-    from stages.combine.frontier import frontier
+    from schemas.store import header
+    from stages.combine.inputs import Inputs
     from stages.combine.strategies.registry import strategy as strategy_of
-    from stages.combine.strategies.strategy import TrainingStep
-    from stages.replay.condense import condense
 
     strategy = strategy_of(options.strategy)
-    graph, costs = read_graph(options.graph), read_costs(options.costs)
-    problem = condense(graph, costs)
-    step = TrainingStep(problem, read_blocks(options.blocks), read_options(options.options))
-    if said := strategy.supports(step):
-        raise ConfigError(f"{strategy.about.name} cannot plan {graph.model}: {said}")
-    [keep_all] = strategy_of("unplanned").candidates(step)
-    candidates, about = strategy.candidates(step), strategy.about
-    digest = read(options.graph, GRAPH).digest
-    made = frontier(graph, digest, costs, problem, about, candidates, keep_all, options.workers)
+    about = strategy.about
+    given = Inputs.read(options.graph, options.costs, options.blocks, options.options)
+    if said := strategy.supports(given.step):
+        raise ConfigError(f"{about.name} cannot plan {given.graph.model}: {said}")
+    made = given.frontier(strategy, about, options.workers)
     if about.solved:
         made = replace(made, clock=int(header(options.options).metadata.get("clock", "0")))
     write_frontier(options.out, made)
