@@ -32,6 +32,16 @@ class Fixed:
     inputs: int
     outputs: int
 
+    @property
+    def there_before(self) -> int:
+        """The bytes that are there before the step: parameters, buffers and inputs."""
+        return self.parameters + self.buffers + self.inputs
+
+    @property
+    def floor(self) -> int:
+        """The bytes that no plan goes below: what was there before, gradients and outputs."""
+        return self.there_before + self.gradients + self.outputs
+
 
 @dataclass(frozen=True)
 class Plan:

@@ -42,9 +42,8 @@ class Choices(Sequence[Choice]):
         self.model = frontier.model
         self.strategy = frontier.strategy
         fixed = made.fixed
-        before = fixed.parameters + fixed.buffers + fixed.inputs
+        before, base = fixed.there_before, fixed.floor
         self.keep_all = before + frontier.keep_all_peak
-        base = before + fixed.gradients + fixed.outputs
         self._choices = []
         for point in frontier.points:
             total, room = before + point.peak, self.keep_all - base

@@ -47,11 +47,11 @@ class Way:
         from stages.combine.choose import fixed_bytes
 
         fixed = fixed_bytes(read_graph(self.graph))
-        before = fixed.parameters + fixed.buffers + fixed.inputs
+        before = fixed.there_before
         if written == LEAST:
             return before + self.frontier.points[-1].peak
         most = before + self.frontier.keep_all_peak
-        return parse_budget(written).total(before + fixed.gradients + fixed.outputs, most)
+        return parse_budget(written).total(fixed.floor, most)
 
     def made(self, route: Route, budget: str) -> Made:
         """The plan for a budget; raises ConfigError where none fits."""

@@ -87,11 +87,10 @@ def _budget(point: Point) -> Iterator[str]:
         yield f"{point.path}: the peak {plan.peak} is above the budget of {plan.budget_bytes} bytes"
     if _is_chain(point):
         return
-    there = fixed.parameters + fixed.buffers + fixed.inputs
+    there = fixed.there_before
     total = None
     if plan.budget != NO_BUDGET:
-        floor = there + fixed.gradients + fixed.outputs
-        total = parse_budget(plan.budget).total(floor, there + plan.keep_all.peak)
+        total = parse_budget(plan.budget).total(fixed.floor, there + plan.keep_all.peak)
     if plan.budget_total != total:
         yield f"{point.path}: the budget {plan.budget} is {total} bytes, not {plan.budget_total}"
     own = None if plan.budget_total is None else plan.budget_total - there

@@ -50,12 +50,11 @@ def choose(
     ConfigError when the budget is no size.
     """
     fixed = fixed_bytes(graph)
-    there_before = fixed.parameters + fixed.buffers + fixed.inputs
+    there_before = fixed.there_before
     total: int | None = None
-    base = there_before + fixed.gradients + fixed.outputs
     most = there_before + frontier.keep_all_peak
     if budget != NO_BUDGET:
-        total = parse_budget(budget).total(base, most)
+        total = parse_budget(budget).total(fixed.floor, most)
     own = None if total is None else total - there_before
     point = frontier.within(frontier.points[0].peak if own is None else own)
     keep_all = Cost(frontier.keep_all_seconds, frontier.keep_all_peak)
@@ -63,9 +62,9 @@ def choose(
     if point is None:
         last = frontier.points[-1]
         smallest = there_before + last.peak
-        opened = Opener(graph, problem).schedule(last.executions, last.in_place, last.room)
+        opened = Opener(graph, problem).opened(last)
         held = holding(graph, replay(graph, costs, opened), fixed)
-        measured = _measured(budget, smallest, _share(smallest - base, most - base))
+        measured = _measured(budget, smallest, _share(smallest - fixed.floor, most - fixed.floor))
         sentence = (
             f"infeasible: {budget} is {total:,} bytes, the smallest budget known to work for "
             f"{graph.model} with {frontier.strategy} is {measured}; of its bytes hold, when it "
@@ -76,7 +75,7 @@ def choose(
             smallest_budget=smallest, keep_all=keep_all, fixed=fixed, solver=solver,
         )  # fmt: skip
         return refusal, None, []
-    steps = Opener(graph, problem).schedule(point.executions, point.in_place, point.room)
+    steps = Opener(graph, problem).opened(point)
     played = replay(graph, costs, steps)
     least = least_seconds(graph, costs, problem, own if own is not None else point.peak)
     bound = min(least, played.seconds)

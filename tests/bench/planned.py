@@ -70,7 +70,7 @@ class _Maker:
         """The index of the fastest point whose peak with gradients already there is within the
         limit."""
         for index, point in enumerate(self.frontier.points):
-            steps = self.opener.schedule(point.executions, point.in_place, point.room)
+            steps = self.opener.opened(point)
             if replay(self.graph, self.costs, steps, accumulate=True).peak <= limit:
                 return index
         raise SystemExit(f"nothing fits {limit:,} bytes with gradients there")

@@ -18,6 +18,7 @@ from schemas.again import makes_of, reads_of
 from schemas.contributions import contributions, further_contributions
 from schemas.costs import Costs
 from schemas.errors import ScheduleError
+from schemas.frontier import Point
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op
 from schemas.problem import Problem
 from schemas.schedule import Step
@@ -60,6 +61,10 @@ class Opener:
         sequence = [self.positions[op] for op in executions]
         runs = executions_of(self.problem, sequence, in_place, room)
         return _Opening(self.graph, self.problem, runs).steps()
+
+    def opened(self, point: Point) -> list[Step]:
+        """The schedule of a point of a frontier."""
+        return self.schedule(point.executions, point.in_place, point.room)
 
 
 class _Opening:

@@ -14,6 +14,7 @@ from schemas.problem import Problem
 from stages.combine.bounds import least_seconds
 from stages.combine.choose import choose, fixed_bytes
 from stages.combine.frontier import frontier
+from stages.combine.schedule.executions import runs
 from stages.combine.schedule.opening import Opener
 from stages.combine.strategies.registry import strategy
 from stages.combine.strategies.strategy import Candidate, TrainingStep
@@ -119,7 +120,7 @@ def test_where_memory_is_no_matter_nothing_is_slower_than_the_plain_step(
         costs.device,
     )
     problem = condense(graph, costs)
-    everything = Candidate([node.op for node in problem.nodes], [], "plain")
+    everything = Candidate(runs(problem, [node.op for node in problem.nodes]), [], "plain")
     made = frontier(graph, "digest", costs, problem, strategy("rockmate").about, [], everything)
     assert made.points[0].seconds == made.keep_all_seconds
     assert made.points[0].peak == made.keep_all_peak
@@ -161,14 +162,14 @@ def test_where_a_form_in_place_takes_longer_only_memory_asks_for_it(
     ]
     costs = Costs(slower, costs.device)
     problem = condense(graph, costs)
-    everything = Candidate([node.op for node in problem.nodes], [], "plain")
+    everything = Candidate(runs(problem, [node.op for node in problem.nodes]), [], "plain")
     made = frontier(graph, "digest", costs, problem, strategy("rockmate").about, [], everything)
     for point in made.points:
         position = {node.op: index for index, node in enumerate(problem.nodes)}
         sequence = [position[op] for op in point.executions]
         plain = executions(problem, sequence, in_place=False)
-        runs = executions(problem, sequence, point.in_place, point.room)
-        overwriting = [(a, b) for a, b in zip(runs, plain, strict=True) if a.reuse is not None]
+        chosen = executions(problem, sequence, point.in_place, point.room)
+        overwriting = [(a, b) for a, b in zip(chosen, plain, strict=True) if a.reuse is not None]
         for run, otherwise in overwriting:
             assert run.seconds <= otherwise.seconds or otherwise.peak > point.room
 
@@ -178,8 +179,7 @@ def test_only_a_plan_of_the_strategy_itself_is_optimal_in_its_class(
 ) -> None:
     for point in model[-1].points:
         fixed = fixed_bytes(model[0])
-        there_before = fixed.parameters + fixed.buffers + fixed.inputs
-        plan, chosen, _ = choose(*model, f"{point.peak + there_before}B")
+        plan, chosen, _ = choose(*model, f"{point.peak + fixed.there_before}B")
         assert chosen == point
         if plan.verdict != "optimal":
             own = not point.polished and not point.in_place
