@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from schemas.actions import Run
 from schemas.costs import Costs
-from schemas.errors import ArtifactError
+from schemas.errors import ArtifactError, ScheduleError
 from schemas.frontier import Frontier, Point, pareto
 from schemas.graph import Graph
 from schemas.plan import Cost
@@ -35,11 +36,11 @@ def frontier(
     captured order, which polish starts from too. The candidates are points as they were given, and
     with ops in place where that takes no more memory or time, beside what polish made of them. A
     baseline keeps its candidates as they are. The result does not depend on `workers`, the number
-    of threads. Raises ScheduleError when replay refuses a plan.
+    of threads. Raises ScheduleError when a candidate has an action that is added to it, or replay
+    refuses a plan.
     """
-    nodes = {node.op for node in problem.nodes}
-    if not all(nodes.issuperset(candidate.executions) for candidate in candidates):
-        raise ArtifactError("the blocks run ops that are none of the graph's: make them of it")
+    for candidate in candidates:
+        _check(candidate, problem, about.name)
     played = _Played(graph, costs, problem)
     everything = played.given(keep_all)
     plans = (
@@ -58,6 +59,17 @@ def frontier(
         optimal_in=about.optimal_in,
         points=pareto(played.point(plan) for plan in plans),
     )
+
+
+def _check(candidate: Candidate, problem: Problem, name: str) -> None:
+    added = [action for action in candidate.actions if not isinstance(action, Run)]
+    if added:
+        raise ScheduleError(
+            f"a plan of {name} has a {type(added[0]).__name__}: a candidate runs ops, all else "
+            f"is added to it"
+        )
+    if not {node.op for node in problem.nodes}.issuperset(candidate.executions):
+        raise ArtifactError("the blocks run ops that are none of the graph's: make them of it")
 
 
 @dataclass(frozen=True)

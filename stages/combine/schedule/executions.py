@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from schemas.actions import Action, Compute, Loss
 from schemas.blocks import Blocks
 from schemas.options import Option
 from schemas.problem import Node, Problem
@@ -40,6 +41,12 @@ def executions_of(
             option = keep_all(rows) if action.option == NO_OPTION else rows[action.option]
             writer.forward(action.block, option, at_once=after == Operation("B", action.block))
     return writer.executions
+
+
+def runs(problem: Problem, executions: Sequence[int]) -> list[Action]:
+    """The actions that run ops, the loss among them; `problem` is the whole step."""
+    loss = problem.nodes[problem.loss].op
+    return [Loss(op) if op == loss else Compute(op) for op in executions]
 
 
 def captured(blocks: Blocks, options: Mapping[str, list[Option]]) -> dict[str, list[Option]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from schemas.sequence import Operation
-from stages.combine.schedule.executions import captured, executions_of
+from stages.combine.schedule.executions import captured, executions_of, runs
 from stages.combine.strategies.strategy import About, Candidate, TrainingStep
 
 
@@ -30,4 +30,5 @@ class Checkpoint:
             sequence += [Operation("F_all", position), Operation("B", position)]
         options = captured(step.blocks, step.options)
         executions = executions_of(step.problem, step.blocks, options, sequence)
-        return [Candidate(executions, sequence, "every block recomputed")]
+        actions = runs(step.problem, executions)
+        return [Candidate(actions, sequence, "every block recomputed")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stages.combine.chain.frontier import SLOTS, ChainFrontier, spread
 from stages.combine.chain.links import Links, links_of_blocks
-from stages.combine.schedule.executions import executions_of
+from stages.combine.schedule.executions import executions_of, runs
 from stages.combine.strategies.strategy import About, Candidate, TrainingStep
 
 BUDGETS = 24
@@ -37,5 +37,6 @@ def candidates_of(step: TrainingStep, links: Links) -> list[Candidate]:
     for index in spread(len(plans), BUDGETS):
         plan = plans[index]
         executions = executions_of(step.problem, step.blocks, step.options, plan.sequence)
-        found.append(Candidate(executions, plan.sequence, f"dynamic program, {plan.peak} bytes"))
+        actions = runs(step.problem, executions)
+        found.append(Candidate(actions, plan.sequence, f"dynamic program, {plan.peak} bytes"))
     return found

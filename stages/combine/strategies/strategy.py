@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from schemas.actions import Action, Run
 from schemas.blocks import Blocks
 from schemas.options import Option
 from schemas.problem import Problem
@@ -24,12 +25,20 @@ class TrainingStep:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan of a strategy: the ops it runs (ids in the graph, views left out) in order, what it
-    does with the positions of its chain (`sequence`), and how it was found (`origin`)."""
+    """A plan of a strategy: what it does in order (`actions`), what that is in positions of its
+    chain (`sequence`), and how it was found (`origin`).
 
-    executions: list[int]
+    Opening a plan adds what follows from the rest: views, frees, random states and gradients.
+    """
+
+    actions: list[Action]
     sequence: list[Operation]
     origin: str
+
+    @property
+    def executions(self) -> list[int]:
+        """The ops that it runs, as ids of the graph."""
+        return [action.op for action in self.actions if isinstance(action, Run)]
 
 
 @dataclass(frozen=True)

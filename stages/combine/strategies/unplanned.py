@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from schemas.sequence import Operation
+from stages.combine.schedule.executions import runs
 from stages.combine.strategies.strategy import About, Candidate, TrainingStep
 
 
@@ -21,4 +22,5 @@ class Unplanned:
         forward = [Operation("F_all", position) for position in range(1, last)]
         backward = [Operation("B", position) for position in range(last - 1, 0, -1)]
         sequence = [*forward, Operation("loss", last), *backward]
-        return [Candidate([node.op for node in step.problem.nodes], sequence, "captured order")]
+        actions = runs(step.problem, [node.op for node in step.problem.nodes])
+        return [Candidate(actions, sequence, "captured order")]

@@ -4,11 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.errors import ArtifactError
+from schemas.actions import Compute, Free
+from schemas.errors import ArtifactError, ScheduleError
 from schemas.problem import Problem
 from stages.combine.bounds import least_peak, least_seconds
 from stages.combine.frontier import frontier
 from stages.combine.polish.polisher import Polisher
+from stages.combine.schedule.executions import runs
 from stages.combine.schedule.opening import Opener
 from stages.combine.strategies.registry import strategy
 from stages.combine.strategies.strategy import Candidate
@@ -50,7 +52,10 @@ def test_each_view_that_is_read_counts_once() -> None:
 def test_blocks_of_another_graph_are_refused() -> None:
     graph, costs = graph_of(two_layers(), False)
     condensed = condense(graph, costs)
-    keep_all = Candidate([node.op for node in condensed.nodes], [], "keep all")
-    other = Candidate([*keep_all.executions, 99], [], "other")
+    keep_all = Candidate(runs(condensed, [node.op for node in condensed.nodes]), [], "keep all")
+    other = Candidate([*keep_all.actions, Compute(99)], [], "other")
     with pytest.raises(ArtifactError, match="none of the graph's"):
         frontier(graph, "", costs, condensed, strategy("rotor").about, [other], keep_all)
+    frees = Candidate([*keep_all.actions, Free(0)], [], "frees")
+    with pytest.raises(ScheduleError, match="has a Free"):
+        frontier(graph, "", costs, condensed, strategy("rotor").about, [frees], keep_all)

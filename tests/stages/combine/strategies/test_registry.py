@@ -58,7 +58,7 @@ class Halves:
         return "" if len(step.blocks.blocks) > 1 else "it has a single block"
 
     def candidates(self, step: TrainingStep) -> list[Candidate]:
-        from stages.combine.schedule.executions import captured, executions_of
+        from stages.combine.schedule.executions import captured, executions_of, runs
 
         last = len(step.blocks.blocks) + 1
         half = last // 2
@@ -69,7 +69,8 @@ class Halves:
             sequence += [*again, Operation("B", position)]
         options = captured(step.blocks, step.options)
         executions = executions_of(step.problem, step.blocks, options, sequence)
-        return [Candidate(executions, sequence, "the first half recomputed")]
+        actions = runs(step.problem, executions)
+        return [Candidate(actions, sequence, "the first half recomputed")]
 
 
 def test_a_strategy_from_outside(
