@@ -218,8 +218,8 @@ def _check_problem(problem: Problem, what: str) -> None:
     for position, node in enumerate(problem.nodes):
         if node.op != position:
             raise ArtifactError(f"{what} has node {position} out of place")
-        again = node.form(True)
-        for storage in [*node.inputs, *node.outputs, *again.inputs, *again.outputs]:
+        repeat = node.form(True)
+        for storage in [*node.inputs, *node.outputs, *repeat.inputs, *repeat.outputs]:
             if not 0 <= storage < len(problem.storages):
                 raise ArtifactError(f"{what} has no storage {storage}")
     for index, made in enumerate(problem.storages):

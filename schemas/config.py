@@ -39,7 +39,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Point:
+class Request:
     """One plan to make. `budget` is as written, "none" for a baseline; `directory` is the folder
     that stands for it."""
 
@@ -63,18 +63,20 @@ class Config:
     results: str
     store: str
 
-    def points(self, model: str) -> list[Point]:
+    def requests(self, model: str) -> list[Request]:
         """The plans to make of one model, in the order of the configuration."""
         chosen = self.models[model]
         return [
-            Point(model, strategy, budget, directory)
+            Request(model, strategy, budget, directory)
             for strategy in chosen.strategies
             for budget, directory in _budgets_of(strategy, chosen.budgets)
         ]
 
     def budget(self, model: str, directory: str) -> str:
         """The budget, as written, that a folder's name stands for."""
-        return next(point.budget for point in self.points(model) if point.directory == directory)
+        return next(
+            request.budget for request in self.requests(model) if request.directory == directory
+        )
 
 
 def parse_config(document: Mapping[str, Any], source: str = "config.yaml") -> Config:

@@ -21,7 +21,7 @@ from schemas.arrow import integer, number, text
 from schemas.errors import ArtifactError
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op, decode_arguments
 
-AGAIN = -2
+REPEATED = -2
 """Stands for the form in which an op runs again, where one that is overwritten is asked for."""
 
 RANDOM_STATE_TARGET = "tightfit.random_state"
@@ -36,8 +36,8 @@ class Cost:
     `seconds` is a median and `spread` the interquartile range relative to it. `peak` is the most
     memory above what was allocated before the call, outputs included; `net` is what remains
     allocated after it, both in bytes. `in_place` is the position, among the op's inputs, of the
-    tensor that an in-place form overwrites, NONE for the ordinary form, AGAIN for the shorter form
-    of an op that runs again.
+    tensor that an in-place form overwrites, NONE for the ordinary form, REPEATED for the shorter
+    form of an op that runs again.
     """
 
     key: str
@@ -86,7 +86,7 @@ class Costs:
         self.device = device
 
     def of(self, graph: Graph, op: Op, in_place: int = NONE) -> Cost:
-        """The cost of an op, or of the form of it that overwrites the value `in_place` (AGAIN:
+        """The cost of an op, or of the form of it that overwrites the value `in_place` (REPEATED:
         of the form in which it runs again).
 
         Without a measured loss, the loss is free and makes the tangents. Raises ArtifactError
@@ -133,7 +133,7 @@ def read_costs(path: Path | str) -> Costs:
 
 def op_key(graph: Graph, op: Op, in_place: int = NONE) -> str:
     """The key of an op's costs: 64 hex digits. `in_place` is the value that is overwritten, NONE
-    or AGAIN."""
+    or REPEATED."""
     order: dict[int, int] = {}
 
     def describe(argument: Any) -> Any:
@@ -151,7 +151,7 @@ def op_key(graph: Graph, op: Op, in_place: int = NONE) -> str:
         "target": op.target,
         "args": describe(args),
         "kwargs": {name: describe(kwargs[name]) for name in sorted(kwargs)},
-        "in_place": in_place if in_place in (NONE, AGAIN) else order[in_place],
+        "in_place": in_place if in_place in (NONE, REPEATED) else order[in_place],
     }
     if op.target == LOSS_TARGET:
         described["model"] = graph.model

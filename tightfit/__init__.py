@@ -25,7 +25,7 @@ from tightfit.mismatch import PlanMismatch  # noqa: E402
 
 if TYPE_CHECKING:
     from schemas.plan import Plan as Plan
-    from tightfit.choices import Made as Made
+    from tightfit.choices import ChosenPlan as ChosenPlan
     from tightfit.planning import load as load
     from tightfit.planning import plan as plan
 
@@ -33,8 +33,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ArtifactError",
+    "ChosenPlan",
     "ConfigError",
-    "Made",
     "ModelError",
     "Plan",
     "PlanMismatch",
@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 _LATER = {
-    "Made": "tightfit.choices",
+    "ChosenPlan": "tightfit.choices",
     "Plan": "schemas.plan",
     "load": "tightfit.planning",
     "plan": "tightfit.planning",

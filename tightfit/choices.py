@@ -134,16 +134,16 @@ class Choices(Sequence[Choice]):
         )
 
 
-class Made(Plan):
+class ChosenPlan(Plan):
     """A plan with the frontier that it comes from, the folder of its package, and the plans of all
     shapes that were planned together."""
 
     frontier: Choices
     module: Path
-    plans: tuple[Made, ...]
+    plans: tuple[ChosenPlan, ...]
 
     @classmethod
-    def of(cls, plan: Plan, frontier: Frontier, module: Path) -> Made:
+    def of(cls, plan: Plan, frontier: Frontier, module: Path) -> ChosenPlan:
         """The plan of a point of a frontier."""
         made = cls(**{field.name: getattr(plan, field.name) for field in fields(Plan)})
         object.__setattr__(made, "frontier", Choices(frontier, plan))

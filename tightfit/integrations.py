@@ -13,7 +13,7 @@ from tightfit.planning import plan
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tightfit.choices import Made
+    from tightfit.choices import ChosenPlan
     from tightfit.settings import Sample
 
 
@@ -21,7 +21,7 @@ class _Seen(BaseException):
     """The model was called: nothing more is to be run."""
 
 
-def plan_trainer(trainer: Any, *, batches: int = 1, **options: Any) -> Made:
+def plan_trainer(trainer: Any, *, batches: int = 1, **options: Any) -> ChosenPlan:
     """Plans the training step of a `transformers.Trainer`, and lets it train the planned module.
 
     The first `batches` of its own data are looked at, as its data collator gives them, with what it

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from schemas.budget import NO_BUDGET
 from schemas.config import BASELINES
-from tightfit.choices import Choice, Made
+from tightfit.choices import Choice, ChosenPlan
 from tightfit.house import default_store
 from tightfit.progress import Progress
 from tightfit.route import Route
 from tightfit.settings import Sample, builts, check_settings, samples_of
 from tightfit.several import Plans
-from tightfit.ways import Way, plans_of, shapes_of, written_budget
+from tightfit.variants import Variant, plans_of, shapes_of, written_budget
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -48,7 +48,7 @@ def plan(
     otherwise: Otherwise = "error",
     check: bool = True,
     progress: bool = True,
-) -> tuple[nn.Module, Made]:
+) -> tuple[nn.Module, ChosenPlan]:
     """Plans the training step `model(*args, **kwargs)` under a budget.
 
     Returns the module that takes the place of `model`, with its parameters, and the plan. `budget`
@@ -89,19 +89,19 @@ def plan(
 
 def _planned(
     route: Route, given: Sequence[Built], written: str, otherwise: Otherwise, check: bool
-) -> tuple[nn.Module, Made]:
+) -> tuple[nn.Module, ChosenPlan]:
     from tightfit.carried import loader
 
-    ways = [Way.of(route, built, written) for built in given]
-    plans = plans_of(route, ways, written)
+    variants = [Variant.of(route, built, written) for built in given]
+    plans = plans_of(route, variants, written)
     loads = [loader(made.module) for made in plans]
     model = given[0].model
-    for way, load_one in zip(ways, loads, strict=True) if check else ():
-        route.check(way.graph, way.built, load_one(model, "error"))
+    for variant, load_one in zip(variants, loads, strict=True) if check else ():
+        route.check(variant.graph, variant.built, load_one(model, "error"))
     object.__setattr__(plans[0], "plans", tuple(plans))
-    if len(ways) == 1:
+    if len(variants) == 1:
         return loads[0](model, otherwise), plans[0]
-    shapes = [shapes_of(way.built) for way in ways]
+    shapes = [shapes_of(variant.built) for variant in variants]
     return Plans(loads, shapes, otherwise).join(model), plans[0]
 
 

@@ -21,7 +21,7 @@ from schemas.options import OPTIONS, read_options
 from schemas.plan import read_plan
 from schemas.schedule import SCHEDULE, read_schedule
 from schemas.sequence import SEQUENCE, read_sequence
-from stages.audit.point import Point, complaints_of
+from stages.audit.plan_files import PlanFiles, complaints_of
 
 READERS: dict[str, Callable[[Path], object]] = {
     BLOCKS.name: read_blocks,
@@ -67,7 +67,7 @@ def audit(folder: Path) -> Audit:
     sentences = list(complaints.values())
     for plan in found.plans:
         if plan not in damaged:
-            sentences += complaints_of(Point.of(plan, damaged))
+            sentences += complaints_of(PlanFiles.of(plan, damaged))
     sentences += _records(found, damaged)
     return Audit(list(dict.fromkeys(sentences)), found.counts())
 

@@ -14,6 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--graph", type=Path, required=True, help="graph.arrow")
     parser.add_argument("--schedule", type=Path, required=True, help="schedule.arrow")
     parser.add_argument("--plan", type=Path, required=True, help="plan.json")
+    parser.add_argument("--backend", default="aten", help="what to write, by name: aten")
     parser.add_argument("--out", type=Path, required=True, help="the package's directory")
 
 
@@ -25,7 +26,9 @@ def run(options: argparse.Namespace) -> None:
     from schemas.schedule import SCHEDULE, read_schedule
     from schemas.store import read
     from stages.generate.package import infeasible_package, package, signed, write_directory
+    from stages.generate.registry import backend
 
+    write = backend(options.backend)
     plan = asdict(read_plan(options.plan))
     scheduled, traced = read(options.schedule, SCHEDULE), read(options.graph, GRAPH)
     if scheduled.metadata.get("graph") not in (None, "", traced.digest):
@@ -33,11 +36,12 @@ def run(options: argparse.Namespace) -> None:
     if plan["verdict"] == "infeasible":
         files = infeasible_package(plan)
     else:
-        files = package(read_graph(options.graph), read_schedule(options.schedule), plan)
+        files = package(read_graph(options.graph), read_schedule(options.schedule), plan, write)
     sources = (traced.digest, scheduled.digest, plan_digest(options.plan))
     write_directory(options.out, signed(files, *sources))
 
 
 def made(options: argparse.Namespace) -> list[Made]:
     """What `run` made of what."""
-    return [Made([options.out], [options.graph, options.schedule, options.plan])]
+    settings = {"backend": options.backend}
+    return [Made([options.out], [options.graph, options.schedule, options.plan], settings)]

@@ -19,7 +19,7 @@ from schemas.schedule import Step
 from stages.generate.check import check_interface
 from stages.generate.interface import constants, interface_text
 from stages.generate.naming import comment, megabytes
-from stages.generate.program import write_program
+from stages.generate.registry import ATEN, BACKENDS, Backend
 from stages.generate.watched import watched_bytes
 from stages.replay.referee import replay
 
@@ -44,8 +44,14 @@ def write_package(
     write_directory(directory, package(graph, steps, plan))
 
 
-def package(graph: Graph, steps: Sequence[Step], plan: Mapping[str, Any]) -> dict[str, bytes]:
-    """The files of the package of a plan, by name; see `write_package`.
+def package(
+    graph: Graph,
+    steps: Sequence[Step],
+    plan: Mapping[str, Any],
+    write: Backend = BACKENDS[ATEN],
+) -> dict[str, bytes]:
+    """The files of the package of a plan, by name, its program as a backend writes it; see
+    `write_package`.
 
     Of the plan it takes strategy, budget, budget_bytes, verdict, sentence, peak and time.
     """
@@ -53,7 +59,7 @@ def package(graph: Graph, steps: Sequence[Step], plan: Mapping[str, Any]) -> dic
     replay(graph, timeless(graph), steps)
     facts = _facts(plan)
     title = f"The training step of {graph.model} as straight-line code, planned by tightfit."
-    program = write_program(graph, steps, title)
+    program = write(graph, steps, title)
     texts = {
         "__init__.py": _init(graph, facts),
         "interface.py": interface_text(graph, program),
@@ -63,8 +69,8 @@ def package(graph: Graph, steps: Sequence[Step], plan: Mapping[str, Any]) -> dic
         texts[name] = (_RUNTIME / name).read_text()
     for name in _SHARED:
         texts[name] = (_DEVICE / name).read_text()
-    if "from .again import" in program.text:
-        texts["again.py"] = (_DEVICE / "again.py").read_text()
+    if "from .repeat import" in program.text:
+        texts["repeat.py"] = (_DEVICE / "repeat.py").read_text()
     if "from .recurrent import" in program.text:
         texts["recurrent.py"] = (_DEVICE / "recurrent.py").read_text()
     files = {name: text.encode() for name, text in texts.items()}

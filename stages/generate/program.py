@@ -15,10 +15,10 @@ from schemas.actions import (
     SaveRandom,
     Write,
 )
-from schemas.again import again
 from schemas.contributions import contributions
 from schemas.errors import ScheduleError
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op
+from schemas.repeat import repeat_of
 from schemas.schedule import Step
 from stages.generate.calls import Operators, Statement, joining, statements
 from stages.generate.layouts import RESHAPE, layouts
@@ -27,7 +27,7 @@ from stages.generate.naming import Names, comment, megabytes, value_names
 from stages.replay.walk import Effect, effects
 
 _RUNTIME = (
-    "torch", "step", "random_state", "drawing_from", "batch_norm_again", "recurrent_layer",
+    "torch", "step", "random_state", "drawing_from", "batch_norm_repeat", "recurrent_layer",
     "joining", "outputs", "tangents", "gradients",
 )  # fmt: skip
 _WIDTH = 84
@@ -162,7 +162,7 @@ class _Writer:
         if self.joined:
             lines += ["from .absent import joining"]
         if self.shortened:
-            lines += ["from .again import batch_norm_again"]
+            lines += ["from .repeat import batch_norm_repeat"]
         if self.states:
             lines += ["from .chain import drawing_from, random_state"]
         lines += self.operators.imports()
@@ -237,12 +237,12 @@ class _Writer:
         if op.id in self.joined:
             loose = op.id in self.layouts.loose
             return [joining(call, self.gradients, loose) for call in calls]
-        form = again(self.graph, op) if repeated else None
+        form = repeat_of(self.graph, op) if repeated else None
         if form is None:
             return calls
         self.shortened = True
         operands = [self.names[value] for value in form.reads]
-        return [Statement(self.names[form.makes], "batch_norm_again", operands)]
+        return [Statement(self.names[form.makes], "batch_norm_repeat", operands)]
 
     def on_loss(self, step: Step, ends: list[int]) -> None:
         """The lines between forward and backward."""

@@ -11,7 +11,7 @@ from schemas.graph import Graph
 from schemas.problem import Problem
 from stages.partition.cuts import find_segments
 from stages.partition.facts import Facts, common_path, gather_facts
-from stages.partition.local import Layout, describe_block, lay_out
+from stages.partition.local import Division, describe_block, divide
 from stages.replay.condense import condense
 
 
@@ -23,33 +23,33 @@ def partition(graph: Graph, costs: Costs) -> Blocks:
     problem = condense(graph, costs, ordered=False)
     facts = gather_facts(graph, problem)
     segments = find_segments(facts)
-    layout = lay_out(facts, segments)
+    division = divide(facts, segments)
     distinct: dict[str, Problem] = {}
     blocks = []
-    for index in range(len(layout.blocks)):
-        block, local = describe_block(layout, index)
+    for index in range(len(division.blocks)):
+        block, local = describe_block(division, index)
         distinct[block.digest] = local
-        blocks.append(replace(block, label=_label(graph, facts, layout, index)))
+        blocks.append(replace(block, label=_label(graph, facts, division, index)))
     loss = problem.nodes[problem.loss]
     prelude = sorted(segments.prelude)
     return Blocks(
         model=graph.model,
         prelude=[problem.nodes[position].op for position in prelude],
         prelude_seconds=sum(problem.nodes[position].seconds for position in prelude),
-        held_bytes=sum(problem.storages[storage].bytes for storage in layout.held),
+        held_bytes=sum(problem.storages[storage].bytes for storage in division.held),
         loss=loss.op,
         loss_seconds=loss.seconds,
         loss_peak=loss.peak
-        - sum(problem.storages[s].bytes for s in loss.outputs if s in layout.held),
+        - sum(problem.storages[s].bytes for s in loss.outputs if s in division.held),
         blocks=_distinguish(blocks),
         distinct=distinct,
     )
 
 
-def _label(graph: Graph, facts: Facts, layout: Layout, index: int) -> str:
+def _label(graph: Graph, facts: Facts, division: Division, index: int) -> str:
     """The submodule that a block's forward comes from, and the part of it with most nodes, the
     slowest where several have as many."""
-    forward = layout.blocks[index].forward
+    forward = division.blocks[index].forward
     home = common_path(facts.modules[position] for position in forward)
     parts: dict[str, tuple[int, float]] = {}
     for position in forward:

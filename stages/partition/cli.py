@@ -12,6 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
     parser.add_argument("--graph", type=Path, required=True, help="the traced graph")
     parser.add_argument("--costs", type=Path, required=True, help="the costs of its ops")
+    parser.add_argument("--partitioner", default="cuts", help="how to cut, by name: cuts")
     parser.add_argument("--out", type=Path, required=True, help="the blocks to write")
 
 
@@ -20,8 +21,9 @@ def run(options: argparse.Namespace) -> None:
     from schemas.blocks import write_blocks
     from schemas.costs import read_costs
     from schemas.graph import read_graph
-    from stages.partition.chain import partition
+    from stages.partition.registry import partitioner
 
+    partition = partitioner(options.partitioner)
     blocks = partition(read_graph(options.graph), read_costs(options.costs))
     write_blocks(options.out, blocks)
     print(f"{blocks.model}: {len(blocks.blocks)} blocks, {len(blocks.distinct)} distinct")
@@ -29,4 +31,5 @@ def run(options: argparse.Namespace) -> None:
 
 def made(options: argparse.Namespace) -> list[Made]:
     """What `run` made of what."""
-    return [Made([options.out], [options.graph, options.costs])]
+    settings = {"partitioner": options.partitioner}
+    return [Made([options.out], [options.graph, options.costs], settings)]

@@ -25,7 +25,7 @@ class Members:
 
 
 @dataclass(frozen=True)
-class Layout:
+class Division:
     """A cut step: the members of each block, the forward nodes that run `once` in a step, and the
     storages that are `held` throughout as far as blocks are concerned."""
 
@@ -35,7 +35,7 @@ class Layout:
     held: frozenset[int]
 
 
-def lay_out(facts: Facts, segments: Segments) -> Layout:
+def divide(facts: Facts, segments: Segments) -> Division:
     """Assigns nodes to blocks and finds what no block counts."""
     problem, cuts = facts.problem, segments.cuts
     readers = problem.readers
@@ -74,17 +74,17 @@ def lay_out(facts: Facts, segments: Segments) -> Layout:
     blocks[-1].outputs.extend(
         s for s in problem.nodes[problem.loss].inputs if _made_by(problem, s, blocks[-1].forward)
     )
-    return Layout(problem, blocks, once, frozenset(held))
+    return Division(problem, blocks, once, frozenset(held))
 
 
-def describe_block(layout: Layout, index: int) -> tuple[Block, Problem]:
+def describe_block(division: Division, index: int) -> tuple[Block, Problem]:
     """The block `index`, but for its label, and its problem in canonical form.
 
     Nodes and storages are numbered in the order they appear and know no names. What the block
     does not count has no bytes: inputs, what is held throughout, gradients made elsewhere.
     """
-    members, whole = layout.blocks[index], layout.problem
-    local = _Local(layout, members)
+    members, whole = division.blocks[index], division.problem
+    local = _Local(division, members)
     problem = local.problem()
     made = [s for position in members.backward for s in whole.nodes[position].outputs]
     read = dict.fromkeys(s for position in members.backward for s in whole.nodes[position].inputs)
@@ -100,7 +100,7 @@ def describe_block(layout: Layout, index: int) -> tuple[Block, Problem]:
     ]
 
     def size(storages: Iterable[int]) -> int:
-        return sum(whole.storages[s].bytes for s in storages if s not in layout.held)
+        return sum(whole.storages[s].bytes for s in storages if s not in division.held)
 
     def passing(storages: list[int]) -> int:
         return size(s for s in storages if not whole.storages[s].gradient)
@@ -110,7 +110,7 @@ def describe_block(layout: Layout, index: int) -> tuple[Block, Problem]:
         label="",
         forward=[whole.nodes[p].op for p in members.forward],
         backward=[whole.nodes[p].op for p in members.backward],
-        once=[whole.nodes[p].op for p in members.forward if p in layout.once],
+        once=[whole.nodes[p].op for p in members.forward if p in division.once],
         storages=list(local.numbers),
         inputs=members.inputs,
         outputs=members.outputs,
@@ -128,9 +128,9 @@ def describe_block(layout: Layout, index: int) -> tuple[Block, Problem]:
 class _Local:
     """Numbers the storages of one block and writes its nodes."""
 
-    def __init__(self, layout: Layout, members: Members) -> None:
-        self.layout = layout
-        self.whole = layout.problem
+    def __init__(self, division: Division, members: Members) -> None:
+        self.division = division
+        self.whole = division.problem
         self.members = members
         self.own = {*members.forward, *members.backward}
         self.numbers: dict[int, int] = {}
@@ -156,7 +156,7 @@ class _Local:
     def node(self, position: int, order: int) -> Node:
         node = self.whole.nodes[position]
         inputs, outputs = self.number(node.inputs), self.number(node.outputs)
-        repeatable = position not in self.layout.once
+        repeatable = position not in self.division.once
         return Node(
             op=order,
             phase=node.phase,
@@ -199,11 +199,11 @@ class _Local:
         made = self.whole.storages[storage]
         incoming = storage in self.members.incoming and not made.gradient
         counted = made.producer in self.own or incoming
-        return made.bytes if counted and storage not in self.layout.held else 0
+        return made.bytes if counted and storage not in self.division.held else 0
 
     def storage(self, storage: int, producer: int) -> Storage:
         made = self.whole.storages[storage]
-        stays = storage in self.members.outgoing or storage in self.layout.held
+        stays = storage in self.members.outgoing or storage in self.division.held
         gradient = made.producer in self.own and (made.gradient or self.carried(storage))
         return Storage(self.bytes_of(storage), producer, stays and producer >= 0, gradient)
 

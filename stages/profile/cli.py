@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--library", help="store whose library of measured costs is used and kept")
     parser.add_argument("--device", default="cpu", help="the device to measure on (default: cpu)")
     parser.add_argument("--threads", type=int, help="threads of the CPU (default: PyTorch's)")
-    parser.add_argument("--again", action="store_true", help="measure what is known too")
+    parser.add_argument("--remeasure", action="store_true", help="measure what is known too")
     parser.add_argument(
         "--source",
         choices=("measured", "roofline", "file"),
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> None:
 def made(options: argparse.Namespace) -> list[Made]:
     """What `run` made of what. The library is a setting: it holds what was known, not for whom."""
     read = [options.graph, *filter(None, [options.description, options.costs])]
-    settings = {"source": options.source, "device": options.device, "again": options.again}
+    settings = {"source": options.source, "device": options.device, "remeasure": options.remeasure}
     settings |= {
         name: getattr(options, name)
         for name in ("library", "threads", "factory")
@@ -98,7 +98,7 @@ def _measure(graph: Graph, options: argparse.Namespace) -> Costs:
             )
     report = _report if sys.stderr.isatty() else None
     with open_library(library, describe_device(options.device)) as opened:
-        return profile(graph, loss, opened, options.again, report, options.device)
+        return profile(graph, loss, opened, options.remeasure, report, options.device)
 
 
 def _report(done: int, total: int, target: str) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from schemas.again import again
-from schemas.costs import AGAIN, RANDOM_STATE_TARGET, Costs, op_key, read_costs
+from schemas.costs import RANDOM_STATE_TARGET, REPEATED, Costs, op_key, read_costs
 from schemas.errors import ArtifactError
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op
+from schemas.repeat import repeat_of
 
 RANDOM_STATE_KEY = hashlib.sha256(RANDOM_STATE_TARGET.encode()).hexdigest()
 """The key of the row that prices the random state."""
@@ -16,13 +16,13 @@ RANDOM_STATE_KEY = hashlib.sha256(RANDOM_STATE_TARGET.encode()).hexdigest()
 
 def distinct_forms(graph: Graph) -> dict[str, tuple[Op, int]]:
     """The key of each distinct op and in-place form, with the first op that has it and the value
-    overwritten, NONE for the ordinary form, AGAIN for that of a repeated run. A loss that only
+    overwritten, NONE for the ordinary form, REPEATED for that of a repeated run. A loss that only
     makes tangents has no row."""
     forms: dict[str, tuple[Op, int]] = {}
     for op in graph.ops:
         if op.target == LOSS_TARGET and not graph.has_loss:
             continue
-        repeated = [] if again(graph, op) is None else [AGAIN]
+        repeated = [] if repeat_of(graph, op) is None else [REPEATED]
         for value in (NONE, *repeated, *op.in_place):
             forms.setdefault(op_key(graph, op, value), (op, value))
     return forms

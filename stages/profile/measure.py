@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from schemas.again import again
-from schemas.costs import AGAIN, RANDOM_STATE_TARGET, Cost, op_key
+from schemas.costs import RANDOM_STATE_TARGET, REPEATED, Cost, op_key
 from schemas.errors import ModelError
 from schemas.graph import NONE, Graph, Op, decode_arguments
-from stages.device.again import batch_norm_again
+from schemas.repeat import repeat_of
 from stages.device.meter import Timing, measure, time_calls
 from stages.device.operators import decode, in_place_calls, position_of, resolve, runner
+from stages.device.repeat import batch_norm_repeat
 from stages.profile.ambient import plain_state
 from stages.profile.forms import RANDOM_STATE_KEY
 from stages.profile.operands import contents_of, extent, refill
@@ -34,14 +34,14 @@ SECONDS = 0.05
 def measure_op(
     graph: Graph, op: Op, wanted: set[int], device: torch.device, limit: int = 0
 ) -> list[Cost]:
-    """The costs of an op's forms: `wanted` holds NONE for the ordinary form, AGAIN for that of a
+    """The costs of an op's forms: `wanted` holds NONE for the ordinary form, REPEATED for that of a
     repeated run, and values of `op.in_place`. Memory up to `limit` bytes may be used to keep the
     caches as a step has them. Raises ModelError when the op fails."""
     overload = resolve(op.target)
     try:
         with plain_state():
             run = _accepted(graph, op, overload, device, limit)
-            return [run.cost(value) for value in (NONE, AGAIN, *op.in_place) if value in wanted]
+            return [run.cost(value) for value in (NONE, REPEATED, *op.in_place) if value in wanted]
     except REFUSALS as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(
@@ -125,7 +125,7 @@ class _OpRun:
         del result
         allocated = sum(tensor.untyped_storage().nbytes() for tensor in self.operands.values())
         sweep = make_sweep(self.device, self.limit - allocated - usage.peak)
-        renew = None if in_place in (NONE, AGAIN) else self.renewal(in_place)
+        renew = None if in_place in (NONE, REPEATED) else self.renewal(in_place)
 
         def before() -> None:
             if renew is not None:
@@ -141,18 +141,18 @@ class _OpRun:
         """The call of a form."""
         if in_place == NONE:
             return self.ordinary()
-        return self.repeated() if in_place == AGAIN else self.overwriting(in_place)
+        return self.repeated() if in_place == REPEATED else self.overwriting(in_place)
 
     def repeated(self) -> Callable[[], Any]:
         """The form in which the op runs again; what its first run leaves is made by running it."""
-        form = again(self.graph, self.op)
+        form = repeat_of(self.graph, self.op)
         if form is None:
             raise ValueError("it runs again as it did first")
         made = dict(zip(self.op.outputs, self.ordinary()(), strict=True))
         known = {**made, **self.operands}
         operands = [known[value] for value in form.reads]
         del made, known
-        return lambda: batch_norm_again(*operands)
+        return lambda: batch_norm_repeat(*operands)
 
     def ordinary(self) -> Callable[[], Any]:
         """The op itself."""
@@ -208,7 +208,7 @@ def _restore(operand: Tensor, kept: Tensor) -> None:
 
 def make_cost(graph: Graph, op: Op, in_place: int, timing: Timing, peak: int, net: int) -> Cost:
     """The row of one form of an op."""
-    position = in_place if in_place in (NONE, AGAIN) else op.inputs.index(in_place)
+    position = in_place if in_place in (NONE, REPEATED) else op.inputs.index(in_place)
     seconds = timing.median if math.isfinite(timing.median) else 0.0
     key = op_key(graph, op, in_place)
     return Cost(key, op.target, position, seconds, timing.spread, max(peak, net, 0), max(net, 0))

@@ -27,25 +27,25 @@ def profile(
     graph: Graph,
     loss: Loss | None,
     library: Library,
-    again: bool = False,
+    remeasure: bool = False,
     report: Report | None = None,
     device: str = "",
 ) -> Costs:
     """The costs of all ops of a graph with their in-place forms, and of the random state.
 
     What the library has is taken from it, the rest is measured on `device` (the current one of the
-    graph's kind unless given) and added to it; with `again` all is measured. The loss is run where
-    the graph has one; the library knows the time of a loss with the same code, closures and all.
-    At no time is more memory taken than the largest op takes with its operands. Raises ConfigError
-    when the graph has a loss and `loss` is None, ModelError when an op cannot be run or leaves
-    other bytes than the graph says.
+    graph's kind unless given) and added to it; with `remeasure` all is measured. The loss is run
+    where the graph has one; the library knows the time of a loss with the same code, closures and
+    all. At no time is more memory taken than the largest op takes with its operands. Raises
+    ConfigError when the graph has a loss and `loss` is None, ModelError when an op cannot be run or
+    leaves other bytes than the graph says.
     """
     if graph.has_loss and loss is None:
         raise ConfigError(f"the graph of {graph.model} has a loss, its profile needs the factory")
     forms = distinct_forms(graph)
     losses = {key for key, (op, _) in forms.items() if op.target == LOSS_TARGET}
     plain = [key for key in forms if key not in losses]
-    by_op = _by_op(forms, [key for key in plain if again or library.find(key) is None])
+    by_op = _by_op(forms, [key for key in plain if remeasure or library.find(key) is None])
     place = device_named(device or graph.device)
     limit = max(footprint(graph, op) for op in graph.ops)
     measured: list[Cost] = []
@@ -61,9 +61,9 @@ def profile(
             if loss is not None and losses:
                 if report is not None:
                     report(len(by_op), len(by_op) + 1, LOSS_TARGET)
-                rows, kept = _loss(graph, loss, library, again, place)
+                rows, kept = _loss(graph, loss, library, remeasure, place)
                 measured += kept
-            if again or library.find(RANDOM_STATE_KEY) is None:
+            if remeasure or library.find(RANDOM_STATE_KEY) is None:
                 measured.append(measure_random_state(place))
         finally:
             library.add(measured)
@@ -92,12 +92,12 @@ def check_sizes(graph: Graph, costs: Costs) -> None:
 
 
 def _loss(
-    graph: Graph, loss: Loss, library: Library, again: bool, device: torch.device
+    graph: Graph, loss: Loss, library: Library, remeasure: bool, device: torch.device
 ) -> tuple[list[Cost], list[Cost]]:
     """The row of the loss in the costs, and the row that the library shall have of it: none where
     it has that row, or where what the loss does cannot be told."""
     key = library_key(graph, loss)
-    known = None if key is None or again else library.find(key)
+    known = None if key is None or remeasure else library.find(key)
     row = measure_loss(graph, loss, known, device)
     kept = [] if key is None else [replace(row, key=key)]
     return [row], [] if kept == [known] else kept

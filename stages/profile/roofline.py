@@ -6,11 +6,11 @@ from math import prod
 from pathlib import Path
 
 from schemas import store
-from schemas.again import makes_of, reads_of
-from schemas.costs import AGAIN, RANDOM_STATE_TARGET, Cost, Costs, Device, op_key
+from schemas.costs import RANDOM_STATE_TARGET, REPEATED, Cost, Costs, Device, op_key
 from schemas.dtypes import DTYPES
 from schemas.errors import ConfigError
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op
+from schemas.repeat import makes_of, reads_of
 from stages.profile.forms import RANDOM_STATE_KEY, distinct_forms
 
 _NUMBERS = ("flops", "bandwidth", "latency", "state_bytes")
@@ -45,18 +45,21 @@ def roofline(graph: Graph, description: Path | str) -> Costs:
 def _cost(
     graph: Graph, op: Op, in_place: int, flops: float, bandwidth: float, latency: float
 ) -> Cost:
-    reads, makes = reads_of(graph, op, in_place == AGAIN), makes_of(graph, op, in_place == AGAIN)
+    reads, makes = (
+        reads_of(graph, op, in_place == REPEATED),
+        makes_of(graph, op, in_place == REPEATED),
+    )
     read = {graph.values[value].storage for value in reads}
     made = {graph.values[value].storage for value in makes} - read
     net = sum(graph.storages[storage] for storage in made)
-    if in_place not in (NONE, AGAIN):
+    if in_place not in (NONE, REPEATED):
         net -= graph.storages[graph.values[op.outputs[0]].storage]
     traffic = 0
     if not graph.is_view(op):
         touched = [*reads, *makes, *op.writes]
         traffic = sum(_bytes(graph, value) for value in touched)
     seconds = latency + max(operations(graph, op) / flops, traffic / bandwidth)
-    position = in_place if in_place in (NONE, AGAIN) else op.inputs.index(in_place)
+    position = in_place if in_place in (NONE, REPEATED) else op.inputs.index(in_place)
     return Cost(op_key(graph, op, in_place), op.target, position, seconds, 0.0, net, net)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from schemas.again import again
 from schemas.contributions import further_contributions
-from schemas.costs import AGAIN, Costs
+from schemas.costs import REPEATED, Costs
 from schemas.errors import ArtifactError
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op
 from schemas.problem import Node, Problem, Repeat, Reuse, Storage
+from schemas.repeat import repeat_of
 
 
 def condense(graph: Graph, costs: Costs, ordered: bool = True) -> Problem:
@@ -81,10 +81,10 @@ def _node(graph: Graph, costs: Costs, op: Op, fixed: set[int]) -> Node:
 
 
 def _repeat(graph: Graph, costs: Costs, op: Op, fixed: set[int]) -> Repeat | None:
-    form = again(graph, op)
+    form = repeat_of(graph, op)
     if form is None:
         return None
-    cost = costs.of(graph, op, AGAIN)
+    cost = costs.of(graph, op, REPEATED)
     reads = dict.fromkeys(graph.values[value].storage for value in form.reads)
     made = graph.values[form.makes].storage
     inputs = [storage for storage in reads if storage not in fixed]

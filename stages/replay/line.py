@@ -56,8 +56,8 @@ def executions(
     drops = _drops(problem, sequence, repeated)
     runs, left = Counter(sequence), Counter(sequence)
     live, found = 0, []
-    for node, again, dropped in zip(sequence, repeated, drops, strict=True):
-        form, before = problem.nodes[node].form(again), live
+    for node, is_repeat, dropped in zip(sequence, repeated, drops, strict=True):
+        form, before = problem.nodes[node].form(is_repeat), live
         states = _states(problem, node, runs, left)
         live += states[0]
         made = live + sum(problem.storages[storage].bytes for storage in form.outputs)
@@ -68,14 +68,16 @@ def executions(
             peak = max(live + states[1] + reuse.peak, made - overwritten)
         gone = (problem.storages[storage] for storage in dropped)
         live = made - sum(s.bytes for s in gone if s.producer >= 0) - states[2]
-        found.append(Execution(node, again, form, reuse, dropped, before, peak))
+        found.append(Execution(node, is_repeat, form, reuse, dropped, before, peak))
     return found
 
 
 def forms(problem: Problem, sequence: Sequence[int]) -> list[Node | Repeat]:
     """What each execution of a sequence reads, makes and costs."""
     repeated = _repeated(sequence)
-    return [problem.nodes[n].form(again) for n, again in zip(sequence, repeated, strict=True)]
+    return [
+        problem.nodes[n].form(is_repeat) for n, is_repeat in zip(sequence, repeated, strict=True)
+    ]
 
 
 def _repeated(sequence: Sequence[int]) -> list[bool]:

@@ -15,10 +15,10 @@ from schemas.actions import (
     SaveRandom,
     Write,
 )
-from schemas.again import makes_of, reads_of
 from schemas.contributions import further_contributions
 from schemas.errors import ScheduleError
 from schemas.graph import NONE, Graph, Op
+from schemas.repeat import makes_of, reads_of
 from schemas.schedule import Step
 
 

@@ -14,7 +14,7 @@ from difflib import SequenceMatcher
 Level = tuple[float, int]
 """From this second on, so many bytes are live."""
 
-FEWEST = 0.3
+LEAST_SHARE = 0.3
 """The least share of measured levels that must be found again; below, the line is stretched."""
 
 RUN = 3
@@ -55,7 +55,7 @@ def _anchors(measured: list[Level], predicted: list[Level]) -> list[tuple[float,
         if block.size >= RUN
         for step in range(block.size)
     ]
-    return pairs if len(pairs) >= FEWEST * min(len(measured), len(predicted)) else []
+    return pairs if len(pairs) >= LEAST_SHARE * min(len(measured), len(predicted)) else []
 
 
 def _moved(when: float, anchors: list[tuple[float, float]], starts: list[float]) -> float:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from schemas.again import makes_of
 from schemas.blocks import Blocks
 from schemas.graph import NONE, Graph
 from schemas.options import Option
+from schemas.repeat import makes_of
 from schemas.sequence import NO_OPTION, Operation
 from stages.report.timeline import Timeline
 from stages.report.words import pattern

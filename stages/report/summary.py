@@ -133,17 +133,17 @@ def _lines(folder: Path, config: Config | None) -> Iterator[Line]:
         for plan in made.values():
             yield _line(folder.name, plan, report)
         return
-    for point in config.points(folder.name):
-        plan_here = made.get(f"{point.strategy}/{point.directory}")
+    for request in config.requests(folder.name):
+        plan_here = made.get(f"{request.strategy}/{request.directory}")
         if plan_here is not None:
             yield _line(folder.name, plan_here, report)
         else:
-            place = folder / point.strategy / point.directory
+            place = folder / request.strategy / request.directory
             error = error_of(place) or error_before(place)
-            budget = _budget(point.budget)
+            budget = _budget(request.budget)
             yield Line(
                 folder.name,
-                point.strategy,
+                request.strategy,
                 budget,
                 "failed" if error else "not planned",
                 "",

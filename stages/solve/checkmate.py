@@ -44,9 +44,10 @@ class Stage:
 
 def full_stages(problem: Problem) -> list[Stage]:
     """One stage a node, everything earlier a candidate: Z's formulation as it stands."""
-    again = _repeatable(problem)
+    repeatable = _repeatable(problem)
     return [
-        Stage(tuple(k for k in range(t) if k in again), (t,)) for t in range(len(problem.nodes))
+        Stage(tuple(k for k in range(t) if k in repeatable), (t,))
+        for t in range(len(problem.nodes))
     ]
 
 
@@ -58,8 +59,8 @@ def block_stages(problem: Problem, backward: bool = False) -> list[Stage]:
     need, with `backward` those of the backward too. As far as only these run again, and only
     after the loss, nothing is lost against `full_stages`: in between nothing new is missing.
     """
-    again = {k for k in _repeatable(problem) if k < problem.loss or backward}
-    recomputable = {s for k in again for s in problem.nodes[k].form(True).outputs}
+    repeatable = {k for k in _repeatable(problem) if k < problem.loss or backward}
+    recomputable = {s for k in repeatable for s in problem.nodes[k].form(True).outputs}
     tails: list[list[int]] = [list(range(problem.loss + 1))]
     for position in range(problem.loss + 1, len(problem.nodes)):
         if recomputable.isdisjoint(problem.nodes[position].inputs):
@@ -69,7 +70,7 @@ def block_stages(problem: Problem, backward: bool = False) -> list[Stage]:
     stages: list[Stage] = []
     useful: set[int] = set()
     for number in reversed(range(len(tails))):
-        useful |= problem.ancestors(_inputs(problem, tails[number]), among=again)
+        useful |= problem.ancestors(_inputs(problem, tails[number]), among=repeatable)
         candidates = [k for k in sorted(useful) if number and k < tails[number][0]]
         stages.append(Stage(tuple(candidates), tuple(tails[number])))
     return stages[::-1]

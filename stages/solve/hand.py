@@ -39,11 +39,11 @@ def keep_all(problem: Problem) -> Run:
     return Run(forward_nodes(problem), backward_nodes(problem))
 
 
-def drop(problem: Problem, dropped: Collection[int], again: bool = False) -> Run:
+def drop(problem: Problem, dropped: Collection[int], each_time: bool = False) -> Run:
     """The forward frees the storages `dropped`; each is recomputed right before it is needed.
 
     What a recomputation needs and is not there is recomputed too. A recomputed storage stays
-    until the backward last reads it, or, with `again`, only for the node that needs it.
+    until the backward last reads it, or, with `each_time`, only for the node that needs it.
     """
     available = _surviving(problem) - set(dropped)
     order: list[int] = []
@@ -52,7 +52,7 @@ def drop(problem: Problem, dropped: Collection[int], again: bool = False) -> Run
         order += _ensure(problem, problem.nodes[position].inputs, present)
         order.append(position)
         present.update(problem.nodes[position].outputs)
-        if again:
+        if each_time:
             available.update(problem.nodes[position].outputs)
         else:
             available = present
@@ -145,7 +145,7 @@ def recompute_cheap(problem: Problem) -> Iterator[tuple[str, Run]]:
     ranked = sorted(price, key=lambda storage: (price[storage], storage))
     steps = min(STEPS, len(ranked))
     for count in sorted({-(-len(ranked) * step // steps) for step in range(1, steps + 1)}):
-        for again in (False, True):
+        for each_time in (False, True):
             what = "everything" if count == len(ranked) else f"the {count} cheapest"
-            kept = ", drop again" if again else ""
-            yield f"recompute {what}{kept}", drop(problem, set(ranked[:count]), again)
+            kept = ", drop again" if each_time else ""
+            yield f"recompute {what}{kept}", drop(problem, set(ranked[:count]), each_time)

@@ -36,7 +36,7 @@ def test_the_smallest_configuration_gets_every_default() -> None:
     assert (config.device, config.engine, config.pairs) == ("cpu", "highs", 15)
     assert (config.results, config.store, config.search_path) == ("results", "store", ["."])
     assert config.models["small"].arguments == {}
-    assert [(point.strategy, point.budget) for point in config.points("small")] == [
+    assert [(request.strategy, request.budget) for request in config.requests("small")] == [
         ("unplanned", "none"),
         ("checkpoint", "none"),
         ("rotor", "50%"),
@@ -54,7 +54,7 @@ def test_a_model_may_have_its_own_budgets_and_strategies() -> None:
     }
     config = parse_config(document)
     assert config.models["small"].budgets == ["1GiB"]
-    assert [(point.budget, point.directory) for point in config.points("own")] == [
+    assert [(request.budget, request.directory) for request in config.requests("own")] == [
         ("40%", "40pct"),
         ("150MB", "150MB"),
         ("7", "7B"),
@@ -179,7 +179,7 @@ def test_the_shipped_configuration_is_valid_and_plans_the_three_models() -> None
     config = read_config(ROOT / "config.yaml")
     assert {"gpt2", "gpt2-dropout", "resnet50"} <= set(config.models)
     for model in config.models:
-        assert {point.strategy for point in config.points(model)} == {
+        assert {request.strategy for request in config.requests(model)} == {
             "unplanned",
             "checkpoint",
             "rotor",

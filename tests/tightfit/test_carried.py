@@ -41,7 +41,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "tightfit" / "packages"
 
 
-def planned(store: Path, seed: int = 0, **options: Any) -> tuple[Tower, tightfit.Made]:
+def planned(store: Path, seed: int = 0, **options: Any) -> tuple[Tower, tightfit.ChosenPlan]:
     settings = {"store": store, "progress": False, "check": False, **SETTINGS, **options}
     made = tightfit.plan(tower(seed), (ROWS,), strategy="checkpoint", **settings)
     assert isinstance(made[0], Tower)

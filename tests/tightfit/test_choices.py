@@ -17,7 +17,7 @@ from tightfit.choices import Choices
 ROWS = torch.randn(64, 16)
 
 
-def plan(store: Path, budget: object) -> tightfit.Made:
+def plan(store: Path, budget: object) -> tightfit.ChosenPlan:
     settings = {"budget": budget, "store": store, "progress": False, **SETTINGS}
     return tightfit.plan(tower(), (ROWS,), check=False, **settings)[1]
 

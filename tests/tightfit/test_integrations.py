@@ -102,7 +102,7 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def planned(trainer: Any, store: Path, **options: Any) -> tightfit.Made:
+def planned(trainer: Any, store: Path, **options: Any) -> tightfit.ChosenPlan:
     settings = {"budget": "80%", "store": store, "progress": False, **SETTINGS, **options}
     return plan_trainer(trainer, **settings)
 

@@ -54,7 +54,7 @@ def call(count: int, labels: bool = False, seed: int = 1) -> Call:
 SAMPLES = [call(64), call(24), call(24, labels=True)]
 
 
-def plan(store: Path, model: Net, **options: Any) -> tuple[torch.nn.Module, tightfit.Made]:
+def plan(store: Path, model: Net, **options: Any) -> tuple[torch.nn.Module, tightfit.ChosenPlan]:
     settings = {
         **{"budget": "80%", "store": store, "progress": False, "samples": SAMPLES},
         **{**SETTINGS, **options},

@@ -51,11 +51,11 @@ wildcard_constraints:
     budget="[A-Za-z0-9.]+",
 
 
-def points(model, *files):
+def of_plans(model, *files):
     """The paths of files of every plan of a model."""
     return [
-        f"{SETTINGS.results}/{point.model}/{point.strategy}/{point.directory}/{file}"
-        for point in SETTINGS.points(model)
+        f"{SETTINGS.results}/{request.model}/{request.strategy}/{request.directory}/{file}"
+        for request in SETTINGS.requests(model)
         for file in files
     ]
 
@@ -64,7 +64,7 @@ def compared(model):
     """What the index reads of a model, where it has to be declared."""
     strategies = SETTINGS.models[model].strategies
     frontiers = expand(f"{STRATEGY}/frontier.arrow", model=model, strategy=strategies)
-    return frontiers + points(model, "plan.json", "measurement.arrow") if APART else []
+    return frontiers + of_plans(model, "plan.json", "measurement.arrow") if APART else []
 
 
 def reported(model):
@@ -72,8 +72,8 @@ def reported(model):
     files = [
         f"{MODEL}/{name}.arrow" for name in ("graph", "costs", "blocks", "options")
     ]
-    of_plans = points(model, "sequence.arrow", "schedule.arrow", "line.arrow")
-    return compared(model) + expand(files, model=model) + of_plans if APART else []
+    made = of_plans(model, "sequence.arrow", "schedule.arrow", "line.arrow")
+    return compared(model) + expand(files, model=model) + made if APART else []
 
 
 def source(wildcards):

@@ -18,8 +18,8 @@ rule perfetto:
 
 rule report:
     input:
-        lambda wildcards: points(wildcards.model, "measurement.arrow"),
-        lambda wildcards: points(wildcards.model, "trace.json"),
+        lambda wildcards: of_plans(wildcards.model, "measurement.arrow"),
+        lambda wildcards: of_plans(wildcards.model, "trace.json"),
         lambda wildcards: reported(wildcards.model),
     output:
         page=f"{MODEL}/report.html",

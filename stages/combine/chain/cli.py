@@ -108,7 +108,7 @@ def plan_chain(
         before_polish=Cost(chosen.seconds, chosen.peak),
         keep_all=kept,
         fixed=fixed,
-        recomputed=chosen.again,
+        recomputed=chosen.recomputed,
         recomputed_time=chosen.seconds - keep_all.seconds,
         solver=solver,
     )

@@ -21,9 +21,9 @@ from stages.combine.chain.slots import rounds_nothing
 from stages.combine.chain.table import Table, Times, build_table, run_block
 
 SLOTS = 500
-WALKS = 5000
+MOST_POSITIONS = 5000
 """Positions that the sequences of one table may have together."""
-FEWEST = 48
+LEAST_SEQUENCES = 48
 """Sequences of a table that are looked at however long the chain is."""
 LEVELS = 6
 """Tables at most, each for half the budgets of the one before."""
@@ -32,11 +32,11 @@ LEVELS = 6
 @dataclass(frozen=True)
 class ChainPlan:
     """A sequence with its `peak` in bytes, all counted, its `seconds`, and how many forwards it
-    runs `again`."""
+    runs again (`recomputed`)."""
 
     peak: int
     seconds: float
-    again: int
+    recomputed: int
     sequence: list[Operation]
 
 
@@ -138,7 +138,7 @@ class ChainFrontier:
             lowest = -1 if last else self._limit(level + 1)
             table = self._build(level)
             steps = [m for m in table.times.steps() if m * table.slots.unit > lowest]
-            wanted = max(FEWEST, WALKS // len(self.links))
+            wanted = max(LEAST_SEQUENCES, MOST_POSITIONS // len(self.links))
             chosen = [steps[index] for index in spread(len(steps), wanted)]
             plans = [self._plan(table.sequence(m)) for m in chosen]
             self._plans[level] = [p for p in plans if p.peak - self.links.held > lowest]
@@ -157,7 +157,7 @@ class ChainFrontier:
 
     def _plan(self, sequence: list[Operation]) -> ChainPlan:
         played = chain_replay(self.links, sequence)
-        return ChainPlan(played.peak, played.seconds, played.again, sequence)
+        return ChainPlan(played.peak, played.seconds, played.recomputed, sequence)
 
 
 def keep_all_sequence(links: Links) -> list[Operation]:

@@ -13,11 +13,11 @@ from stages.combine.chain.links import Links, Way
 @dataclass(frozen=True)
 class ChainReplay:
     """`seconds` of all actions, `peak` in bytes with the chain's input counted, and how many
-    forwards were run `again`."""
+    forwards ran again (`recomputed`)."""
 
     seconds: float
     peak: int
-    again: int
+    recomputed: int
 
 
 def chain_replay(links: Links, sequence: Sequence[Operation]) -> ChainReplay:
@@ -32,7 +32,7 @@ def chain_replay(links: Links, sequence: Sequence[Operation]) -> ChainReplay:
         player.play(step, action, following)
     if player.gradient != 0:
         raise ScheduleError(f"the sequence ends before B {player.gradient}")
-    return ChainReplay(player.seconds, player.peak, player.again)
+    return ChainReplay(player.seconds, player.peak, player.recomputed)
 
 
 class _Player:
@@ -47,7 +47,7 @@ class _Player:
         self.gradient = len(links)
         self.seconds = links.first_seconds
         self.peak = 0
-        self.again = 0
+        self.recomputed = 0
         self.ran: set[int] = set()
 
     def delta(self) -> int:
@@ -125,7 +125,7 @@ class _Player:
             raise ScheduleError(f"{where} comes after B {position}")
         if position in there:
             raise ScheduleError(f"{where} makes what is already there")
-        self.again += position in self.ran
+        self.recomputed += position in self.ran
         self.ran.add(position)
 
     def reaches(self, size: int) -> None:

@@ -14,13 +14,13 @@ from schemas.actions import (
     SaveRandom,
     run_of,
 )
-from schemas.again import makes_of, reads_of
 from schemas.contributions import contributions, further_contributions
 from schemas.costs import Costs
 from schemas.errors import ScheduleError
 from schemas.frontier import Point
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op
 from schemas.problem import Problem
+from schemas.repeat import makes_of, reads_of
 from schemas.schedule import Step
 from stages.replay.condense import condense
 from stages.replay.line import Execution

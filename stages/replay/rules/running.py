@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from schemas.actions import Compute, Loss, Write, run_of
-from schemas.again import again
-from schemas.costs import AGAIN
+from schemas.costs import REPEATED
 from schemas.graph import LOSS_TARGET, NONE, Op
+from schemas.repeat import repeat_of
 from stages.replay.rules.random_state import check_draw
 from stages.replay.rules.rule import Rule
 from stages.replay.state import State
@@ -68,11 +68,11 @@ def _form(state: State, effect: Effect, op: Op, in_place: int) -> int:
     """Which form of the op runs, as costs name it."""
     if in_place != NONE and in_place not in op.in_place:
         raise state.refuse(f"op {op.id} ({op.target}) cannot overwrite value {in_place}")
-    if not effect.repeated or again(state.graph, op) is None:
+    if not effect.repeated or repeat_of(state.graph, op) is None:
         return in_place
     if in_place != NONE:
         raise state.refuse(f"op {op.id} ({op.target}) overwrites nothing when it runs again")
-    return AGAIN
+    return REPEATED
 
 
 def _make(state: State, effect: Effect, op: Op) -> None:

@@ -6,7 +6,7 @@ import argparse
 import ast
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.actions import Compute
-from schemas.errors import ArtifactError, ScheduleError
+from schemas.errors import ArtifactError, ConfigError, ScheduleError
 from schemas.graph import Graph, Op, Value, write_graph
 from schemas.module import module_files, read_made_from
 from schemas.plan import Cost, Fixed, Plan, plan_digest, write_plan
@@ -25,12 +25,14 @@ from stages.combine.schedule.opening import open_schedule
 from stages.generate import cli
 from stages.generate.naming import Names, comment, identifier
 from stages.generate.package import package, signed, timeless, write_directory
+from stages.generate.program import Program, write_program
+from stages.generate.registry import BACKENDS
 from stages.replay.referee import replay
 from tests.stages.generate.conftest import Planned
 from tests.stages.generate.plans import PLAN, keep_all, recompute
 
 HELPERS = {
-    "batch_norm_again",
+    "batch_norm_repeat",
     "joining",
     "drawing_from",
     "random_state",
@@ -57,7 +59,7 @@ def audit(text: str) -> ast.Module:
             assert ast.unparse(node.value).startswith(("torch.ops.aten.", "torch.ops.prims."))
             bound.add(ast.unparse(node.targets[0]))
         elif isinstance(node, ast.ImportFrom):
-            assert (node.module, node.level) in {("absent", 1), ("again", 1), ("chain", 1)}
+            assert (node.module, node.level) in {("absent", 1), ("repeat", 1), ("chain", 1)}
         elif isinstance(node, ast.Import):
             assert [name.name for name in node.names] == ["torch"]
         elif isinstance(node, ast.Expr):
@@ -283,12 +285,12 @@ REAL = Plan(
 )
 
 
-def options(folder: Path) -> argparse.Namespace:
+def options(folder: Path, *more: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     cli.add_arguments(parser)
     texts = ["--graph", "graph.arrow", "--schedule", "schedule.arrow", "--plan", "plan.json"]
     parts = [part if part.startswith("--") else str(folder / part) for part in texts]
-    return parser.parse_args([*parts, "--out", str(folder / "out" / "module")])
+    return parser.parse_args([*parts, "--out", str(folder / "out" / "module"), *more])
 
 
 def test_the_command_writes_the_package(small: Planned, tmp_path: Path) -> None:
@@ -308,6 +310,22 @@ def test_the_command_writes_the_package(small: Planned, tmp_path: Path) -> None:
     write_schedule(tmp_path / "schedule.arrow", steps_of(small.graph), "0" * 64)
     with pytest.raises(ArtifactError, match="the schedule of another graph"):
         cli.run(options(tmp_path))
+
+
+def test_a_backend_from_outside(
+    small: Planned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def signed_by(graph: Graph, steps: Sequence[Step], title: str) -> Program:
+        return write_program(graph, steps, f"{title} By another hand.")
+
+    monkeypatch.setitem(BACKENDS, "other", signed_by)
+    digest = write_graph(tmp_path / "graph.arrow", small.graph)
+    write_schedule(tmp_path / "schedule.arrow", steps_of(small.graph), digest)
+    write_plan(tmp_path / "plan.json", REAL)
+    cli.run(options(tmp_path, "--backend", "other"))
+    assert "By another hand." in (tmp_path / "out" / "module" / "step.py").read_text()
+    with pytest.raises(ConfigError, match="backend 'none' is not known, expected one of aten, oth"):
+        cli.run(options(tmp_path, "--backend", "none"))
 
 
 def test_the_command_writes_an_infeasible_plan(small: Planned, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from math import prod
 
 from hypothesis import strategies as st
 
-from schemas.costs import AGAIN, Cost, Costs, Device
+from schemas.costs import REPEATED, Cost, Costs, Device
 from schemas.graph import NONE, Graph
 from schemas.problem import Node, Problem, Storage
 from stages.partition.facts import Facts, partial_gradients
@@ -100,10 +100,10 @@ def made_up_costs(graph: Graph) -> Costs:
         read = {graph.values[value].storage for value in op.inputs}
         made = {graph.values[value].storage for value in op.outputs if value != NONE} - read
         size = sum(graph.storages[storage] for storage in made)
-        if in_place not in (NONE, AGAIN):
+        if in_place not in (NONE, REPEATED):
             size -= graph.storages[graph.values[op.outputs[0]].storage]
         traffic = sum(4 * prod(graph.values[value].shape) for value in op.inputs)
-        traffic = traffic // 4 if in_place == AGAIN else traffic
-        position = in_place if in_place in (NONE, AGAIN) else op.inputs.index(in_place)
+        traffic = traffic // 4 if in_place == REPEATED else traffic
+        position = in_place if in_place in (NONE, REPEATED) else op.inputs.index(in_place)
         rows.append(Cost(key, op.target, position, 1e-6 + traffic / 1e9, 0.0, size, size))
     return Costs(rows, Device("cpu", "made up", "", 1, "file"))

@@ -17,7 +17,7 @@ from schemas.problem import Problem
 from stages.partition.chain import partition
 from stages.partition.cuts import find_segments, forward_cuts
 from stages.partition.facts import Facts, gather_facts
-from stages.partition.local import describe_block, lay_out
+from stages.partition.local import describe_block, divide
 from stages.replay.condense import condense
 from stages.solve.hand import drop, droppable, keep_all
 from stages.solve.simulate import Run, check_order, simulate
@@ -178,18 +178,18 @@ def test_command_writes_what_partition_gives(
 @given(random_steps(), st.randoms(use_true_random=False))
 def test_random_chains(facts: Facts, chance: random.Random) -> None:
     segments = find_segments(facts)
-    layout = lay_out(facts, segments)
-    described = [describe_block(layout, index) for index in range(len(layout.blocks))]
+    division = divide(facts, segments)
+    described = [describe_block(division, index) for index in range(len(division.blocks))]
     loss = facts.problem.nodes[facts.problem.loss]
     chain = Blocks(
         model="random",
         prelude=[],
         prelude_seconds=0.0,
-        held_bytes=sum(facts.problem.storages[s].bytes for s in layout.held),
+        held_bytes=sum(facts.problem.storages[s].bytes for s in division.held),
         loss=loss.op,
         loss_seconds=loss.seconds,
         loss_peak=loss.peak
-        - sum(facts.problem.storages[s].bytes for s in loss.outputs if s in layout.held),
+        - sum(facts.problem.storages[s].bytes for s in loss.outputs if s in division.held),
         blocks=[block for block, _ in described],
         distinct={block.digest: problem for block, problem in described},
     )
@@ -303,4 +303,4 @@ def _some_run(problem: Problem, chance: random.Random) -> Run:
     if not storages or chance.random() < 0.3:
         return keep_all(problem)
     dropped = {storage for storage in storages if chance.random() < 0.5}
-    return drop(problem, dropped, again=chance.random() < 0.5)
+    return drop(problem, dropped, each_time=chance.random() < 0.5)

@@ -154,7 +154,7 @@ def test_what_is_known_is_not_measured_again(
         assert len(calls) < 12 and set(both.rows) <= set(opened.costs.rows)
         assert set(first.rows) <= set(opened.costs.rows)
         calls.clear()
-        again = profile(graph, None, opened, again=True)
+        again = profile(graph, None, opened, remeasure=True)
     assert len(calls) > 30 and set(again.rows) == set(first.rows)
 
 

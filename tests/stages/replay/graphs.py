@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace as with_fields
 
-from schemas.costs import AGAIN, RANDOM_STATE_TARGET, Cost, Costs, Device, op_key
+from schemas.costs import RANDOM_STATE_TARGET, REPEATED, Cost, Costs, Device, op_key
 from schemas.graph import (
     LOSS_TARGET,
     NONE,
@@ -154,7 +154,7 @@ def batch_norm(loss: bool = False) -> tuple[Graph, Costs]:
     if loss:
         ops.append(with_fields(graph.ops[2], arguments=NOTHING, inputs=[], outputs=[]))
     graph = with_fields(graph, ops=ops, values=values, storages=sizes, outputs=[], gradients=[])
-    forms = [(NONE, 1.0, 24), (0, 1.0, 8), (AGAIN, 0.25, 16)]
+    forms = [(NONE, 1.0, 24), (0, 1.0, 8), (REPEATED, 0.25, 16)]
     rows = [
         Cost(op_key(graph, norm, form), norm.target, NONE, seconds, 0.0, peak, peak)
         for form, seconds, peak in forms

@@ -58,7 +58,7 @@ def played(problem: Problem, run: Run) -> tuple[int, int, int]:
 @given(tiny_blocks(forward=5), st.randoms(use_true_random=False))
 def test_figures_are_those_of_playing_step_by_step(problem: Problem, chance: random.Random) -> None:
     dropped = {storage for storage in droppable(problem) if chance.random() < 0.5}
-    run = drop(problem, dropped, again=chance.random() < 0.5)
+    run = drop(problem, dropped, each_time=chance.random() < 0.5)
     figures = simulate(problem, run)
     assert (figures.save, figures.forward_peak, figures.backward_peak) == played(problem, run)
 
@@ -100,7 +100,7 @@ def test_peaks_with_random_states_are_the_referees(problem: Problem, chance: ran
     ]
     problem = replace(problem, nodes=nodes, state_bytes=5)
     dropped = {storage for storage in droppable(problem) if chance.random() < 0.7}
-    run = drop(problem, dropped, again=chance.random() < 0.5)
+    run = drop(problem, dropped, each_time=chance.random() < 0.5)
     figures = simulate(problem, run)
     graph, costs = graph_of(problem, views=False)
     order = [*run.forward, problem.loss, *run.backward]

@@ -57,7 +57,7 @@ def test_time_and_peak_by_hand() -> None:
     assert played.seconds == 1 + 3 + 0.5 + 4 + 1 + 2
     # B 2: input 100, a_1 10, abar_2 25, delta_2 20, delta_1 10, gradient 6 and overhead 4
     assert played.peak == 100 + 10 + 25 + 20 + 10 + 6 + 4
-    assert played.again == 1
+    assert played.recomputed == 1
 
 
 @pytest.mark.parametrize(

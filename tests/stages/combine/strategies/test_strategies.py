@@ -19,7 +19,7 @@ from stages.combine.strategies.strategy import Candidate, TrainingStep
 from stages.partition.chain import partition
 from stages.partition.cuts import find_segments
 from stages.partition.facts import Facts
-from stages.partition.local import describe_block, lay_out
+from stages.partition.local import describe_block, divide
 from stages.replay.condense import condense
 from stages.solve.search import Grid, solve_block
 from tests.stages.combine.problems import plain_line
@@ -29,16 +29,16 @@ NO_SOLVER = Grid(largest=0)
 
 
 def blocks_of(facts: Facts) -> Blocks:
-    layout = lay_out(facts, find_segments(facts))
-    described = [describe_block(layout, index) for index in range(len(layout.blocks))]
+    division = divide(facts, find_segments(facts))
+    described = [describe_block(division, index) for index in range(len(division.blocks))]
     problem = facts.problem
     loss = problem.nodes[problem.loss]
-    held_by_loss = sum(problem.storages[s].bytes for s in loss.outputs if s in layout.held)
+    held_by_loss = sum(problem.storages[s].bytes for s in loss.outputs if s in division.held)
     return Blocks(
         model="random",
         prelude=[],
         prelude_seconds=0.0,
-        held_bytes=sum(problem.storages[s].bytes for s in layout.held),
+        held_bytes=sum(problem.storages[s].bytes for s in division.held),
         loss=loss.op,
         loss_seconds=loss.seconds,
         loss_peak=loss.peak - held_by_loss,

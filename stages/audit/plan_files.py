@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Point:
+class PlanFiles:
     """A plan and what belongs to it; None for what is not there or damaged.
 
     Graph, costs and frontier are the nearest in the folders above the plan.
@@ -41,8 +41,8 @@ class Point:
     measurement: Path | None
 
     @classmethod
-    def of(cls, path: Path, damaged: Collection[Path]) -> Point:
-        """The point of a plan's file; `damaged` files count as absent."""
+    def of(cls, path: Path, damaged: Collection[Path]) -> PlanFiles:
+        """What belongs to a plan's file; `damaged` files count as absent."""
 
         def whole(place: Path) -> Path | None:
             return place if place.exists() and place not in damaged else None
@@ -65,96 +65,96 @@ class Point:
         )
 
 
-def complaints_of(point: Point) -> Iterator[str]:
+def complaints_of(files: PlanFiles) -> Iterator[str]:
     """What is wrong with a plan and what was made of it, a sentence each."""
     for check in (_budget, _choice, _schedule, _module, _measurement):
         try:
-            yield from check(point)
+            yield from check(files)
         except TightfitError as error:
             text = str(error)
-            about = point.path.parent
-            yield text if text.startswith(str(about)) else f"{point.path}: {text}"
+            about = files.path.parent
+            yield text if text.startswith(str(about)) else f"{files.path}: {text}"
 
 
-def _budget(point: Point) -> Iterator[str]:
+def _budget(files: PlanFiles) -> Iterator[str]:
     """The plan is within its budget, and the budget is what its words mean."""
-    plan, fixed = point.plan, point.plan.fixed
+    plan, fixed = files.plan, files.plan.fixed
     if plan.feasible and (plan.peak is None or plan.time is None):
-        yield f"{point.path}: is {plan.verdict} without a peak and a time"
+        yield f"{files.path}: is {plan.verdict} without a peak and a time"
     if not plan.feasible and not (plan.peak is None and plan.time is None):
-        yield f"{point.path}: is infeasible and has a peak or a time all the same"
+        yield f"{files.path}: is infeasible and has a peak or a time all the same"
     if plan.peak is not None and plan.budget_bytes is not None and plan.peak > plan.budget_bytes:
-        yield f"{point.path}: the peak {plan.peak} is above the budget of {plan.budget_bytes} bytes"
-    if _is_chain(point):
+        yield f"{files.path}: the peak {plan.peak} is above the budget of {plan.budget_bytes} bytes"
+    if _is_chain(files):
         return
     there = fixed.there_before
     total = None
     if plan.budget != NO_BUDGET:
         total = parse_budget(plan.budget).total(fixed.floor, there + plan.keep_all.peak)
     if plan.budget_total != total:
-        yield f"{point.path}: the budget {plan.budget} is {total} bytes, not {plan.budget_total}"
+        yield f"{files.path}: the budget {plan.budget} is {total} bytes, not {plan.budget_total}"
     own = None if plan.budget_total is None else plan.budget_total - there
     if plan.budget_bytes != own:
-        yield f"{point.path}: the budget leaves {own} bytes to the step, not {plan.budget_bytes}"
+        yield f"{files.path}: the budget leaves {own} bytes to the step, not {plan.budget_bytes}"
 
 
-def _choice(point: Point) -> Iterator[str]:
+def _choice(files: PlanFiles) -> Iterator[str]:
     """The plan is the point of the frontier that its budget takes."""
-    if point.frontier is None:
+    if files.frontier is None:
         return
-    plan, frontier = point.plan, _cached(read_frontier, point.frontier)
+    plan, frontier = files.plan, _cached(read_frontier, files.frontier)
     if plan.strategy != frontier.strategy:
-        yield f"{point.path}: is a plan of {plan.strategy}, the frontier one of {frontier.strategy}"
+        yield f"{files.path}: is a plan of {plan.strategy}, the frontier one of {frontier.strategy}"
         return
     budget = frontier.points[0].peak if plan.budget_bytes is None else plan.budget_bytes
     chosen = frontier.within(budget)
     if chosen is None and plan.feasible:
-        yield f"{point.path}: is {plan.verdict}, but no point of the frontier fits the budget"
+        yield f"{files.path}: is {plan.verdict}, but no point of the frontier fits the budget"
     if chosen is not None and not plan.feasible:
-        yield f"{point.path}: is infeasible, but a point of the frontier fits the budget"
+        yield f"{files.path}: is infeasible, but a point of the frontier fits the budget"
     if chosen is not None and plan.feasible and chosen.peak != plan.peak:
-        yield f"{point.path}: has the peak {plan.peak}, its point of the frontier {chosen.peak}"
+        yield f"{files.path}: has the peak {plan.peak}, its point of the frontier {chosen.peak}"
     if (frontier.keep_all_seconds, frontier.keep_all_peak) != (
         plan.keep_all.time,
         plan.keep_all.peak,
     ):
-        yield f"{point.path}: has another keep_all than the frontier"
+        yield f"{files.path}: has another keep_all than the frontier"
 
 
-def _schedule(point: Point) -> Iterator[str]:
+def _schedule(files: PlanFiles) -> Iterator[str]:
     """The schedule replays to what the plan and the schedule itself say."""
-    if _is_chain(point):
+    if _is_chain(files):
         return
-    if point.schedule is None:
-        if not point.path.with_name("schedule.arrow").exists():
-            yield f"{point.path}: there is no schedule.arrow beside it"
+    if files.schedule is None:
+        if not files.path.with_name("schedule.arrow").exists():
+            yield f"{files.path}: there is no schedule.arrow beside it"
         return
-    steps = read_schedule(point.schedule)
-    if not point.plan.feasible:
+    steps = read_schedule(files.schedule)
+    if not files.plan.feasible:
         if steps:
-            yield f"{point.schedule}: has {len(steps)} steps, though the plan is infeasible"
+            yield f"{files.schedule}: has {len(steps)} steps, though the plan is infeasible"
         return
-    if point.graph is None or point.costs is None:
-        lacking = "graph.arrow" if point.graph is None else "costs.arrow"
-        yield f"{point.schedule}: cannot be replayed without a whole {lacking}"
+    if files.graph is None or files.costs is None:
+        lacking = "graph.arrow" if files.graph is None else "costs.arrow"
+        yield f"{files.schedule}: cannot be replayed without a whole {lacking}"
         return
-    graph, costs = _cached(read_graph, point.graph), _cached(read_costs, point.costs)
-    if store.header(point.schedule).metadata.get("graph") != store.header(point.graph).digest:
-        yield f"{point.schedule}: is the schedule of another graph than {point.graph.name}"
+    graph, costs = _cached(read_graph, files.graph), _cached(read_costs, files.costs)
+    if store.header(files.schedule).metadata.get("graph") != store.header(files.graph).digest:
+        yield f"{files.schedule}: is the schedule of another graph than {files.graph.name}"
         return
-    yield from _replayed(point, graph, costs, steps)
+    yield from _replayed(files, graph, costs, steps)
 
 
-def _replayed(point: Point, graph: Graph, costs: Costs, steps: list[Step]) -> Iterator[str]:
-    plan = point.plan
+def _replayed(files: PlanFiles, graph: Graph, costs: Costs, steps: list[Step]) -> Iterator[str]:
+    plan = files.plan
     try:
         played = replay(graph, costs, steps)
     except TightfitError as error:
-        yield f"{point.schedule}: cannot be run, {error}"
+        yield f"{files.schedule}: cannot be run, {error}"
         return
     for index, (written, step) in enumerate(zip(steps, played.steps, strict=True)):
         if written != step:
-            yield f"{point.schedule}: step {index} has other figures than its replay"
+            yield f"{files.schedule}: step {index} has other figures than its replay"
             break
     for name, claimed, found in (
         ("peak", plan.peak, played.peak),
@@ -163,41 +163,41 @@ def _replayed(point: Point, graph: Graph, costs: Costs, steps: list[Step]) -> It
         ("recomputed_time", plan.recomputed_time, played.repeated_seconds),
     ):
         if claimed != found:
-            yield f"{point.path}: {name} is {claimed}, where the schedule replays to {found}"
+            yield f"{files.path}: {name} is {claimed}, where the schedule replays to {found}"
     if plan.lower_bound is not None and plan.time is not None:
         gap = gap_of(plan.time, plan.lower_bound)
         if plan.gap != gap:
-            yield f"{point.path}: gap is {plan.gap}, where time and lower_bound make it {gap}"
+            yield f"{files.path}: gap is {plan.gap}, where time and lower_bound make it {gap}"
 
 
-def _module(point: Point) -> Iterator[str]:
+def _module(files: PlanFiles) -> Iterator[str]:
     """The module was generated from the files beside it, and not touched since."""
-    if point.module is None:
+    if files.module is None:
         return
-    made_from = read_made_from(point.module)
+    made_from = read_made_from(files.module)
     sources = (
-        ("graph.arrow", made_from.graph, point.graph, _digest),
-        ("schedule.arrow", made_from.schedule, point.schedule, _digest),
-        ("plan.json", made_from.plan, point.path, plan_digest),
+        ("graph.arrow", made_from.graph, files.graph, _digest),
+        ("schedule.arrow", made_from.schedule, files.schedule, _digest),
+        ("plan.json", made_from.plan, files.path, plan_digest),
     )
     for name, digest, path, digest_of in sources:
         if path is not None and digest_of(path) != digest:
-            yield f"{point.module}: was generated from another {name} than is there now"
-    files = module_files(point.module)
-    for name in sorted(set(files) | set(made_from.files)):
-        if name not in files:
-            yield f"{point.module / name}: is missing"
+            yield f"{files.module}: was generated from another {name} than is there now"
+    present = module_files(files.module)
+    for name in sorted(set(present) | set(made_from.files)):
+        if name not in present:
+            yield f"{files.module / name}: is missing"
         elif name not in made_from.files:
-            yield f"{point.module / name}: was not generated, {MADE_FROM} does not name it"
-        elif files[name] != made_from.files[name]:
-            yield f"{point.module / name}: was changed after it was generated"
+            yield f"{files.module / name}: was not generated, {MADE_FROM} does not name it"
+        elif present[name] != made_from.files[name]:
+            yield f"{files.module / name}: was changed after it was generated"
 
 
-def _measurement(point: Point) -> Iterator[str]:
+def _measurement(files: PlanFiles) -> Iterator[str]:
     """The measurement is of this plan and of the module beside it."""
-    if point.measurement is None:
+    if files.measurement is None:
         return
-    found, plan = read_measurement(point.measurement), point.plan
+    found, plan = read_measurement(files.measurement), files.plan
     for name, measured, planned in (
         ("strategy", found.strategy, plan.strategy),
         ("budget", found.budget, plan.budget),
@@ -206,19 +206,19 @@ def _measurement(point: Point) -> Iterator[str]:
         ("predicted_time", found.predicted_time, plan.time),
     ):
         if measured != planned:
-            yield f"{point.measurement}: {name} is {measured}, in plan.json {planned}"
-    named = store.header(point.measurement).metadata.get("module", "")
+            yield f"{files.measurement}: {name} is {measured}, in plan.json {planned}"
+    named = store.header(files.measurement).metadata.get("module", "")
     if not named:
-        yield f"{point.measurement}: does not name the module that it measured"
-    elif point.module is None:
-        yield f"{point.measurement}: the module that it measured is not there"
-    elif named != module_digest(point.module):
-        yield f"{point.measurement}: measured another module than the one beside it"
+        yield f"{files.measurement}: does not name the module that it measured"
+    elif files.module is None:
+        yield f"{files.measurement}: the module that it measured is not there"
+    elif named != module_digest(files.module):
+        yield f"{files.measurement}: measured another module than the one beside it"
 
 
-def _is_chain(point: Point) -> bool:
+def _is_chain(files: PlanFiles) -> bool:
     """A chain that came as a file is planned as a sequence, without a schedule."""
-    return point.sequence is not None and bool(store.header(point.sequence).metadata.get("chain"))
+    return files.sequence is not None and bool(store.header(files.sequence).metadata.get("chain"))
 
 
 def _digest(path: Path) -> str:

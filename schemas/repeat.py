@@ -2,7 +2,7 @@
 
 The batch statistics of a batch norm are its second and third output and stay for its backward, so
 that a second run need not find them again: it scales and shifts, which takes a quarter of the time
-and reads the same numbers into the same formula. `stages.device.again` has the calls.
+and reads the same numbers into the same formula. `stages.device.repeat` has the calls.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _TRAINING = 5
 
 
 @dataclass(frozen=True)
-class Again:
+class RepeatValues:
     """The values that the shorter form reads, in the order of its arguments, and the one it
     makes."""
 
@@ -25,7 +25,7 @@ class Again:
     makes: int
 
 
-def again(graph: Graph, op: Op) -> Again | None:
+def repeat_of(graph: Graph, op: Op) -> RepeatValues | None:
     """The form in which an op runs again, None where it is that of its first run.
 
     Only for what PyTorch computes as scale and shift: on the CPU, where the operand lies in the
@@ -40,7 +40,7 @@ def again(graph: Graph, op: Op) -> Again | None:
     reads = [value for value in operands if isinstance(value, int)] + op.outputs[1:3]
     if len(reads) != 5 or any(graph.values[value].dtype != "float32" for value in reads):
         return None
-    return Again(reads, op.outputs[0]) if _in_order(graph.values[reads[0]]) else None
+    return RepeatValues(reads, op.outputs[0]) if _in_order(graph.values[reads[0]]) else None
 
 
 def _in_order(value: Value) -> bool:
@@ -61,11 +61,11 @@ def _strides(shape: list[int], order: list[int]) -> list[int]:
 
 def reads_of(graph: Graph, op: Op, repeated: bool) -> list[int]:
     """The values that a run of an op reads."""
-    form = again(graph, op) if repeated else None
+    form = repeat_of(graph, op) if repeated else None
     return op.inputs if form is None else form.reads
 
 
 def makes_of(graph: Graph, op: Op, repeated: bool) -> list[int]:
     """The values that a run of an op makes."""
-    form = again(graph, op) if repeated else None
+    form = repeat_of(graph, op) if repeated else None
     return [v for v in op.outputs if v != NONE] if form is None else [form.makes]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stages.device.again import batch_norm_again
+from stages.device.repeat import batch_norm_repeat
 
 SHAPES = [
     (2, 1),
@@ -21,7 +21,7 @@ SHAPES = [
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 @pytest.mark.parametrize("epsilon", [1e-5, 1e-3])
-def test_a_batch_norm_again(shape: tuple[int, ...], layout: str, epsilon: float) -> None:
+def test_a_batch_norm_repeat(shape: tuple[int, ...], layout: str, epsilon: float) -> None:
     torch.manual_seed(0)
     operand = torch.randn(shape) * 3 + 5
     if layout == "channels_last" and len(shape) == 4:
@@ -31,6 +31,6 @@ def test_a_batch_norm_again(shape: tuple[int, ...], layout: str, epsilon: float)
     first, mean, invstd, *_ = torch.ops.aten._native_batch_norm_legit_functional(
         operand, weight, bias, *kept, True, 0.1, epsilon
     )
-    again = batch_norm_again(operand, weight, bias, mean, invstd)
+    again = batch_norm_repeat(operand, weight, bias, mean, invstd)
     assert torch.equal(again, first)
     assert again.stride() == first.stride()

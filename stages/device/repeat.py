@@ -1,10 +1,10 @@
-"""Calls that do again what an op did, from what its first run left: see `schemas.again`."""
+"""Calls that do again what an op did, from what its first run left: see `schemas.repeat`."""
 
 import torch
 from torch import Tensor
 
 
-def batch_norm_again(
+def batch_norm_repeat(
     operand: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, invstd: Tensor
 ) -> Tensor:
     """The first output of a batch norm in training, from its operand and its batch statistics.

@@ -1,4 +1,4 @@
-"""The ways that a model is called, one for each shape of its samples, with their frontiers."""
+"""The variants of a model's call, one for each shape of its samples, with their frontiers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from schemas.budget import NO_BUDGET, parse_budget
 from schemas.errors import ConfigError
 from schemas.frontier import Frontier, read_frontier
-from tightfit.choices import Choice, Made
+from tightfit.choices import Choice, ChosenPlan
 from tightfit.interrupted import frontier_so_far
 from tightfit.route import Route
 
@@ -22,7 +22,7 @@ LEAST = "min"
 
 
 @dataclass(frozen=True)
-class Way:
+class Variant:
     """Samples of one shape with the paths of their graph, costs and frontier; `more` is what is to
     be said of the frontier."""
 
@@ -34,7 +34,7 @@ class Way:
     more: str
 
     @classmethod
-    def of(cls, route: Route, built: Built, written: str) -> Way:
+    def of(cls, route: Route, built: Built, written: str) -> Variant:
         """Makes what is not in the store yet."""
         graph = route.trace(built)
         costs = route.profile(built, graph)
@@ -53,10 +53,12 @@ class Way:
         most = before + self.frontier.keep_all_peak
         return parse_budget(written).total(fixed.floor, most)
 
-    def made(self, route: Route, budget: str) -> Made:
+    def made(self, route: Route, budget: str) -> ChosenPlan:
         """The plan for a budget; raises ConfigError where none fits."""
         plan, module = route.module(self.graph, self.costs, self.path, budget)
-        return Made.of(replace(plan, sentence=plan.sentence + self.more), self.frontier, module)
+        return ChosenPlan.of(
+            replace(plan, sentence=plan.sentence + self.more), self.frontier, module
+        )
 
 
 def written_budget(budget: str | int | Choice) -> str:
@@ -66,27 +68,33 @@ def written_budget(budget: str | int | Choice) -> str:
     return LEAST if budget == LEAST else parse_budget(budget).text
 
 
-def budgets_of(ways: Sequence[Way], written: str) -> list[str]:
-    """What the plan of each way is to be within: as written where it takes the most, and for the
-    others the bytes that this is. Of the smallest budgets it is the largest."""
+def budgets_of(variants: Sequence[Variant], written: str) -> list[str]:
+    """What the plan of each variant is to be within: as written where it takes the most, and
+    for the others the bytes that this is. Of the smallest budgets it is the largest."""
     if written == NO_BUDGET:
-        return [written for _ in ways]
-    sizes = [way.bytes_of(written) for way in ways]
+        return [written for _ in variants]
+    sizes = [variant.bytes_of(written) for variant in variants]
     most = max(sizes)
     return [written if size == most and written != LEAST else str(most) for size in sizes]
 
 
-def plans_of(route: Route, ways: Sequence[Way], written: str) -> list[Made]:
-    """The plans of all ways within one budget; raises ConfigError naming the way that has none."""
+def plans_of(route: Route, variants: Sequence[Variant], written: str) -> list[ChosenPlan]:
+    """The plans of all variants within one budget; raises ConfigError naming one that has none."""
     made = []
-    for number, (way, budget) in enumerate(zip(ways, budgets_of(ways, written), strict=True)):
+    for number, (variant, budget) in enumerate(
+        zip(variants, budgets_of(variants, written), strict=True)
+    ):
         try:
-            made.append(way.made(route, budget))
+            made.append(variant.made(route, budget))
         except ConfigError as error:
-            which = f"the samples of shapes {shapes_of(way.built)}: " if len(ways) > 1 else ""
+            which = (
+                f"the samples of shapes {shapes_of(variant.built)}: " if len(variants) > 1 else ""
+            )
             raise ConfigError(f"{which}{error}") from error
-        if len(ways) > 1:
-            route.progress.say(f"planned {number + 1} of {len(ways)}: {shapes_of(way.built)}")
+        if len(variants) > 1:
+            route.progress.say(
+                f"planned {number + 1} of {len(variants)}: {shapes_of(variant.built)}"
+            )
     return made
 
 
