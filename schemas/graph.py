@@ -270,10 +270,10 @@ def argument_values(arguments: Any) -> Iterator[int]:
                 yield from argument_values(item)
 
 
-def _is_flat(text: str) -> bool:
+def _is_flat(written: str) -> bool:
     """Whether no argument is nested deeper than any that an operator takes."""
     depth = deepest = 0
-    for letter in text:
+    for letter in written:
         depth += (letter in "[{") - (letter in "]}")
         deepest = max(deepest, depth)
     return deepest < 200

@@ -33,10 +33,10 @@ def run(options: argparse.Namespace) -> None:
     given = Inputs.read(options.graph, options.costs, options.blocks, options.options)
     if said := strategy.supports(given.step):
         raise ConfigError(f"{about.name} cannot plan {given.graph.model}: {said}")
-    made = given.frontier(strategy, about, options.workers)
+    found = given.frontier(strategy, about, options.workers)
     if about.solved:
-        made = replace(made, clock=int(header(options.options).metadata.get("clock", "0")))
-    write_frontier(options.out, made)
+        found = replace(found, clock=int(header(options.options).metadata.get("clock", "0")))
+    write_frontier(options.out, found)
 
 
 def made(options: argparse.Namespace) -> list[Made]:

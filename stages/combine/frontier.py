@@ -93,9 +93,9 @@ class _Played:
         self.opener = Opener(graph, problem)
         self._given: dict[tuple[int, ...], Cost] = {}
 
-    def cost(self, executions: Sequence[int], in_place: bool, room: int) -> Cost:
+    def cost(self, ops: Sequence[int], in_place: bool, room: int) -> Cost:
         """What replay says of a plan."""
-        steps = self.opener.schedule(executions, in_place, room)
+        steps = self.opener.schedule(ops, in_place, room)
         played = replay(self.graph, self.costs, steps)
         return Cost(played.seconds, played.peak)
 

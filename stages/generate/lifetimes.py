@@ -92,12 +92,12 @@ def joined(graph: Graph) -> set[int]:
     sources = dict(tangents)
     found: set[int] = set()
     for op in graph.ops:
-        flowing = [sources[value] for value in op.inputs if value in sources]
-        if op.phase != "backward" or not flowing:
+        arriving = [sources[value] for value in op.inputs if value in sources]
+        if op.phase != "backward" or not arriving:
             continue
-        together = frozenset().union(*flowing)
+        together = frozenset().union(*arriving)
         sources.update(dict.fromkeys(op.outputs, together))
-        if len(flowing) > 1 and any(each != flowing[0] for each in flowing):
+        if len(arriving) > 1 and any(each != arriving[0] for each in arriving):
             found.add(op.id)
     return found
 

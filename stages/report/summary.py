@@ -160,11 +160,11 @@ def _load(folder: Path) -> ModelResults | None:
 
 
 def _line(model: str, result: PlanResult, report: str) -> Line:
-    plan, found, run = result.plan, outcome(result), result.measurement
-    measured = run.measured_peak if run else None
+    plan, found, validated = result.plan, outcome(result), result.measurement
+    measured = validated.measured_peak if validated else None
     note = found.sentence if found.state == "bad" else ""
-    if not note and run is not None and measured is not None and not run.bits_equal:
-        note = run.sentence
+    if not note and validated is not None and measured is not None and not validated.bits_equal:
+        note = validated.sentence
     return Line(
         model,
         plan.strategy,

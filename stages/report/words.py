@@ -9,12 +9,12 @@ _SIZES = ((1e9, "GB", 2), (1e6, "MB", 1), (1e3, "kB", 1))
 _TIMES = ((1.0, "s", 2), (1e-3, "ms", 1), (1e-6, "µs", 0))
 
 
-def size(count: float) -> str:
+def size(amount: float) -> str:
     """Bytes with one decimal in the largest unit that fits: "144.7 MB"."""
     for unit, name, decimals in _SIZES:
-        if abs(count) >= unit * (1 - 0.5 * 10.0 ** -(decimals + 3)):
-            return f"{count / unit:.{decimals}f} {name}"
-    return f"{count:.0f} B"
+        if abs(amount) >= unit * (1 - 0.5 * 10.0 ** -(decimals + 3)):
+            return f"{amount / unit:.{decimals}f} {name}"
+    return f"{amount:.0f} B"
 
 
 def tick(words: str) -> str:
@@ -22,9 +22,9 @@ def tick(words: str) -> str:
     return re.sub(r"\.0+(?=\D|$)", "", words)
 
 
-def exact(count: int) -> str:
+def exact(amount: int) -> str:
     """Bytes to the last one: "144,737,240 bytes"."""
-    return f"{count:,} bytes"
+    return f"{amount:,} bytes"
 
 
 def duration(seconds: float) -> str:
