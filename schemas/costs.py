@@ -84,6 +84,7 @@ class Costs:
     def __init__(self, rows: Iterable[Cost], device: Device) -> None:
         self.rows = {row.key: row for row in rows}
         self.device = device
+        self._keys: dict[tuple[int, int], tuple[Graph, Op, str]] = {}
 
     def of(self, graph: Graph, op: Op, in_place: int = NONE) -> Cost:
         """The cost of an op, or of the form of it that overwrites the value `in_place` (REPEATED:
@@ -92,7 +93,7 @@ class Costs:
         Without a measured loss, the loss is free and makes the tangents. Raises ArtifactError
         when the op was not profiled.
         """
-        key = op_key(graph, op, in_place)
+        key = self._key(graph, op, in_place)
         if key in self.rows:
             return self.rows[key]
         if op.target == LOSS_TARGET and not graph.has_loss:
@@ -100,6 +101,13 @@ class Costs:
             size = sum(graph.storages[storage] for storage in storages)
             return Cost(key, op.target, NONE, 0.0, 0.0, size, size)
         raise ArtifactError(f"the costs lack op {op.id} ({op.target}) of {graph.model}")
+
+    def _key(self, graph: Graph, op: Op, in_place: int) -> str:
+        """The key of an op's costs, found once for each op and form of a graph."""
+        known = self._keys.get((op.id, in_place))
+        if known is None or known[0] is not graph or known[1] is not op:
+            known = self._keys[op.id, in_place] = (graph, op, op_key(graph, op, in_place))
+        return known[2]
 
     def random_state(self) -> Cost:
         """What saving the random state costs; zero where it was not measured."""

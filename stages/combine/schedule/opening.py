@@ -75,6 +75,9 @@ class _Opening:
         self.maker = {value: op for op in graph.ops for value in op.outputs if value != NONE}
         self.views = {op.id for op in graph.ops if graph.is_view(op)}
         self.live: set[int] = set()
+        self.values: dict[int, list[int]] = {}
+        for value in graph.values:
+            self.values.setdefault(value.storage, []).append(value.id)
         self.runs_left: dict[int, int] = {}
         for run in runs:
             op = problem.nodes[run.node].op
@@ -153,10 +156,10 @@ class _Opening:
             pending.pop()
 
     def any_value(self, storage: int) -> int:
-        return min(v for v in self.live if self.graph.values[v].storage == storage)
+        return min(value for value in self.values[storage] if value in self.live)
 
     def forget(self, storage: int) -> None:
-        self.live -= {v for v in self.live if self.graph.values[v].storage == storage}
+        self.live.difference_update(self.values.get(storage, ()))
 
 
 class _Handing:
