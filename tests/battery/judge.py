@@ -23,6 +23,7 @@ BOTH, VARIES, BEYOND, NONE = "both raise", "eager varies", "not promised", "-"
 KINDS = (EQUAL, REFUSED, WRONG, RAW, BOTH, VARIES, BEYOND, NONE)
 BAD = (WRONG, RAW)
 
+GOES_ON = "goes on where eager raises"
 LONGEST = 600
 """Characters of the longest sentence that a person reads to the end."""
 
@@ -78,7 +79,7 @@ def _outcome(
     seen, wanted = len(mine.trail.entries), len(theirs.trail.entries)
     if expected is not None:
         if error is None or seen > wanted:
-            return Outcome(WRONG, f"goes on where eager raises {_line(expected)}")
+            return Outcome(WRONG, f"{GOES_ON} {_line(expected)}")
         return Outcome(BOTH, _line(error))
     if error is None:
         return Outcome(EQUAL) if seen == wanted else Outcome(WRONG, "saw more or less than eager")

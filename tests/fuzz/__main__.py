@@ -8,6 +8,7 @@ import faulthandler
 import sys
 import tempfile
 import time
+import warnings
 from collections import Counter
 from pathlib import Path
 
@@ -26,6 +27,7 @@ def main() -> int:
     options = parser.parse_args()
     faulthandler.enable()
     torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
     started, found, failed = time.monotonic(), Counter[str](), 0
     fresh = [] if options.kept else range(options.seed, options.seed + options.cases)
     seeds = list(dict.fromkeys([*kept(), *fresh]))

@@ -208,12 +208,14 @@ OPERATIONS: dict[str, Operation] = {
 }
 
 NOT_PROMISED = (
-    ("binary", "contents_that_are_not_numbers"),
     ("batch_norm", "a_buffer_written_between_forward_and_backward"),
     ("batch_norm", "state_loaded_between_forward_and_backward"),
 )
-"""Operations with a use in which eager raises and a plan need not: for what nothing uses, which it
-leaves out, and for what was changed in place and it does not read."""
+"""Operations with a use in which eager raises and a plan need not: for what was changed in place
+and it does not read."""
 
 WRITING = ("write_into", "scale_into")
 """Those that write into a value that others may have been made from."""
+
+LASTING = (*WRITING, "write_mean", "replace_buffer", "batch_norm")
+"""Those that do more than to make a value."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import random
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,10 +15,12 @@ from stages.device.factory import Sample
 from tests.battery.case import SEED, Case
 from tests.battery.draws import normal
 from tests.battery.run import differentiable, weighted
-from tests.fuzz.operations import OPERATIONS, WRITING
+from tests.fuzz.operations import LASTING, OPERATIONS, WRITING
 
 SHAPES = ((4, 6), (3, 4, 6), (6,), (4, 1), (2, 3, 6))
 LARGEST = 2000
+LEFT_OUT = ""
+"""The operation of a line that does nothing."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,9 @@ class Program(nn.Module):
     def forward(self, *inputs: Tensor) -> Any:
         values = list(inputs)
         for line in self.text.lines:
+            if line.operation == LEFT_OUT:
+                values.append(values[line.one])
+                continue
             operation = OPERATIONS[line.operation]
             values.append(operation(self, values[line.one], values[line.two], line.choice))
         return _filled(self.text.outputs, [*values, self.mean])
@@ -115,8 +121,41 @@ def text_of(seed: int) -> Text:
 
 def case_of(seed: int) -> Case:
     """The random module of a seed."""
+    return _case(seed, text_of(seed))
+
+
+def used_case_of(seed: int) -> Case:
+    """The random module of a seed without the lines that nothing uses."""
     text = text_of(seed)
+    return _case(seed, replace(text, lines=_used(text)))
+
+
+def _case(seed: int, text: Text) -> Case:
     return Case(f"fuzz {seed}", lambda: complete(text), lambda number: contents(text, number))
+
+
+def _used(text: Text) -> tuple[Line, ...]:
+    """The lines, each that nothing uses made one that does nothing."""
+    first = len(text.shapes)
+    used = set(_places(text.outputs))
+    lines: list[Line] = []
+    for place, line in reversed(list(enumerate(text.lines, first))):
+        if place in used or line.operation in LASTING:
+            used |= {line.one, line.two}
+            lines.append(line)
+        else:
+            lines.append(replace(line, operation=LEFT_OUT))
+    return tuple(reversed(lines))
+
+
+def _places(structure: Any) -> Iterator[int]:
+    if isinstance(structure, dict):
+        structure = list(structure.values())
+    if isinstance(structure, list | tuple):
+        for item in structure:
+            yield from _places(item)
+    elif isinstance(structure, int):
+        yield structure
 
 
 def _written(chance: random.Random) -> Text:
