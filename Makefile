@@ -15,13 +15,16 @@ export PYTHONPATH := $(CURDIR)/workflow/progress
 
 CLUSTER := $(if $(filter-out default,$(PROFILE)),$(VENV)/cluster.done)
 
-.PHONY: plan zoo test check battery fuzz mutate bench crash slurm clean
+.PHONY: plan zoo prune test check battery fuzz mutate bench crash slurm clean
 
 plan: $(VENV)/plan.done $(CLUSTER)
 	@workflow/plan.sh $(BIN) $(CONFIG) "$(CORES)" $(PROFILE)
 
 zoo: $(VENV)/zoo.done $(CLUSTER)
 	@workflow/plan.sh $(BIN) zoo.yaml "$(CORES)" $(PROFILE)
+
+prune: $(VENV)/plan.done
+	$(BIN)/python -m stages prune --configuration $(CONFIG)
 
 test: check
 	$(BIN)/pytest -n 2 --dist loadscope --max-worker-restart 0

@@ -33,6 +33,7 @@ STAGES = {
     "report": ("stages.report.cli", "write the page of a model, or the index of a run"),
     "summary": ("stages.report.summary", "print a table of the plans of a run"),
     "audit": ("stages.audit.cli", "check all that a run left on disk"),
+    "prune": ("stages.audit.pruning", "remove results that the configuration does not ask for"),
     "lineage": ("stages.audit.lineage", "tell how a file of a run was made, and of what"),
 }
 """The module and the purpose of each stage, in the order the data flows."""

@@ -9,6 +9,9 @@ from pathlib import Path
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     parser.add_argument("folder", type=Path, help="the results of a run, or those of one model")
+    parser.add_argument(
+        "--configuration", type=Path, help="what it was run with: the rest is told as left over"
+    )
 
 
 def run(options: argparse.Namespace) -> None:
@@ -16,10 +19,17 @@ def run(options: argparse.Namespace) -> None:
 
     Raises ArtifactError where anything is wrong or nothing is there.
     """
+    from schemas.config import read_config
     from schemas.errors import ArtifactError
     from stages.audit.folder import audit
+    from stages.audit.left_over import left_over
 
-    found = audit(options.folder)
+    left: list[Path] = []
+    if options.configuration is not None:
+        left = list(left_over(read_config(options.configuration)))
+    found = audit(options.folder, left)
+    for folder in left:
+        print(f"{folder}: is left over, the configuration does not ask for it")
     for sentence in found.complaints:
         print(sentence)
     if found.complaints:

@@ -46,15 +46,16 @@ class Audit:
     counts: dict[str, int]
 
 
-def audit(folder: Path) -> Audit:
+def audit(folder: Path, left_over: Collection[Path] = ()) -> Audit:
     """Checks every artifact, plan, module, measurement and record below a folder.
 
-    A damaged file is told once: what depends on it is not looked at. Raises ArtifactError where
+    A damaged file is told once: what depends on it is not looked at. Nor are the folders that are
+    `left_over`. Raises ArtifactError where
     the folder does not exist or holds no results.
     """
     if not folder.is_dir():
         raise ArtifactError(f"{folder}: there is no such directory of results")
-    found = _Found.of(folder)
+    found = _Found.of(folder, [path.resolve() for path in left_over])
     if not found.artifacts and not found.plans:
         raise ArtifactError(f"{folder}: holds no results of a run")
     complaints: dict[Path, str] = {}
@@ -79,17 +80,23 @@ class _Found:
     modules: list[Path]
     pages: list[Path]
     records: list[Path]
+    left_over: list[Path]
 
     @classmethod
-    def of(cls, folder: Path) -> _Found:
+    def of(cls, folder: Path, left_over: list[Path]) -> _Found:
         """All files of a run, by kind; those being written have names that begin with a dot."""
-        files = [path for path in sorted(folder.rglob("*")) if _shown(path.relative_to(folder))]
+        files = [
+            path
+            for path in sorted(folder.rglob("*"))
+            if _shown(path.relative_to(folder)) and not _is_below(path, left_over)
+        ]
         return cls(
             artifacts=[path for path in files if path.suffix == ".arrow"],
             plans=[path for path in files if path.name == "plan.json"],
             modules=[path.parent for path in files if path.name == MADE_FROM],
             pages=[path for path in files if path.name in ("report.html", "index.html")],
             records=[path for path in files if path.parent.name == FOLDER],
+            left_over=left_over,
         )
 
     def readers(self) -> Iterable[tuple[Path, Callable[[Path], object]]]:
@@ -107,6 +114,10 @@ class _Found:
             "measurements": measured,
             "records": len(self.records),
         }
+
+
+def _is_below(path: Path, folders: Collection[Path]) -> bool:
+    return any(path.resolve().is_relative_to(folder) for folder in folders)
 
 
 def _shown(path: Path) -> bool:
@@ -131,7 +142,7 @@ def _records(found: _Found, damaged: set[Path]) -> list[str]:
         file = described(record)
         if file.exists() and file not in damaged:
             try:
-                sentences += _against_record(file, damaged)
+                sentences += _against_record(file, damaged, found.left_over)
             except ArtifactError as error:
                 sentences.append(str(error))
     return sentences
@@ -145,11 +156,13 @@ def _of_a_store(path: Path) -> bool:
     )
 
 
-def _against_record(file: Path, damaged: Collection[Path]) -> list[str]:
+def _against_record(
+    file: Path, damaged: Collection[Path], left_over: Collection[Path]
+) -> list[str]:
     """Whether a file is what its record is about, and so are the files it was made of, those of a
     store too.
 
-    Those that are not there any more, or lie elsewhere now, say nothing against it.
+    Those that are left over, are not there any more, or lie elsewhere now, say nothing against it.
     """
     record = read_record(file)
     if digest_of(file) != record.digest:
@@ -157,7 +170,7 @@ def _against_record(file: Path, damaged: Collection[Path]) -> list[str]:
     sentences = []
     for entry in record.inputs:
         path = Path(os.path.normpath(file.parent / entry.path))
-        if path in damaged or not path.exists():
+        if path in damaged or not path.exists() or _is_below(path, left_over):
             continue
         try:
             same = digest_of(path) == entry.digest
