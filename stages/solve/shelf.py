@@ -61,7 +61,8 @@ def solve_all(
 
     At most `jobs` blocks are solved at a time, largest first. `done` is called with a block's
     digest and options as each becomes known, and whether it was solved here or taken from the
-    store. Raises TightfitError when a solve fails.
+    store. Raises TightfitError when a solve fails. An interruption ends the solves under way,
+    and no other begins.
     """
     options: dict[str, list[Option]] = {}
     missing = []
@@ -74,17 +75,23 @@ def solve_all(
             missing.append(digest)
     made_by = solved_with() if missing else {}
     missing.sort(key=lambda digest: (-len(distinct[digest].nodes), digest))
+    workers = _Workers()
     with ThreadPoolExecutor(max_workers=max(jobs, 1)) as pool:
         solving = {
             pool.submit(
-                _solve_apart, digest, distinct[digest], store, engine, grid, made_by
+                _solve_apart, digest, distinct[digest], store, engine, grid, made_by, workers
             ): digest
             for digest in missing
         }
-        for finished in as_completed(solving):
-            digest = solving[finished]
-            options[digest] = finished.result()
-            done(digest, options[digest], True)
+        try:
+            for finished in as_completed(solving):
+                digest = solving[finished]
+                options[digest] = finished.result()
+                done(digest, options[digest], True)
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            workers.stop()
+            raise
     return [option for digest in sorted(options) for option in options[digest]]
 
 
@@ -110,6 +117,37 @@ def _shelved(path: Path, digest: str) -> list[Option]:
     return options[digest]
 
 
+class _Workers:
+    """Processes that solve blocks."""
+
+    def __init__(self) -> None:
+        self.running: list[subprocess.Popen[str]] = []
+        self.stopped = False
+
+    def run(self, task: str, environment: Mapping[str, str]) -> tuple[int, str]:
+        """The exit code of a worker and what it wrote to standard error."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", "stages.solve.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        self.running.append(process)
+        if self.stopped:
+            process.terminate()
+        _, said = process.communicate(task)
+        self.running.remove(process)
+        return process.returncode, said
+
+    def stop(self) -> None:
+        """Ends those that run, and those that begin from now on."""
+        self.stopped = True
+        for process in list(self.running):
+            process.terminate()
+
+
 def _solve_apart(
     digest: str,
     problem: Problem,
@@ -117,6 +155,7 @@ def _solve_apart(
     engine: Engine,
     grid: Grid,
     made_by: Mapping[str, str],
+    workers: _Workers,
 ) -> list[Option]:
     task = {
         "digest": digest,
@@ -129,15 +168,9 @@ def _solve_apart(
     root = Path(__file__).resolve().parents[2]
     inherited = os.environ.get("PYTHONPATH")
     search_path = os.pathsep.join([str(root), *([inherited] if inherited else [])])
-    run = subprocess.run(
-        [sys.executable, "-m", "stages.solve.worker"],
-        input=json.dumps(task),
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": search_path},
-        check=False,
-    )
-    if run.returncode != 0:
-        last = (run.stderr.strip().splitlines() or [f"exit status {run.returncode}"])[-1]
+    environment = {**os.environ, "PYTHONPATH": search_path}
+    code, said = workers.run(json.dumps(task), environment)
+    if code != 0:
+        last = (said.strip().splitlines() or [f"exit status {code}"])[-1]
         raise TightfitError(f"solving block {digest[:12]} failed: {last}")
     return _shelved(shelf_path(store, digest, engine, grid), digest)

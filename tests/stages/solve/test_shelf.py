@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -64,6 +65,27 @@ def test_as_many_blocks_are_solved_at_a_time_as_there_are_jobs(
     blocks = {f"{place:064}": perceptron() for place in range(6)}
     shelf.solve_all(blocks, tmp_path, "highs", GRID, 3)
     assert most == [3] * 6
+
+
+def test_an_interruption_ends_what_is_solved_and_begins_nothing(tmp_path: Path) -> None:
+    blocks = {f"{place:064}": perceptron() for place in range(8)}
+    known: list[str] = []
+
+    def interrupt(digest: str, options: list[Option], solved: bool) -> None:
+        known.append(digest)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        shelf.solve_all(blocks, tmp_path, "highs", GRID, 2, interrupt)
+    paths = [shelf.shelf_path(tmp_path, digest, "highs", GRID) for digest in blocks]
+    assert len(known) == 1 and sum(path.exists() for path in paths) < len(blocks)
+
+
+def test_a_worker_that_begins_after_the_end_is_ended(tmp_path: Path) -> None:
+    workers = shelf._Workers()
+    workers.stop()
+    code, _ = workers.run("", {**os.environ})
+    assert code != 0 and not workers.running
 
 
 def test_the_same_arguments_give_the_same_bytes(tmp_path: Path) -> None:
