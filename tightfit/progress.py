@@ -77,9 +77,10 @@ class Progress:
             print(f"tightfit: {text}", file=self.stream, flush=True)
 
     @contextlib.contextmanager
-    def counting(self, total: int, told: Callable[[str], bool]) -> Iterator[None]:
-        """Within it what is printed is not shown; each line that `told` accepts is a part done."""
-        with contextlib.redirect_stdout(_Lines(lambda count: self.done(count, total), told)):
+    def reading(self, parts: Callable[[str], tuple[int, int] | None]) -> Iterator[None]:
+        """Within it what is printed is not shown; `parts` finds in a line how many parts are done,
+        of how many."""
+        with contextlib.redirect_stdout(_Lines(self.done, parts)):
             yield
 
     def _before(self) -> int:
@@ -92,19 +93,22 @@ class Progress:
 
 
 class _Lines(io.StringIO):
-    """Counts the lines that it is given and that are accepted."""
+    """Reads lines for how much is done."""
 
-    def __init__(self, change: Callable[[int], None], accepted: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        done: Callable[[int, int], None],
+        parts: Callable[[str], tuple[int, int] | None],
+    ) -> None:
         super().__init__()
-        self.change = change
-        self.accepted = accepted
-        self.count = 0
+        self.done = done
+        self.parts = parts
 
     def write(self, text: str) -> int:
         """Takes a part of what is printed."""
-        if self.accepted(text):
-            self.count += 1
-            self.change(self.count)
+        found = self.parts(text)
+        if found is not None:
+            self.done(*found)
         return len(text)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import os
+import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
     from stages.device.factory import Built
 
+Parts = Callable[[str], "tuple[int, int] | None"]
+"""Finds in a line how many parts are done, of how many."""
 PLANNING = ("partition", "solve", "combine")
 """The stages whose code decides a frontier."""
 
@@ -95,9 +99,9 @@ class Route:
         self.run("partition", *files, "--out", blocks)
         grid = ("--engine", engine, "--peaks", peaks, "--saves", saves)
         solving = ("--blocks", blocks, "--store", self.store, *grid, "--jobs", workers)
-        self.run("solve", *solving, "--out", options, parts=_distinct(blocks))
+        self.run("solve", *solving, "--out", options, parts=_blocks_of(_distinct(blocks)))
         made = ("--blocks", blocks, "--options", options, "--strategy", self.strategy)
-        self.run("combine", *files, *made, "--workers", workers, "--out", path)
+        self.run("combine", *files, *made, "--workers", workers, "--out", path, parts=_budgets)
         return path
 
     def module(self, graph: Path, costs: Path, frontier: Path, budget: str) -> tuple[Plan, Path]:
@@ -125,10 +129,10 @@ class Route:
         if said:
             raise ModelError(said)
 
-    def run(self, stage: str, *words: object, parts: int = 0) -> None:
+    def run(self, stage: str, *words: object, parts: Parts = lambda line: None) -> None:
         """Runs a stage in this process as its command line would; its errors are raised.
 
-        `parts` are the lines with options that it prints when it does all of its work."""
+        `parts` finds in the lines that it prints how much of it is done."""
         from stages.__main__ import STAGES, record
 
         self.progress.stage(stage)
@@ -136,9 +140,20 @@ class Route:
         parser = argparse.ArgumentParser(prog=stage)
         module.add_arguments(parser)
         options = parser.parse_args([str(word) for word in words])
-        with self.progress.counting(parts, lambda line: " options, " in line):
+        with self.progress.reading(parts):
             module.run(options)
         record(stage, module.made(options))
+
+
+def _blocks_of(total: int) -> Parts:
+    """Each line of solve with options is a block."""
+    solved = itertools.count(1)
+    return lambda line: (next(solved), total) if " options, " in line else None
+
+
+def _budgets(line: str) -> tuple[int, int] | None:
+    found = re.search(r" at (\d+) of (\d+) budgets$", line)
+    return None if found is None else (int(found[1]), int(found[2]))
 
 
 def _distinct(blocks: Path) -> int:

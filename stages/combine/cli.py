@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import time
 from dataclasses import replace
 from pathlib import Path
 
 from schemas.errors import ConfigError
 from schemas.made import Made
+
+PAUSE = 5.0
+"""Seconds between two lines that tell how far it is."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,10 +37,24 @@ def run(options: argparse.Namespace) -> None:
     given = Inputs.read(options.graph, options.costs, options.blocks, options.options)
     if said := strategy.supports(given.step):
         raise ConfigError(f"{about.name} cannot plan {given.graph.model}: {said}")
-    found = given.frontier(strategy, about, options.workers)
+    telling = _Telling(f"{given.graph.model}: {about.name}")
+    found = given.frontier(strategy, about, options.workers, telling)
     if about.solved:
         found = replace(found, clock=int(header(options.options).metadata.get("clock", "0")))
     write_frontier(options.out, found)
+
+
+class _Telling:
+    """Prints how many budgets are done, not more often than every few seconds."""
+
+    def __init__(self, about: str) -> None:
+        self.about = about
+        self.told = time.monotonic()
+
+    def __call__(self, done: int, most: int) -> None:
+        if time.monotonic() - self.told >= PAUSE:
+            self.told = time.monotonic()
+            print(f"{self.about} at {done} of {most} budgets", flush=True)
 
 
 def made(options: argparse.Namespace) -> list[Made]:

@@ -13,7 +13,7 @@ from schemas.graph import Graph
 from schemas.plan import Cost
 from schemas.problem import Problem
 from stages.combine.bounds import least_peak, least_seconds
-from stages.combine.polish.polisher import Polished, Polisher
+from stages.combine.polish.polisher import Polished, Polisher, Report
 from stages.combine.schedule.opening import Opener
 from stages.combine.strategies.strategy import About, Candidate
 from stages.replay.line import executions
@@ -29,6 +29,7 @@ def frontier(
     candidates: Sequence[Candidate],
     keep_all: Candidate,
     workers: int = 1,
+    report: Report | None = None,
 ) -> Frontier:
     """The plans of a strategy, each replayed at true sizes, by falling peak.
 
@@ -36,8 +37,8 @@ def frontier(
     captured order, which polish starts from too. The candidates are points as they were given, and
     with ops in place where that takes no more memory or time, beside what polish made of them. A
     baseline keeps its candidates as they are. The result does not depend on `workers`, the number
-    of threads. Raises ScheduleError when a candidate has an action that is added to it, or replay
-    refuses a plan.
+    of threads; `report` is told of polish, as `Polisher.sweep` says. Raises ScheduleError when a
+    candidate has an action that is added to it, or replay refuses a plan.
     """
     for candidate in candidates:
         _check(candidate, problem, about.name)
@@ -46,7 +47,7 @@ def frontier(
     plans = (
         [_Plan(candidate, candidate.executions) for candidate in candidates]
         if about.baseline
-        else _plans(problem, candidates, keep_all, workers)
+        else _plans(problem, candidates, keep_all, workers, report)
     )
     return Frontier(
         strategy=about.name,
@@ -127,7 +128,11 @@ class _Played:
 
 
 def _plans(
-    problem: Problem, candidates: Sequence[Candidate], keep_all: Candidate, workers: int
+    problem: Problem,
+    candidates: Sequence[Candidate],
+    keep_all: Candidate,
+    workers: int,
+    report: Report | None,
 ) -> Iterator[_Plan]:
     """The candidates and the captured order, as they are and with ops in place, where that costs
     neither time nor memory and wherever it can be; then what polish makes of them."""
@@ -141,7 +146,7 @@ def _plans(
         for room in (peak, 0):
             yield _Plan(source, source.executions, in_place=True, room=room)
     unique: dict[tuple[int, ...], Polished] = {}
-    for polished in Polisher(problem).sweep(starts, least_peak(problem), workers):
+    for polished in Polisher(problem).sweep(starts, least_peak(problem), workers, report):
         unique.setdefault((polished.peak, *polished.sequence), polished)
     for polished in unique.values():
         source = keep_all if polished.start is None else candidates[polished.start]

@@ -12,6 +12,7 @@ from schemas.graph import GRAPH, Graph, read_graph
 from schemas.options import read_options
 from schemas.store import read
 from stages.combine.frontier import frontier
+from stages.combine.polish.polisher import Report
 from stages.combine.strategies.registry import strategy as strategy_of
 from stages.combine.strategies.strategy import About, Strategy, TrainingStep
 from stages.replay.condense import condense
@@ -34,7 +35,13 @@ class Inputs:
         step = TrainingStep(condense(traced, paid), read_blocks(blocks), found)
         return cls(traced, read(graph, GRAPH).digest, paid, step)
 
-    def frontier(self, strategy: Strategy, about: About, workers: int = 1) -> Frontier:
+    def frontier(
+        self,
+        strategy: Strategy,
+        about: About,
+        workers: int = 1,
+        report: Report | None = None,
+    ) -> Frontier:
         """The frontier of a strategy that supports the step, made as `about` says."""
         [keep_all] = strategy_of("unplanned").candidates(self.step)
         return frontier(
@@ -46,4 +53,5 @@ class Inputs:
             strategy.candidates(self.step),
             keep_all,
             workers,
+            report,
         )

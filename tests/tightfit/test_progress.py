@@ -17,6 +17,7 @@ from stages.solve import shelf
 from tests.tightfit.conftest import SETTINGS, gradients, tower
 from tightfit import progress
 from tightfit.progress import Progress
+from tightfit.route import _blocks_of, _budgets
 
 
 class Terminal(io.StringIO):
@@ -59,15 +60,17 @@ def test_a_terminal_has_a_bar_with_a_fraction_and_the_time_left() -> None:
     assert "44%" in stream.getvalue() and ":" in stream.getvalue()
 
 
-def test_what_a_stage_prints_is_counted_and_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_stage_prints_is_read_and_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
     told = Progress(stream=io.StringIO())
     counts = []
     told.done = lambda count, total: counts.append((count, total))  # type: ignore[method-assign]
-    with told.counting(2, lambda line: "options" in line):
-        print("head: 3 options")
+    with told.reading(_blocks_of(2)):
+        print("head: 3 options, 1 optimal")
         print("something else")
-        print("tail: 2 options")
-    assert counts == [(1, 2), (2, 2)]
+        print("tail: 2 options, 2 optimal")
+    with told.reading(_budgets):
+        print("gpt2: rockmate at 12 of 43 budgets")
+    assert counts == [(1, 2), (2, 2), (12, 43)]
     assert capsys.readouterr().out == ""
 
 

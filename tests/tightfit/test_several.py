@@ -188,9 +188,9 @@ def test_shapes_that_are_alike_are_planned_once(
     ran: list[str] = []
     run = route.Route.run
 
-    def noting(self: Any, stage: str, *words: object, parts: int = 0) -> None:
+    def noting(self: Any, stage: str, *words: object, **parts: Any) -> None:
         ran.append(stage)
-        run(self, stage, *words, parts=parts)
+        run(self, stage, *words, **parts)
 
     monkeypatch.setattr(route.Route, "run", noting)
     model = torch.nn.Sequential(*[torch.nn.Linear(8, 8), torch.nn.Tanh()] * 3)

@@ -7,7 +7,7 @@ sequence and from the one that keeps everything.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -18,6 +18,8 @@ from stages.combine.polish.arrays import Arrays, Positions, arrays
 from stages.combine.polish.kernel import memory_line
 from stages.combine.polish.search import exchange, relax, repair
 
+Report = Callable[[int, int], None]
+"""Takes how much is done, of how much."""
 ROUNDS = 2000
 """Steps of repair before a start is given up: more than any real model has needed."""
 EXCHANGE_ROUNDS = 12
@@ -91,18 +93,26 @@ class Polisher:
         room[: len(sequence)] = sequence
         return room
 
-    def sweep(self, starts: Sequence[Sequence[int]], least: int, workers: int) -> list[Polished]:
+    def sweep(
+        self,
+        starts: Sequence[Sequence[int]],
+        least: int,
+        workers: int,
+        report: Report | None = None,
+    ) -> list[Polished]:
         """Polished sequences for a grid of budgets from keep-all's peak down to where no start
         can be repaired any more; `least` is a peak that no sequence goes below.
 
         Each budget is polished by itself and the grid ends at the first that is missed, so that
         the result does not depend on `workers`; then each takes over what a smaller budget found,
-        where relaxing that is faster.
+        where relaxing that is faster. `report` is told how many budgets are done, of at most how
+        many.
         """
+        budgets = _grid(self.measure(self.keep_all, PLENTY)[0], least)
         measured = [self.measure(sequence) for sequence in starts]
         found: list[tuple[int, Polished]] = []
         with ThreadPoolExecutor(workers) as pool:
-            for group in _groups(self.measure(self.keep_all, PLENTY)[0], least, workers):
+            for group in _groups(budgets, workers):
                 results = list(
                     pool.map(
                         lambda budget: self.polish(
@@ -115,6 +125,8 @@ class Polisher:
                     found.append((budget, result))
                     if result.peak > budget:
                         return self._inherit(found)
+                if report is not None:
+                    report(len(found), len(budgets))
         return self._inherit(found)
 
     def _inherit(self, found: Sequence[tuple[int, Polished]]) -> list[Polished]:
@@ -135,12 +147,16 @@ def _list(sequence: Positions, length: int) -> list[int]:
     return [int(node) for node in sequence[:length]]
 
 
-def _groups(highest: int, least: int, size: int) -> Iterator[list[int]]:
+def _grid(highest: int, least: int) -> list[int]:
     budgets: list[int] = []
     budget = highest
     while budget > least * STEP:
         budgets.append(max(budget, least))
         budget = int(budget * STEP)
+    return budgets
+
+
+def _groups(budgets: Sequence[int], size: int) -> Iterator[Sequence[int]]:
     for index in range(0, len(budgets), size):
         yield budgets[index : index + size]
 

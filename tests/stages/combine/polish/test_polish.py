@@ -13,4 +13,10 @@ def test_a_sweep_does_not_depend_on_the_number_of_workers(problem: Problem) -> N
     polisher = Polisher(problem)
     alone = polisher.sweep([], 1, 1)
     for workers in (2, 8, 16):
-        assert polisher.sweep([], 1, workers) == alone
+        told: list[tuple[int, int]] = []
+
+        def report(done: int, most: int, told: list[tuple[int, int]] = told) -> None:
+            told.append((done, most))
+
+        assert polisher.sweep([], 1, workers, report) == alone
+        assert told == sorted(told) and all(done <= most for done, most in told)
