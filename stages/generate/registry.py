@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from schemas.errors import ConfigError
 from schemas.graph import Graph
+from schemas.registry import entry
 from schemas.schedule import Step
 from stages.generate.program import Program, write_program
 
@@ -25,7 +25,4 @@ BACKENDS: dict[str, Backend] = {ATEN: write_program}
 
 def backend(name: str) -> Backend:
     """The backend of that name; raises ConfigError when there is none."""
-    if name not in BACKENDS:
-        known = ", ".join(BACKENDS)
-        raise ConfigError(f"backend {name!r} is not known, expected one of {known}")
-    return BACKENDS[name]
+    return entry("backend", name, BACKENDS)

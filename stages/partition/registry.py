@@ -6,8 +6,8 @@ from typing import Protocol
 
 from schemas.blocks import Blocks
 from schemas.costs import Costs
-from schemas.errors import ConfigError
 from schemas.graph import Graph
+from schemas.registry import entry
 from stages.partition.chain import partition
 
 
@@ -25,7 +25,4 @@ PARTITIONERS: dict[str, Partitioner] = {CUTS: partition}
 
 def partitioner(name: str) -> Partitioner:
     """The partitioner of that name; raises ConfigError when there is none."""
-    if name not in PARTITIONERS:
-        known = ", ".join(PARTITIONERS)
-        raise ConfigError(f"partitioner {name!r} is not known, expected one of {known}")
-    return PARTITIONERS[name]
+    return entry("partitioner", name, PARTITIONERS)

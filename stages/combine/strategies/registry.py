@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schemas.errors import ConfigError
+from schemas.registry import entry
 from stages.combine.strategies.checkpoint import Checkpoint
 from stages.combine.strategies.rockmate import Rockmate
 from stages.combine.strategies.rotor import Rotor
@@ -20,10 +20,7 @@ def strategies() -> dict[str, Strategy]:
 
 def strategy(name: str) -> Strategy:
     """The strategy of that name; raises ConfigError when there is none."""
-    known = strategies()
-    if name not in known:
-        raise ConfigError(f"strategy {name!r} is not known, expected one of {', '.join(known)}")
-    return known[name]
+    return entry("strategy", name, strategies())
 
 
 def chain_strategies() -> list[str]:
