@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import os
+import site
 import sys
+import sysconfig
 from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from schemas.syntax import read_module
+from schemas.syntax import Module, read_module
 
 ROOT = Path(__file__).resolve().parents[1]
+OWN = ("reports", "schemas", "stages", "tightfit")
+"""What is tightfit's own where it stands among the packages of an installation."""
 
 
 def stage_fingerprint(stage: str, root: Path = ROOT) -> str:
@@ -62,7 +66,7 @@ def _fingerprint(modules: Iterable[str], folders: Sequence[Path], files: Iterabl
     total = hashlib.sha256()
     local, foreign = _closure(modules, folders)
     for name in sorted(local):
-        total.update(f"{name} {read_module(local[name]).digest}\n".encode())
+        total.update(f"{name} {_read(name, local[name]).digest}\n".encode())
     for name in sorted(foreign):
         total.update(f"{name} {_version(name)}\n".encode())
     for path in sorted(files):
@@ -81,14 +85,25 @@ def _closure(names: Iterable[str], folders: Sequence[Path]) -> tuple[dict[str, P
                 foreign.add(name.partition(".")[0])
         elif name not in local:
             local[name] = path
-            waiting += read_module(path).imports
+            waiting += _read(name, path).imports
             waiting += _ancestors(name)
     return local, foreign - sys.stdlib_module_names
 
 
+def _read(name: str, path: Path) -> Module:
+    """What a module says by the name that it is imported by. Nothing is kept in an installation,
+    whose files are those of others."""
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    kept = not any(path.is_relative_to(folder) for folder in _installations())
+    return read_module(path, package, kept)
+
+
 def _find(name: str, folders: Sequence[Path]) -> Path | None:
     relative = name.replace(".", os.sep)
+    own = name.partition(".")[0] in OWN
     for folder in folders:
+        if not own and folder in _installations():
+            continue
         start = f"{folder}{os.sep}{relative}"
         for path in (f"{start}{os.sep}__init__.py", f"{start}.py"):
             if os.path.isfile(path):  # noqa: PTH113 - asked thousands of times
@@ -116,6 +131,16 @@ def _resources(room: Path, root: Path) -> list[Path]:
         for path in folder.rglob("*")
         if path.is_file() and path.suffix not in (".py", ".md") and "__pycache__" not in path.parts
     ]
+
+
+@cache
+def _installations() -> frozenset[Path]:
+    """The folders that packages are installed in, tightfit's own where it is no checkout."""
+    places = [*site.getsitepackages(), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    own = [] if (ROOT / "Snakefile").is_file() else [ROOT]
+    return frozenset(
+        [*own, *(Path(place) for place in places), *(Path(p).resolve() for p in places)]
+    )
 
 
 @cache

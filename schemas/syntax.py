@@ -27,16 +27,18 @@ class Module:
     imports: tuple[str, ...]
 
 
-def read_module(path: Path) -> Module:
-    """What a source file says; read again in the same process only when it was written since."""
+def read_module(path: Path, package: str, keep: bool = True) -> Module:
+    """What a source file of a package says; read again in the same process only when it was written
+    since. With `keep`, what was read is kept for other processes."""
     state = path.stat()
-    return _read_module(path.resolve(), state.st_mtime_ns, state.st_size)
+    return _read_module(path.resolve(), package, keep, state.st_mtime_ns, state.st_size)
 
 
 @cache
-def _read_module(path: Path, changed: int, size: int) -> Module:
+def _read_module(path: Path, package: str, keep: bool, changed: int, size: int) -> Module:
     data = path.read_bytes()
-    package = _package(path)
+    if not keep:
+        return _parse(data, package)
     key = hashlib.sha256(_own() + package.encode() + b"\n" + data).hexdigest()
     place = Path(cache_from_source(str(path))).with_suffix(".json")
     module = _kept(place, key)
@@ -95,13 +97,16 @@ def _written(tree: ast.AST) -> str:
 def imports(tree: ast.AST, package: str = "") -> Iterator[str]:
     """The dotted names that code may import when it runs: modules, and what is taken from them.
 
-    `package` resolves relative imports. What stands under `if TYPE_CHECKING` never runs.
+    `package` resolves relative imports; one that leads out of it is left out. What
+    stands under `if TYPE_CHECKING` never runs.
     """
     for node in _running(tree):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = _absolute(node, package)
+            if not base:
+                continue
             yield base
             yield from (f"{base}.{name.name}" for name in node.names)
 
@@ -117,18 +122,10 @@ def _running(node: ast.AST) -> Iterator[ast.AST]:
 def _absolute(node: ast.ImportFrom, package: str) -> str:
     if not node.level:
         return node.module or ""
-    parts = package.split(".")
+    parts = package.split(".") if package else []
+    if len(parts) < node.level:
+        return ""
     return ".".join([*parts[: len(parts) - node.level + 1], *filter(None, [node.module])])
-
-
-def _package(path: Path) -> str:
-    """The dotted name of the package that a file is in, found by its __init__.py files."""
-    parts: list[str] = []
-    folder = path.parent
-    while (folder / "__init__.py").is_file():
-        parts.insert(0, folder.name)
-        folder = folder.parent
-    return ".".join(parts)
 
 
 def _is_text(node: ast.stmt) -> bool:

@@ -19,11 +19,19 @@ def require_own(*names: str) -> None:
         folders = [Path(place).resolve() for place in places]
         if not folders:
             raise ImportError(f"tightfit's package {name!r} is not in {HOUSE}: install it anew")
+        if HOUSE / name not in folders and _is_remains(folders[0]):
+            raise ImportError(f"{folders[0]} is left of an earlier installation: remove it")
         if HOUSE / name not in folders:
             raise ImportError(
                 f"{folders[0]} hides tightfit's own package {name!r}: rename it, or start Python "
                 "where it is not on the path"
             )
+
+
+def _is_remains(folder: Path) -> bool:
+    """Whether a folder holds only caches, as an uninstalled package leaves them."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return bool(files) and all("__pycache__" in path.parts for path in files)
 
 
 def default_store() -> Path:

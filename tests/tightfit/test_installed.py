@@ -15,6 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from schemas.fingerprint import stage_fingerprint, stage_versions
 from tightfit.house import default_store, require_own
 
 ROOT = Path(__file__).parents[2]
@@ -56,7 +57,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A new environment with the wheel in it, that sees the packages of the running one."""
+    """A new environment with the wheel in it, beside links to the packages of the running one."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
@@ -64,8 +65,11 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     pip = (base, "-m", "pip", "--python", str(python))
     run(*pip, "install", "--no-deps", "--no-index", "--quiet", str(wheel), cwd=folder)
     [packages] = (folder / "lib").glob("python*/site-packages")
-    here = [path for path in sys.path if Path(path).name == "site-packages"]
-    (packages / "zz_here.pth").write_text("\n".join(here))
+    for place in (Path(path) for path in sys.path if Path(path).name == "site-packages"):
+        for path in place.iterdir():
+            ours = path.name.startswith(("tightfit", "__editable__", "__pycache__"))
+            if not ours and path.suffix != ".pth" and not (packages / path.name).exists():
+                (packages / path.name).symlink_to(path)
     return folder
 
 
@@ -102,6 +106,41 @@ def test_a_plan_from_another_folder(environment: Path, tmp_path: Path) -> None:
     assert f"{environment}/lib" in said and "refused: input has shape (3, 32)" in said
     assert sorted(path.name for path in work.iterdir()) == ["data", "script.py"]
     assert (tmp_path / "cache" / "tightfit" / "calls").is_dir()
+
+
+def test_what_is_installed_beside_is_not_read_as_code_of_ours(
+    environment: Path, tmp_path: Path
+) -> None:
+    """The code of a stage is the same installed as in the checkout, and nothing is kept among the
+    packages."""
+    stages = ("trace", "profile", "combine", "validate")
+    code = f"""
+import schemas.fingerprint as found
+for stage in {stages}:
+    print(found.stage_fingerprint(stage), sorted(found.stage_versions(stage)))
+"""
+    said = run(str(environment / "bin" / "python"), "-c", code, cwd=tmp_path)
+    assert said.splitlines() == [
+        f"{stage_fingerprint(stage)} {sorted(stage_versions(stage))}" for stage in stages
+    ]
+    [packages] = (environment / "lib").glob("python*/site-packages")
+    assert not list((packages / "schemas").rglob("__pycache__/*.json"))
+
+
+def test_the_remains_of_an_installation_are_named(tmp_path: Path) -> None:
+    (tmp_path / "remains" / "__pycache__").mkdir(parents=True)
+    (tmp_path / "remains" / "__pycache__" / "kernel.nbi").touch()
+    code = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+from tightfit.house import require_own
+try:
+    require_own("remains")
+except ImportError as error:
+    print(error)
+"""
+    said = run(sys.executable, "-c", code, cwd=ROOT)
+    assert said == f"{tmp_path}/remains is left of an earlier installation: remove it\n"
 
 
 def test_the_command_line_is_there(environment: Path, tmp_path: Path) -> None:
