@@ -46,6 +46,12 @@ _DESCRIPTORS = (
     types.MethodDescriptorType,
     types.WrapperDescriptorType,
 )
+VIEWS: tuple[Any, ...] = (type({}.values()), type({}.items()), type({}.keys()))
+"""What shows a dictionary that stands elsewhere."""
+_CONTAINERS = (
+    *(list, tuple, set, frozenset, dict, collections.deque, types.MappingProxyType),
+    *VIEWS,
+)
 _PYTHON = sysconfig.get_path("stdlib")
 _DEEPEST = 12
 
@@ -71,8 +77,12 @@ def encode(value: Any, own: Mapping[int, str] | None = None, depth: int = 0) -> 
         return ["torch", str(value)]
     if isinstance(value, torch.Tensor):
         return ["tensor", list(value.shape), str(value.dtype), digest_of(value)]
-    if isinstance(value, list | tuple | set | frozenset | dict | collections.deque):
+    if isinstance(value, _CONTAINERS):
         return _container(value, own, depth)
+    if isinstance(value, memoryview):
+        return ["array", repr(value.shape), str(value.format), _sha(value.tobytes())]
+    if (owner := bound_to(value)) is not ABSENT and depth <= _DEEPEST:
+        return ["bound", value.__name__, encode(owner, own, depth + 1)]
     if isinstance(value, _WRITTEN):
         return ["plain", kind.__name__, _written(value)]
     if _is_array(value):
@@ -84,7 +94,7 @@ def _container(value: Any, own: Mapping[int, str], depth: int) -> Any:
     if depth > _DEEPEST:
         return ["object", *_named(type(value))]
     names = _named(type(value))
-    if isinstance(value, dict):
+    if isinstance(value, dict | types.MappingProxyType):
         return ["dict", *names, _pairs(value, own, depth)]
     items = [encode(item, own, depth + 1) for item in value]
     if isinstance(value, set | frozenset):
@@ -119,6 +129,15 @@ def _code(value: Any, own: Mapping[int, str], depth: int) -> Any:
     if (slots := slots_of(value)) and depth <= _DEEPEST:
         return ["dict", *_named(type(value)), _pairs(slots, own, depth)]
     return ["object", *_named(type(value))]
+
+
+def bound_to(value: Any) -> Any:
+    """What a method that is not written in Python is of, ABSENT where it is of a module, a class or
+    nothing."""
+    if not isinstance(value, types.BuiltinMethodType | types.MethodWrapperType):
+        return ABSENT
+    owner = value.__self__
+    return ABSENT if owner is None or isinstance(owner, types.ModuleType | type) else owner
 
 
 def _written(value: Any) -> str:
@@ -318,6 +337,9 @@ def say(written: Any, other: Any = None) -> str:
         kind = "" if word == "class" else "a " if word == "object" else f"the {word} "
         alike = isinstance(other, list) and other[:3] == written[:3]
         return f"{kind}{written[2]}" + (" of other code" if alike else "")
+    if word == "bound":
+        owner = other[2] if isinstance(other, list) and other[:2] == written[:2] else None
+        return f"{written[1]} of {say(written[2], owner)}"
     return "another value"
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stages.device.readings import ABSENT, installed
+from stages.device.readings import ABSENT, VIEWS, installed
 
 Place = tuple[tuple[Any, ...], ...]
 """Steps from a module of the model, or a module of Python, to a thing; see
@@ -34,6 +34,7 @@ HOOKS = tuple(name for name in vars(nn.Module()) if name.startswith(("_forward_"
 _NAMESPACES = ("SimpleNamespace", "Namespace")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Tensor, type)
 _CODE = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType)
+_UNPLACED = (set, frozenset, dict, types.MappingProxyType, *VIEWS)
 _USERS = (collections.UserDict, collections.UserList, collections.ChainMap)
 NOWHERE = ("nowhere",)
 """The first step to what nobody can find again: a member of a set, a key, an item of an array."""
@@ -199,7 +200,7 @@ def is_users(function: Any) -> bool:
 
 def items_of(value: Any) -> Iterator[tuple[tuple[Any, ...], str, Any]]:
     """The items of a container: the step to each, how it is shown, the item."""
-    if isinstance(value, dict):
+    if isinstance(value, dict | types.MappingProxyType):
         for key, item in value.items():
             yield ("key", key), f"[{key!r}]", item
     elif isinstance(value, list | tuple | collections.deque):
@@ -209,5 +210,5 @@ def items_of(value: Any) -> Iterator[tuple[tuple[Any, ...], str, Any]]:
 
 def unplaced_in(value: Any) -> list[Any]:
     """What a container holds that is an object of its own and has no place in it that lasts."""
-    found: Any = value if isinstance(value, set | frozenset | dict) else ()
+    found: Any = value if isinstance(value, _UNPLACED) else ()
     return [item for item in found if is_object(item)]

@@ -11,7 +11,15 @@ from typing import Any
 
 from torch import nn
 
-from stages.device.readings import class_of, installed_class, slots_of, underlying
+from stages.device.readings import (
+    ABSENT,
+    VIEWS,
+    bound_to,
+    class_of,
+    installed_class,
+    slots_of,
+    underlying,
+)
 from stages.trace.codes import nested
 from stages.trace.functions import cells_of, content_of, has_own, own_code
 from stages.trace.holders import (
@@ -34,6 +42,7 @@ from stages.trace.spaces import Spaces
 REGISTERED = ("_modules", "_parameters", "_buffers")
 _CACHED = functools._lru_cache_wrapper
 _CALLED = (types.FunctionType, types.MethodType, functools.partial, _CACHED)
+_CONTAINERS = (dict, list, set, frozenset, tuple, collections.deque, types.MappingProxyType)
 _FARTHEST = 8
 """Steps from what was read to what is followed before it is read."""
 _LONGEST = 64
@@ -149,7 +158,7 @@ class Reach(abc.ABC):
         elif isinstance(value, nn.Module):
             if id(vars(value)) not in self._modules:
                 self._discover_foreign(value, place, shown)
-        elif isinstance(value, _CALLED):
+        elif isinstance(value, _CALLED) or bound_to(value) is not ABSENT:
             self._discover_function(value, place, shown, far)
         elif isinstance(value, types.ModuleType):
             self.spaces.enter_module(value, place)
@@ -166,6 +175,8 @@ class Reach(abc.ABC):
         self._enter_function(value, place)
         if isinstance(value, types.MethodType):
             self.discover(value.__self__, (*place, ("bound",)), f"{shown}.__self__", far)
+        elif (owner := bound_to(value)) is not ABSENT:
+            self.discover(owner, (*place, ("bound",)), f"{shown}.__self__", far)
         elif isinstance(value, functools.partial):
             self.discover(value.func, (*place, ("given", "func")), shown, far)
             for name in ("args", "keywords"):
@@ -175,7 +186,9 @@ class Reach(abc.ABC):
     def _discover_data(self, value: Any, place: Place, shown: str, far: int) -> bool:
         whole = True
         items: list[tuple[Place, str, Any]] = []
-        if isinstance(value, dict | list | set | frozenset | tuple | collections.deque):
+        if isinstance(value, VIEWS):
+            return self.discover(value.mapping, (NOWHERE,), shown, far)
+        if isinstance(value, _CONTAINERS):
             self._remember(value)
             if is_kept(value):
                 self._keep(shown, value, None)

@@ -15,7 +15,7 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-from .readings import ABSENT, class_of, encode, slots_of, underlying
+from .readings import ABSENT, bound_to, class_of, encode, slots_of, underlying
 
 
 def find(place: list[list[Any]], modules: Mapping[str, Any]) -> Any:
@@ -53,7 +53,7 @@ def _class(thing: Any, name: str) -> Any:
 
 
 def _key(thing: Any, written: Any) -> Any:
-    if not isinstance(thing, dict):
+    if not isinstance(thing, dict | types.MappingProxyType):
         return ABSENT
     if isinstance(written, str | int | type(None)):
         return thing.get(written, ABSENT)
@@ -112,7 +112,7 @@ def _base(thing: Any, index: int) -> Any:
 
 def _bound(thing: Any) -> Any:
     """What a method is of."""
-    return thing.__self__ if inspect.ismethod(thing) else ABSENT
+    return thing.__self__ if inspect.ismethod(thing) else bound_to(thing)
 
 
 def _given(thing: Any, name: str) -> Any:

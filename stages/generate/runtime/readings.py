@@ -3,7 +3,9 @@
 from stages.device.readings import (
     ABSENT,
     STATES,
+    VIEWS,
     agree,
+    bound_to,
     class_of,
     encode,
     same_plain,
@@ -16,7 +18,9 @@ from stages.device.readings import (
 __all__ = [
     "ABSENT",
     "STATES",
+    "VIEWS",
     "agree",
+    "bound_to",
     "class_of",
     "encode",
     "same_plain",

@@ -18,7 +18,18 @@ import torch
 from .form import check_form
 from .lists import Lists
 from .places import cells, content, defaults, find, of_class
-from .readings import ABSENT, STATES, agree, class_of, encode, say, slots_of, type_of
+from .readings import (
+    ABSENT,
+    STATES,
+    VIEWS,
+    agree,
+    bound_to,
+    class_of,
+    encode,
+    say,
+    slots_of,
+    type_of,
+)
 
 _REGISTERED = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -230,15 +241,20 @@ class Watch:
                 self.known[id(value)] = (value, value._version, encode(value))
         elif type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
             lists.arrays.append((value, value.tobytes()))
-        elif isinstance(value, bytearray | array.array):
+        elif isinstance(value, bytearray | memoryview | array.array):
             lists.buffers.append((value, bytes(value)))
-        elif isinstance(value, list | tuple | dict | set | collections.deque) and depth < 12:
-            inside = list(value.values()) if isinstance(value, dict) else list(value)
+        elif isinstance(value, VIEWS) and depth < 12:
+            self._take_contents(value.mapping, lists, own, depth + 1)
+        elif isinstance(value, _CONTAINERS) and depth < 12:
+            shown: Any = value
+            keys = list(shown) if isinstance(value, dict | MappingProxyType) else None
+            inside = list(shown) if keys is None else list(shown.values())
             if not isinstance(value, tuple):
-                keys = list(value) if isinstance(value, dict) else None
                 lists.containers.append((value, inside, keys))
             for item in inside:
                 self._take_contents(item, lists, own, depth + 1)
+        elif (owner := bound_to(value)) is not ABSENT and depth < 12:
+            self._take_contents(owner, lists, own, depth + 1)
         elif isinstance(value, functools.partial):
             self._take_contents((value.args, value.keywords), lists, own, depth + 1)
         elif (slots := slots_of(value)) and depth < 12:
@@ -252,6 +268,7 @@ class Watch:
         return encode(value, own)
 
 
+_CONTAINERS = (list, tuple, dict, set, collections.deque, MappingProxyType)
 _of_dict: Callable[..., Any] = dict.get
 _of_class: Callable[..., Any] = MappingProxyType.get
 

@@ -8,6 +8,7 @@ import functools
 import importlib
 import subprocess
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,16 @@ def set_gain(thing: Any) -> None:
     thing.gain = 3.0
 
 
+SHOWN = {"a": 1.0}
+
+
+def shown() -> dict[str, float]:
+    """A dictionary that others show."""
+    SHOWN.clear()
+    SHOWN.update(a=1.0)
+    return SHOWN
+
+
 READS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], None]]] = {
     "a bound method": (lambda: Thing().read, lambda h: h(), lambda h: set_gain(h.__self__)),
     "a bound method in a list": (
@@ -163,6 +174,56 @@ READS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], 
         lambda: collections.ChainMap({}, {"a": 1.0}),
         lambda h: h["a"],
         lambda h: h.maps[1].update(a=2.0),
+    ),
+    "a proxy of a dictionary": (
+        lambda: types.MappingProxyType(shown()),
+        lambda h: h["a"],
+        lambda h: SHOWN.update(a=2.0),
+    ),
+    "an object behind a proxy": (
+        lambda: types.MappingProxyType({"a": Thing()}),
+        lambda h: h["a"].gain,
+        lambda h: set_gain(h["a"]),
+    ),
+    "values of a dictionary": (
+        lambda: shown().values(),
+        lambda h: sum(h),
+        lambda h: SHOWN.update(a=2.0),
+    ),
+    "items of a dictionary": (
+        lambda: shown().items(),
+        lambda h: sum(value for _, value in h),
+        lambda h: SHOWN.update(a=2.0),
+    ),
+    "keys of a dictionary": (
+        lambda: shown().keys(),
+        lambda h: float(len(h)),
+        lambda h: SHOWN.update(more=2.0),
+    ),
+    "a view of bytes": (
+        lambda: memoryview(bytearray(b"ab")),
+        lambda h: h[0] / 100,
+        lambda h: h.__setitem__(0, 99),
+    ),
+    "get of a dictionary": (
+        lambda: shown().get,
+        lambda h: h("a"),
+        lambda h: SHOWN.update(a=2.0),
+    ),
+    "an item of a list by its method": (
+        lambda: [1.0, 2.0].__getitem__,
+        lambda h: h(0),
+        lambda h: h.__self__.insert(0, 3.0),
+    ),
+    "the length of a list by its method": (
+        lambda: [1.0, 2.0].__len__,
+        lambda h: float(h()),
+        lambda h: h.__self__.append(3.0),
+    ),
+    "get of a dictionary with an object": (
+        lambda: {"a": Thing()}.get,
+        lambda h: h("a").gain,
+        lambda h: set_gain(h("a")),
     ),
     "a copy": (Thing, lambda h: copy.deepcopy(h).gain, set_gain),
     "a class of a class": (
