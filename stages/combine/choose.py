@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from schemas.budget import NO_BUDGET, parse_budget
 from schemas.contributions import contributions
 from schemas.costs import Costs
+from schemas.errors import ArtifactError
 from schemas.frontier import Frontier, Point
 from schemas.graph import NONE, Graph
 from schemas.plan import Cost, Fixed, Plan, Verdict, gap_of
@@ -15,7 +17,7 @@ from schemas.schedule import Step
 from stages.combine.bounds import least_seconds
 from stages.combine.holding import holding
 from stages.combine.schedule.opening import Opener
-from stages.replay.referee import replay
+from stages.replay.referee import Replay, replay
 
 TOLERANCE = 1e-9
 """Relative difference of two sums of the same times in another order."""
@@ -47,7 +49,8 @@ def choose(
     frontier it is, and its schedule with times and memory filled in.
 
     When no point fits, the verdict is `infeasible`, the point None and the schedule empty. Raises
-    ConfigError when the budget is no size.
+    ConfigError when the budget is no size, ArtifactError when the frontier does not say what its
+    plans replay to.
     """
     fixed = fixed_bytes(graph)
     there_before = fixed.there_before
@@ -59,11 +62,12 @@ def choose(
     point = frontier.within(frontier.points[0].peak if own is None else own)
     keep_all = Cost(frontier.keep_all_seconds, frontier.keep_all_peak)
     solver = "local search" if point is not None and point.polished else "none"
+    player = _Player(graph, costs, Opener(graph, problem))
+    player.check_keep_all(keep_all)
+    last = player.played(frontier.points[-1])
     if point is None:
-        last = frontier.points[-1]
         smallest = there_before + last.peak
-        opened = Opener(graph, problem).opened(last)
-        held = holding(graph, replay(graph, costs, opened), fixed)
+        held = holding(graph, last, fixed)
         measured = _measured(budget, smallest, _share(smallest - fixed.floor, most - fixed.floor))
         sentence = (
             f"infeasible: {budget} is {total:,} bytes, the smallest budget known to work for "
@@ -75,8 +79,7 @@ def choose(
             smallest_budget=smallest, keep_all=keep_all, fixed=fixed, solver=solver,
         )  # fmt: skip
         return refusal, None, []
-    steps = Opener(graph, problem).opened(point)
-    played = replay(graph, costs, steps)
+    played = player.played(point)
     least = least_seconds(graph, costs, problem, own if own is not None else point.peak)
     bound = min(least, played.seconds)
     gap = gap_of(played.seconds, bound)
@@ -93,7 +96,7 @@ def choose(
         lower_bound=bound,
         gap=gap,
         optimal_in=_optimal_in(verdict, point, frontier),
-        smallest_budget=there_before + frontier.points[-1].peak,
+        smallest_budget=there_before + last.peak,
         before_polish=Cost(point.before_seconds, point.before_peak),
         keep_all=keep_all,
         fixed=fixed,
@@ -102,6 +105,36 @@ def choose(
         solver=solver,
     )
     return plan, point, played.steps
+
+
+@dataclass(frozen=True)
+class _Player:
+    """Replays plans of a frontier, which must say of them what comes out."""
+
+    graph: Graph
+    costs: Costs
+    opener: Opener
+
+    def played(self, point: Point) -> Replay:
+        """The replay of a point."""
+        found = replay(self.graph, self.costs, self.opener.opened(point))
+        _compare("a plan", Cost(point.seconds, point.peak), found)
+        return found
+
+    def check_keep_all(self, said: Cost) -> None:
+        """Raises ArtifactError where the captured order costs something else."""
+        captured = [node.op for node in self.opener.problem.nodes]
+        steps = self.opener.schedule(captured, in_place=False)
+        _compare("keeping everything", said, replay(self.graph, self.costs, steps))
+
+
+def _compare(what: str, said: Cost, found: Replay) -> None:
+    if (said.peak, said.time) != (found.peak, found.seconds):
+        raise ArtifactError(
+            f"the frontier says that {what} takes {said.peak:,} bytes and {said.time:g} s, which "
+            f"replays to {found.peak:,} bytes and {found.seconds:g} s: it was made with other "
+            f"costs, or changed since"
+        )
 
 
 def _optimal_in(verdict: Verdict, point: Point, frontier: Frontier) -> str:

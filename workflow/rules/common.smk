@@ -64,7 +64,9 @@ def compared(model):
     """What the index reads of a model, where it has to be declared."""
     strategies = SETTINGS.models[model].strategies
     frontiers = expand(f"{STRATEGY}/frontier.arrow", model=model, strategy=strategies)
-    return frontiers + of_plans(model, "plan.json", "measurement.arrow") if APART else []
+    return (
+        frontiers + of_plans(model, "plan.json", "measurement.arrow") if APART else []
+    )
 
 
 def reported(model):

@@ -156,7 +156,10 @@ class _Opening:
             pending.pop()
 
     def any_value(self, storage: int) -> int:
-        return min(value for value in self.values[storage] if value in self.live)
+        live = [value for value in self.values[storage] if value in self.live]
+        if not live:
+            raise ScheduleError(f"the sequence frees storage {storage}, which it has not made")
+        return min(live)
 
     def forget(self, storage: int) -> None:
         self.live.difference_update(self.values.get(storage, ()))

@@ -1,0 +1,59 @@
+"""A frontier that does not say what its plans cost is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from schemas.errors import ScheduleError
+from schemas.frontier import Frontier, read_frontier, write_frontier
+from stages.__main__ import main
+from stages.combine.schedule.opening import Opener
+from stages.replay.condense import condense
+from tests.stages.audit.towers import solve_tower
+from tests.stages.combine.problems import two_layers
+from tests.stages.replay.graphs import graph_of
+
+FILES = ("--graph", "graph.arrow", "--costs", "costs.arrow")
+
+
+@pytest.fixture
+def frontier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Frontier:
+    monkeypatch.chdir(tmp_path)
+    solve_tower(Path(), Path("store"))
+    blocks = ("--blocks", "blocks.arrow", "--options", "options.arrow")
+    words = ("combine", *FILES, *blocks, "--strategy", "rotor", "--out", "frontier.arrow")
+    assert main(words) == 0
+    return read_frontier("frontier.arrow")
+
+
+def chosen(frontier: Frontier, budget: str) -> int:
+    write_frontier("other.arrow", frontier)
+    return main(["choose", *FILES, "--frontier", "other.arrow", "--budget", budget, "--out", "p"])
+
+
+def test_figures_are_replayed(frontier: Frontier, capsys: pytest.CaptureFixture[str]) -> None:
+    first, *middle, last = frontier.points
+    small = replace(last, peak=last.peak - 1)
+    quick = replace(first, seconds=first.seconds / 2)
+    doctored = (
+        replace(frontier, points=[first, *middle, small]),
+        replace(frontier, points=[quick, *middle, last]),
+        replace(frontier, keep_all_peak=frontier.keep_all_peak * 2),
+        replace(frontier, keep_all_seconds=frontier.keep_all_seconds / 2),
+    )
+    assert chosen(frontier, "none") == 0
+    for other in doctored:
+        capsys.readouterr()
+        assert chosen(other, "none") == 1
+        assert "which replays to" in capsys.readouterr().err
+
+
+def test_a_sequence_that_frees_what_it_has_not_made_is_refused() -> None:
+    graph, costs = graph_of(two_layers(), False)
+    problem = condense(graph, costs)
+    order = [node.op for node in problem.nodes]
+    with pytest.raises(ScheduleError, match="which it has not made"):
+        Opener(graph, problem).schedule(order[-1:], in_place=False)
