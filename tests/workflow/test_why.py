@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from snakemake_interface_logger_plugins.common import LogEvent
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "workflow/progress"))
 
+from snakemake_logger_plugin_tightfit import LogHandler
 from snakemake_logger_plugin_tightfit.why import Job, told
 
 CODE = "code of generate 0123456789abcdef"
@@ -88,3 +92,18 @@ def test_a_model_with_two_causes_tells_both() -> None:
     assert told(jobs)[1] == (
         "  a, 2 steps: the budget 80pct is new for rotor; the budget 60pct is new for rotor"
     )
+
+
+def test_steps_are_counted_as_they_were_told() -> None:
+    """The target of the workflow is no step."""
+    handler = LogHandler.__new__(LogHandler)
+    handler.settings = None
+    handler.__post_init__()
+
+    def line(event: LogEvent, **fields: Any) -> str:
+        return handler.line(logging.makeLogRecord({"event": event, **fields}))
+
+    assert line(LogEvent.RUN_INFO, stats={"trace": 2, "all": 1, "total": 3}) == ""
+    assert line(LogEvent.JOB_INFO, rule_msg="a: tracing") == "[0/2] a: tracing"
+    assert line(LogEvent.PROGRESS, done=1, total=3) == ""
+    assert line(LogEvent.JOB_INFO, rule_msg="b: tracing") == "[1/2] b: tracing"

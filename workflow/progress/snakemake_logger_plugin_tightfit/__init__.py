@@ -38,6 +38,7 @@ class LogHandler(LogHandlerBase):
     def __post_init__(self) -> None:
         self.done = 0
         self.total = 0
+        self.targets = 0
         self.jobs: list[Job] = []
         self.why = isinstance(self.settings, LogHandlerSettings) and self.settings.why
 
@@ -58,9 +59,11 @@ class LogHandler(LogHandlerBase):
         """The line for a record, empty where there is nothing to say."""
         event, data = getattr(record, "event", None), record.__dict__
         if event == LogEvent.RUN_INFO:
-            self.total = data.get("stats", {}).get("total", 0)
+            stats = data.get("stats", {})
+            self.targets = stats.get("all", 0)
+            self.total = stats.get("total", 0) - self.targets
         elif event == LogEvent.PROGRESS:
-            self.done, self.total = data["done"], data["total"]
+            self.done, self.total = data["done"], data["total"] - self.targets
         elif event == LogEvent.JOB_INFO and self.why:
             logs = tuple(map(str, data.get("log") or ()))
             wildcards = dict(data.get("wildcards") or {})
