@@ -29,18 +29,18 @@ from schemas.problem import PROBLEM_FIELDS, Node, Problem, Repeat, Reuse, Storag
 class Block:
     """One position of the chain.
 
-    `digest` names its problem in `Blocks.distinct`; `label` is the submodule it mostly comes
-    from, numbered where several blocks come from one. `forward` and `backward` are op ids of the
-    graph in captured order: node p of the problem is forward[p], then comes the problem's own
-    loss (all that happens between the block's forward and its backward), then the backward.
-    `storages` gives the graph's storage for each storage of the problem. `once` lists the ops of
-    `forward` that run in the block's first forward only.
+    `digest` names its problem in `Blocks.distinct`; `label` is the submodule it mostly comes from,
+    numbered where several blocks come from one. `forward` and `backward` are op ids of the graph in
+    captured order. Node p of the problem is forward[p]; then comes the problem's own loss, which is
+    all that happens between the block's forward and its backward; then the backward. `storages`
+    gives the graph's storage for each storage of the problem. `once` lists the ops of `forward`
+    that run in the block's first forward only.
 
-    `inputs` and `outputs` are the storages that it takes from the block before and gives to the
-    next, `incoming` the gradients it is given for its outputs, `outgoing` those it makes for its
-    inputs; the sizes `output_bytes`, `incoming_bytes` and `outgoing_bytes` are their sums without
-    what `held_bytes` counts. `gradient_bytes` is by how much the block's backward makes the sum of
-    the parameter gradients grow; `carried_bytes` is the part of it that are contributions to
+    `inputs` and `outputs` are the storages that a block takes from the block before and gives to
+    the next. `incoming` are the gradients of its outputs, which it is given; `outgoing` those of
+    its inputs, which it makes. `output_bytes`, `incoming_bytes` and `outgoing_bytes` are their sums
+    without what `held_bytes` counts. `gradient_bytes` is by how much the block's backward makes the
+    sum of the parameter gradients grow; `carried_bytes` is the part of it that are contributions to
     gradients that another block finishes (it is negative where this block finishes them).
     """
 

@@ -1,8 +1,8 @@
 """`tightfit.costs/1`: what each distinct op costs on one device.
 
-Two ops are the same when their keys are equal: same target and arguments, with every tensor
-replaced by its shape, strides and dtype, with its device where that is not the graph's, and
-repeated tensors recognised.
+Two ops are the same when their keys are equal: same target and arguments. A tensor stands in a key
+as its shape, strides and dtype, with its device where that is not the graph's; a repeated tensor is
+recognised.
 """
 
 from __future__ import annotations

@@ -20,10 +20,10 @@ from schemas.sequence import OPERATION_FIELDS, Operation, operation
 class Point:
     """One plan: the ops it runs, in order, as ids of the graph (views left out).
 
-    `peak` (bytes) and `seconds` are what replay says of it; `before_peak` and `before_seconds`
-    are those of the strategy's own sequence, as it was given. It is `polished` where a search made
-    another one of that. `in_place` and `room` (bytes) say which ops overwrite inputs that end with
-    them (`stages.replay.line`). `sequence` is what the strategy does with the positions of its
+    `peak` (bytes) and `seconds` are what replay says of it; `before_peak` and `before_seconds` are
+    those of the strategy's own sequence, as it was given. A point is `polished` where a search made
+    another sequence of that. `in_place` and `room` (bytes) say which ops overwrite inputs that end
+    with them (`stages.replay.line`). `sequence` is what the strategy does with the positions of its
     chain and `origin` how the point was found.
     """
 

@@ -1,9 +1,9 @@
 """`tightfit.graph/3`: the whole training step of a model as ops, values and storages.
 
-The graph is the forward, the place of the loss, and the backward, in the order PyTorch runs them.
-It is a program: rebuilding and running it needs this file, the model's parameters and buffers
-(found by their names) and the inputs. Aliasing, mutation and randomness are explicit, so that
-planning needs no PyTorch.
+The graph is the forward, the place of the loss, and the backward, in the order PyTorch runs them. A
+graph is a program: this file, the model's parameters and buffers (found by their names) and the
+inputs are all that rebuilding and running it needs. Aliasing, mutation and randomness are explicit,
+so that planning needs no PyTorch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A generated module's directory: what it was made from and what its files are, by digest.
 
-Beside the code stands `made_from.json`. It names the graph and the schedule by the digests in
-their metadata, plan.json and each other file of the package by their SHA-256.
+Beside the code stands `made_from.json`. The manifest names the graph and the schedule by the
+digests in their metadata, and plan.json and each other file of the package by their SHA-256.
 """
 
 from __future__ import annotations

@@ -15,12 +15,12 @@ After the backward two things remain: the gradient for the block's input
 (`Block.outgoing_bytes`) and parameter gradients (`Block.gradient_bytes`).
 
 Option 0 of a block runs the forward, keeps nothing but the output (and the random states that
-running the block again will need) and has no backward. Every other option has one. Nodes that
-serve the output alone (`output_only`, together `output_seconds`) can be left out of a forward
-that runs when the gradient of the output is already there: then the option's forward, which is
-not the block's first, costs `output_seconds` less. `forward_seconds` are those of the block's
-first forward; in a further one ops may run in a cheaper form (`schemas.problem.Repeat`), and the
-nodes listed in `Block.once` do not run.
+running the block again will need) and has no backward. Every other option has one. Nodes that serve
+the output alone are `output_only`, together `output_seconds`. A forward that runs when the gradient
+of the output is already there can leave them out: it is not the block's first, and costs
+`output_seconds` less. `forward_seconds` are those of the block's first forward; in a further one
+ops may run in a cheaper form (`schemas.problem.Repeat`), and the nodes listed in `Block.once` do
+not run.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ LIMITS = ("", "gap", "work", "clock")
 class Option:
     """One way to run a block.
 
-    `block` is the digest of the block's problem, `option` its number among the block's options
-    and `label` says in words how it was found. `forward` and `backward` are positions of nodes in
-    the block's problem, in the order they run. `status` "optimal": no run of the class that was
-    searched is faster within this option's save and the larger of its peaks. "feasible": one may
-    be faster by at most a share `gap` of `seconds`, and `limit` says what ended the search for
-    this option: the accepted "gap", "work" (nodes of the search tree) or "clock"; it is empty
-    where the option was made by hand.
+    `block` is the digest of the block's problem, `option` its number among the block's options and
+    `label` says in words how it was found. `forward` and `backward` are positions of nodes in the
+    block's problem, in the order they run. `status` "optimal": no run of the class that was
+    searched is faster within this option's save and the larger of its peaks. "feasible": one may be
+    faster by at most a share `gap` of `seconds`. `limit` says what ended the search for this
+    option: the accepted "gap", "work" (nodes of the search tree) or "clock"; it is empty where the
+    option was made by hand.
     """
 
     block: str

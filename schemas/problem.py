@@ -1,7 +1,7 @@
 """The planning view of a training step: nodes that run, storages that take memory.
 
-A node is an op that makes storages or writes buffers, together with the views of what it makes.
-It is named by its position in the list, which is the order PyTorch runs them in. A whole graph
+A node is an op that makes storages or writes buffers, together with the views of what it makes. A
+node is named by its position in the list, which is the order PyTorch runs them in. A whole graph
 and one of its blocks are both problems.
 """
 
@@ -27,7 +27,7 @@ class Reuse:
 @dataclass(frozen=True)
 class Repeat:
     """How a node runs again where that differs from its first run: the storages it then reads and
-    makes, and its costs. It overwrites nothing."""
+    makes, and its costs. The repeat overwrites nothing."""
 
     inputs: list[int]
     outputs: list[int]

@@ -1,8 +1,8 @@
 """Reads, checks and writes artifacts: Arrow IPC files that carry a name, a version and a digest.
 
-An artifact is a list of rows with a fixed Arrow schema. Its file holds one record batch, rebuilt
-from plain Python rows, so that equal rows give equal bytes. The digest in the metadata is the
-SHA-256 of the whole file with the digest itself blanked, so that any changed byte is noticed.
+An artifact is a list of rows with a fixed Arrow schema. The file of a table holds one record batch,
+rebuilt from plain Python rows, so that equal rows give equal bytes. The digest in the metadata is
+the SHA-256 of the whole file with the digest itself blanked, so that any changed byte is noticed.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def read_fields(path: Path | str, kind: type) -> dict[str, Any]:
 
 def read_bytes(path: Path | str, most: int | None = None) -> bytes:
     """A file's bytes; raises ArtifactError when it cannot be read, is no regular file (a device, a
-    pipe, a directory), or has more than `most` bytes. It never waits for any of them."""
+    pipe, a directory), or has more than `most` bytes. Reading never waits for any of them."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         try:

@@ -1,6 +1,6 @@
 """Planned modules in files and in other processes: a pickle of one carries its package.
 
-It holds the package's files with their digest, and where they were. What is unpickled is run from
+A carried package is its files with their digest, and where they were. What is unpickled is run from
 there, or else from a copy in the user's cache folder, and only with that digest.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def loader(directory: Path | str, digest: str = "") -> Callable[[nn.Module, str], nn.Module]:
     """A function of a model, and of what happens otherwise, which gives a package's planned module,
-    whose pickles carry the package. It raises ArtifactError where the package refuses the model.
+    whose pickles carry the package. Raises ArtifactError where the package refuses the model.
 
     Raises ArtifactError where the directory is no package, or one of another digest than asked for.
     """

@@ -18,9 +18,9 @@ ROWS = 12
 
 @dataclass(frozen=True)
 class Choice:
-    """A plan of a frontier: the smallest budget that it is within (bytes of the whole step), that
-    budget in percent (None where it is no percentage), the peak of the step alone (bytes), its
-    predicted seconds, and these in relation to the step that keeps everything."""
+    """A plan of a frontier: the smallest budget that it is within, in bytes of the whole step and
+    in percent (None where it is no percentage); the peak of the step alone, in bytes; its predicted
+    seconds, and these in relation to the step that keeps everything."""
 
     budget: int
     percent: float | None

@@ -26,10 +26,11 @@ def plan_trainer(trainer: Any, *, batches: int = 1, **options: Any) -> ChosenPla
 
     The first `batches` of its own data are looked at, as its data collator gives them, with what it
     adds to them, and under its autocast; each of their shapes is planned. `options` are those of
-    `tightfit.plan`. It is called before `trainer.train()`, which then takes the same batches and
-    random numbers as without it; a dataset that is a stream of its own loses those batches. What it
-    saves are checkpoints of the model that it was given. Returns the plan. Raises ConfigError where
-    an argument of the trainer cannot go with a plan, and what `tightfit.plan` raises.
+    `tightfit.plan`. Call this before `trainer.train()`, which then takes the same batches and
+    random numbers as without it. A dataset that is a stream of its own loses the batches that
+    planning takes. What it saves are checkpoints of the model that it was given. Returns the plan.
+    Raises ConfigError where an argument of the trainer cannot go with a plan, and what
+    `tightfit.plan` raises.
     """
     _check(trainer, batches)
     with _as_before(trainer):

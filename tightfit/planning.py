@@ -53,21 +53,20 @@ def plan(
 
     Returns the module that takes the place of `model`, with its parameters, and the plan. `budget`
     is a size ("8GiB"), a share ("50%") or bytes, as in the configuration, "min" for the smallest
-    known to work, or a choice of the frontier of such a plan; a baseline takes none.
-    `samples` are further calls, (args, kwargs) each: those of other shapes get a plan each within
-    the bytes of one budget (a share is that of the largest), over the same parameters, and the call
-    chooses; the plan that is returned is the first of its `plans`.
-    `loss` is a function from the model's output to a scalar, where it shall be planned too.
-    `device` is that of the model's parameters unless given. What was found out is kept in `store`,
-    unless given the folder `tightfit` in the user's cache folder.
-    `engine`, `peaks` and `saves` are the solver's settings, `jobs` the number of blocks solved at
-    a time. `otherwise` says what a call of other shapes does: raise, or run the original model.
-    With `check` the planned module is compared with the original on other contents of the sample's
-    shapes, which takes a few steps of both and the memory that the original takes. With `progress`
-    standard error tells what is being done. An interruption while the frontier is made gives the
-    best plan so far, where one fits.
-    Raises ConfigError when the budget is no size or too small, ModelError when the model cannot
-    be captured or the planned module does not do what the original does.
+    known to work, or a choice of the frontier of such a plan; a baseline takes none. `samples` are
+    further calls, (args, kwargs) each. Those of other shapes get a plan each within the bytes of
+    one budget (a share is that of the largest), over the same parameters. The call chooses; the
+    plan that is returned is the first of its `plans`. `loss` is a function from the model's output
+    to a scalar, where it shall be planned too. `device` is that of the model's parameters unless
+    given. What was found out is kept in `store`, unless given the folder `tightfit` in the user's
+    cache folder. `engine`, `peaks` and `saves` are the solver's settings, `jobs` the number of
+    blocks solved at a time. `otherwise` says what a call of other shapes does: raise, or run the
+    original model. With `check` the planned module is compared with the original on other contents
+    of the sample's shapes, which takes a few steps of both and the memory that the original takes.
+    With `progress` standard error tells what is being done. An interruption while the frontier is
+    made gives the best plan so far, where one fits. Raises ConfigError when the budget is no size
+    or too small, ModelError when the model cannot be captured or the planned module does not do
+    what the original does.
     """
     import torch
 

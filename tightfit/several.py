@@ -28,9 +28,9 @@ class Plans:
     def join(self, model: nn.Module) -> nn.Module:
         """The module that takes the place of `model` with all plans.
 
-        It shares the model's state and runs, in each call, the plan that was made for such a call.
-        Any other call raises PlanMismatch or, with otherwise="original", runs the model's own
-        forward.
+        The module shares the model's state and runs, in each call, the plan that was made for such
+        a call. Any other call raises PlanMismatch or, with otherwise="original", runs the model's
+        own forward.
         """
         planned = [load(model, "error") for load in self.loads]
         return _of_state(_class(self, planned), vars(model))

@@ -162,7 +162,7 @@ def _against_record(
     """Whether a file is what its record is about, and so are the files it was made of, those of a
     store too.
 
-    Those that are left over, are not there any more, or lie elsewhere now, say nothing against it.
+    Files that are left over, are not there any more, or lie elsewhere now, say nothing against it.
     """
     record = read_record(file)
     if digest_of(file) != record.digest:

@@ -63,7 +63,8 @@ _ORDERED = frozenset(
     )
 )
 """Elementwise operators that lay out their result as their first operands are: with a gradient
-further back its strides can be nothing to them. Their kernels for tensors without memory say so."""
+further back its strides can be nothing to them. The kernels of these operators for tensors without
+memory say so."""
 
 _COPIES = ("aten.clone.default", "aten._to_copy.default")
 _MOST_DIMENSIONS = 5

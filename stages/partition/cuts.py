@@ -1,9 +1,9 @@
 """Where a step can be cut: in its forward, and at the matching places of its backward.
 
-A forward cut is a place in the captured order where exactly one storage that gradients flow
-through passes from before to after (Z 2.3, "the simplified forward graph is further partitioned
-into a sequence of blocks"). Its backward cut is a place where exactly one gradient passes on to
-everything that belongs to the blocks before.
+A forward cut is a place in the captured order where exactly one storage that gradients flow through
+passes from before to after (Z 2.3, "the simplified forward graph is further partitioned into a
+sequence of blocks"). The backward cut of a forward cut is a place where exactly one gradient passes
+on to everything that belongs to the blocks before.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def merge_trivial(facts: Facts, places: Sequence[int]) -> list[int]:
 
     A segment between two cuts is trivial when at most one of its ops can run again. Of a row of
     trivial segments, those at its beginning that come from the submodule of the block before join
-    that block; the others become blocks of `PIECE` ops, a single one left over joining the block
+    that block. The others become blocks of `PIECE` ops; a single op left over joins the block
     before it. Only at the very start may a block have a single op.
     """
     pieces: list[_Piece] = []
@@ -193,9 +193,9 @@ def _backward_cuts(facts: Facts, cuts: dict[int, int]) -> dict[int, tuple[int, i
 def _homes(facts: Facts, places: list[int]) -> dict[int, tuple[int, int]]:
     """The first and last block that each backward node can belong to, where something ties it.
 
-    A node that reads a forward storage belongs to the storage's block, or to the next one where
-    the storage passes to it; a node that makes a final gradient belongs to the first block that
-    uses the parameter. first > last says that blocks must be merged.
+    A node that reads a forward storage belongs to the storage's block, or to the next one where the
+    storage passes to it. A node that makes a final gradient belongs to the first block that uses
+    the parameter. first > last says that blocks must be merged.
     """
     problem = facts.problem
     block = _block_index([0, *places, problem.loss], problem.loss)

@@ -43,9 +43,9 @@ class UnknownContentError(Exception):
 def code_of(function: Callable[..., Any]) -> str | None:
     """The fingerprint of a function, 64 hex digits; None where its content cannot be told.
 
-    It covers the bytecode with that of nested functions, defaults, closures, and what is referred
-    to by global names: functions and classes, plain values, tensors by their bytes, attributes of
-    objects. Names of PyTorch and of the standard library stand for themselves, as do built-in
+    The digest covers the bytecode with that of nested functions, defaults, closures, and what
+    global names refer to: functions and classes, plain values, tensors by their bytes, attributes
+    of objects. Names of PyTorch and of the standard library stand for themselves, as do built-in
     functions. Where the source stands, and what a variable is annotated with, does not matter.
     """
     reader = _Reader()

@@ -1,10 +1,10 @@
 """Leaves the caches between two timed calls as a training step does: half full of other data.
 
 A call that is repeated at once finds its operands in the cache, in a step much else has been
-touched since they were made. On the machine this was tuned on (2 cores, 32 MiB of last-level
-cache), the kinds of element-wise ops and reductions of GPT-2 took 0.3 to 0.9 of their time in a
-real step when repeated at once, 1.0 to 2.3 after touching a whole cache of other memory, and 0.7
-to 1.7, mostly 0.8 to 1.2, after touching half of it. Matrix products hardly change.
+touched since they were made. The machine this was tuned on has 2 cores and 32 MiB of last-level
+cache. The kinds of element-wise ops and reductions of GPT-2 took 0.3 to 0.9 of their time in a real
+step when repeated at once. After touching a whole cache of other memory they took 1.0 to 2.3, after
+touching half of it 0.7 to 1.7, mostly 0.8 to 1.2. Matrix products hardly change.
 """
 
 from __future__ import annotations

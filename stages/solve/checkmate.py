@@ -4,13 +4,13 @@ The order of nodes is unrolled into stages. A stage recomputes some of its candi
 and then runs its tail, the nodes that run for the first time. Its variables are R[t,k] (node k is
 recomputed in stage t) and S[t,i] (storage i is there when stage t begins).
 
-Every storage has one producer here, since sums of gradients are nodes of their own. Therefore
-what Z keeps apart coincides: S and P are one, a storage is created where it is not there and its
-producer runs, and (2.16), the deletion after the last use that R and P leave, needs no variables:
-with need[t,i,k] >= R[t,k'] for each user k' >= k and >= S[t+1,i], the storage is live before step
-k exactly where it is needed at or after it. Phantoms are outputs that the forward does not read,
-so running a forward node without saving them is to delete them at once (their bytes are in the
-node's own peak either way).
+Every storage has one producer here, since sums of gradients are nodes of their own. Therefore what
+Z keeps apart coincides. S and P are one: a storage is created where it is not there and its
+producer runs. The deletion after the last use that R and P leave, (2.16), needs no variables. With
+need[t,i,k] >= R[t,k'] for each user k' >= k and >= S[t+1,i], the storage is live before step k
+exactly where it is needed at or after it. Phantoms are outputs that the forward does not read, so
+running a forward node without saving them is to delete them at once (their bytes are in the node's
+own peak either way).
 """
 
 from __future__ import annotations

@@ -30,9 +30,9 @@ _PRINTED = 5e-4
 
 @dataclass(frozen=True)
 class Limits:
-    """When a solve ends before the optimum is proven: at an absolute `gap` of the objective, at
-    `nodes` of the search tree, when HiGHS has asked `checks` times whether to go on (which it does
-    between rounds of its work, within a node too), and, as the last guard, after `seconds`."""
+    """When a solve ends before the optimum is proven: at an absolute `gap` of the objective; at
+    `nodes` of the search tree; when HiGHS has asked `checks` times whether to go on, which it does
+    between rounds of its work, within a node too; and, as the last guard, after `seconds`."""
 
     gap: float = 0.0
     nodes: int = 100_000

@@ -1,7 +1,7 @@
 """Dropout as eager PyTorch computes it on the CPU.
 
-The capture has `native_dropout`, which scales by 1 / (1 - p) in double precision; eager dropout on
-the CPU divides ones by 1 - p in the tensor's own precision, which is another number for some p.
+The capture has `native_dropout`, which scales by 1 / (1 - p) in double precision. Eager dropout on
+the CPU divides ones by 1 - p in the tensor's own precision: another number for some p.
 """
 
 from __future__ import annotations

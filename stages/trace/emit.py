@@ -258,7 +258,7 @@ class Emitter:
 
 def _check_host_numbers(call: Call) -> None:
     """Raises ModelError where an operator of a GPU takes a number from a tensor on the CPU as it
-    is, and would round it first if it lay on the GPU, where a plan keeps its constants."""
+    is. A plan keeps its constants on the GPU, where the number would be rounded first."""
     half = (torch.bfloat16, torch.float16)
     if not any(output.fake.dtype in half for output in call.made()):
         return

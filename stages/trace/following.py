@@ -36,8 +36,8 @@ class Follower(TorchFunctionMode):
     """Writes module paths and source lines into what is captured, and keeps a log of the calls.
 
     `known` has the integers that hang on no input (`stages.trace.known`). With `every` it has all
-    tensors that hang on none; calls that only make such are not logged, and other calls name them
-    by their bytes, so that two runs are alike where one makes what the other finds made.
+    tensors that hang on none. Calls that only make such tensors are not logged, and other calls
+    name them by their bytes: two runs are alike where one makes what the other finds made.
     """
 
     def __init__(self, model: nn.Module, label: str, every: bool = False) -> None:

@@ -30,8 +30,8 @@ class FakeConstantError(ModelError):
 @dataclass(frozen=True)
 class Leaf:
     """One leaf of the model's output: a tensor, numbered as in `Forward.run`, with its
-    `requires_grad`, or a constant. It may be one of several views (`multiple`) that one function
-    makes, into which PyTorch lets nobody write."""
+    `requires_grad`, or a constant. The view may be one of several (`multiple`) that one function
+    makes; PyTorch lets nobody write into these."""
 
     tensor: int | None
     constant: Any = None

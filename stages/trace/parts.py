@@ -19,8 +19,8 @@ class TrueParts(TorchDispatchMode):
     """Within it the parts that PyTorch's unsafe splits give are known to be views.
 
     Recurrent cells write into such parts. A capture would take each for a tensor of its own and,
-    where it is written, for a dense one; kernels round by the row that they work on, and so give
-    other last bits there than for a part with gaps between its rows.
+    where it is written, for a dense one. Kernels round by the row that they work on: a part with
+    gaps between its rows gets other last bits than a dense tensor.
     """
 
     def __torch_dispatch__(

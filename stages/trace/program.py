@@ -64,7 +64,7 @@ class Call:
         return self._inputs
 
     def made(self) -> list[Variable]:
-        """Its outputs without the absent ones."""
+        """The outputs of an op without the absent ones."""
         return [output for output in self.outputs if output is not None]
 
     def forget_inputs(self) -> None:

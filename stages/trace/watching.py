@@ -1,8 +1,8 @@
 """Watches a model's forward while it is captured.
 
-A plan runs what the capture saw. What the forward read beside tensors must stay as it was, and
-what it does beside making tensors a plan would not do: the first is described, for the generated
-package to compare at each call; the second is refused.
+A plan runs what the capture saw. What the forward read beside tensors must stay as it was: it is
+described, for the generated package to compare at each call. What the forward does beside making
+tensors a plan would not do: it is refused.
 """
 
 from __future__ import annotations

@@ -58,14 +58,14 @@ def validate(
 
     `module` is the generated directory, or what its `load` made of a copy of the model. Outputs,
     gradients and buffers are compared over two steps on every sample, with other random numbers in
-    Python and NumPy, on other contents, and with two forwards before their backwards; then memory,
-    and the time of `pairs` alternating pairs of steps (none where 0) on the first sample. A plan
-    that differs by one bit on the CPU, misses its budget or its predicted peak, or fails to run
-    gets the verdict "failed" and a sentence that says so, with what it is likely to come from.
-    Where the original model's own results differ from run to run, a plan may differ by ten times
-    as much, and its sentence says so; where its step does not fit on the device, the plan is
-    measured alone, and the sentence says what was not compared. Nothing is run for a plan without
-    a program (verdict "infeasible"). Raises ArtifactError when the plan lacks a key.
+    Python and NumPy, on other contents, and with two forwards before their backwards. Memory
+    follows, and the time of `pairs` alternating pairs of steps (none where 0), on the first sample.
+    The verdict "failed" is for a plan that differs by one bit on the CPU, misses its budget or its
+    predicted peak, or fails to run. Its sentence says so, and what that is likely to come from.
+    Where the original model's own results differ from run to run, a plan may differ by ten times as
+    much, and its sentence says so. Where the original's step does not fit on the device, the plan
+    is measured alone, and the sentence says what was not compared. Nothing is run for a plan
+    without a program (verdict "infeasible"). Raises ArtifactError when the plan lacks a key.
     """
     base = _base(graph, plan, plan_seconds)
     if base.verdict == "infeasible" or base.predicted_peak is None:

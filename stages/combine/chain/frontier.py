@@ -1,9 +1,9 @@
 """The plans of a chain from most to least memory, which any budget is then picked from.
 
-One table of the dynamic program gives sequences for all budgets. It rounds what is stored up, so
-its sequences need less than they were made for: they are replayed at true sizes and kept at the
-peak they really have. Where nothing but rounding would be left of a small budget, a further table
-covers the budgets up to a half, a quarter and so on of what keeping everything takes.
+One table of the dynamic program gives sequences for all budgets. The program rounds up what is
+stored, so its sequences need less than they were made for. Each is replayed at true sizes and kept
+at the peak it really has. Where nothing but rounding would be left of a small budget, a further
+table covers the budgets up to a half, a quarter and so on of what keeping everything takes.
 """
 
 from __future__ import annotations

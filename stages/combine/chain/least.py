@@ -34,8 +34,8 @@ class Least:
         return int(self.bytes[cell(length, 1, length)]) + self.links.held
 
     def sequence(self) -> list[Operation]:
-        """A sequence within the smallest budget. It aims at little memory; where several actions
-        need no more, it prefers to run a position once, else to cut a segment in the middle."""
+        """A sequence within the smallest budget. The sequence aims at little memory. Where several
+        actions need no more, a position runs once; else a segment is cut in the middle."""
         length = len(self.links)
         room = int(self.bytes[cell(length, 1, length)])
         return unrolled((1, length, room), self._step)

@@ -1,6 +1,6 @@
 """The chain that the dynamic programs plan: positions with the ways to run them.
 
-It is made from a chain alone (each position keeps everything or nothing), from a chain with the
+Links are made from a chain alone (each position keeps everything or nothing), from a chain with the
 options of its blocks, or from the blocks of a model with their options.
 """
 

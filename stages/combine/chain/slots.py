@@ -34,9 +34,9 @@ class Slots:
     `base`, the least seconds of a position run once (entry 0: `Links.first_seconds`). The ways of
     position s are `first[s] .. first[s+1] - 1`, with `save` slots, `extra` seconds above the base,
     and `alone`, the same where the backward follows at once. `enter[way, t]` are the least slots in
-    which a way can start the segment that ends with t, `skip[s, t]` those for passing on from s,
-    and `full[s, t]` those above which more memory saves no time: then the segment takes `floor[t]`
-    seconds above the bases. `optimistic` chains were rounded for a bound.
+    which a way can start the segment that ends with t, `skip[s, t]` those for passing on from s.
+    From `full[s, t]` slots on more memory saves no time: the segment takes `floor[t]` seconds above
+    the bases. `optimistic` chains were rounded for a bound.
     """
 
     length: int
@@ -64,10 +64,10 @@ class Slots:
 
 def discretise(links: Links, limit: int, slots: int, optimistic: bool = False) -> Slots:
     """The chain for all budgets up to `limit` bytes (`links.held` not counted), in at most `slots`
-    slots. Nothing is rounded where the limit has no more bytes than slots, or no more multiples
-    of a number that divides all sizes. Elsewhere there are up to half as many slots more, as many
-    as keeping everything takes where that is less: rounding makes sequences look larger than
-    they are, and these may fit the limit when they are replayed."""
+    slots. Nothing is rounded where the limit has no more bytes than slots, or no more multiples of
+    a number that divides all sizes. Elsewhere there are up to half as many slots more, or as many
+    as keeping everything takes where that is less. Rounding makes sequences look larger than they
+    are: these may fit the limit when they are replayed."""
     needs = Needs(links)
     limit = max(limit, 0)
     unit, exact = _slot_size(needs, limit, slots)

@@ -1,9 +1,9 @@
 """The dynamic program over segments of a chain, for all budgets up to a limit at once.
 
-`C(s, t, m)` is the least time for forward and backward of positions s..t within m slots, when the
-output of s - 1 (not counted in m) and the gradient of t's output are there (S eq. 2.9-2.10, Z eq.
-2.20-2.22). The table holds it above the sum of the least times of the positions run once each:
-`C(1, L+1, m)` is then the time lost to recomputing.
+`C(s, t, m)` is the least time for forward and backward of positions s..t within m slots. The output
+of s - 1, which m does not count, and the gradient of t's output are there when the segment begins
+(S eq. 2.9-2.10, Z eq. 2.20-2.22). The table holds it above the sum of the least times of the
+positions run once each: `C(1, L+1, m)` is then the time lost to recomputing.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Runs a step under autograd: its backward is a chain of small functions.
 
 The functions pass an empty token. All outputs leave by the last one, so that all their gradients
-have arrived when the backward begins; every other one returns the gradients that its slice of the
-backward has finished, so that autograd accumulates them before the next slice runs. The state of
-a run belongs to the run: it lives in the generator's frame and dies with the outputs.
+have arrived when the backward begins. Every other one returns the gradients that its slice of the
+backward has finished: autograd accumulates them before the next slice runs. The state of a run
+belongs to the run: it lives in the generator's frame and dies with the outputs.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Run:
     def watch(self, tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
         """Remembers the versions of the tensors that each slice of the backward is going to read.
 
-        They are listed for the last slice first, so that each takes its own off the end."""
+        The list begins with the last slice's, so that each slice takes its own off the end."""
         facts = self.interface
         for read, returned in zip(facts.watched, facts.watched_outputs, strict=True):
             found = [(self._describe(i), tensors[i]) for i in read]

@@ -41,7 +41,8 @@ class Inner:
 
 
 def watch_inner(outputs: Sequence[torch.Tensor], numbers: Sequence[int]) -> list[Inner]:
-    """Those of the outputs, by number; wherever a backward meets any output, they are checked."""
+    """The hooks of the outputs, by number; wherever a backward meets any output, these are
+    checked."""
     found: list[Inner] = []
     for output in outputs if numbers else ():
         output.register_hook(lambda gradient: check_inner(found))

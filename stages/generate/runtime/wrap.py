@@ -33,7 +33,7 @@ def wrap(
 ) -> Model:
     """A module of the model's own class that shares all its state and runs the planned step.
 
-    It shares the model's attributes themselves: what is set, moved or replaced on one is so on
+    Module and model share the attributes themselves: what is set, moved or replaced on one is so on
     the other. `load` rebuilds it when it is copied or unpickled; where whoever loaded the package
     has put `carrying` into it, that says how it is pickled.
     """
