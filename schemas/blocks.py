@@ -207,6 +207,8 @@ def _check(chain: Blocks, where: str) -> None:
         seen.update(ops)
         if not set(block.once) <= set(block.forward):
             raise ArtifactError(f"{what} runs once what it does not run")
+    for digest in chain.distinct.keys() - {block.digest for block in chain.blocks}:
+        raise ArtifactError(f"{where}: the problem {digest[:12]} is that of no block")
 
 
 def _check_problem(problem: Problem, what: str) -> None:

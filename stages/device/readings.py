@@ -11,6 +11,7 @@ from __future__ import annotations
 import array
 import collections
 import ctypes
+import datetime
 import decimal
 import enum
 import fractions
@@ -18,9 +19,11 @@ import functools
 import hashlib
 import math
 import pathlib
+import re
 import sys
 import sysconfig
 import types
+import uuid
 from collections.abc import Mapping
 from operator import is_
 from typing import Any
@@ -34,10 +37,11 @@ ABSENT = object()
 
 _GONE = ["absent"]
 _TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format)
-_REPEATED = (range, slice, type(...), type(NotImplemented), pathlib.PurePath)
+_DATES = (datetime.date, datetime.time, datetime.timedelta, datetime.timezone)
+_REPEATED = (range, slice, type(...), type(NotImplemented), pathlib.PurePath, uuid.UUID, *_DATES)
 _WRITTEN = (
     *(int, float, complex, str, bytes, bytearray, array.array),
-    *(decimal.Decimal, fractions.Fraction),
+    *(decimal.Decimal, fractions.Fraction, re.Pattern),
 )
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _DESCRIPTORS = (
@@ -85,7 +89,7 @@ def encode(value: Any, own: Mapping[int, str] | None = None, depth: int = 0) -> 
         return ["bound", value.__name__, encode(owner, own, depth + 1)]
     if isinstance(value, _WRITTEN):
         return ["plain", kind.__name__, _written(value)]
-    if _is_array(value):
+    if is_array(value):
         return ["array", repr(value.shape), str(value.dtype), _sha(value.tobytes())]
     return _code(value, own, depth)
 
@@ -145,7 +149,7 @@ def _written(value: Any) -> str:
     for kind in (int, float, complex, str, bytes):
         if isinstance(value, kind):
             return kind.__repr__(value)
-    return repr(value)
+    return repr((value.pattern, value.flags)) if isinstance(value, re.Pattern) else repr(value)
 
 
 def slots_of(value: Any) -> dict[str, Any]:
@@ -179,8 +183,10 @@ def _named(thing: Any) -> list[str]:
     return [str(module), str(name or type(thing).__name__)]
 
 
-def _is_array(value: Any) -> bool:
-    return type(value).__module__ == "numpy" and type(value).__name__ == "ndarray"
+def is_array(value: Any) -> bool:
+    """True for an array of NumPy, of whatever class."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
 
 
 def class_of(thing: Any) -> type:
@@ -206,11 +212,20 @@ def underlying(value: Any) -> Any:
             value = value.fget
         elif isinstance(value, _PARTIAL):
             value = value.func
-        elif not isinstance(value, types.FunctionType) and hasattr(value, "__wrapped__"):
-            value = value.__wrapped__
+        elif not isinstance(value, types.FunctionType) and "__wrapped__" in fields_of(value):
+            value = fields_of(value)["__wrapped__"]
         else:
             break
     return value
+
+
+def fields_of(value: Any) -> Mapping[str, Any]:
+    """The fields of an object, whatever its class answers to those who ask."""
+    try:
+        found = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def installed(file: str) -> bool:

@@ -27,7 +27,8 @@ def interface_text(graph: Graph, program: Program) -> str:
     """The module that defines INTERFACE."""
     positions = {value: position for position, value in enumerate(program.arguments)}
     yielded = program.differentiable + program.unused + program.plain
-    places = {value: position for position, value in enumerate(yielded)}
+    # What is returned detached too is yielded twice, with a gradient first.
+    places = {value: position for position, value in reversed([*enumerate(yielded)])}
     eval_modules, autocast, cached = guards_of(graph)
     lines = [
         '"""What the plan was specialised to."""',

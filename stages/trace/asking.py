@@ -5,12 +5,16 @@ from __future__ import annotations
 import sys
 import types
 
+from torch import nn
+
 _READER = "stages.trace.reader"
 
 
 def asked_by_torch() -> bool:
-    """True where PyTorch's own code takes an object's `__dict__`."""
+    """True where PyTorch's own code takes an object's `__dict__`, for nobody's `dir`."""
     frame: types.FrameType | None = sys._getframe(3)
+    if frame is not None and frame.f_code is nn.Module.__dir__.__code__:
+        frame = frame.f_back
     name = frame.f_globals.get("__name__", "") if frame else ""
     return str(name).partition(".")[0] == "torch"
 

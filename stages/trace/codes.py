@@ -76,6 +76,11 @@ def names_of(code: types.CodeType) -> set[str]:
     return {*code.co_names, *filter(str.isidentifier, _texts(code.co_consts))}
 
 
+def texts_of(code: types.CodeType) -> Iterator[str]:
+    """The texts in a code."""
+    return _texts(code.co_consts)
+
+
 def _texts(constants: Any) -> Iterator[str]:
     for constant in constants:
         if isinstance(constant, str):

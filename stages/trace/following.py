@@ -59,7 +59,8 @@ class Follower(TorchFunctionMode):
     ) -> Any:
         named = kwargs or {}
         place = _place()
-        check_call(self.label, func, args, place)
+        caller = sys._getframe(1)
+        check_call(self.label, func, args, place, is_foreign(caller.f_code.co_filename))
         words = f"{_name(func)} in {self.stack[-1:]} of {self._words(args)} {self._words(named)}"
         with self._described(place):
             result = func(*args, **named)

@@ -6,7 +6,9 @@ were before the forward ran, and the names that the forward read.
 
 from __future__ import annotations
 
+import array
 import collections
+import hashlib
 import random
 import sys
 import types
@@ -18,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stages.device.readings import ABSENT, VIEWS, installed
+from stages.device.readings import ABSENT, VIEWS, installed, is_array, slots_of
 
 Place = tuple[tuple[Any, ...], ...]
 """Steps from a module of the model, or a module of Python, to a thing; see
@@ -35,6 +37,9 @@ _NAMESPACES = ("SimpleNamespace", "Namespace")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Tensor, type)
 _CODE = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType)
 _UNPLACED = (set, frozenset, dict, types.MappingProxyType, *VIEWS)
+_BYTES = (bytearray, array.array)
+_LARGEST = 1 << 24
+"""Bytes of an array beyond which no copy of it is kept."""
 _USERS = (collections.UserDict, collections.UserList, collections.ChainMap)
 NOWHERE = ("nowhere",)
 """The first step to what nobody can find again: a member of a set, a key, an item of an array."""
@@ -81,7 +86,9 @@ def is_dunder(name: str) -> bool:
 
 def is_kept(thing: Any) -> bool:
     """True for a thing that the forward may change in place."""
-    return isinstance(thing, dict | list | set | collections.deque) or is_generator(thing)
+    if isinstance(thing, (dict, list, set, collections.deque, *_BYTES)) or is_generator(thing):
+        return True
+    return (is_array(thing) and thing.flags.writeable) or bool(slots_of(thing))
 
 
 def contents(thing: Any) -> Any:
@@ -94,7 +101,16 @@ def contents(thing: Any) -> Any:
         return set(thing)
     if isinstance(thing, collections.deque):
         return thing.copy()
-    return state_of(thing)
+    if isinstance(thing, _BYTES):
+        return _Elements(bytes(thing), thing[:])
+    if is_array(thing):
+        data = thing.tobytes()
+        if len(data) <= _LARGEST:
+            return _Elements(data, thing.copy())
+        return _Elements(hashlib.sha256(data).digest(), None)
+    if is_generator(thing):
+        return state_of(thing)
+    return slots_of(thing)
 
 
 def put_back(thing: Any, before: Any) -> None:
@@ -112,8 +128,31 @@ def put_back(thing: Any, before: Any) -> None:
     elif isinstance(thing, collections.deque):
         thing.clear()
         thing.extend(before)
-    else:
+    elif isinstance(thing, _BYTES) or is_array(thing):
+        if before.copy is not None and contents(thing) != before:
+            thing[... if is_array(thing) else slice(None)] = before.copy
+    elif is_generator(thing):
         set_state(thing, before)
+    else:
+        _put_back_slots(thing, before)
+
+
+def _put_back_slots(thing: Any, before: dict[str, Any]) -> None:
+    for name, now in slots_of(thing).items():
+        if now is before[name]:
+            continue
+        if before[name] is ABSENT:
+            object.__delattr__(thing, name)
+        else:
+            object.__setattr__(thing, name, before[name])
+
+
+@dataclass(frozen=True)
+class _Elements:
+    """What an array held: its bytes, or the digest of many, and a copy to put back."""
+
+    data: bytes
+    copy: Any = field(compare=False)
 
 
 def is_generator(thing: Any) -> bool:
@@ -178,8 +217,7 @@ def is_object(value: Any) -> bool:
         return False
     if is_generator(value):
         return False
-    fields = getattr(value, "__dict__", None)
-    if not isinstance(fields, dict):
+    if not type(value).__dictoffset__ or not isinstance(vars(value), dict):
         return False
     if type(value).__name__ in _NAMESPACES or isinstance(value, _USERS):
         return True

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from stages.device.readings import ABSENT, encode
+from stages.device.readings import ABSENT, encode, slots_of
 from stages.trace.functions import cells_of, content_of, defaults_of
 from stages.trace.holders import Holder, Kept
 from stages.trace.known import Known
@@ -74,6 +74,11 @@ class Lasting:
             return depth < _DEEPEST and all(self._is_lasting(item, depth + 1) for item in value)
         if isinstance(value, (types.FunctionType, types.MethodType, nn.Module)):
             return False
+        if slots := slots_of(value):
+            found = slots.values()
+            return not any(isinstance(item, torch.Tensor) for item in found) and all(
+                self._is_lasting(item, depth + 1) for item in found
+            )
         written = encode(value)
         return not isinstance(written, list) or written[0] != "object"
 

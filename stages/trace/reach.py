@@ -30,7 +30,6 @@ from stages.trace.holders import (
     Kept,
     Place,
     contents,
-    is_generator,
     is_kept,
     is_object,
     is_users,
@@ -194,7 +193,7 @@ class Reach(abc.ABC):
                 self._keep(shown, value, None)
             items = [((*place, step), end, item) for step, end, item in items_of(value)]
             items += [((NOWHERE,), "", item) for item in unplaced_in(value)]
-        elif is_generator(value):
+        elif is_kept(value):
             self._remember(value)
             self._keep(shown, value, None)
         if slots := slots_of(value):

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from stages.device.readings import ABSENT, class_of, installed
+from stages.device.readings import ABSENT, class_of, fields_of, installed
 from stages.trace.asking import asked_by_torch, walked_by_capture
-from stages.trace.codes import globals_read, globals_written, names_of
+from stages.trace.codes import globals_read, globals_written, names_of, texts_of
 from stages.trace.functions import cells_of, content_of, of_plan, own_code
 from stages.trace.holders import INTERNAL, NOWHERE, Holder, Kept, Place, is_dunder
 from stages.trace.reach import REGISTERED, Reach, join
@@ -97,20 +97,32 @@ class Reader(Reach):
 
     def copied(self, thing: Any) -> None:
         """Records that all of a thing was asked for from C."""
-        fields = getattr(thing, "__dict__", None)
-        holder = self.holders.get(("fields", id(fields)))
+        holder = self.holders.get(("fields", id(fields_of(thing))))
         if holder is not None and not isinstance(thing, nn.Module):
             self._note_all(holder)
+
+    def left(self, frame: types.FrameType) -> None:
+        """Records what the code of a frame that ends may have asked for by
+        `object.__getattribute__`, which records nothing: fields of what it was given."""
+        code = frame.f_code
+        if "__getattribute__" not in code.co_names:
+            return
+        inside = list(frame.f_locals.values())
+        texts = {*texts_of(code), *(text for text in inside if isinstance(text, str))}
+        for thing in inside:
+            holder = self.holders.get(("fields", id(fields_of(thing))))
+            if holder is not None:
+                for name in sorted(texts & holder.known.keys()) or list(holder.known):
+                    self.note(thing, name)
 
     def _note_all(self, holder: Holder) -> None:
         for name in list(holder.known):
             if name not in INTERNAL:
                 self._note_field(holder, name)
-        if not isinstance(holder.thing, nn.Module):
-            names = sorted(map(str, holder.known))
-            key = ("names", id(vars(holder.thing)))
-            known = Holder(holder.place, holder.shown, "names", holder.thing, {"": names})
-            self.holders.setdefault(key, known).read("")
+        names = sorted(map(str, holder.known))
+        key = ("names", id(vars(holder.thing)))
+        known = Holder(holder.place, holder.shown, "names", holder.thing, {"": names})
+        self.holders.setdefault(key, known).read("")
 
     def _note_of_module(self, holder: Holder, name: str) -> None:
         foreign = id(vars(holder.thing)) in self.foreign

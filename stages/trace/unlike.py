@@ -24,10 +24,19 @@ _UNSEEN: dict[Any, tuple[str, str]] = {
 }
 """What a capture does not show, and what to do instead."""
 
+_KEPT = {
+    torch.Tensor.grad.__get__: "reads",  # type: ignore[attr-defined]
+    torch.Tensor.grad.__set__: "sets",  # type: ignore[attr-defined]
+    torch.Tensor.grad.__delete__: "sets",  # type: ignore[attr-defined]
+}
+"""What a forward does to the gradient that a tensor has from another step."""
 
-def check_call(label: str, function: Any, args: tuple[Any, ...], place: str) -> None:
+
+def check_call(
+    label: str, function: Any, args: tuple[Any, ...], place: str, itself: bool = False
+) -> None:
     """Raises ModelError where a plan of a call, at the "file:line" `place`, would give other
-    numbers than eager."""
+    numbers than eager. `itself` is true where that line is the caller, and not PyTorch."""
     name = getattr(function, "__name__", "")
     tensor = next((arg for arg in args if isinstance(arg, torch.Tensor)), None)
     if tensor is None:
@@ -41,6 +50,11 @@ def check_call(label: str, function: Any, args: tuple[Any, ...], place: str) -> 
     if function in _UNSEEN and place:
         does, instead = _UNSEEN[function]
         raise ModelError(f"{label}: the forward {does}{at}, which a plan would not do: {instead}")
+    if function in _KEPT and itself:
+        raise ModelError(
+            f"{label}: the forward {_KEPT[function]} .grad of a tensor{at}, which a plan would not "
+            "do: do so between steps, or keep what it needs in a buffer"
+        )
     if name in _CAST_INSIDE and torch.is_autocast_enabled(tensor.device.type):
         raise ModelError(
             f"{label}: {name}(){at} runs under autocast, which casts inside it where a plan does "

@@ -7,6 +7,7 @@ tensors a plan would not do: it is refused.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import sys
 import types
@@ -186,6 +187,8 @@ class Watcher:
             if event == "call":
                 self._reader.ran(frame)
                 self._moved.called(frame)
+            elif event == "return":
+                self._reader.left(frame)
             elif event == "c_call":
                 self._moved.built_in(argument, frame)
                 if getattr(argument, "__name__", "") in _COPYING:
@@ -233,9 +236,7 @@ class Watcher:
             yield None, sentence
 
     def _change(self, kept: Kept, now: Any) -> str | None:
-        if len(kept.at_start) == len(now) and all(
-            map(_unchanged, _sorted(kept.at_start), _sorted(now))
-        ):
+        if _holds_the_same(kept.at_start, now):
             return None
         name = kept.shown.removeprefix("the global ").rpartition(".")[2].partition("[")[0]
         codes = self._reader.codes
@@ -360,6 +361,15 @@ def _unchanged(before: Any, after: Any) -> bool:
     if isinstance(before, plain):
         return before == after or (before != before and after != after)
     return False
+
+
+def _holds_the_same(before: Any, now: Any) -> bool:
+    """True for two contents of one thing (`stages.trace.holders.contents`) that are the same."""
+    if isinstance(now, dict):
+        return all(_unchanged(before[name], value) for name, value in now.items())
+    if not isinstance(now, list | set | collections.deque):
+        return bool(before == now)
+    return len(before) == len(now) and all(map(_unchanged, _sorted(before), _sorted(now)))
 
 
 def _sorted(items: Any) -> Any:

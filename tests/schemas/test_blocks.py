@@ -81,6 +81,7 @@ def chain_with(problem: Problem, **changes: object) -> Blocks:
     [
         (replace(CHAIN, distinct={"0" * 64: PROBLEM}), "has another digest"),
         (replace(CHAIN, distinct={}), "has no problem"),
+        (replace(CHAIN, blocks=[]), "is that of no block"),
         (replace(CHAIN, blocks=[BLOCK, BLOCK]), "an op of another block"),
         (chain_with(PROBLEM, forward=[3, 4]), "does not fit its problem"),
         (chain_with(PROBLEM, storages=[2]), "does not fit its problem"),

@@ -54,6 +54,7 @@ class Lists:
         self.classes = Column()
         self.cells: list[tuple[Any, Any]] = []
         self.functions: list[tuple[Any, Any, Any]] = []
+        self.codes: list[tuple[Any, Any]] = []
         self.tensors: list[torch.Tensor] = []
         self.versions: list[int] = []
         self.arrays: list[tuple[Any, bytes]] = []

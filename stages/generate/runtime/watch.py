@@ -26,9 +26,11 @@ from .readings import (
     bound_to,
     class_of,
     encode,
+    is_array,
     say,
     slots_of,
     type_of,
+    underlying,
 )
 
 _REGISTERED = ("_parameters", "_buffers", "_modules")
@@ -111,6 +113,9 @@ class Watch:
                 return False
         for function, given, named in lists.functions:
             if function.__defaults__ is not given or function.__kwdefaults__ is not named:
+                return False
+        for function, code in lists.codes:
+            if function.__code__ is not code:
                 return False
         return lists.contents_same()
 
@@ -231,7 +236,7 @@ class Watch:
             self._take_contents(found, lists, own)
 
     def _take_contents(self, value: Any, lists: Lists, own: dict[int, str], depth: int = 0) -> None:
-        if hasattr(value, "__dict__") and not isinstance(value, torch.nn.Module | type):
+        if type(value).__dictoffset__ and not isinstance(value, torch.nn.Module | type):
             lists.objects.append(value)
             lists.kinds.append(type(value))
         if isinstance(value, torch.Tensor):
@@ -239,7 +244,7 @@ class Watch:
                 lists.tensors.append(value)
                 lists.versions.append(value._version)
                 self.known[id(value)] = (value, value._version, encode(value))
-        elif type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
+        elif is_array(value) or (type(value).__module__ == "numpy" and hasattr(value, "tobytes")):
             lists.arrays.append((value, value.tobytes()))
         elif isinstance(value, bytearray | memoryview | array.array):
             lists.buffers.append((value, bytes(value)))
@@ -257,6 +262,8 @@ class Watch:
             self._take_contents(owner, lists, own, depth + 1)
         elif isinstance(value, functools.partial):
             self._take_contents((value.args, value.keywords), lists, own, depth + 1)
+        elif inspect.isfunction(function := underlying(value)):
+            lists.codes.append((function, function.__code__))
         elif (slots := slots_of(value)) and depth < 12:
             lists.slots.append((value, list(slots.values())))
             self._take_contents(tuple(slots.values()), lists, own, depth + 1)

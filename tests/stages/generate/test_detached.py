@@ -39,6 +39,12 @@ def with_itself(model: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return hidden, hidden.detach()
 
 
+def with_both(model: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    hidden = model.layer(x)
+    output = hidden * model.scale
+    return hidden, output, output.detach(), hidden.detach()
+
+
 ENDINGS: dict[str, Forward] = {
     "parameter": lambda m, x: (m.layer(x) * m.scale, m.scale),
     "detached parameter": lambda m, x: (m.layer(x) * m.scale, m.scale.detach()),
@@ -49,6 +55,7 @@ ENDINGS: dict[str, Forward] = {
     "detached input": lambda m, x: (m.layer(x) * m.scale, x.detach()),
     "detached hidden": with_hidden,
     "detached output": with_itself,
+    "detached outputs of several": with_both,
 }
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import random
+import re
 from array import array
 from collections import UserDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -118,6 +120,10 @@ class Options:
     scale: float = 2.0
 
 
+class Numbers(np.ndarray[Any, Any]):
+    """An array of a user's class."""
+
+
 class Odd(float):
     """A number of a user's class."""
 
@@ -139,6 +145,26 @@ VALUES: dict[str, tuple[Any, Callable[..., Any], Callable[[Any], Any]]] = {
     "deque": (deque([2.0]), lambda s: s.value[0], lambda m: m.value.__setitem__(0, 5.0)),
     "array": (array("d", [2.0]), lambda s: s.value[0], lambda m: m.value.__setitem__(0, 5.0)),
     "bytearray": (bytearray([2]), lambda s: s.value[0], lambda m: m.value.__setitem__(0, 5)),
+    "a span of time": (
+        timedelta(seconds=2),
+        lambda s: s.value.total_seconds(),
+        lambda m: setattr(m, "value", timedelta(seconds=3)),
+    ),
+    "a pattern": (
+        re.compile("a"),
+        lambda s: 2.0 if s.value.match("ab") else 1.0,
+        lambda m: setattr(m, "value", re.compile("b")),
+    ),
+    "a matrix of which not all is shown": (
+        np.full((50, 50), 2.0).view(np.matrix),
+        lambda s: float(s.value[25, 25]),
+        lambda m: m.value.__setitem__((25, 25), 3.0),
+    ),
+    "an array of a user's class": (
+        np.full(5, 2.0).view(Numbers),
+        lambda s: float(s.value[0]),
+        lambda m: m.value.__setitem__(0, 3.0),
+    ),
     "dictionary": (
         UserDict(s=2.0),
         lambda s: s.value["s"],

@@ -11,7 +11,7 @@ import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -55,6 +55,42 @@ class Factor(type):
 
 class OfFactor(metaclass=Factor):
     """A class whose class has a number."""
+
+
+class Settings:
+    """Fields that stand in a dictionary of their own."""
+
+    def __init__(self, **fields: Any) -> None:
+        object.__setattr__(self, "_fields", fields)
+
+    def __getattr__(self, name: str) -> Any:
+        return object.__getattribute__(self, "_fields")[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__getattribute__(self, "_fields")[name] = value
+
+
+class Renamed:
+    """A field that has a second name."""
+
+    names: ClassVar = {"amount": "gain"}
+
+    def __init__(self) -> None:
+        self.gain = 2.0
+
+    def __getattribute__(self, name: str) -> Any:
+        name = super().__getattribute__("names").get(name, name)
+        return super().__getattribute__(name)
+
+
+class Prefixed:
+    """A field whose name is made."""
+
+    def __init__(self) -> None:
+        self._gain = 2.0
+
+    def __getattr__(self, name: str) -> Any:
+        return object.__getattribute__(self, "_" + name)
 
 
 class Attributes(dict[str, Any]):
@@ -232,6 +268,26 @@ READS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], 
         lambda h: setattr(Factor, "factor", 3.0),
     ),
     "the class of an object": (Thing, lambda h: 2.0 if isinstance(h, Other) else 1.0, swap),
+    "what object.__getattribute__ takes": (
+        lambda: Settings(gain=2.0),
+        lambda h: h.gain,
+        lambda h: setattr(h, "gain", 3.0),
+    ),
+    "what stands under another name": (
+        Renamed,
+        lambda h: h.amount,
+        lambda h: setattr(h, "gain", 3.0),
+    ),
+    "what stands under a name that is made": (
+        Prefixed,
+        lambda h: h.gain,
+        lambda h: setattr(h, "_gain", 3.0),
+    ),
+    "the code of a function": (
+        lambda: types.FunctionType((lambda: 2.0).__code__, globals()),
+        lambda h: h(),
+        lambda h: setattr(h, "__code__", (lambda: 3.0).__code__),
+    ),
     "items as attributes": (
         lambda: Attributes(gain=2.0),
         lambda h: h.gain,
@@ -267,6 +323,36 @@ def test_what_moves_is_noticed(
     change(built.model.held)
     assert not torch.equal(before, kind.forward(built.model, X))
     with pytest.raises(package.PlanMismatch, match=r"the plan was made|when the plan was made"):
+        planned(X)
+
+
+ASKS: list[Callable[[nn.Module], bool]] = [
+    lambda model: "kind" in vars(model),
+    lambda model: "kind" in model.__dict__,
+    lambda model: "kind" in dir(model),
+]
+
+
+class Asking(nn.Module):
+    """Does another thing where it has an attribute that it looks for among all."""
+
+    def __init__(self, asks: Callable[[nn.Module], bool]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.asks = asks
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * (2.0 if self.asks(self) else 1.0)
+
+
+@pytest.mark.parametrize("asks", ASKS)
+def test_an_attribute_that_a_model_looks_for_among_its_own(asks: Any, tmp_path: Path) -> None:
+    graph, built = traced_watched((Asking(asks), ((X,), {})))
+    package = generated(graph, tmp_path / "plan")
+    planned = package.load(built.model)
+    planned(X)
+    planned.kind = "another"
+    with pytest.raises(package.PlanMismatch, match="the model has other attributes than when"):
         planned(X)
 
 

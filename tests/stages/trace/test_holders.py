@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import array
 import collections
 import datetime
 import enum
 import json
 import random
 import types
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ import torch
 
 from schemas.graph import Gradient
 from stages.device.readings import ABSENT
+from stages.trace import holders
 from stages.trace.holders import (
     Holder,
     contents,
@@ -75,6 +78,47 @@ def test_a_container_is_given_back_what_it_held(thing: Any, change: Any) -> None
     assert list(thing) != list(before) or thing != before
     put_back(thing, before)
     assert (thing, list(thing)) == (before, list(before))
+
+
+class Slots:
+    """An object without a dictionary."""
+
+    __slots__ = ("count", "total")
+
+    def __init__(self) -> None:
+        self.count = 1
+
+
+def test_bytes_arrays_and_slots_are_given_back_what_they_held() -> None:
+    slots, other = Slots(), Slots()
+    cases: list[tuple[Any, Callable[[Any], Any]]] = [
+        (bytearray(b"ab"), lambda thing: thing.append(3)),
+        (array.array("d", [1.0]), lambda thing: thing.append(3.0)),
+        (np.ones(2), lambda thing: thing.fill(3.0)),
+        (np.array(1.0), lambda thing: thing.fill(3.0)),
+        (slots, lambda thing: setattr(thing, "count", 2)),
+        (slots, lambda thing: setattr(thing, "total", 2)),
+        (other, lambda thing: delattr(thing, "count")),
+    ]
+    for thing, change in cases:
+        assert is_kept(thing) and not is_generator(thing)
+        before = contents(thing)
+        change(thing)
+        assert contents(thing) != before
+        put_back(thing, before)
+        assert contents(thing) == before
+    assert not is_kept(np.broadcast_to(np.ones(1), (3,)))
+
+
+def test_no_copy_is_kept_of_a_large_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holders, "_LARGEST", 15)
+    thing = np.ones(2)
+    before = contents(thing)
+    assert before.copy is None and contents(thing) == before
+    thing[0] = 3.0
+    assert contents(thing) != before
+    put_back(thing, before)
+    assert list(thing) == [3.0, 1.0]
 
 
 def test_a_dictionary_that_holds_what_it_held_is_left_alone() -> None:

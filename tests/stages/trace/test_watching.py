@@ -41,6 +41,8 @@ class Model(nn.Module):
         self.settings = SimpleNamespace(steps=0, scale=2.0)
         self.own = random.Random(5)
         self.numbers = np.random.default_rng(5)
+        self.bytes = bytearray(1)
+        self.array = np.zeros(2)
         self.register_buffer("mean", torch.zeros(3))
         self.does = does
 
@@ -155,7 +157,48 @@ def clamps(self: Any, x: torch.Tensor) -> torch.Tensor:
     return self.layer(x)
 
 
+class Meter:
+    """A counter without a dictionary."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+def counts_in_a_slot(self: Any, x: torch.Tensor) -> torch.Tensor:
+    METERS[0].count += 1
+    return x
+
+
+def counts_in_bytes(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.bytes[0] += 1
+    return x
+
+
+def counts_in_an_array(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.array[0] += 1.0
+    return x
+
+
+def reads_a_gradient(self: Any, x: torch.Tensor) -> torch.Tensor:
+    gradient = self.layer.weight.grad
+    return x if gradient is None else x * gradient.norm()
+
+
+def drops_a_gradient(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.layer.weight.grad = None
+    return x
+
+
+METERS = [Meter()]
+
 REFUSED = [
+    (reads_a_gradient, "reads .grad of a tensor at "),
+    (drops_a_gradient, "sets .grad of a tensor at "),
+    (counts_in_a_slot, "changes the global METERS[0] at tests"),
+    (counts_in_bytes, "changes bytes at tests"),
+    (counts_in_an_array, "changes array at tests"),
     (clamps, "changes its parameter 'layer.weight' in place"),
     (freezes, "sets requires_grad of its parameter 'layer.weight'"),
     (counts, "sets counter at tests/stages/trace/test_watching.py:"),
@@ -219,7 +262,8 @@ def test_what_a_plan_would_not_do_is_refused(does: Any, sentence: str) -> None:
     assert list(after) == list(before)
     for name, value in before.items():
         assert value is after[name] or value == after[name], name
-    assert COUNT == 0 and SEEN == []
+    assert COUNT == 0 and SEEN == [] and METERS[0].count == 0
+    assert model.bytes[0] == 0 and model.array[0] == 0.0
     assert states == (random.getstate(), model.own.getstate(), NOISE.getstate())
     assert arrays[0] == numpy_numbers()
     assert arrays[1] == model.numbers.bit_generator.state
