@@ -12,6 +12,7 @@ from stages.combine.chain.table import run_block
 from stages.combine.join.branches import Join
 from stages.combine.join.least import JoinLeast
 from stages.combine.join.replay import join_replay
+from stages.combine.join.states import States
 from stages.combine.join.table import JoinTable, build_join_table, join_rounds_nothing
 
 
@@ -52,11 +53,15 @@ class JoinProgram:
         return join_replay(self.join, sequence)
 
 
+MOST_NUMBERS = 20_000_000
+"""Numbers of a table, slots by states; where there would be more, it has fewer slots."""
+
+
 class JoinFrontier(ProgramFrontier):
     """The plans of a join."""
 
     def __init__(self, join: Join, slots: int = SLOTS) -> None:
-        super().__init__(JoinProgram(join), slots)
+        super().__init__(JoinProgram(join), min(slots, MOST_NUMBERS // len(States(join))))
 
 
 def keep_all_of_join(join: Join) -> list[Operation]:

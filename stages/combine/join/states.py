@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from math import prod
 
 import numpy as np
 
+from schemas.errors import ArtifactError
 from schemas.sequence import Operation
 from stages.combine.chain.links import Links
 from stages.combine.chain.slots import Integers, Needs
@@ -98,17 +100,29 @@ class Moment:
         return self.flagged + branch.passing[self.position]
 
 
+MOST_STATES = 250_000
+
+
 class States:
-    """The states of a join, in an order in which those that come later are seen first."""
+    """The states of a join, in an order in which those that come later are seen first.
+
+    Raises ArtifactError where there are too many: their number is the product of the branches'
+    lengths, nearly twice each.
+    """
 
     def __init__(self, join: Join) -> None:
         self.join = join
+        self.shape = tuple(2 * len(links) + 1 for links in join.branches)
+        if len(self) > MOST_STATES:
+            lengths = ", ".join(str(len(links)) for links in join.branches)
+            raise ArtifactError(
+                f"branches of {lengths} positions are too long to be planned as a join, whose "
+                f"program has {len(self)} states; up to {MOST_STATES} are taken"
+            )
         self.branches = [branch_of(links) for links in join.branches]
-        self.shape = tuple(2 * branch.length + 1 for branch in self.branches)
-        self.end: State = tuple(size - 1 for size in self.shape)
 
     def __len__(self) -> int:
-        return int(np.prod(self.shape))
+        return prod(self.shape)
 
     def all(self) -> Iterator[State]:
         """All states, each after those that can follow it."""

@@ -28,9 +28,6 @@ from stages.combine.join.states import (
     with_branch,
 )
 
-MOST_CELLS = 3e7
-"""Numbers that a table of states may have; where there would be more, it has fewer slots."""
-
 
 @dataclass(frozen=True)
 class JoinTable:
@@ -213,8 +210,7 @@ def _stored(grid: Grid, size: int) -> int:
 
 def _grid(states: States, limit: int, slots: int, optimistic: bool) -> Grid:
     stored, others = states.sizes()
-    fewer = max(1, min(slots, int(MOST_CELLS // len(states))))
-    unit, exact = slot_size(stored, others, limit, fewer)
+    unit, exact = slot_size(stored, others, limit, slots)
     count = limit // unit
     if optimistic and not exact:
         count = -(-limit // unit)
