@@ -28,6 +28,9 @@ from stages.combine.join.states import (
     with_branch,
 )
 
+COMPILED_FROM = 100_000
+"""States times positions from which loading the compiled program pays."""
+
 
 @dataclass(frozen=True)
 class JoinTable:
@@ -138,27 +141,40 @@ class _Pass:
 def build_join_table(join: Join, limit: int, slots: int, optimistic: bool = False) -> JoinTable:
     """The table of all budgets up to `limit` bytes (`join.held` not counted), in at most `slots`
     slots, and half as many more where sizes are rounded (see `chain.slots.discretise`)."""
+    table = empty_table(join, limit, slots, optimistic)
+    positions = sum(branch.length for branch in table.states.branches)
+    if len(table.states) * positions < COMPILED_FROM:
+        fill_join(table)
+    else:
+        from stages.combine.join.table_compiled import fill_join_compiled
+
+        fill_join_compiled(table.states, table.grid, table.tables, table.cost)
+    return table
+
+
+def empty_table(join: Join, limit: int, slots: int, optimistic: bool) -> JoinTable:
+    """The table with those of its branches, before it is filled."""
     states = States(join)
     grid = _grid(states, max(limit, 0), slots, optimistic)
     released = sum(branch.released for branch in join.branches)
     wide = replace(grid, count=grid.count + -(-released // grid.unit))
     tables: list[Table | None] = []
     for branch in states.branches:
-        if branch.length == 0:
-            tables.append(None)
-            continue
-        chain = in_slots(branch.needs, wide)
-        tables.append(Table(branch.links, chain, fill(chain)))
+        chain = in_slots(branch.needs, wide) if branch.length else None
+        tables.append(Table(branch.links, chain, fill(chain)) if chain is not None else None)
     cost = np.full((*states.shape, grid.count + 1), np.inf)
-    table = JoinTable(states, grid, tables, cost)
-    for state in states.all():
-        row = cost[state]
-        if states.at_loss(state):
-            row[-(-states.loss_need(state) // grid.unit) :] = 0.0
+    return JoinTable(states, grid, tables, cost)
+
+
+def fill_join(table: JoinTable) -> None:
+    """Fills the table's costs."""
+    for state in table.states.all():
+        row = table.cost[state]
+        if table.states.at_loss(state):
+            row[max(0, -(-table.states.loss_need(state) // table.grid.unit)) :] = 0.0
             continue
         for move in _moves(table, state):
             move.into(row)
-    return table
 
 
 def _moves(table: JoinTable, state: State) -> Iterator[_Keep | _Pass]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import pairwise, permutations
 from math import inf
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,9 +15,11 @@ from schemas.chain import Chain
 from schemas.sequence import Operation
 from stages.combine.chain.frontier import ChainFrontier
 from stages.combine.chain.links import links_of_chain
-from stages.combine.join.branches import Join, join_of_chains
+from stages.combine.join.branches import Join, join_of_chains, unit_join
 from stages.combine.join.frontier import JoinFrontier
 from stages.combine.join.replay import join_replay
+from stages.combine.join.table import empty_table, fill_join
+from stages.combine.join.table_compiled import fill_join_compiled
 from tests.stages.combine.chains import chains
 from tests.stages.combine.join.exhaustive import nested_optimum, persistent_optimum
 from tests.stages.combine.join.joins import chains_of_a_join, joins
@@ -108,6 +111,33 @@ def test_rounding_keeps_within_the_budget_and_bounds_the_optimum(
         return
     assert plan.peak == join_replay(join, plan.sequence).peak <= budget
     assert frontier.bound(budget) <= exact.seconds + 1e-9 <= plan.seconds + 2e-9
+
+
+@given(joins(most=3, longest=6), st.integers(1, 90), st.integers(1, 40), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_the_compiled_program_fills_the_same_table(
+    join: Join, limit: int, slots: int, optimistic: bool
+) -> None:
+    plain = empty_table(join, limit, slots, optimistic)
+    compiled = empty_table(join, limit, slots, optimistic)
+    fill_join(plain)
+    fill_join_compiled(compiled.states, compiled.grid, compiled.tables, compiled.cost)
+    np.testing.assert_allclose(compiled.cost, plain.cost, rtol=1e-12, atol=1e-9)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=3),
+    st.integers(0, 12),
+)
+@settings(max_examples=40, deadline=None)
+def test_the_compiled_program_knows_unit_costs(
+    branches: list[tuple[int, bool]], limit: int
+) -> None:
+    join = unit_join(*zip(*branches, strict=True))
+    plain, compiled = (empty_table(join, limit, 500, False) for _ in range(2))
+    fill_join(plain)
+    fill_join_compiled(compiled.states, compiled.grid, compiled.tables, compiled.cost)
+    np.testing.assert_array_equal(compiled.cost, plain.cost)
 
 
 @given(chains_of_a_join(most=2))
