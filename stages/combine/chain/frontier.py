@@ -155,8 +155,7 @@ class ProgramFrontier:
         best = self._plan(self._least.sequence())
         own = self._level(budget)
         for level in self._levels()[own:]:
-            top = self._limit(level) + self.program.held
-            if level > own and self.bound(budget, top) >= best.seconds:
+            if level > own and self.bound(budget, self._top(level)) >= best.seconds:
                 break
             fitting = [plan for plan in self._asked(level, budget) if plan.peak <= budget]
             best = min([best, *fitting], key=lambda plan: (plan.seconds, plan.peak))
@@ -201,6 +200,11 @@ class ProgramFrontier:
     def _limit(self, level: int) -> int:
         """The largest budget of a level in bytes, `links.held` not counted."""
         return (self.keep_all.peak - self.program.held) >> level
+
+    def _top(self, level: int) -> int:
+        """What no plan of a level exceeds, in bytes: its table has up to half as many slots more
+        than its limit asks for."""
+        return self._limit(level) + self._limit(level) // 2 + self.program.held
 
     def _levels(self) -> list[int]:
         """The levels: none below the smallest budget, and none after one that rounds nothing."""
