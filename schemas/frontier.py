@@ -1,4 +1,4 @@
-"""`tightfit.frontier/3`: the plans of one strategy for one model and profile, from most to least
+"""`tightfit.frontier/4`: the plans of one strategy for one model and profile, from most to least
 memory. A budget takes the first that fits, so that it never matters which budgets were asked."""
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Frontier:
 
 FRONTIER = store.ArtifactType(
     "tightfit.frontier",
-    3,
+    4,
     pa.schema(
         [
             integer("peak"),

@@ -1,4 +1,4 @@
-"""`tightfit.sequence/1`: what a strategy does with the positions of a chain, read aloud.
+"""`tightfit.sequence/2`: what a strategy does with the positions of a chain, read aloud.
 
     F_ck 3        forward of position 3, its input stays
     F_none 4      forward of position 4, its input goes
@@ -6,6 +6,8 @@
     F 5 option 2  the same, keeping what option 2 keeps
     loss          forward and backward of the last position
     B 5           backward of position 5
+
+Of a join each operation but the loss names its branch: "B 5 of branch 2".
 
 These are the operations of S Table 2.1 (Shilova's thesis) with the options of Z 2.5 (Zhao's).
 """
@@ -26,29 +28,35 @@ from schemas.errors import ArtifactError
 Kind = Literal["F_all", "F_ck", "F_none", "F", "loss", "B"]
 
 NO_OPTION = -1
+NO_BRANCH = 0
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation on the position `block` (1..L+1); `option` is a number where it is an "F"."""
+    """One operation on the position `block` (1..L+1); `option` is a number where it is an "F".
+
+    `branch` (1, 2, ..) is that of a join, NO_BRANCH of a chain and of the loss.
+    """
 
     action: Kind
     block: int
     option: int = NO_OPTION
+    branch: int = NO_BRANCH
 
     def __str__(self) -> str:
         if self.action == "loss":
             return "loss"
         option = "" if self.option == NO_OPTION else f" option {self.option}"
-        return f"{self.action} {self.block}{option}"
+        branch = "" if self.branch == NO_BRANCH else f" of branch {self.branch}"
+        return f"{self.action} {self.block}{option}{branch}"
 
 
-OPERATION_FIELDS = (text("action"), integer("block"), integer("option"))
+OPERATION_FIELDS = (text("action"), integer("block"), integer("option"), integer("branch"))
 """Arrow fields of an operation, for artifacts that hold some."""
 
 SEQUENCE = store.ArtifactType(
     "tightfit.sequence",
-    1,
+    2,
     pa.schema([integer("step"), *OPERATION_FIELDS]),
 )
 
@@ -76,4 +84,6 @@ def operation(row: Mapping[str, Any], what: str) -> Operation:
         raise ArtifactError(f"{what} has the unknown action {found.action!r}")
     if found.block < 1 or (found.action == "F") != (found.option >= 0):
         raise ArtifactError(f"{what} ({found}) names no position or option")
+    if found.branch < NO_BRANCH or (found.action == "loss" and found.branch != NO_BRANCH):
+        raise ArtifactError(f"{what} ({found}) names no branch")
     return found

@@ -31,6 +31,7 @@ SOLVER_MODULES = (
     "stages.partition.cli",
     "stages.solve.cli",
     "stages.combine.cli",
+    "stages.combine.join.frontier",
     "stages.report.cli",
     "stages.audit.cli",
     "stages.audit.lineage",

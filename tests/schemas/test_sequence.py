@@ -22,6 +22,7 @@ ACTIONS = [
     Operation("F_all", 4),
     Operation("loss", 5),
     Operation("B", 4),
+    Operation("F", 3, 2, 1),
 ]
 
 
@@ -32,17 +33,32 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 def test_operations_read_aloud() -> None:
     words = ["F_ck 1", "F_none 2", "F 3 option 2", "F_all 4", "loss", "B 4"]
+    words.append("F 3 option 2 of branch 1")
     assert [str(action) for action in ACTIONS] == words
 
 
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ({"step": 1, "action": "B", "block": 1, "option": -1}, "step 0 is out of place"),
-        ({"step": 0, "action": "jump", "block": 1, "option": -1}, "unknown action 'jump'"),
-        ({"step": 0, "action": "B", "block": 0, "option": -1}, "no position or option"),
-        ({"step": 0, "action": "B", "block": 1, "option": 2}, "no position or option"),
-        ({"step": 0, "action": "F", "block": 1, "option": -1}, "no position or option"),
+        (
+            {"step": 1, "action": "B", "block": 1, "option": -1, "branch": 0},
+            "step 0 is out of place",
+        ),
+        (
+            {"step": 0, "action": "jump", "block": 1, "option": -1, "branch": 0},
+            "unknown action 'jump'",
+        ),
+        (
+            {"step": 0, "action": "B", "block": 0, "option": -1, "branch": 0},
+            "no position or option",
+        ),
+        ({"step": 0, "action": "B", "block": 1, "option": 2, "branch": 0}, "no position or option"),
+        (
+            {"step": 0, "action": "F", "block": 1, "option": -1, "branch": 0},
+            "no position or option",
+        ),
+        ({"step": 0, "action": "B", "block": 1, "option": -1, "branch": -1}, "names no branch"),
+        ({"step": 0, "action": "loss", "block": 1, "option": -1, "branch": 1}, "names no branch"),
     ],
 )
 def test_a_wrong_step_is_named(tmp_path: Path, row: dict, words: str) -> None:

@@ -1,28 +1,41 @@
-"""`chain`: plans a chain that comes as a file, without a model."""
+"""`chain`: plans a chain, or the branches of a join, that come as files, without a model."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from schemas.errors import ConfigError
+from schemas.errors import ArtifactError, ConfigError
 from schemas.made import Made
 
 if TYPE_CHECKING:
     from schemas.budget import Budget
     from schemas.chain import Chain
+    from schemas.options import Option
     from schemas.plan import Fixed, Plan
-    from stages.combine.chain.frontier import ChainFrontier, ChainPlan
+    from stages.combine.chain.frontier import ChainPlan, ProgramFrontier
 
-EXACT = "persistent sequences of the chain"
+CLASSES = {
+    "persistent": "persistent sequences of the chain",
+    "nested": "nested sequences of the join",
+}
+"""What sequences are called in sentences, and the class that a plan is optimal in."""
 ROUNDING = 1e-9
 """Relative difference of two sums of the same times in another order."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
-    parser.add_argument("--chain", type=Path, required=True, help="the chain to plan")
+    parser.add_argument(
+        "--chain",
+        type=Path,
+        required=True,
+        action="append",
+        help="the chain to plan; several are the branches of a join, and end in the same loss",
+    )
     parser.add_argument("--options", type=Path, help="options.arrow of its blocks")
     parser.add_argument("--strategy", required=True, help="how to plan, by name")
     parser.add_argument(
@@ -33,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Writes sequence.arrow and plan.json of a chain into the folder `options.out`.
+    """Writes sequence.arrow and plan.json of a chain or a join into the folder `options.out`.
 
     A budget too small gives the verdict "infeasible" and an empty sequence. Raises ConfigError or
     ArtifactError when an option or a file is not what it should be.
@@ -44,37 +57,65 @@ def run(options: argparse.Namespace) -> None:
     from schemas.options import read_options
     from schemas.plan import write_plan
     from schemas.sequence import write_sequence
-    from stages.combine.chain.frontier import ChainFrontier
-    from stages.combine.chain.links import links_of_chain
 
     solved = _needs_options(options)
-    chain = read_chain(options.chain)
+    chains = [read_chain(path) for path in options.chain]
+    for path, chain in zip(options.chain[1:], chains[1:], strict=True):
+        _check_loss(options.chain[0], chains[0], path, chain)
     blocks = read_options(options.options) if solved else None
-    frontier = ChainFrontier(links_of_chain(chain, blocks), options.slots)
-    plan, chosen = plan_chain(chain, frontier, options.strategy, parse_budget(options.budget))
-    digest = store.read(options.chain, CHAIN).digest
-    write_sequence(options.out / "sequence.arrow", chosen.sequence if chosen else [], digest)
+    frontier = _frontier(chains, blocks, options.slots)
+    plan, chosen = plan_chain(chains, frontier, options.strategy, parse_budget(options.budget))
+    digests = " ".join(store.read(path, CHAIN).digest for path in options.chain)
+    write_sequence(options.out / "sequence.arrow", chosen.sequence if chosen else [], digests)
     write_plan(options.out / "plan.json", plan)
 
 
 def made(options: argparse.Namespace) -> list[Made]:
     """What `run` made of what."""
-    read = [options.chain, *([options.options] if _needs_options(options) else [])]
+    read = [*options.chain, *([options.options] if _needs_options(options) else [])]
     settings = {name: getattr(options, name) for name in ("strategy", "budget", "slots")}
     return [Made([options.out / "sequence.arrow", options.out / "plan.json"], read, settings)]
 
 
-def plan_chain(
-    chain: Chain, frontier: ChainFrontier, strategy: str, budget: Budget
-) -> tuple[Plan, ChainPlan | None]:
-    """The plan of a chain for a budget, with its sequence; None where the budget is too small.
+def _frontier(
+    chains: Sequence[Chain], blocks: dict[str, list[Option]] | None, slots: int
+) -> ProgramFrontier:
+    """The plans of a chain, or of a join where there are several."""
+    if len(chains) == 1:
+        from stages.combine.chain.frontier import ChainFrontier
+        from stages.combine.chain.links import links_of_chain
 
-    The budget counts all that the chain counts, its input included. The lower bound is that of
-    persistent sequences.
+        return ChainFrontier(links_of_chain(chains[0], blocks), slots)
+    from stages.combine.join.branches import join_of_chains
+    from stages.combine.join.frontier import JoinFrontier
+
+    return JoinFrontier(join_of_chains(chains, blocks), slots)
+
+
+def _check_loss(first_path: Path, first: Chain, path: Path, chain: Chain) -> None:
+    """Raises ArtifactError where two branches do not end in the same loss."""
+    known, found = asdict(first.positions[-1]), asdict(chain.positions[-1])
+    for name in known:
+        if name not in ("position", "label") and known[name] != found[name]:
+            raise ArtifactError(
+                f"{path}: its loss has {name} = {found[name]}, that of {first_path} has "
+                f"{known[name]}; the branches of a join end in the same loss"
+            )
+
+
+def plan_chain(
+    chains: Sequence[Chain], frontier: ProgramFrontier, strategy: str, budget: Budget
+) -> tuple[Plan, ChainPlan | None]:
+    """The plan of a chain, or of the branches of a join, for a budget, with its sequence; None
+    where the budget is too small.
+
+    The budget counts all that the chains count, their inputs included. The lower bound is that of
+    persistent sequences, or of nested ones of a join.
     """
     from schemas.plan import Cost, Plan, gap_of
 
-    fixed = fixed_bytes(chain)
+    fixed = fixed_bytes(chains)
+    kind = "persistent" if len(chains) == 1 else "nested"
     keep_all = frontier.keep_all
     size = budget.total(fixed.inputs + fixed.gradients + fixed.outputs, keep_all.peak)
     solver = f"dynamic program, {frontier.slots} slots"
@@ -82,7 +123,7 @@ def plan_chain(
     chosen = frontier.within(size)
     if chosen is None:
         sentence = (
-            f"No persistent sequence fits {size} bytes; "
+            f"No {kind} sequence fits {size} bytes; "
             f"the smallest budget that works is {frontier.smallest_budget} bytes."
         )
         refusal = Plan(
@@ -91,7 +132,7 @@ def plan_chain(
         )  # fmt: skip
         return refusal, None
     bound = _lower_bound(frontier, size)
-    optimal_in = _optimal_in(frontier, size, chosen, bound)
+    optimal_in = _optimal_in(CLASSES[kind], frontier, size, chosen, bound)
     gap = gap_of(chosen.seconds, bound)
     plan = Plan(
         strategy,
@@ -99,7 +140,7 @@ def plan_chain(
         size,
         size,
         "optimal" if optimal_in else "feasible",
-        _sentence(frontier, size, chosen, gap, optimal_in),
+        _sentence(kind, frontier, size, chosen, gap, optimal_in),
         time=chosen.seconds,
         peak=chosen.peak,
         lower_bound=bound,
@@ -115,16 +156,18 @@ def plan_chain(
     return plan, chosen
 
 
-def fixed_bytes(chain: Chain) -> Fixed:
-    """The bytes of a chain that no plan changes."""
+def fixed_bytes(chains: Sequence[Chain]) -> Fixed:
+    """The bytes of chains with one loss that no plan changes."""
     from schemas.plan import Fixed
 
+    loss = chains[0].positions[-1]
+    rows = [position for chain in chains for position in chain.positions[:-1]] + [loss]
     return Fixed(
-        parameters=sum(position.weight for position in chain.positions),
-        gradients=sum(position.grad for position in chain.positions),
+        parameters=sum(position.weight for position in rows),
+        gradients=sum(position.grad for position in rows),
         buffers=0,
-        inputs=chain.a_0,
-        outputs=chain.positions[-1].a,
+        inputs=sum(chain.a_0 for chain in chains),
+        outputs=loss.a,
     )
 
 
@@ -146,28 +189,35 @@ def _needs_options(options: argparse.Namespace) -> bool:
     return solved
 
 
-def _lower_bound(frontier: ChainFrontier, budget: int) -> float:
-    """The seconds that no persistent sequence within the budget beats."""
+def _lower_bound(frontier: ProgramFrontier, budget: int) -> float:
+    """The seconds that no sequence of the class within the budget beats."""
     if budget >= frontier.keep_all.peak:
         return frontier.keep_all.seconds
     return frontier.bound(budget)
 
 
-def _optimal_in(frontier: ChainFrontier, budget: int, chosen: ChainPlan, bound: float) -> str:
+def _optimal_in(
+    exact: str, frontier: ProgramFrontier, budget: int, chosen: ChainPlan, bound: float
+) -> str:
     """The class in which a plan is proven optimal, "" where it is not: its bound is reached, or
-    the optimum of the dynamic program's rounded chain is."""
+    the optimum of the dynamic program's rounded sizes is."""
     if chosen.seconds <= bound * (1 + ROUNDING):
-        return EXACT
+        return exact
     if chosen.seconds <= frontier.rounded(budget) * (1 + ROUNDING):
-        return f"{EXACT} at {frontier.slots} slots"
+        return f"{exact} at {frontier.slots} slots"
     return ""
 
 
 def _sentence(
-    frontier: ChainFrontier, budget: int, chosen: ChainPlan, gap: float, optimal_in: str
+    kind: str,
+    frontier: ProgramFrontier,
+    budget: int,
+    chosen: ChainPlan,
+    gap: float,
+    optimal_in: str,
 ) -> str:
     extra = chosen.seconds / frontier.keep_all.seconds - 1 if frontier.keep_all.seconds else 0.0
     fits = f"The sequence fits {budget} bytes with {extra:.1%} more time than keeping everything"
-    if optimal_in == EXACT:
-        return f"{fits}; no persistent sequence is faster."
-    return f"{fits}; no persistent sequence is more than {gap:.1%} faster."
+    if optimal_in == CLASSES[kind]:
+        return f"{fits}; no {kind} sequence is faster."
+    return f"{fits}; no {kind} sequence is more than {gap:.1%} faster."

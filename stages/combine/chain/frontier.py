@@ -1,4 +1,4 @@
-"""The plans of a chain from most to least memory, which any budget is then picked from.
+"""The plans of a chain or a join from most to least memory, which any budget is then picked from.
 
 One table of the dynamic program gives sequences for all budgets. The program rounds up what is
 stored, so its sequences need less than they were made for. Each is replayed at true sizes and kept
@@ -9,6 +9,7 @@ table covers the budgets up to a half, a quarter and so on of what keeping every
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -16,9 +17,9 @@ from schemas.frontier import pareto
 from schemas.sequence import Operation
 from stages.combine.chain.least import Least
 from stages.combine.chain.links import Links
-from stages.combine.chain.replay import chain_replay
+from stages.combine.chain.replay import ChainReplay, chain_replay
 from stages.combine.chain.slots import rounds_nothing
-from stages.combine.chain.table import Table, Times, build_table, run_block
+from stages.combine.chain.table import Times, build_table, run_block
 
 SLOTS = 500
 MOST_POSITIONS = 5000
@@ -40,16 +41,102 @@ class ChainPlan:
     sequence: list[Operation]
 
 
-class ChainFrontier:
-    """Plans of a chain that do not depend on the budgets that are asked for. Budgets and peaks
-    count all that the chain counts. One table is in memory at a time."""
+class BudgetTable(Protocol):
+    """The sequences of a dynamic program for all budgets up to a limit."""
 
-    def __init__(self, links: Links, slots: int = SLOTS) -> None:
-        self.links = links
+    @property
+    def times(self) -> Times:
+        """The least times."""
+
+    def sequence(self, count: int) -> list[Operation]:
+        """An optimal sequence within `count` slots, which must be enough."""
+
+
+class Smallest(Protocol):
+    """The least memory that a dynamic program can do with."""
+
+    @property
+    def budget(self) -> int:
+        """The smallest budget in bytes, all counted."""
+
+    def sequence(self) -> list[Operation]:
+        """A sequence within the smallest budget."""
+
+
+class Program(Protocol):
+    """A dynamic program with its referee, as a frontier needs it: of a chain or of a join."""
+
+    @property
+    def held(self) -> int:
+        """The bytes that tables do not count."""
+
+    @property
+    def positions(self) -> int:
+        """The positions, the loss included."""
+
+    def keep_all(self) -> list[Operation]:
+        """The sequence that runs nothing again."""
+
+    def least(self) -> Smallest:
+        """The smallest budget with its sequence."""
+
+    def table(self, limit: int, slots: int, optimistic: bool = False) -> BudgetTable:
+        """The table of all budgets up to `limit` bytes, in at most `slots` slots."""
+
+    def rounds_nothing(self, limit: int, slots: int) -> bool:
+        """Whether such a table rounds nothing."""
+
+    def replay(self, sequence: list[Operation]) -> ChainReplay:
+        """Time and peak of a sequence at true sizes."""
+
+
+@dataclass(frozen=True)
+class ChainProgram:
+    """The dynamic program of a chain."""
+
+    links: Links
+
+    @property
+    def held(self) -> int:
+        """The bytes that tables do not count."""
+        return self.links.held
+
+    @property
+    def positions(self) -> int:
+        """The positions, the loss included."""
+        return len(self.links)
+
+    def keep_all(self) -> list[Operation]:
+        """The sequence that runs nothing again."""
+        return keep_all_sequence(self.links)
+
+    def least(self) -> Smallest:
+        """The smallest budget with its sequence."""
+        return Least(self.links)
+
+    def table(self, limit: int, slots: int, optimistic: bool = False) -> BudgetTable:
+        """The table of all budgets up to `limit` bytes, in at most `slots` slots."""
+        return build_table(self.links, limit, slots, optimistic)
+
+    def rounds_nothing(self, limit: int, slots: int) -> bool:
+        """Whether such a table rounds nothing."""
+        return rounds_nothing(self.links, limit, slots)
+
+    def replay(self, sequence: list[Operation]) -> ChainReplay:
+        """Time and peak of a sequence at true sizes."""
+        return chain_replay(self.links, sequence)
+
+
+class ProgramFrontier:
+    """Plans that do not depend on the budgets that are asked for. Budgets and peaks
+    count all that the chain or join counts. One table is in memory at a time."""
+
+    def __init__(self, program: Program, slots: int = SLOTS) -> None:
+        self.program = program
         self.slots = slots
-        self.keep_all = self._plan(keep_all_sequence(links))
-        self._least = Least(links)
-        self._table: tuple[int, Table] | None = None
+        self.keep_all = self._plan(program.keep_all())
+        self._least = program.least()
+        self._table: tuple[int, BudgetTable] | None = None
         self._plans: dict[int, list[ChainPlan]] = {}
         self._times: dict[int, Times] = {}
         self._bounds: dict[int, Times] = {}
@@ -68,8 +155,7 @@ class ChainFrontier:
         best = self._plan(self._least.sequence())
         own = self._level(budget)
         for level in self._levels()[own:]:
-            top = self._limit(level) + self.links.held
-            if level > own and self.bound(budget, top) >= best.seconds:
+            if level > own and self.bound(budget, self._top(level)) >= best.seconds:
                 break
             fitting = [plan for plan in self._asked(level, budget) if plan.peak <= budget]
             best = min([best, *fitting], key=lambda plan: (plan.seconds, plan.peak))
@@ -89,46 +175,51 @@ class ChainFrontier:
         level = self._level(budget)
         if level not in self._times:
             self._build(level)
-        return self._times[level].seconds(budget - self.links.held)
+        return self._times[level].seconds(budget - self.program.held)
 
     def bound(self, budget: int, within: int | None = None) -> float:
         """Seconds that no persistent sequence within `budget` bytes beats; or none of those that
         stay `within` fewer bytes, in the slots made for `budget`."""
         if budget not in self._bounds:
-            limit = budget - self.links.held
+            limit = budget - self.program.held
             self._table = None
-            table = build_table(self.links, limit, self.slots, optimistic=True)
+            table = self.program.table(limit, self.slots, optimistic=True)
             self._bounds[budget] = table.times
         asked = budget if within is None else within
-        return self._bounds[budget].seconds(asked - self.links.held)
+        return self._bounds[budget].seconds(asked - self.program.held)
 
-    def _build(self, level: int) -> Table:
+    def _build(self, level: int) -> BudgetTable:
         """The table of a level, and its times for later."""
         if self._table is None or self._table[0] != level:
             self._table = None
-            table = build_table(self.links, self._limit(level), self.slots)
+            table = self.program.table(self._limit(level), self.slots)
             self._table = (level, table)
             self._times[level] = table.times
         return self._table[1]
 
     def _limit(self, level: int) -> int:
         """The largest budget of a level in bytes, `links.held` not counted."""
-        return (self.keep_all.peak - self.links.held) >> level
+        return (self.keep_all.peak - self.program.held) >> level
+
+    def _top(self, level: int) -> int:
+        """What no plan of a level exceeds, in bytes: its table has up to half as many slots more
+        than its limit asks for."""
+        return self._limit(level) + self._limit(level) // 2 + self.program.held
 
     def _levels(self) -> list[int]:
         """The levels: none below the smallest budget, and none after one that rounds nothing."""
         levels = [0]
         while (
             len(levels) < LEVELS
-            and self._limit(len(levels)) + self.links.held > self.smallest_budget
-            and not rounds_nothing(self.links, self._limit(levels[-1]), self.slots)
+            and self._limit(len(levels)) + self.program.held > self.smallest_budget
+            and not self.program.rounds_nothing(self._limit(levels[-1]), self.slots)
         ):
             levels.append(len(levels))
         return levels
 
     def _level(self, budget: int) -> int:
         """The level whose table covers a budget."""
-        covering = [k for k in self._levels() if budget - self.links.held <= self._limit(k)]
+        covering = [k for k in self._levels() if budget - self.program.held <= self._limit(k)]
         return max(covering, default=0)
 
     def _level_plans(self, level: int) -> list[ChainPlan]:
@@ -137,11 +228,12 @@ class ChainFrontier:
             last = level == self._levels()[-1]
             lowest = -1 if last else self._limit(level + 1)
             table = self._build(level)
-            steps = [m for m in table.times.steps() if m * table.slots.unit > lowest]
-            wanted = max(LEAST_SEQUENCES, MOST_POSITIONS // len(self.links))
+            unit = table.times.slots.unit
+            steps = [m for m in table.times.steps() if m * unit > lowest]
+            wanted = max(LEAST_SEQUENCES, MOST_POSITIONS // self.program.positions)
             chosen = [steps[index] for index in spread(len(steps), wanted)]
             plans = [self._plan(table.sequence(m)) for m in chosen]
-            self._plans[level] = [p for p in plans if p.peak - self.links.held > lowest]
+            self._plans[level] = [p for p in plans if p.peak - self.program.held > lowest]
         return self._plans[level]
 
     def _asked(self, level: int, budget: int) -> list[ChainPlan]:
@@ -150,14 +242,21 @@ class ChainFrontier:
         if not self._times[level].slots.exact:
             return found
         table = self._build(level)
-        room = table.slots.room(budget - self.links.held)
+        room = table.times.slots.room(budget - self.program.held)
         if np.isfinite(table.times.lost[room]):
             return [*found, self._plan(table.sequence(room))]
         return found
 
     def _plan(self, sequence: list[Operation]) -> ChainPlan:
-        played = chain_replay(self.links, sequence)
+        played = self.program.replay(sequence)
         return ChainPlan(played.peak, played.seconds, played.recomputed, sequence)
+
+
+class ChainFrontier(ProgramFrontier):
+    """The plans of a chain."""
+
+    def __init__(self, links: Links, slots: int = SLOTS) -> None:
+        super().__init__(ChainProgram(links), slots)
 
 
 def keep_all_sequence(links: Links) -> list[Operation]:

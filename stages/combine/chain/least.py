@@ -12,6 +12,9 @@ from stages.combine.chain.table import Steps, cell, cells_ending, pass_on, run_b
 
 Bytes = npt.NDArray[np.int64]
 
+NEVER = 2**60
+"""More bytes than there are anywhere."""
+
 
 class Least:
     """The least bytes of every segment of a chain, `links.held` not counted: the recursion of the
@@ -23,7 +26,7 @@ class Least:
         self.enter = list(self.needs.enter())
         self.skip = dict(self.needs.skip())
         self.output = np.array([0, *(link.output for link in links.links)], dtype=np.int64)
-        saves = [[way.save for way in link.ways] for link in links.links]
+        saves = [[NEVER if way.at_once else way.save for way in link.ways] for link in links.links]
         self.save = [np.array(sizes, dtype=np.int64) for sizes in [[], *saves]]
         self.bytes = self._fill()
 
@@ -37,8 +40,11 @@ class Least:
         """A sequence within the smallest budget. The sequence aims at little memory. Where several
         actions need no more, a position runs once; else a segment is cut in the middle."""
         length = len(self.links)
-        room = int(self.bytes[cell(length, 1, length)])
-        return unrolled((1, length, room), self._step)
+        return self.segment(1, length, int(self.bytes[cell(length, 1, length)]))
+
+    def segment(self, first: int, last: int, room: int) -> list[Operation]:
+        """A sequence of a segment within `room` bytes, which must be enough."""
+        return unrolled((first, last, room), self._step)
 
     def _fill(self) -> Bytes:
         length = len(self.links)
@@ -76,7 +82,7 @@ class Least:
         if fitting.size:
             chosen = min((ways[way] for way in fitting), key=lambda way: way.seconds)
             rest = [(s + 1, t, room - chosen.save)] if s < t else []
-            return run_block(s, chosen.option, len(self.links), rest)
+            return run_block(s, chosen.option, self.links.loss_position, rest)
         splits = s + np.flatnonzero(self._splits(s, t) <= room)
         split = int(splits[np.argmin(np.abs(splits - (s + t) / 2))])
         inner = (split + 1, t, room - int(self.output[split]))

@@ -25,7 +25,8 @@ class Way:
     `save` stays from forward to backward, the output included. `forward_peak` and `backward_peak`
     are the most during each, counting all that the position itself brings: what it saves, its
     output and the gradients of output, input and parameters, but not its input. A forward that
-    the backward follows at once takes `output_seconds` less, unless the loss comes between. Bytes
+    the backward follows at once takes `output_seconds` less, unless the loss comes between. A way
+    that is `at_once` keeps nothing, not even the output: its backward has to follow at once. Bytes
     and seconds.
     """
 
@@ -36,6 +37,7 @@ class Way:
     forward_seconds: float
     backward_seconds: float
     output_seconds: float = 0.0
+    at_once: bool = False
 
     @property
     def seconds(self) -> float:
@@ -47,7 +49,8 @@ class Way:
 class Link:
     """One position: the sizes of its output, of the output's gradient and of the parameter
     gradients that its backward leaves; `pass_seconds` and `pass_peak` (at least the output) of a
-    forward that keeps nothing; and its ways, at least one."""
+    forward that keeps nothing; and its ways, at least one. One that is `in_place` writes over an
+    input that it does not keep."""
 
     output: int
     delta: int
@@ -55,6 +58,7 @@ class Link:
     pass_seconds: float
     pass_peak: int
     ways: list[Way]
+    in_place: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,15 +67,23 @@ class Links:
     beginning to end: the chain's input and what planning with positions does not see.
 
     The seconds of ways are those of further forwards; the first ones of all positions together,
-    which every sequence runs, take `first_seconds` more.
+    which every sequence runs, take `first_seconds` more. A branch of a join has no position for the
+    `loss`, and `released` of its held bytes are given back by its last backward.
     """
 
     links: list[Link]
     held: int
     first_seconds: float = 0.0
+    loss: bool = True
+    released: int = 0
 
     def __len__(self) -> int:
         return len(self.links)
+
+    @property
+    def loss_position(self) -> int:
+        """The position of the loss, 0 where there is none."""
+        return len(self.links) if self.loss else 0
 
     def at(self, position: int) -> Link:
         """The link at a position 1..L+1."""

@@ -26,7 +26,7 @@ def chain_replay(links: Links, sequence: Sequence[Operation]) -> ChainReplay:
     Any valid sequence is played, persistent or not. Raises ScheduleError naming the step when an
     action reads what is not there, or when not every backward has run at the end.
     """
-    player = _Player(links)
+    player = Player(links)
     for step, action in enumerate(sequence):
         following = sequence[step + 1] if step + 1 < len(sequence) else None
         player.play(step, action, following)
@@ -35,92 +35,120 @@ def chain_replay(links: Links, sequence: Sequence[Operation]) -> ChainReplay:
     return ChainReplay(player.seconds, player.peak, player.recomputed)
 
 
-class _Player:
-    """What is stored: outputs (0 is the chain's input, held), kept ways by position, parameter
-    gradients (together `stored` bytes), and the gradient of the output of position `gradient`."""
+class Player:
+    """Plays the operations of a chain, or of one branch of a join.
+
+    It knows what is stored: outputs (0 is the chain's input, held), kept ways by position,
+    parameter gradients (together `stored` bytes), and the gradient of the output of position
+    `gradient`, which is above the last one until the loss of a join has run. `beside` are the bytes
+    of other branches.
+    """
 
     def __init__(self, links: Links) -> None:
         self.links = links
         self.outputs = {0}
         self.kept: dict[int, Way] = {}
         self.stored = links.held
-        self.gradient = len(links)
+        self.beside = 0
+        self.gradient = len(links) if links.loss else len(links) + 1
         self.seconds = links.first_seconds
         self.peak = 0
         self.recomputed = 0
         self.ran: set[int] = set()
 
     def delta(self) -> int:
-        return self.links.at(self.gradient).delta if self.gradient else 0
+        """The bytes of the gradient that the next backward consumes."""
+        return self.links.at(self.gradient).delta if 0 < self.gradient <= len(self.links) else 0
 
     def play(self, step: int, action: Operation, following: Operation | None) -> None:
+        """Plays one operation; `following` is the next one of all branches."""
         where = f"step {step} ({action})"
         last = len(self.links)
-        if not 1 <= action.block <= last or (action.action == "loss" and action.block != last):
+        loss = self.links.loss_position
+        if not 1 <= action.block <= last or (action.action == "loss" and action.block != loss):
             raise ScheduleError(f"{where} is on no position of the chain")
         if action.action == "B":
-            self.backward(action.block, where)
+            self._backward(action.block, where)
         elif action.action == "loss":
-            self.forward(where, action, self.way(action), None)
-            self.backward(action.block, where)
+            self._forward(where, action, self._way(action), None)
+            self._backward(action.block, where)
         elif action.action in ("F_all", "F"):
-            self.forward(where, action, self.way(action), following)
+            self._forward(where, action, self._way(action), following)
         else:
-            self.pass_on(where, action)
+            self._pass_on(where, action)
 
-    def way(self, action: Operation) -> Way:
+    def _way(self, action: Operation) -> Way:
         if action.action == "loss":
             return self.links.at(action.block).ways[0]
         return self.links.way(action.block, action.option)
 
-    def forward(self, where: str, action: Operation, way: Way, following: Operation | None) -> None:
+    def _forward(
+        self, where: str, action: Operation, way: Way, following: Operation | None
+    ) -> None:
         """A forward that keeps what the backward needs; `following` is the next action."""
         position = action.block
-        self.reads(where, position, plain=False)
-        self.makes(where, position, self.kept)
-        self.reaches(self.stored + self.delta() + way.forward_peak)
-        at_once = following == Operation("B", position, NO_OPTION) and position < len(self.links)
+        self._reads(where, position, plain=False)
+        self._makes(where, position, self.kept)
+        at_once = following == Operation("B", position, NO_OPTION, action.branch)
+        at_once = at_once and position != self.links.loss_position
+        if way.at_once and not at_once:
+            raise ScheduleError(f"{where} keeps nothing, and B {position} does not follow at once")
+        self._reaches(self.stored + self.delta() + way.forward_peak)
         self.seconds += way.forward_seconds - (way.output_seconds if at_once else 0.0)
         self.kept[position] = way
         self.stored += way.save
 
-    def pass_on(self, where: str, action: Operation) -> None:
+    def _pass_on(self, where: str, action: Operation) -> None:
         """A forward that keeps its input (F_ck) or nothing (F_none)."""
         position, link = action.block, self.links.at(action.block)
-        self.reads(where, position, plain=action.action == "F_none")
-        self.makes(where, position, self.outputs)
-        self.reaches(self.stored + self.delta() + link.pass_peak)
+        drops = action.action == "F_none"
+        self._reads(where, position, plain=drops)
+        self._makes(where, position, self.outputs)
+        written = self.links.at(position - 1).output if drops and position > 1 else 0
+        self._reaches(self.stored + self.delta() + link.pass_peak - written * link.in_place)
         self.seconds += link.pass_seconds
         self.outputs.add(position)
         self.stored += link.output
-        if action.action == "F_none":
-            self.forget(position - 1)
+        if drops:
+            self._forget(position - 1)
 
-    def backward(self, position: int, where: str) -> None:
+    def _backward(self, position: int, where: str) -> None:
         if self.gradient != position:
-            raise ScheduleError(f"{where} comes before B {self.gradient}")
+            after = f"B {self.gradient}" if self.gradient <= len(self.links) else "the loss"
+            raise ScheduleError(f"{where} comes before {after}")
         if position not in self.kept:
             raise ScheduleError(f"{where} reads what no forward has kept")
-        self.reads(where, position, plain=False)
+        self._reads(where, position, plain=False)
         way = self.kept.pop(position)
         self.stored -= way.save
-        self.reaches(self.stored + way.backward_peak)
+        self._reaches(self.stored + way.backward_peak)
         self.seconds += way.backward_seconds
         self.stored += self.links.at(position).gradient
-        self.forget(position - 1)
+        self._forget(position - 1)
         self.gradient = position - 1
+        if self.gradient == 0:
+            self.stored -= self.links.released
 
-    def forget(self, position: int) -> None:
+    def turn(self, where: str) -> None:
+        """The loss of a join has run: its inputs go, the gradient of the last output is there."""
+        last = len(self.links)
+        self._reads(where, last + 1, plain=False)
+        self._forget(last)
+        self.gradient = last
+        if last == 0:
+            self.stored -= self.links.released
+
+    def _forget(self, position: int) -> None:
         if position in self.outputs and position > 0:
             self.outputs.remove(position)
             self.stored -= self.links.at(position).output
 
-    def reads(self, where: str, position: int, plain: bool) -> None:
+    def _reads(self, where: str, position: int, plain: bool) -> None:
         there = position - 1 in self.outputs or position == 1
         if not there and (plain or position - 1 not in self.kept):
             raise ScheduleError(f"{where} reads an input that is not there")
 
-    def makes(self, where: str, position: int, there: Container[int]) -> None:
+    def _makes(self, where: str, position: int, there: Container[int]) -> None:
         if position > self.gradient:
             raise ScheduleError(f"{where} comes after B {position}")
         if position in there:
@@ -128,5 +156,5 @@ class _Player:
         self.recomputed += position in self.ran
         self.ran.add(position)
 
-    def reaches(self, size: int) -> None:
-        self.peak = max(self.peak, size)
+    def _reaches(self, size: int) -> None:
+        self.peak = max(self.peak, size + self.beside)

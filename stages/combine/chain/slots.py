@@ -8,8 +8,9 @@ while it runs is compared with the bytes that the slots stand for, and adds no r
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf
 
 import numpy as np
 import numpy.typing as npt
@@ -26,23 +27,47 @@ TRIALS = 256
 
 
 @dataclass(frozen=True)
-class Slots:
-    """A chain of `length` positions, in `count` slots of `unit` bytes; `exact` when nothing was
-    rounded. Arrays are indexed by position 1..length (entry 0 is unused) or by way.
+class Grid:
+    """Memory in `count` slots of `unit` bytes; `exact` when nothing was rounded, `optimistic` when
+    sizes were rounded for a bound."""
 
-    `output` slots; `passes`, the seconds of forwards that keep nothing up to and with a position;
-    `base`, the least seconds of a position run once (entry 0: `Links.first_seconds`). The ways of
-    position s are `first[s] .. first[s+1] - 1`, with `save` slots, `extra` seconds above the base,
-    and `alone`, the same where the backward follows at once. `enter[way, t]` are the least slots in
-    which a way can start the segment that ends with t, `skip[s, t]` those for passing on from s.
-    From `full[s, t]` slots on more memory saves no time: the segment takes `floor[t]` seconds above
-    the bases. `optimistic` chains were rounded for a bound.
-    """
-
-    length: int
     unit: int
     count: int
     exact: bool
+    optimistic: bool
+
+    def room(self, budget: int) -> int:
+        """The slots in a budget in bytes; budgets above the limit count as the limit."""
+        whole = -(-budget // self.unit) if self.optimistic else budget // self.unit
+        return min(whole, self.count)
+
+    def stored(self, sizes: Sequence[int] | Integers) -> Integers:
+        """The slots of what is stored, at most one more than there are."""
+        array = np.array(sizes, dtype=np.int64)
+        whole = array // self.unit if self.optimistic else -(-array // self.unit)
+        return np.minimum(whole, self.count + 1)
+
+    def least(self, needed: Integers) -> Thresholds:
+        """The least slots in which `needed` bytes are there, at most one more than there are."""
+        return np.clip(-(-needed // self.unit), 0, self.count + 1).astype(np.int32)
+
+
+@dataclass(frozen=True)
+class Slots(Grid):
+    """A chain of `length` positions in slots. Arrays are indexed by position 1..length (entry 0 is
+    unused) or by way.
+
+    `output` slots; `passes`, the seconds of forwards that keep nothing up to and with a position;
+    `base`, the least seconds of a position run once (entry 0: `Links.first_seconds`). The ways of
+    position s are `first[s] .. first[s+1] - 1`, with `save` slots, `extra` seconds above the base
+    (infinite where the backward has to follow at once), and `alone`, the same where it does.
+    `enter[way, t]` are the least slots in
+    which a way can start the segment that ends with t, `skip[s, t]` those for passing on from s.
+    From `full[s, t]` slots on more memory saves no time: the segment takes `floor[t]` seconds above
+    the bases.
+    """
+
+    length: int
     output: Integers
     passes: Seconds
     base: Seconds
@@ -54,12 +79,6 @@ class Slots:
     skip: Thresholds
     full: Thresholds
     floor: Seconds
-    optimistic: bool
-
-    def room(self, budget: int) -> int:
-        """The slots in a budget in bytes; budgets above the limit count as the limit."""
-        whole = -(-budget // self.unit) if self.optimistic else budget // self.unit
-        return min(whole, self.count)
 
 
 def discretise(links: Links, limit: int, slots: int, optimistic: bool = False) -> Slots:
@@ -70,52 +89,58 @@ def discretise(links: Links, limit: int, slots: int, optimistic: bool = False) -
     are: these may fit the limit when they are replayed."""
     needs = Needs(links)
     limit = max(limit, 0)
-    unit, exact = _slot_size(needs, limit, slots)
+    unit, exact = slot_size(needs.stored(), needs.beside_stored(), limit, slots)
     count = limit // unit
     if optimistic and not exact:
         count = -(-limit // unit)
     elif not exact:
         count += count // 2
-
-    def stored(sizes: list[int]) -> Integers:
-        array = np.array(sizes, dtype=np.int64)
-        return np.minimum(array // unit if optimistic else -(-array // unit), count + 1)
-
-    def least(needed: Integers) -> Thresholds:
-        return np.clip(-(-needed // unit), 0, count + 1).astype(np.int32)
-
-    seconds = _Times(links)
-    save = stored([way.save for way in needs.ways])
-    enter = np.concatenate([least(rows) for rows in needs.enter()])
-    skip = np.full((len(links) + 2, len(links) + 1), count + 1, dtype=np.int32)
-    for s, row in needs.skip():
-        skip[s, s + 1 :] = least(row)
-    full = _full(len(links), needs.first, enter, save, seconds, count)
+    chain = in_slots(needs, Grid(unit, count, exact, optimistic))
     if not exact and not optimistic:
-        count = min(count, max(limit // unit, int(full[1, len(links)])))
-    return Slots(
-        length=len(links),
-        unit=unit,
+        count = min(count, max(limit // unit, int(chain.full[1, len(links)])))
+    most = np.int32(count + 1)
+    return replace(
+        chain,
         count=count,
-        exact=exact,
-        output=stored([0, *(link.output for link in links.links)]),
+        enter=np.minimum(chain.enter, most),
+        skip=np.minimum(chain.skip, most),
+        full=np.minimum(chain.full, most),
+    )
+
+
+def in_slots(needs: Needs, grid: Grid) -> Slots:
+    """The chain in the slots of a grid."""
+    links = needs.links
+    seconds = _Times(links)
+    save = grid.stored([way.save for way in needs.ways])
+    enter = np.concatenate([grid.least(rows) for rows in needs.enter()])
+    skip = np.full((len(links) + 2, len(links) + 1), grid.count + 1, dtype=np.int32)
+    for s, row in needs.skip():
+        skip[s, s + 1 :] = grid.least(row)
+    return Slots(
+        unit=grid.unit,
+        count=grid.count,
+        exact=grid.exact,
+        optimistic=grid.optimistic,
+        length=len(links),
+        output=grid.stored([0, *(link.output for link in links.links)]),
         passes=seconds.passes,
         base=seconds.base,
         first=needs.first,
         save=save,
         extra=seconds.extra,
         alone=seconds.alone,
-        enter=np.minimum(enter, np.int32(count + 1)),
-        skip=np.minimum(skip, np.int32(count + 1)),
-        full=np.minimum(full, np.int32(count + 1)),
+        enter=enter,
+        skip=skip,
+        full=_full(len(links), needs.first, enter, save, seconds, grid.count),
         floor=seconds.floor,
-        optimistic=optimistic,
     )
 
 
 def rounds_nothing(links: Links, limit: int, slots: int) -> bool:
     """Whether `discretise` rounds nothing."""
-    return _slot_size(Needs(links), limit, slots)[1]
+    needs = Needs(links)
+    return slot_size(needs.stored(), needs.beside_stored(), limit, slots)[1]
 
 
 class Needs:
@@ -145,14 +170,29 @@ class Needs:
     def skip(self) -> Iterator[tuple[int, Integers]]:
         """For s = L, L-1, .. 1 the needs of passing on from s to t - 1, by t = s+1..L+1 (S, m_none
         without the step t)."""
-        length = len(self.links)
+        for s, row in self.passing():
+            if s < len(self.links):
+                yield s, row[:-1] + self.beside[s + 1 :]
+
+    def passing(self) -> Iterator[tuple[int, Integers]]:
+        """For s = L+1, L, .. 1 the needs of passing on from s to r, by r = s..L+1, with no gradient
+        beside."""
         later: Integers = np.zeros(0, dtype=np.int64)
-        for s in range(length - 1, 0, -1):
+        for s in range(len(self.links), 0, -1):
             link = self.links.at(s)
-            most = np.maximum(np.concatenate([[0], later]), link.pass_peak)
-            yield s, most + self.beside[s + 1 :]
-            before = self.links.at(s - 1).output if s > 1 else 0
+            yield s, np.maximum(np.concatenate([[0], later]), link.pass_peak)
+            before = 0 if s == 1 or link.in_place else self.links.at(s - 1).output
             later = np.maximum(np.concatenate([[0], later]), before + link.pass_peak)
+
+    def stored(self) -> list[int]:
+        """The sizes of what is stored."""
+        return [way.save for way in self.ways] + [link.output for link in self.links.links]
+
+    def beside_stored(self) -> list[int]:
+        """All other sizes that memory is compared with."""
+        peaks = [peak for way in self.ways for peak in (way.forward_peak, way.backward_peak)]
+        passing = [link.pass_peak for link in self.links.links]
+        return [*peaks, *passing, *self.grown.tolist(), *self.beside.tolist()]
 
 
 class _Times:
@@ -162,12 +202,12 @@ class _Times:
         base, extra, alone, floor = [links.first_seconds], [], [], [0.0]
         for position, link in enumerate(links.links, start=1):
             least = min(way.seconds for way in link.ways)
-            before_loss = position == len(links)
+            is_loss = position == links.loss_position
             own = [way.seconds - least for way in link.ways]
-            spared = [0.0 if before_loss else way.output_seconds for way in link.ways]
+            spared = [0.0 if is_loss else way.output_seconds for way in link.ways]
             at_once = [a - b for a, b in zip(own, spared, strict=True)]
             base.append(least)
-            extra += own
+            extra += [inf if way.at_once else a for way, a in zip(link.ways, own, strict=True)]
             alone += at_once
             floor.append(min(at_once))
         self.base = np.array(base)
@@ -191,15 +231,14 @@ def _full(
     return np.minimum(full, count + 1).astype(np.int32)
 
 
-def _slot_size(needs: Needs, limit: int, slots: int) -> tuple[int, bool]:
-    """The bytes of a slot, and whether it divides all sizes.
+def slot_size(stored: list[int], others: list[int], limit: int, slots: int) -> tuple[int, bool]:
+    """The bytes of a slot, and whether it divides all sizes, those `stored` and the `others`.
 
     Among sizes somewhat above the least, which gives `slots` slots, it is the one that rounds the
     stored sizes up by the least bytes: real chains have few distinct sizes.
     """
     least = max(1, -(-limit // slots))
-    stored = [way.save for way in needs.ways] + [link.output for link in needs.links.links]
-    divisor = _divisor(needs, stored)
+    divisor = math.gcd(*stored, *others)
     if divisor >= least:
         return divisor, True
     sizes, repeats = np.unique(np.array(stored, dtype=np.int64), return_counts=True)
@@ -208,10 +247,3 @@ def _slot_size(needs: Needs, limit: int, slots: int) -> tuple[int, bool]:
     units = np.unique(units[(units >= least) & (units <= least * STRETCH)])
     loss = [int(((-sizes % unit) * repeats).sum()) for unit in units]
     return int(units[int(np.argmin(loss))]), least == 1
-
-
-def _divisor(needs: Needs, stored: list[int]) -> int:
-    peaks = [peak for way in needs.ways for peak in (way.forward_peak, way.backward_peak)]
-    passing = [link.pass_peak for link in needs.links.links]
-    beside = [*needs.grown.tolist(), *needs.beside.tolist()]
-    return math.gcd(*stored, *peaks, *passing, *beside)

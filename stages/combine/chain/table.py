@@ -15,7 +15,7 @@ import numpy as np
 
 from schemas.sequence import NO_OPTION, Operation
 from stages.combine.chain.links import Links
-from stages.combine.chain.slots import Seconds, Slots, discretise
+from stages.combine.chain.slots import Grid, Seconds, Slots, discretise
 
 Segment = tuple[int, int, int]
 """The first and last position of a part of a chain, and the memory that it has."""
@@ -27,16 +27,18 @@ COMPILED_FROM = 1.5e8
 
 @dataclass(frozen=True)
 class Times:
-    """What a table says of the whole chain: the least time `lost` to recomputing, by slots."""
+    """What a table says of the whole chain: the least time `lost` to recomputing, by slots, and
+    `base`, the seconds of all positions run once."""
 
-    slots: Slots
+    slots: Grid
     lost: Seconds
+    base: float
 
     def seconds(self, budget: int) -> float:
         """The least time of the chain within `budget` bytes (`links.held` not counted)."""
         if budget < 0:
             return float("inf")
-        return float(self.lost[self.slots.room(budget)] + self.slots.base.sum())
+        return float(self.lost[self.slots.room(budget)] + self.base)
 
     def steps(self) -> list[int]:
         """The numbers of slots from which the chain takes less time than with any fewer."""
@@ -57,11 +59,15 @@ class Table:
     def times(self) -> Times:
         """What is worth keeping of a table, which may be large."""
         whole = cell(self.slots.length, 1, self.slots.length)
-        return Times(self.slots, self.cost[whole].copy())
+        return Times(self.slots, self.cost[whole].copy(), float(self.slots.base.sum()))
 
     def sequence(self, count: int) -> list[Operation]:
         """An optimal sequence within `count` slots, which must be enough."""
-        return unrolled((1, self.slots.length, count), self._step)
+        return self.segment(1, self.slots.length, count)
+
+    def segment(self, first: int, last: int, count: int) -> list[Operation]:
+        """An optimal sequence of a segment within `count` slots, which must be enough."""
+        return unrolled((first, last, count), self._step)
 
     def _step(self, s: int, t: int, m: int) -> Steps:
         """The first actions of the best sequence for (s, t, m), with the segments between."""
@@ -69,7 +75,7 @@ class Table:
         if split == 0:
             option = self.links.at(s).ways[way - self.slots.first[s]].option
             rest = [(s + 1, t, m - int(self.slots.save[way]))] if s < t else []
-            return run_block(s, option, self.slots.length, rest)
+            return run_block(s, option, self.links.loss_position, rest)
         inner = (split + 1, t, m - int(self.slots.output[split]))
         return [*pass_on(s, split), inner, (s, split, m)]
 
@@ -112,10 +118,11 @@ def unrolled(whole: Segment, step: Callable[[int, int, int], Steps]) -> list[Ope
     return operations
 
 
-def run_block(position: int, option: int, last: int, rest: list[Segment]) -> Steps:
-    """Forward of a position, what happens until its backward, and its backward."""
-    if position == last and option == NO_OPTION:
-        return [Operation("loss", last)]
+def run_block(position: int, option: int, loss: int, rest: list[Segment]) -> Steps:
+    """Forward of a position, what happens until its backward, and its backward; `loss` is the
+    position of the loss."""
+    if position == loss and option == NO_OPTION:
+        return [Operation("loss", loss)]
     forward = Operation("F_all" if option == NO_OPTION else "F", position, option)
     return [forward, *rest, Operation("B", position)]
 

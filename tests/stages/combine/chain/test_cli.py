@@ -1,4 +1,4 @@
-"""`combine --chain`, by its files."""
+"""`chain`, by its files."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.chain import Chain
+from schemas.chain import Chain, Position
 from stages.combine.chain.frontier import ChainFrontier
 from stages.combine.chain.least import Least
 from stages.combine.chain.links import links_of_chain
@@ -97,6 +97,26 @@ def test_less_budget_is_never_a_higher_peak_or_less_time(chain: Chain, slots: in
     for smaller, larger in pairwise(found):
         assert smaller.peak <= larger.peak or smaller.seconds == larger.seconds
         assert smaller.seconds >= larger.seconds - 1e-9
+
+
+def test_a_plan_above_the_limit_of_its_table_is_not_forgotten_with_more_budget() -> None:
+    sizes = [
+        *(
+            (2.5, 2.25, 4, 5, 3, 3, 3, 0),
+            (2.5, 5.25, 3, 6, 2, 0, 3, 3),
+            (0.25, 2, 2, 5, 6, 2, 0, 1),
+        ),
+        *((2.75, 2, 4, 9, 0, 0, 3, 1), (2, 3, 1, 7, 3, 2, 2, 2), (2.25, 2.75, 0, 1, 3, 3, 0, 0)),
+        *((2, 3.25, 0, 5, 4, 2, 0, 0), (5.25, 4, 4, 9, 3, 2, 0, 1), (2, 0, 4, 10, 5, 0, 1, 1)),
+    ]
+    rows = [
+        Position(p, u_f, u_b, a, abar, delta, o_f, o_b, 0, grad, "")
+        for p, (u_f, u_b, a, abar, delta, o_f, o_b, grad) in enumerate(sizes, start=1)
+    ]
+    frontier = ChainFrontier(links_of_chain(Chain(rows, 4, 5)), 20)
+    less, more = frontier.within(46), frontier.within(49)
+    assert less is not None and more is not None
+    assert more.seconds <= less.seconds
 
 
 @given(chains(longest=8))

@@ -1,0 +1,77 @@
+"""The join that the dynamic program plans: branches that meet in the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from schemas.chain import Chain
+from schemas.options import Option
+from schemas.sequence import NO_OPTION
+from stages.combine.chain.links import Link, Links, Way, links_of_chain
+
+
+@dataclass(frozen=True)
+class Join:
+    """Branches without a loss, and the loss that all of them end in.
+
+    The loss has one way; its `backward_peak` counts the gradients of the last outputs of all
+    branches. A branch of no positions gives its input to the loss.
+    """
+
+    branches: list[Links]
+    loss: Link
+
+    @property
+    def held(self) -> int:
+        """The bytes that all branches hold from beginning to end."""
+        return sum(branch.held for branch in self.branches)
+
+    @property
+    def turn(self) -> Way:
+        """The way in which the loss runs."""
+        return self.loss.ways[0]
+
+    def __len__(self) -> int:
+        return sum(len(branch) for branch in self.branches) + 1
+
+
+def join_of_chains(
+    chains: Sequence[Chain], options: Mapping[str, list[Option]] | None = None
+) -> Join:
+    """The join of chains whose last position is one loss for all of them.
+
+    Positions whose label is a block of `options` are run with those options, the others and the
+    loss keep everything or nothing.
+    """
+    branches = []
+    deltas = 0
+    for chain in chains:
+        links = links_of_chain(replace(chain, positions=chain.positions[:-1]), options)
+        branches.append(replace(links, loss=False))
+        deltas += links.links[-1].delta if len(links) else chain.delta_0
+    last = chains[0].positions[-1]
+    loss = links_of_chain(Chain([last], 0, deltas)).at(1)
+    return Join(branches, loss)
+
+
+def unit_join(
+    lengths: Sequence[int],
+    kept: Sequence[bool],
+    forward: float = 1.0,
+    backward: float = 1.0,
+    turn: float = 1.0,
+) -> Join:
+    """The join of S ch. 1 and J: MULTI-b, where everything takes one slot of memory.
+
+    Branch j has `lengths[j]` steps, and the gradient of its input stays to the end where `kept[j]`.
+    A backward reads the input of its step and the gradient of its output, so that a way keeps
+    nothing; results overwrite inputs that are not needed again (S Table 1.1).
+    """
+    way = Way(NO_OPTION, 0, 0, 1, 0.0, backward, at_once=True)
+    step = Link(1, 1, 0, forward, 1, [way], in_place=True)
+    branches = [
+        Links([step] * length, held=1, loss=False, released=0 if stays else 1)
+        for length, stays in zip(lengths, kept, strict=True)
+    ]
+    return Join(branches, Link(0, 0, 0, 0.0, 0, [Way(NO_OPTION, 0, 0, 0, 0.0, turn)]))

@@ -1,0 +1,90 @@
+"""The plans of a join from most to least memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from schemas.sequence import Operation
+from stages.combine.chain.frontier import SLOTS, ProgramFrontier, Smallest
+from stages.combine.chain.links import Links
+from stages.combine.chain.replay import ChainReplay
+from stages.combine.chain.table import run_block
+from stages.combine.join.branches import Join
+from stages.combine.join.least import JoinLeast
+from stages.combine.join.replay import join_replay
+from stages.combine.join.states import States
+from stages.combine.join.table import JoinTable, build_join_table, join_rounds_nothing
+
+
+@dataclass(frozen=True)
+class JoinProgram:
+    """The dynamic program of a join."""
+
+    join: Join
+
+    @property
+    def held(self) -> int:
+        """The bytes that tables do not count."""
+        return self.join.held
+
+    @property
+    def positions(self) -> int:
+        """The positions of all branches, and the loss."""
+        return len(self.join)
+
+    def keep_all(self) -> list[Operation]:
+        """The sequence that runs nothing again."""
+        return keep_all_of_join(self.join)
+
+    def least(self) -> Smallest:
+        """The smallest budget with its sequence."""
+        return JoinLeast(self.join)
+
+    def table(self, limit: int, slots: int, optimistic: bool = False) -> JoinTable:
+        """The table of all budgets up to `limit` bytes, in at most `slots` slots."""
+        return build_join_table(self.join, limit, slots, optimistic)
+
+    def rounds_nothing(self, limit: int, slots: int) -> bool:
+        """Whether such a table rounds nothing."""
+        return join_rounds_nothing(self.join, limit, slots)
+
+    def replay(self, sequence: list[Operation]) -> ChainReplay:
+        """Time and peak of a sequence at true sizes."""
+        return join_replay(self.join, sequence)
+
+
+MOST_NUMBERS = 20_000_000
+"""Numbers of a table, slots by states; where there would be more, it has fewer slots."""
+
+
+class JoinFrontier(ProgramFrontier):
+    """The plans of a join."""
+
+    def __init__(self, join: Join, slots: int = SLOTS) -> None:
+        super().__init__(JoinProgram(join), min(slots, MOST_NUMBERS // len(States(join))))
+
+
+def keep_all_of_join(join: Join) -> list[Operation]:
+    """Every position once, one branch after the other, the last one back first."""
+    forward: list[Operation] = []
+    backward: list[Operation] = []
+    for branch, links in enumerate(join.branches, start=1):
+        ahead, back = keep_all_of_branch(links)
+        forward += [replace(step, branch=branch) for step in ahead]
+        backward = [*(replace(step, branch=branch) for step in back), *backward]
+    loss = Operation("loss", max(map(len, join.branches)) + 1)
+    return [*forward, loss, *backward]
+
+
+def keep_all_of_branch(links: Links) -> tuple[list[Operation], list[Operation]]:
+    """Each position in its fastest way, before and after the loss; its output alone is kept where
+    the backward has to follow at once."""
+    forward: list[Operation] = []
+    backward: list[list[Operation]] = []
+    for position, link in enumerate(links.links, start=1):
+        way = min(link.ways, key=lambda way: (way.seconds, way.save))
+        steps = run_block(position, way.option, 0, [])
+        ahead, back = (step for step in steps if isinstance(step, Operation))
+        forward.append(Operation("F_ck", position) if way.at_once else ahead)
+        backward.append([ahead, back] if way.at_once else [back])
+    return forward, [step for steps in reversed(backward) for step in steps]

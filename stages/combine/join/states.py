@@ -1,0 +1,215 @@
+"""What is left of a join, as its dynamic programs see it.
+
+A nested sequence stores something of one branch at a time, going forward, and what it stored last
+it uses first, coming back. A state is what is left in between: for each branch the first position
+that has stored nothing, and whether the input of this position is plain, that is stored for it
+alone. What is stored for positions before is not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
+
+import numpy as np
+
+from schemas.errors import ArtifactError
+from schemas.sequence import Operation
+from stages.combine.chain.links import Links
+from stages.combine.chain.slots import Integers, Needs
+from stages.combine.chain.table import pass_on, run_block
+from stages.combine.join.branches import Join
+
+State = tuple[int, ...]
+"""For each branch 0 at its beginning; 2 (s - 1) where it has come to position s, whose input is
+plain; 2 (s - 1) - 1 where the input belongs to what position s - 1 keeps."""
+
+
+def position_of(state: int) -> int:
+    """The first position of a branch that has stored nothing."""
+    return (state + 1) // 2 + 1
+
+
+def kept_before(position: int) -> int:
+    """The state of a branch that has come to a position whose input is kept."""
+    return 2 * (position - 1) - 1
+
+
+def plain_before(position: int) -> int:
+    """The state of a branch that has come to a position whose input is plain."""
+    return 2 * (position - 1)
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Sizes of a branch in bytes, by state: its `plain` input, and what it leaves `after` all that
+    is left of it has run backward (gradients, less what it gives back). `passing[s]` are the needs
+    of passing on from s to r, by r = s..L; `forward[s]` and `backward[s]` those of the ways of s,
+    with the parameter gradients of positions after s."""
+
+    links: Links
+    needs: Needs
+    plain: list[int]
+    after: list[int]
+    passing: dict[int, Integers]
+    forward: dict[int, Integers]
+    backward: dict[int, Integers]
+
+    @property
+    def length(self) -> int:
+        """The positions."""
+        return len(self.links)
+
+
+def branch_of(links: Links) -> Branch:
+    """The sizes of a branch."""
+    needs = Needs(links)
+    plain, after = [0], [int(needs.grown[0]) - links.released]
+    for position in range(2, len(links) + 2):
+        before = links.at(position - 1)
+        plain += [0, before.output]
+        after += [before.delta + int(needs.grown[position - 1])] * 2
+    forward, backward = {}, {}
+    for s, link in enumerate(links.links, start=1):
+        forward[s] = np.array([way.forward_peak for way in link.ways], dtype=np.int64)
+        peaks = np.array([way.backward_peak for way in link.ways], dtype=np.int64)
+        backward[s] = peaks + needs.grown[s]
+    return Branch(links, needs, plain, after, dict(needs.passing()), forward, backward)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A state seen from one branch: the plain inputs of all branches and the gradient of the loss
+    while what is left runs forward (`flagged`), what the other branches leave while the branch runs
+    backward as the last one (`others`), and its own `plain` input. Bytes."""
+
+    position: int
+    flagged: int
+    others: int
+    plain: int
+
+    def forward_backward(self, branch: Branch) -> Integers:
+        """What each way of the position needs while its forward and its backward run."""
+        forward, backward = branch.forward[self.position], branch.backward[self.position]
+        return np.maximum(self.flagged + forward, self.others + self.plain + backward)
+
+    def passing(self, branch: Branch) -> Integers:
+        """What passing on from the position needs, by last position."""
+        return self.flagged + branch.passing[self.position]
+
+
+MOST_STATES = 250_000
+
+
+class States:
+    """The states of a join, in an order in which those that come later are seen first.
+
+    Raises ArtifactError where there are too many: their number is the product of the branches'
+    lengths, nearly twice each.
+    """
+
+    def __init__(self, join: Join) -> None:
+        self.join = join
+        self.shape = tuple(2 * len(links) + 1 for links in join.branches)
+        if len(self) > MOST_STATES:
+            lengths = ", ".join(str(len(links)) for links in join.branches)
+            raise ArtifactError(
+                f"branches of {lengths} positions are too long to be planned as a join, whose "
+                f"program has {len(self)} states; up to {MOST_STATES} are taken"
+            )
+        self.branches = [branch_of(links) for links in join.branches]
+
+    def __len__(self) -> int:
+        return prod(self.shape)
+
+    def all(self) -> Iterator[State]:
+        """All states, each after those that can follow it."""
+        return product(*(range(size - 1, -1, -1) for size in self.shape))
+
+    def at_loss(self, state: State) -> bool:
+        """Whether nothing is left but the loss."""
+        return all(
+            position_of(q) > branch.length for branch, q in zip(self.branches, state, strict=True)
+        )
+
+    def loss_need(self, state: State) -> int:
+        """The bytes that the loss needs."""
+        plain = sum(b.plain[q] for b, q in zip(self.branches, state, strict=True))
+        way, loss = self.join.turn, self.join.loss
+        return plain + max(loss.delta + way.forward_peak, way.backward_peak)
+
+    def moments(self, state: State) -> Iterator[tuple[int, Moment]]:
+        """The branches that something is left of, with what they see."""
+        plain = [b.plain[q] for b, q in zip(self.branches, state, strict=True)]
+        after = [b.after[q] for b, q in zip(self.branches, state, strict=True)]
+        flagged = sum(plain) + self.join.loss.delta
+        others = sum(after) + self.join.loss.gradient
+        for k, (branch, q) in enumerate(zip(self.branches, state, strict=True)):
+            if position_of(q) <= branch.length:
+                yield k, Moment(position_of(q), flagged, others - after[k], plain[k])
+
+    def sizes(self) -> tuple[list[int], list[int]]:
+        """All sizes that are stored, and all others that memory is compared with."""
+        stored = [size for branch in self.branches for size in branch.needs.stored()]
+        loss, way = self.join.loss, self.join.turn
+        others = [loss.delta, loss.gradient, way.forward_peak, way.backward_peak]
+        for branch in self.branches:
+            others += [*branch.needs.beside_stored(), *branch.after]
+        return stored, others
+
+
+def with_branch(state: State, k: int, q: int) -> State:
+    """A state in which one branch has come further."""
+    return (*state[:k], q, *state[k + 1 :])
+
+
+def passed_from(state: State, k: int, position: int) -> tuple[int | slice, ...]:
+    """The states in which one branch has passed on from a position to r, for all r from there."""
+    return (*state[:k], slice(plain_before(position + 1), None, 2), *state[k + 1 :])
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a nested sequence stores first of what is left: of branch `k` a way of its position (by
+    option number) where `split` is 0, else the output of `split`, which it passes on to. `room` is
+    what remains for the rest, `back` what the backward up to the split may use at its end."""
+
+    k: int
+    option: int
+    split: int
+    room: int
+    back: int
+
+
+def nested(
+    states: States,
+    room: int,
+    choose: Callable[[State, int], Choice],
+    segment: Callable[[int, int, int, int], list[Operation]],
+) -> list[Operation]:
+    """The nested sequence of the choices: `choose` gives that of a state with its room, `segment`
+    the operations of positions s..r of a branch, in a room."""
+    state: State = tuple(0 for _ in states.shape)
+    forward: list[Operation] = []
+    backward: list[list[Operation]] = []
+    while not states.at_loss(state):
+        choice = choose(state, room)
+        position = position_of(state[choice.k])
+        if choice.split:
+            before = pass_on(position, choice.split)
+            after = segment(choice.k, position, choice.split, choice.back)
+            q = plain_before(choice.split + 1)
+        else:
+            steps = run_block(position, choice.option, 0, [])
+            before, after = (
+                [step for step in part if isinstance(step, Operation)]
+                for part in (steps[:1], steps[1:])
+            )
+            q = kept_before(position + 1)
+        forward += [replace(step, branch=choice.k + 1) for step in before]
+        backward.append([replace(step, branch=choice.k + 1) for step in after])
+        state, room = with_branch(state, choice.k, q), choice.room
+    loss = Operation("loss", max(branch.length for branch in states.branches) + 1)
+    return [*forward, loss, *(step for steps in reversed(backward) for step in steps)]

@@ -1,0 +1,240 @@
+"""The dynamic program over the states of a join, for all budgets up to a limit at once.
+
+`T(q, m)` is the least time for forward, loss and backward of what is left in state q within m
+slots, plain inputs counted (S Theorem 3, eq. 1.4, with sizes and times of their own for each
+position and with the ways of S eq. 2.9-2.10; S has one output size, and its b is here what a branch
+leaves `after` it). The table holds it above the sum of the least times of the positions run once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from schemas.sequence import Operation
+from stages.combine.chain.slots import Grid, Integers, Seconds, Slots, in_slots, slot_size
+from stages.combine.chain.table import Table, Times, cell, fill
+from stages.combine.join.branches import Join
+from stages.combine.join.states import (
+    Choice,
+    Moment,
+    State,
+    States,
+    kept_before,
+    nested,
+    passed_from,
+    with_branch,
+)
+
+COMPILED_FROM = 100_000
+"""States times positions from which loading the compiled program pays."""
+
+
+@dataclass(frozen=True)
+class JoinTable:
+    """`cost[q, m]` in seconds above the bases, infinite where m slots do not do; `tables` are those
+    of the branches, None for one of no positions."""
+
+    states: States
+    grid: Grid
+    tables: list[Table | None]
+    cost: Seconds
+
+    @property
+    def times(self) -> Times:
+        """What is worth keeping of a table, which may be large."""
+        start = self.cost[tuple(0 for _ in self.states.shape)]
+        join = self.states.join
+        base = sum(float(table.slots.base.sum()) for table in self.tables if table is not None)
+        return Times(self.grid, start.copy(), base + join.turn.seconds)
+
+    def sequence(self, count: int) -> list[Operation]:
+        """An optimal nested sequence within `count` slots, which must be enough."""
+        return nested(self.states, count, self._choice, self._segment)
+
+    def _segment(self, k: int, s: int, t: int, count: int) -> list[Operation]:
+        table = self.tables[k]
+        return table.segment(s, t, count) if table is not None else []
+
+    def _choice(self, state: State, count: int) -> Choice:
+        best, chosen = np.inf, None
+        for found in _moves(self, state):
+            seconds = found.seconds_at(count)
+            if chosen is None or seconds < best:
+                best, chosen = seconds, found.choice(count)
+        assert chosen is not None
+        return chosen
+
+
+@dataclass(frozen=True)
+class _Keep:
+    """A way of a position, which the inner state follows in `shift` slots less."""
+
+    k: int
+    option: int
+    least: int
+    shift: int
+    extra: float
+    inner: Seconds
+
+    def into(self, row: Seconds) -> None:
+        """Lowers a row of the table where this takes less time."""
+        low = max(self.least, self.shift)
+        if low < row.size:
+            found = self.inner[low - self.shift : row.size - self.shift] + self.extra
+            np.minimum(row[low:], found, out=row[low:])
+
+    def seconds_at(self, count: int) -> float:
+        """The time in a number of slots."""
+        if count < max(self.least, self.shift):
+            return np.inf
+        return float(self.inner[count - self.shift] + self.extra)
+
+    def choice(self, count: int) -> Choice:
+        """What this stores."""
+        return Choice(self.k, self.option, 0, count - self.shift, 0)
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """Passing on to r, for all r from the position on, by row: `inner` states in `shift` slots
+    less, and `tails`, the backward of what was passed, in `beside` slots less (or more)."""
+
+    k: int
+    position: int
+    least: Integers
+    shift: int
+    beside: int
+    passed: Seconds
+    inner: Seconds
+    tails: Seconds
+
+    def into(self, row: Seconds) -> None:
+        """Lowers a row of the table where this takes less time."""
+        low = max(int(self.least[0]), self.shift, self.beside)
+        if low >= row.size:
+            return
+        found = self.inner[:, low - self.shift : row.size - self.shift] + self.passed[:, None]
+        found += self.tails[:, low - self.beside : row.size - self.beside]
+        if self.least[-1] > low:
+            found[np.arange(low, row.size)[None, :] < self.least[:, None]] = np.inf
+        np.minimum(row[low:], found.min(axis=0), out=row[low:])
+
+    def _at(self, count: int) -> Seconds:
+        if count < max(self.shift, self.beside):
+            return np.full(len(self.least), np.inf)
+        found = self.inner[:, count - self.shift] + self.tails[:, count - self.beside] + self.passed
+        return np.where(count < self.least, np.inf, found)
+
+    def seconds_at(self, count: int) -> float:
+        """The time in a number of slots."""
+        return float(self._at(count).min())
+
+    def choice(self, count: int) -> Choice:
+        """What this stores."""
+        split = self.position + int(self._at(count).argmin())
+        return Choice(self.k, 0, split, count - self.shift, count - self.beside)
+
+
+def build_join_table(join: Join, limit: int, slots: int, optimistic: bool = False) -> JoinTable:
+    """The table of all budgets up to `limit` bytes (`join.held` not counted), in at most `slots`
+    slots, and half as many more where sizes are rounded (see `chain.slots.discretise`)."""
+    table = empty_table(join, limit, slots, optimistic)
+    positions = sum(branch.length for branch in table.states.branches)
+    if len(table.states) * positions < COMPILED_FROM:
+        fill_join(table)
+    else:
+        from stages.combine.join.table_compiled import fill_join_compiled
+
+        fill_join_compiled(table.states, table.grid, table.tables, table.cost)
+    return table
+
+
+def empty_table(join: Join, limit: int, slots: int, optimistic: bool) -> JoinTable:
+    """The table with those of its branches, before it is filled."""
+    states = States(join)
+    grid = _grid(states, max(limit, 0), slots, optimistic)
+    released = sum(branch.released for branch in join.branches)
+    wide = replace(grid, count=grid.count + -(-released // grid.unit))
+    tables: list[Table | None] = []
+    for branch in states.branches:
+        chain = in_slots(branch.needs, wide) if branch.length else None
+        tables.append(Table(branch.links, chain, fill(chain)) if chain is not None else None)
+    cost = np.full((*states.shape, grid.count + 1), np.inf)
+    return JoinTable(states, grid, tables, cost)
+
+
+def fill_join(table: JoinTable) -> None:
+    """Fills the table's costs."""
+    for state in table.states.all():
+        row = table.cost[state]
+        if table.states.at_loss(state):
+            row[max(0, -(-table.states.loss_need(state) // table.grid.unit)) :] = 0.0
+            continue
+        for move in _moves(table, state):
+            move.into(row)
+
+
+def _moves(table: JoinTable, state: State) -> Iterator[_Keep | _Pass]:
+    """What can be stored first of what is left."""
+    for k, moment in table.states.moments(state):
+        chain = table.tables[k]
+        if chain is not None:
+            yield from _keeps(table, state, k, moment, chain.slots)
+            yield _passes(table, state, k, moment, chain)
+
+
+def _keeps(table: JoinTable, state: State, k: int, moment: Moment, slots: Slots) -> Iterator[_Keep]:
+    branch, s = table.states.branches[k], moment.position
+    ways = branch.links.at(s).ways
+    if all(way.at_once for way in ways):
+        return
+    inner = table.cost[with_branch(state, k, kept_before(s + 1))]
+    least = -(-moment.forward_backward(branch) // table.grid.unit)
+    plain = _stored(table.grid, moment.plain)
+    for number, way in enumerate(ways):
+        if not way.at_once:
+            index = int(slots.first[s]) + number
+            shift = plain + int(slots.save[index])
+            extra = float(slots.extra[index])
+            yield _Keep(k, way.option, int(least[number]), shift, extra, inner)
+
+
+def _passes(table: JoinTable, state: State, k: int, moment: Moment, chain: Table) -> _Pass:
+    branch, s = table.states.branches[k], moment.position
+    inner = table.cost[passed_from(state, k, s)]
+    begin = cell(branch.length, s, s)
+    passes = chain.slots.passes
+    return _Pass(
+        k,
+        s,
+        -(-moment.passing(branch) // table.grid.unit),
+        _stored(table.grid, moment.plain),
+        _stored(table.grid, moment.others + moment.plain),
+        passes[s:] - passes[s - 1],
+        inner,
+        chain.cost[begin : begin + branch.length - s + 1],
+    )
+
+
+def _stored(grid: Grid, size: int) -> int:
+    """The slots of what is stored, below zero for what is given back."""
+    return size // grid.unit if grid.optimistic else -(-size // grid.unit)
+
+
+def _grid(states: States, limit: int, slots: int, optimistic: bool) -> Grid:
+    stored, others = states.sizes()
+    unit, exact = slot_size(stored, others, limit, slots)
+    count = limit // unit
+    if optimistic and not exact:
+        count = -(-limit // unit)
+    elif not exact:
+        count += count // 2
+    return Grid(unit, count, exact, optimistic)
+
+
+def join_rounds_nothing(join: Join, limit: int, slots: int) -> bool:
+    """Whether `build_join_table` rounds nothing."""
+    return _grid(States(join), max(limit, 0), slots, False).exact

@@ -1,0 +1,187 @@
+"""The dynamic program of `table.fill_join`, compiled, for long branches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+
+from stages.combine.chain.slots import Grid, Integers, Seconds
+from stages.combine.chain.table import Table
+from stages.combine.chain.table_compiled import NO_NAN
+from stages.combine.join.states import States
+
+
+@dataclass(frozen=True)
+class _Arrays:
+    """The branches side by side.
+
+    By branch and state: `plain` and `after` in bytes (see `states.Branch`), and the slots in which
+    a plain input is `stored`. By way, those of branch k from `begin[k]` on and those of its
+    position s from `first[k, s]` on: `save` slots, what `forward` and `backward` need in bytes, and
+    `extra` seconds. `passing[k, s, r]` bytes, and `passes[k, r]` seconds. `tails` are the tables of
+    the branches, that of branch k from row `rows[k]` on.
+    """
+
+    shape: Integers
+    plain: Integers
+    after: Integers
+    stored: Integers
+    begin: Integers
+    first: Integers
+    save: Integers
+    forward: Integers
+    backward: Integers
+    extra: Seconds
+    passing: Integers
+    passes: Seconds
+    rows: Integers
+    tails: Seconds
+
+
+def fill_join_compiled(
+    states: States, grid: Grid, tables: list[Table | None], cost: Seconds
+) -> None:
+    """Fills the table's costs, shape (.., count + 1), with those of `table.fill_join`."""
+    arrays = _arrays(states, grid, tables)
+    loss, way = states.join.loss, states.join.turn
+    turn = np.array(
+        [loss.delta, loss.gradient, max(loss.delta + way.forward_peak, way.backward_peak)]
+    )
+    flat = cost.reshape(len(states), grid.count + 1)
+    _fill(flat, *vars(arrays).values(), turn, grid.unit, grid.optimistic)
+
+
+def _arrays(states: States, grid: Grid, tables: list[Table | None]) -> _Arrays:
+    branches = states.branches
+    longest = max(branch.length for branch in branches) + 2
+    count = len(branches)
+    plain = np.zeros((count, 2 * longest), dtype=np.int64)
+    after = np.zeros((count, 2 * longest), dtype=np.int64)
+    first = np.zeros((count, longest + 1), dtype=np.int64)
+    passing = np.zeros((count, longest, longest), dtype=np.int64)
+    passes = np.zeros((count, longest))
+    ways: list[tuple[Integers, Integers, Integers, Seconds]] = []
+    tails: list[Seconds] = []
+    begin, rows = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+    for k, (branch, table) in enumerate(zip(branches, tables, strict=True)):
+        plain[k, : len(branch.plain)] = branch.plain
+        after[k, : len(branch.after)] = branch.after
+        begin[k] = sum(len(part[0]) for part in ways)
+        rows[k] = sum(len(part) for part in tails)
+        if table is None:
+            continue
+        slots = table.slots
+        first[k, : len(slots.first)] = slots.first
+        passes[k, : len(slots.passes)] = slots.passes
+        for s, needs in branch.passing.items():
+            passing[k, s, s : branch.length + 1] = needs
+        forward = np.concatenate([branch.forward[s] for s in range(1, branch.length + 1)])
+        backward = np.concatenate([branch.backward[s] for s in range(1, branch.length + 1)])
+        ways.append((slots.save, forward, backward, slots.extra))
+        tails.append(table.cost)
+    none = (np.zeros(0, dtype=np.int64),) * 3
+    save, forward, backward = (
+        np.concatenate([none[i], *(part[i] for part in ways)]) for i in range(3)
+    )
+    return _Arrays(
+        shape=np.array(states.shape, dtype=np.int64),
+        plain=plain,
+        after=after,
+        stored=plain // grid.unit if grid.optimistic else -(-plain // grid.unit),
+        begin=begin,
+        first=first,
+        save=save,
+        forward=forward,
+        backward=backward,
+        extra=np.concatenate([np.zeros(0), *(part[3] for part in ways)]),
+        passing=passing,
+        passes=passes,
+        rows=rows,
+        tails=np.concatenate(tails) if tails else np.zeros((0, 1)),
+    )
+
+
+@njit("void(float64[::1], float64[::1], float64)", cache=True, fastmath=NO_NAN)
+def _try_keep(row: Seconds, inner: Seconds, extra: float) -> None:
+    for m in range(row.size):
+        found = inner[m] + extra
+        row[m] = found if found < row[m] else row[m]
+
+
+@njit("void(float64[::1], float64[::1], float64[::1], float64)", cache=True, fastmath=NO_NAN)
+def _try_pass(row: Seconds, inner: Seconds, tail: Seconds, passed: float) -> None:
+    for m in range(row.size):
+        found = inner[m] + passed + tail[m]
+        row[m] = found if found < row[m] else row[m]
+
+
+@njit(
+    "void(float64[:,::1], int64[::1], int64[:,::1], int64[:,::1], int64[:,::1], int64[::1], "
+    "int64[:,::1], int64[::1], int64[::1], int64[::1], float64[::1], int64[:,:,::1], "
+    "float64[:,::1], int64[::1], float64[:,::1], int64[::1], int64, boolean)",
+    cache=True,
+)
+def _fill(
+    cost: Seconds,
+    shape: Integers,
+    plain: Integers,
+    after: Integers,
+    stored: Integers,
+    begin: Integers,
+    first: Integers,
+    save: Integers,
+    forward: Integers,
+    backward: Integers,
+    extra: Seconds,
+    passing: Integers,
+    passes: Seconds,
+    rows: Integers,
+    tails: Seconds,
+    turn: Integers,
+    unit: int,
+    optimistic: bool,
+) -> None:
+    branches, width = shape.size, cost.shape[1]
+    stride = np.ones(branches, dtype=np.int64)
+    for k in range(branches - 2, -1, -1):
+        stride[k] = stride[k + 1] * shape[k + 1]
+    for index in range(cost.shape[0] - 1, -1, -1):
+        row = cost[index]
+        flagged, left, others = turn[0], 0, turn[1]
+        for k in range(branches):
+            q = index // stride[k] % shape[k]
+            flagged += plain[k, q]
+            others += after[k, q]
+            left += (q + 1) // 2 < shape[k] // 2
+        if left == 0:
+            row[max(0, -(-(flagged - turn[0] + turn[2]) // unit)) :] = 0.0
+            continue
+        for k in range(branches):
+            q = index // stride[k] % shape[k]
+            s, length = (q + 1) // 2 + 1, shape[k] // 2
+            if s > length:
+                continue
+            back = others - after[k, q] + plain[k, q]
+            kept = index + (2 * s - 1 - q) * stride[k]
+            for way in range(begin[k] + first[k, s], begin[k] + first[k, s + 1]):
+                if extra[way] == np.inf:
+                    continue
+                shift = stored[k, q] + save[way]
+                need = max(flagged + forward[way], back + backward[way])
+                low = max(shift, -(-need // unit))
+                if low < width:
+                    _try_keep(row[low:], cost[kept, low - shift : width - shift], extra[way])
+            beside = back // unit if optimistic else -(-back // unit)
+            segment = rows[k] + (s - 1) * length - (s - 1) * (s - 2) // 2 - s
+            for r in range(s, length + 1):
+                shift = stored[k, q]
+                low = max(shift, beside, -(-(flagged + passing[k, s, r]) // unit))
+                if low < width:
+                    _try_pass(
+                        row[low:],
+                        cost[index + (2 * r - q) * stride[k], low - shift : width - shift],
+                        tails[segment + r, low - beside : width - beside],
+                        passes[k, r] - passes[k, s - 1],
+                    )
