@@ -115,7 +115,7 @@ def _powers(limit: int) -> Array:
 @njit(cache=True)
 def border(facts: tuple[Array, ...], low: int, high: int, stamp: Array, mark: int) -> int:
     """The bytes of the values that the items from `low` to `high` read of others and make for
-    others, each counted once (the sum of Z eq. 3.1)."""
+    others, each counted once (the sum of Z eq. 3.1, its summand read as the size of x)."""
     input_start, input_item, output_start, output_item, maker, last, size = facts[:7]
     total = 0
     for edge in range(input_start[low], input_start[high]):

@@ -58,6 +58,7 @@ class Drops(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(8, 8)
+        self.seen: torch.Tensor
         self.register_buffer("seen", torch.zeros(8))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

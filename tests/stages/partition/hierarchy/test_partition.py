@@ -185,7 +185,8 @@ def test_a_forward_with_a_cycle_is_refused() -> None:
 )
 def test_arrays_that_do_not_fit_are_refused(changes: dict[str, list[int]], words: str) -> None:
     flow = flow_of([("a", [], [4]), ("b", [0], [4])])
-    wrong = replace(flow, **{name: np.array(found) for name, found in changes.items()})
+    arrays = {name: np.array(found) for name, found in changes.items()}
+    wrong = replace(flow, **arrays)  # type: ignore[arg-type]
     with pytest.raises(ArtifactError, match=words):
         h_partition(wrong)
 

@@ -12,6 +12,7 @@ from schemas.graph import Graph, write_graph
 from schemas.hierarchy import Hierarchy, read_hierarchy
 from stages.__main__ import main
 from stages.audit.folder import audit
+from stages.partition.cli import LIMITS
 from stages.partition.facts import gather_facts
 from stages.partition.hierarchy.flow import Limits
 from stages.partition.hierarchy.step import Forward, forward_of, hierarchy_of
@@ -142,6 +143,10 @@ def test_the_command_writes_a_hierarchy_beside_blocks(
     assert not [said for said in complaints if said.startswith("h.arrow")]
     Path("h.arrow").write_bytes(before[:-8])
     assert any(said.startswith("h.arrow") for said in audit(Path()).complaints)
+
+
+def test_the_command_has_the_limits_of_the_algorithm() -> None:
+    assert Limits() == Limits(**{name: most for name, (most, _) in LIMITS.items()})
 
 
 def test_the_command_refuses_what_it_cannot_do(
