@@ -14,6 +14,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 ALPHA = 0.5
 """The exponent of Z eq. 3.1 by default, as published."""
+MOST_ALPHA = 10.0
+"""The largest exponent that is taken; scores stay finite."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Limits:
 
     def room(self, levels: int) -> int:
         """How many clusters may be made where `levels` are left, this one included."""
-        return int(self.top * self.clusters ** (levels - 1))
+        return int(self.top * self.clusters ** min(levels - 1, 64))
 
 
 @dataclass(frozen=True)

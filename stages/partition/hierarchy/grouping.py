@@ -26,6 +26,7 @@ def grouped(items: Items, limit: int, enough: int, alpha: float) -> Array:
     or no two neighbours have room; candidates that nothing but their place tells apart are all
     taken before it stops, so that equal parts are cut equally.
     """
+    limit = min(limit, items.count)
     above = _dominators(items.inputs.start, items.maker[items.inputs.item], limit)
     low, high = _candidates(above, limit)
     facts = (

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from schemas.errors import ConfigError
 from stages.partition.hierarchy.canonical import clustered
 from stages.partition.hierarchy.check import check_tree
-from stages.partition.hierarchy.flow import ALPHA, Array, Flow, Level, Limits, Tree
+from stages.partition.hierarchy.flow import ALPHA, MOST_ALPHA, Array, Flow, Level, Limits, Tree
 from stages.partition.hierarchy.grouping import full_runs, grouped
 from stages.partition.hierarchy.items import Items, gather, nodes_of, starts_of
 from stages.partition.hierarchy.order import arranged, topological
@@ -21,6 +22,8 @@ def h_partition(flow: Flow, limits: Limits | None = None, alpha: float = ALPHA) 
     limits = limits or Limits()
     flow.check()
     limits.check(flow.count)
+    if not 0 <= alpha <= MOST_ALPHA:
+        raise ConfigError(f"the exponent of the score is {alpha}, not from 0 to {MOST_ALPHA:g}")
     order = topological(nodes_of(flow))
     items = nodes_of(flow).taken(order)
     inner = arranged(items, np.zeros(items.count, np.int64))

@@ -154,6 +154,19 @@ def test_limits_that_cannot_be_kept_are_refused(limits: Limits, words: str) -> N
         h_partition(layered(100), limits)
 
 
+@pytest.mark.parametrize("alpha", [-0.5, 11.0, float("nan")])
+def test_a_score_that_is_none_is_refused(alpha: float) -> None:
+    with pytest.raises(ConfigError, match="exponent of the score"):
+        h_partition(layered(100), alpha=alpha)
+
+
+def test_limits_may_be_larger_than_anything() -> None:
+    tree = h_partition(layered(100), Limits(10**12, 10**12, 10**12, 10**9))
+    assert not tree.levels
+    [level] = h_partition(layered(100), Limits(nodes=10**12)).levels
+    assert len(level.sizes) <= 40
+
+
 def test_a_forward_without_nodes_and_one_of_a_single_node() -> None:
     nothing = h_partition(flow_of([]))
     assert not nothing.levels and not len(nothing.order)
