@@ -14,6 +14,7 @@ from schemas.costs import COSTS, read_costs
 from schemas.errors import ArtifactError
 from schemas.frontier import FRONTIER, read_frontier
 from schemas.graph import GRAPH, read_graph
+from schemas.hierarchy import HIERARCHY, read_hierarchy
 from schemas.lineage import FOLDER, described, digest_of, read_record, record_path
 from schemas.measurement import LINE, MEASUREMENT, read_line, read_measurement
 from schemas.module import MADE_FROM
@@ -29,6 +30,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     COSTS.name: read_costs,
     FRONTIER.name: read_frontier,
     GRAPH.name: read_graph,
+    HIERARCHY.name: read_hierarchy,
     LINE.name: read_line,
     MEASUREMENT.name: read_measurement,
     OPTIONS.name: read_options,

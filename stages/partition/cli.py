@@ -1,11 +1,24 @@
-"""The command `partition`: graph and costs to blocks."""
+"""The command `partition`: graph and costs to blocks, and to a hierarchy of clusters."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from schemas.made import Made
+
+if TYPE_CHECKING:
+    from schemas.costs import Costs
+    from schemas.graph import Graph
+
+LIMITS = {
+    "nodes": (20, "nodes of a lowest cluster"),
+    "clusters": (20, "clusters of a cluster"),
+    "top": (40, "clusters of the whole"),
+    "levels": (16, "levels of clusters"),
+}
+"""The limits of a hierarchy: the most of what, by default."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -13,23 +26,65 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--graph", type=Path, required=True, help="the traced graph")
     parser.add_argument("--costs", type=Path, required=True, help="the costs of its ops")
     parser.add_argument("--partitioner", default="cuts", help="how to cut, by name: cuts")
-    parser.add_argument("--out", type=Path, required=True, help="the blocks to write")
+    parser.add_argument("--out", type=Path, help="the blocks to write")
+    hierarchy = parser.add_argument_group(
+        "hierarchy", "Clusters of clusters of the forward. No strategy plans with them yet."
+    )
+    hierarchy.add_argument("--hierarchy", type=Path, help="the hierarchy to write")
+    for name, (most, what) in LIMITS.items():
+        hierarchy.add_argument(
+            f"--{name}", type=int, default=most, help=f"the most {what}, {most} by default"
+        )
+    hierarchy.add_argument(
+        "--alpha", type=float, default=0.5, help="the weight of length in the score, 0.5 by default"
+    )
 
 
 def run(options: argparse.Namespace) -> None:
-    """Reads graph and costs, writes the blocks and prints how many there are."""
-    from schemas.blocks import write_blocks
+    """Reads graph and costs, writes what is asked for and prints how much there is of it."""
     from schemas.costs import read_costs
+    from schemas.errors import ConfigError
     from schemas.graph import read_graph
+
+    if options.out is None and options.hierarchy is None:
+        raise ConfigError("nothing to write: name a file for blocks (--out) or for a --hierarchy")
+    graph, costs = read_graph(options.graph), read_costs(options.costs)
+    if options.out is not None:
+        _blocks(options, graph, costs)
+    if options.hierarchy is not None:
+        _hierarchy(options, graph, costs)
+
+
+def _blocks(options: argparse.Namespace, graph: Graph, costs: Costs) -> None:
+    from schemas.blocks import write_blocks
     from stages.partition.registry import partitioner
 
-    partition = partitioner(options.partitioner)
-    blocks = partition(read_graph(options.graph), read_costs(options.costs))
+    blocks = partitioner(options.partitioner)(graph, costs)
     write_blocks(options.out, blocks)
     print(f"{blocks.model}: {len(blocks.blocks)} blocks, {len(blocks.distinct)} distinct")
 
 
+def _hierarchy(options: argparse.Namespace, graph: Graph, costs: Costs) -> None:
+    from schemas.hierarchy import write_hierarchy
+    from stages.partition.hierarchy.flow import Limits
+    from stages.partition.hierarchy.step import hierarchy_of
+
+    limits = Limits(**{name: getattr(options, name) for name in LIMITS})
+    hierarchy = hierarchy_of(graph, costs, limits, options.alpha)
+    write_hierarchy(options.hierarchy, hierarchy)
+    counts = [f"{len(t.sizes)} clusters, {len(set(t.digests))} distinct" for t in hierarchy.levels]
+    print(
+        f"{hierarchy.model}: {len(hierarchy.forward)} nodes; {'; '.join(counts) or 'no clusters'}"
+    )
+
+
 def made(options: argparse.Namespace) -> list[Made]:
     """What `run` made of what."""
-    settings = {"partitioner": options.partitioner}
-    return [Made([options.out], [options.graph, options.costs], settings)]
+    read = [options.graph, options.costs]
+    found = []
+    if options.out is not None:
+        found.append(Made([options.out], read, {"partitioner": options.partitioner}))
+    if options.hierarchy is not None:
+        settings = {name: getattr(options, name) for name in (*LIMITS, "alpha")}
+        found.append(Made([options.hierarchy], read, settings))
+    return found

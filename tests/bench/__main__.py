@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tests.bench.cases import CASES, Case
+from tests.bench.hierarchies import HEAD, rows_of_hierarchies
 from tests.bench.tables import planning_table, result_table, table_of_chains
 
 STRATEGY = "rockmate"
@@ -70,11 +71,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15, help="paired timings of each step")
     parser.add_argument("--models", nargs="*", default=[case.name for case in CASES])
     parser.add_argument("--chains", action="store_true", help="time the dynamic program too")
+    parser.add_argument("--hierarchies", action="store_true", help="time H-Partition too")
     parser.add_argument("--folder", type=Path, help="keep what is made here")
     options = parser.parse_args()
     root = options.folder or Path(tempfile.mkdtemp(prefix="bench-"))
     if options.chains:
         print(table_of_chains(), flush=True)
+    if options.hierarchies:
+        print(HEAD, flush=True)
+        for row in rows_of_hierarchies():
+            print(row, flush=True)
     for case in CASES:
         if case.name not in options.models:
             continue

@@ -43,7 +43,11 @@ def adapted(name: str) -> Any:
 def batch(seed: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(50, (2, 16), generator=generator)
-    return {"input_ids": tokens, "labels": tokens.flip(1), "attention_mask": torch.ones_like(tokens)}
+    return {
+        "input_ids": tokens,
+        "labels": tokens.flip(1),
+        "attention_mask": torch.ones_like(tokens),
+    }
 
 
 def train(model: Any, of: Any) -> list[torch.Tensor]:

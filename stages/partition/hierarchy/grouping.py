@@ -1,0 +1,214 @@
+"""One level of H-Partition: neighbours in the order are merged, the best candidate first.
+
+Candidates are those of Z 3.3.1, from a(x) to x with and without either, as intervals of the order,
+and all pairs of neighbours, so that there are candidates as long as two neighbours have room. As
+printed, a(x) is the closest common ancestor of what x reads; Property 3 needs more, that no path
+from a source to x passes by a(x), which is what `_dominators` finds. Nor does Algorithm 7 end as
+printed where no candidate has room, which skip connections bring about: the pairs mend that.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from stages.partition.hierarchy.flow import Array
+from stages.partition.hierarchy.heap import Heap, alike, new_heap, push_down, push_up, take_out
+from stages.partition.hierarchy.items import Items, starts_of
+
+_BASE = np.uint64(0x9E3779B97F4A7C15)
+
+
+def grouped(items: Items, limit: int, enough: int, alpha: float) -> Array:
+    """The ends of the groups that `items`, in topological order, are merged to.
+
+    No group has more than `limit` items. Merging stops once there are `enough` groups or fewer,
+    or no two neighbours have room; candidates that nothing but their place tells apart are all
+    taken before it stops, so that equal parts are cut equally.
+    """
+    limit = min(limit, items.count)
+    above = _dominators(items.inputs.start, items.maker[items.inputs.item], limit)
+    low, high = _candidates(above, limit)
+    facts = (
+        items.inputs.start,
+        items.inputs.item,
+        items.outputs.start,
+        items.outputs.item,
+        items.maker,
+        items.last,
+        items.bytes,
+        starts_of(items.weight),
+        _summed(items.colour),
+        _powers(limit),
+    )
+    by_low = starts_of(np.bincount(low, minlength=items.count))
+    order = np.argsort(high, kind="stable")
+    by_high = starts_of(np.bincount(high - 1, minlength=items.count))
+    finish = _merged(facts, low, high, by_low, order, by_high, limit, enough, alpha)
+    return np.unique(finish)
+
+
+def full_runs(count: int, limit: int) -> Array:
+    """The ends of groups of `limit` items, the last one the rest."""
+    return np.minimum(np.arange(1, -(-count // limit) + 1) * limit, count)
+
+
+@njit(cache=True)
+def _dominators(start: Array, maker: Array, limit: int) -> Array:
+    """For each item the last one before it that all paths to it pass, -1 where that is none or
+    `limit` or more items away. Items that read nothing of others are passed over: they may join
+    any group."""
+    count = len(start) - 1
+    above = np.full(count, -1, np.int64)
+    free = np.ones(count, np.bool_)
+    for item in range(count):
+        found = -2
+        for edge in range(start[item], start[item + 1]):
+            other = maker[edge]
+            if other < 0:
+                continue
+            free[item] = False
+            if free[other]:
+                continue
+            if found == -2:
+                found = other
+            while found != other and min(found, other) > item - limit and min(found, other) >= 0:
+                if found > other:
+                    found = above[found]
+                else:
+                    other = above[other]
+            if found != other or found <= item - limit:
+                found = -1
+                break
+        above[item] = max(found, -1)
+    return above
+
+
+def _candidates(above: Array, limit: int) -> tuple[Array, Array]:
+    """Intervals of two items or more, each once, by their beginnings."""
+    count = len(above)
+    x = np.flatnonzero(above >= 0)
+    a = above[x]
+    low = np.concatenate([np.arange(count - 1), a, a, a + 1, a + 1])
+    high = np.concatenate([np.arange(2, count + 1), x + 1, x, x + 1, x])
+    fits = (high - low >= 2) & (high - low <= limit)
+    keys = np.unique(low[fits] * (limit + 1) + high[fits] - low[fits])
+    return keys // (limit + 1), keys // (limit + 1) + keys % (limit + 1)
+
+
+@njit(cache=True)
+def _summed(colour: Array) -> Array:
+    """Sums by which a number for any row of items is told from their digests (`_label`)."""
+    total = np.zeros(len(colour) + 1, np.uint64)
+    for item in range(len(colour)):
+        total[item + 1] = total[item] * _BASE + colour[item]
+    return total
+
+
+@njit(cache=True)
+def _powers(limit: int) -> Array:
+    power = np.ones(limit + 1, np.uint64)
+    for index in range(limit):
+        power[index + 1] = power[index] * _BASE
+    return power
+
+
+@njit(cache=True)
+def border(facts: tuple[Array, ...], low: int, high: int, stamp: Array, mark: int) -> int:
+    """The bytes of the values that the items from `low` to `high` read of others and make for
+    others, each counted once (the sum of Z eq. 3.1, its summand read as the size of x)."""
+    input_start, input_item, output_start, output_item, maker, last, size = facts[:7]
+    total = 0
+    for edge in range(input_start[low], input_start[high]):
+        value = input_item[edge]
+        if maker[value] < low and stamp[value] != mark:
+            stamp[value] = mark
+            total += size[value]
+    for edge in range(output_start[low], output_start[high]):
+        if last[output_item[edge]] >= high:
+            total += size[output_item[edge]]
+    return total
+
+
+@njit(cache=True)
+def _rated(
+    facts: tuple[Array, ...], heap: Heap, c: int, stamp: Array, mark: int, alpha: float
+) -> None:
+    """Scores a candidate by Z eq. 3.1 and labels it by what it holds."""
+    low, high = heap.low[c], heap.high[c]
+    weight, total, power = facts[7], facts[8], facts[9]
+    nodes = weight[high] - weight[low]
+    heap.score[c] = border(facts, low, high, stamp, mark) * float(nodes) ** alpha
+    heap.weight[c] = nodes
+    heap.label[c] = total[high] - total[low] * power[high - low]
+
+
+@njit(cache=True)
+def _merged(
+    facts: tuple[Array, ...],
+    low: Array,
+    high: Array,
+    by_low: Array,
+    order: Array,
+    by_high: Array,
+    limit: int,
+    enough: int,
+    alpha: float,
+) -> Array:
+    """For each item where its group ends."""
+    count = len(by_low) - 1
+    begin, finish = np.arange(count), np.arange(1, count + 1)
+    stamp = np.full(len(facts[6]), -1)
+    heap = new_heap(low, high)
+    mark = 0
+    for c in range(len(low)):
+        _rated(facts, heap, c, stamp, mark, alpha)
+        mark += 1
+    for at in range(heap.size[0] // 2 - 1, -1, -1):
+        push_down(heap, at)
+    groups, previous = count, -1
+    while heap.size[0]:
+        c = heap.item[0]
+        if groups <= enough and (previous < 0 or not alike(heap, previous, c)):
+            break
+        first, end = heap.low[c], heap.high[c]
+        at = first
+        while at < end:
+            groups -= 1
+            at = finish[at]
+        groups += 1
+        begin[first:end] = first
+        finish[first:end] = end
+        previous = c
+        for item in range(first, end):
+            for edge in range(by_low[item], by_low[item + 1]):
+                mark = _grown(facts, heap, edge, begin, finish, limit, alpha, stamp, mark)
+            for edge in range(by_high[item], by_high[item + 1]):
+                mark = _grown(facts, heap, order[edge], begin, finish, limit, alpha, stamp, mark)
+    return finish
+
+
+@njit(cache=True)
+def _grown(
+    facts: tuple[Array, ...],
+    heap: Heap,
+    c: int,
+    begin: Array,
+    finish: Array,
+    limit: int,
+    alpha: float,
+    stamp: Array,
+    mark: int,
+) -> int:
+    """Brings a candidate up to the groups that it touches, with all that they hold (Z 3.3.4)."""
+    if heap.place[c] < 0:
+        return mark
+    low, high = begin[heap.low[c]], finish[heap.high[c] - 1]
+    if finish[low] == high or high - low > limit:
+        take_out(heap, c)
+    elif low != heap.low[c] or high != heap.high[c]:
+        heap.low[c], heap.high[c] = low, high
+        _rated(facts, heap, c, stamp, mark, alpha)
+        push_up(heap, heap.place[c])
+        push_down(heap, heap.place[c])
+    return mark + 1
