@@ -120,6 +120,17 @@ def read_options(path: Path | str) -> dict[str, list[Option]]:
     return group_options(options)
 
 
+def clock_of(path: Path | str) -> int:
+    """How many solves of a file of options the clock ended.
+
+    Raises ArtifactError where the file does not say it as a number.
+    """
+    written = store.header(path).metadata.get("clock", "0")
+    if not (written.isascii() and written.isdigit() and len(written) < 16):
+        raise ArtifactError(f"{path}: the metadata 'clock' is no number: {written}")
+    return int(written)
+
+
 def group_options(options: Iterable[Option]) -> dict[str, list[Option]]:
     """Options by block, in the order of the blocks' first appearance."""
     groups: dict[str, list[Option]] = {}

@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from schemas.errors import TightfitError
+from schemas.errors import ConfigError, TightfitError
 
 if TYPE_CHECKING:
     from schemas.made import Made
@@ -37,6 +37,9 @@ STAGES = {
     "lineage": ("stages.audit.lineage", "tell how a file of a run was made, and of what"),
 }
 """The module and the purpose of each stage, in the order the data flows."""
+
+LONGEST = 2000
+"""Characters of the longest sentence of an error."""
 
 HEADER = "usage: tightfit STAGE [--debug] ...\n\nMakes PyTorch training fit a memory budget.\n"
 
@@ -77,9 +80,10 @@ def run_stage(stage: str, arguments: Sequence[str]) -> int:
         if hasattr(module, "made"):
             record(stage, module.made(options))
     except TightfitError as error:
+        sentence = _sentence(error)
         if not options.debug:
-            print(f"tightfit {stage}: {error}", file=sys.stderr)
-        _keep(options.error_file, f"{stage}: {error}")
+            print(f"tightfit {stage}: {sentence}", file=sys.stderr)
+        _keep(options.error_file, f"{stage}: {sentence}")
         if options.debug:
             raise
         return 1
@@ -92,6 +96,14 @@ def run_stage(stage: str, arguments: Sequence[str]) -> int:
     if options.error_file is not None:
         options.error_file.unlink(missing_ok=True)
     return 0
+
+
+def _sentence(error: TightfitError) -> str:
+    """What an error says, on one line whatever texts of files it quotes (those of a configuration
+    have a line each), and of a length that a person reads."""
+    kept = "\n" if isinstance(error, ConfigError) else ""
+    said = "".join(part if part.isprintable() or part in kept else " " for part in str(error))
+    return said if len(said) <= LONGEST else f"{said[: LONGEST // 2]} ... {said[-LONGEST // 2 :]}"
 
 
 def record(stage: str, made: Iterable[Made]) -> None:

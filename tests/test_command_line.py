@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.__main__ import STAGES, main
+from stages.__main__ import LONGEST, STAGES, main
 
 ROOT = Path(__file__).parents[1]
 
@@ -58,3 +58,13 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     result = run("partition", "--debug", "--graph", "absent", "--costs", "x", "--out", "y")
     assert result.returncode == 1
     assert "Traceback" in result.stderr
+
+
+def test_texts_of_files_stay_on_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--costs", "x", "--out", "y"]
+    assert main(["partition", "--graph", str(tmp_path / "a\nb\x1b[2Jc"), *words]) == 1
+    assert f"{tmp_path}/a b [2Jc: cannot be read" in capsys.readouterr().err
+    assert main(["partition", "--graph", "a" * 9999, *words]) == 1
+    assert len(capsys.readouterr().err) < LONGEST + 100

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Writes the frontier. Raises ConfigError where the strategy cannot plan the model."""
     from schemas.frontier import write_frontier
-    from schemas.store import header
+    from schemas.options import clock_of
     from stages.combine.inputs import Inputs
     from stages.combine.strategies.registry import strategy as strategy_of
 
@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> None:
     telling = _Telling(f"{given.graph.model}: {about.name}")
     found = given.frontier(strategy, about, options.workers, telling)
     if about.solved:
-        found = replace(found, clock=int(header(options.options).metadata.get("clock", "0")))
+        found = replace(found, clock=clock_of(options.options))
     write_frontier(options.out, found)
 
 

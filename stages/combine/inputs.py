@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from schemas.blocks import read_blocks
+from schemas.blocks import Blocks, read_blocks
 from schemas.costs import Costs, read_costs
+from schemas.errors import ArtifactError
 from schemas.frontier import Frontier
 from schemas.graph import GRAPH, Graph, read_graph
-from schemas.options import read_options
+from schemas.options import Option, read_options
 from schemas.store import read
 from stages.combine.frontier import frontier
 from stages.combine.polish.polisher import Report
@@ -31,8 +32,10 @@ class Inputs:
     def read(cls, graph: Path, costs: Path, blocks: Path, options: Path | None) -> Inputs:
         """Reads them; without options only plans that take none can be made."""
         traced, paid = read_graph(graph), read_costs(costs)
+        chain = read_blocks(blocks)
         found = {} if options is None else read_options(options)
-        step = TrainingStep(condense(traced, paid), read_blocks(blocks), found)
+        _check_nodes(chain, found, str(options))
+        step = TrainingStep(condense(traced, paid), chain, found)
         return cls(traced, read(graph, GRAPH).digest, paid, step)
 
     def frontier(
@@ -55,3 +58,14 @@ class Inputs:
             workers,
             report,
         )
+
+
+def _check_nodes(chain: Blocks, options: dict[str, list[Option]], where: str) -> None:
+    for digest, problem in chain.distinct.items():
+        for option in options.get(digest, []):
+            last = max([*option.forward, *option.backward], default=0)
+            if last >= len(problem.nodes):
+                raise ArtifactError(
+                    f"{where}: option {option.option} of block {digest[:12]} runs node {last}, "
+                    f"the block has {len(problem.nodes)}"
+                )

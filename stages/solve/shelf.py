@@ -16,11 +16,10 @@ from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 
-from schemas import store as artifacts
 from schemas.blocks import problem_row
 from schemas.errors import ArtifactError, TightfitError
 from schemas.fingerprint import stage_fingerprint, stage_versions
-from schemas.options import Option, read_options, write_options
+from schemas.options import Option, clock_of, read_options, write_options
 from schemas.problem import Problem
 from stages.solve.engine import Engine
 from stages.solve.search import Grid, search_block
@@ -46,7 +45,7 @@ def solved_with() -> dict[str, str]:
 
 def clock_limited(paths: Iterable[Path]) -> int:
     """How many solves the clock ended, of blocks whose options are kept at these paths."""
-    return sum(int(artifacts.header(path).metadata.get("clock", "0")) for path in paths)
+    return sum(map(clock_of, paths))
 
 
 def solve_all(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from schemas.errors import ArtifactError
-from schemas.options import Option, group_options, read_options, write_options
+from schemas.options import Option, clock_of, group_options, read_options, write_options
 
 ZERO = Option(
     block="a" * 64,
@@ -44,6 +44,16 @@ def test_options_come_back_by_block(tmp_path: Path) -> None:
     other = [replace(ZERO, block="b" * 64), replace(ONE, block="b" * 64)]
     write_options(tmp_path / "options", [ZERO, ONE, *other], {"engine": "highs"})
     assert read_options(tmp_path / "options") == {"a" * 64: [ZERO, ONE], "b" * 64: other}
+
+
+def test_what_the_clock_ended_is_a_number(tmp_path: Path) -> None:
+    for written, ended in (({}, 0), ({"clock": "3"}, 3)):
+        write_options(tmp_path / "options", [ZERO], written)
+        assert clock_of(tmp_path / "options") == ended
+    for said in ("", "-1", "x", "9" * 5000):
+        write_options(tmp_path / "options", [ZERO], {"clock": said})
+        with pytest.raises(ArtifactError, match="'clock' is no number"):
+            clock_of(tmp_path / "options")
 
 
 def test_seconds_are_forward_and_backward() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from schemas.errors import ScheduleError
 from schemas.frontier import Frontier, read_frontier, write_frontier
+from schemas.options import read_options, write_options
 from stages.__main__ import main
 from stages.combine.schedule.opening import Opener
 from stages.replay.condense import condense
@@ -57,3 +58,14 @@ def test_a_sequence_that_frees_what_it_has_not_made_is_refused() -> None:
     order = [node.op for node in problem.nodes]
     with pytest.raises(ScheduleError, match="which it has not made"):
         Opener(graph, problem).schedule(order[-1:], in_place=False)
+
+
+def test_options_of_nodes_that_the_block_lacks_are_refused(
+    frontier: Frontier, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("combine", *FILES, "--blocks", "blocks.arrow", "--options", "more.arrow")
+    groups = read_options("options.arrow")
+    first, *others = [option for group in groups.values() for option in group]
+    write_options("more.arrow", [replace(first, forward=[*first.forward, 2**62]), *others])
+    assert main([*words, "--strategy", "rotor", "--out", "g.arrow"]) == 1
+    assert f"runs node {2**62}, the block has" in capsys.readouterr().err
