@@ -17,6 +17,7 @@ from stages.partition.hierarchy.flow import Flow, Level, Limits, Tree
 from stages.partition.hierarchy.partition import h_partition
 from tests.stages.partition.hierarchy.flows import (
     FAMILIES,
+    Node,
     flow_of,
     layered,
     random_flows,
@@ -130,6 +131,23 @@ def test_clusters_do_not_depend_on_what_surrounds_them() -> None:
     short, long = (h_partition(transformer(16 * layers)) for layers in (50, 90))
     common = {d.tobytes() for d in short.levels[0].digests}
     assert common & {d.tobytes() for d in long.levels[0].digests}
+
+
+def test_a_digest_depends_on_kinds_sizes_wires_and_results() -> None:
+    first: Node = ("a", [0], [4, 4])
+    flows = [
+        flow_of([first, ("b", [1], [4])], [8]),
+        flow_of([("c", [0], [4, 4]), ("b", [1], [4])], [8]),
+        flow_of([("a", [0], [4, 5]), ("b", [1], [4])], [8]),
+        flow_of([first, ("b", [1], [4])], [9]),
+        flow_of([first, ("b", [2], [4])], [8]),
+        flow_of([first, ("b", [1, 1], [4])], [8]),
+        flow_of([first, ("b", [1, 0], [4])], [8]),
+        flow_of([first, ("b", [1], [4])], [8], [1]),
+        flow_of([first, ("b", [1], [4])], [8], [3]),
+    ]
+    assert len({h_partition(flow).digest for flow in flows}) == len(flows)
+    assert h_partition(flows[0]).digest == h_partition(replace(flows[0])).digest
 
 
 def test_few_levels_are_kept_by_full_clusters() -> None:
