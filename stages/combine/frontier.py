@@ -20,9 +20,6 @@ from stages.combine.strategies.strategy import About, Candidate
 from stages.replay.line import executions
 from stages.replay.referee import replay
 
-SEEDED = 2
-"""The most moments of the programs that starts of the search come from."""
-
 
 def frontier(
     graph: Graph,
@@ -150,11 +147,7 @@ def _plans(
         for room in (peak, 0):
             yield _Plan(source, source.executions, in_place=True, room=room)
     unique: dict[tuple[int, ...], Polished] = {}
-    moments = Moments(problem)
-
-    def seeds(budget: int) -> list[list[int]]:
-        return moments.decide(budget, SEEDED).sequences
-
+    seeds = Moments(problem).seeds
     for polished in Polisher(problem).sweep(starts, least_peak(problem), workers, report, seeds):
         unique.setdefault((polished.peak, *polished.sequence), polished)
     for polished in unique.values():

@@ -24,9 +24,11 @@ MOMENTS = 5
 """The most moments of one program."""
 COARSE = 8
 """Parts of the chain that are looked at first."""
-WORK = 20_000_000
-"""No moment is added once the programs together took so many iterations times columns: some
-seconds."""
+WORK = 8_000_000
+"""Iterations times columns, of all programs for a budget: some seconds."""
+SEEDED = 2
+SEED_WORK = 1_000_000
+"""The most moments, and the work, where only starts are asked for."""
 GAIN = 1e-4
 """What a moment has to add to the bound, in shares of the step, for another one to follow."""
 
@@ -52,18 +54,19 @@ class Moments:
         self.order = Order(problem)
         self.chain = self.order.chain
 
-    def decide(self, budget: int, most: int = MOMENTS) -> Decided:
-        """The bound and the starts for a budget in bytes, from programs of up to `most` moments."""
+    def decide(self, budget: int, most: int = MOMENTS, work: int = WORK) -> Decided:
+        """The bound and the starts for a budget in bytes, from programs of up to `most` moments; no
+        moment is added once these together took `work`."""
         first, known = self._first(budget)
         moments, bound, clock = [first], known.bound, known.clock
         sequences: list[list[int]] = []
-        work = idle = 0
+        idle = 0
         while math.isfinite(bound):
             program, arrays = self._program(moments, budget)
             solved = integral(arrays, self.limits)
             idle = idle + 1 if len(moments) > 1 and solved.bound < bound + GAIN else 0
             bound, clock = max(bound, solved.bound), clock or solved.clock
-            work += solved.iterations * len(arrays.cost)
+            work -= solved.iterations * len(arrays.cost)
             if not len(solved.values):
                 break
             sequence = sequence_of(program, solved.values)
@@ -71,7 +74,7 @@ class Moments:
             worst = self._worst(sequence, budget)
             if worst is None or worst in moments or len(moments) == most:
                 break
-            if idle or work > WORK:
+            if idle or work < 0:
                 break
             moments = sorted([*moments, worst])
         unit = seconds_of_all(self.problem)
@@ -106,7 +109,6 @@ class Moments:
         worst = max(self.chain, key=lambda node: first[node])
         return worst if first[worst] > budget else None
 
-
-def seeds(problem: Problem, budget: int, most: int = MOMENTS) -> list[list[int]]:
-    """Sequences of node positions to start a search from, complete but often over the budget."""
-    return Moments(problem).decide(budget, most).sequences
+    def seeds(self, budget: int) -> list[list[int]]:
+        """Starts for the search, for one of many budgets: with less work than a bound takes."""
+        return self.decide(budget, SEEDED, SEED_WORK).sequences

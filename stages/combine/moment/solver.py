@@ -11,7 +11,7 @@ import numpy as np
 from stages.combine.moment.matrix import Arrays, Floats
 
 if TYPE_CHECKING:
-    from highspy import Highs
+    from highspy import Highs, HighsCallbackEvent
 
 MARGIN = 1e-6
 """What the bound of a tree search is lowered by, ten times the tolerance of its programs; costs are
@@ -24,10 +24,13 @@ NOTHING = np.zeros(0)
 @dataclass(frozen=True)
 class Limits:
     """When a solve ends before the optimum is proven: at a `gap` in shares of the step, after
-    `nodes` of the search tree or `iterations` of an LP, and, as the last guard, after `seconds`."""
+    `nodes` of the search tree, when HiGHS has asked `checks` times whether to go on (which it does
+    between rounds of its work), after `iterations` of an LP, and, as the last guard, after
+    `seconds`."""
 
     gap: float = 2e-4
     nodes: int = 10
+    checks: int = 50
     iterations: int = 200_000
     seconds: float = 120.0
 
@@ -97,6 +100,10 @@ def _solved(program: Arrays, limits: Limits, whole: bool) -> Highs:
         ("mip_rel_gap", 0.0),
         ("mip_abs_gap", limits.gap),
         ("mip_max_nodes", limits.nodes),
+        # Searches for better solutions take most of the time and add nothing to the bound.
+        ("mip_allow_restart", False),
+        ("mip_heuristic_run_rins", False),
+        ("mip_heuristic_run_rens", False),
     ):
         model.setOptionValue(name, value)
     lp = highspy.HighsLp()
@@ -109,11 +116,24 @@ def _solved(program: Arrays, limits: Limits, whole: bool) -> Highs:
     lp.a_matrix_.index_ = program.column
     lp.a_matrix_.value_ = program.value
     if whole:
+        model.cbMipInterrupt.subscribe(_Checks(limits.checks))
         kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
         lp.integrality_ = [kinds[int(mark)] for mark in program.integral]
     model.passModel(lp)
     model.run()
     return model
+
+
+class _Checks:
+    """Tells HiGHS to stop after so many calls."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def __call__(self, event: HighsCallbackEvent) -> None:
+        self.left -= 1
+        if self.left <= 0 and event.data_in is not None:
+            event.data_in.user_interrupt = True
 
 
 def _infeasible(model: Highs) -> bool:
