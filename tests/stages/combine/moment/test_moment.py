@@ -19,7 +19,7 @@ from tests.stages.combine.polish.test_optimum import chain
 from tests.stages.combine.polish.test_optimum import optimum as optimum_of_chain
 from tests.stages.combine.problems import problems, sequences
 
-EXACT = Limits(gap=0.0, nodes=10_000)
+EXACT = Limits(gap=0.0, nodes=10_000, checks=1_000_000)
 
 
 def moments_of(problem: Problem, data: st.DataObject) -> list[int]:
@@ -134,7 +134,7 @@ def test_work_ends_a_search_with_a_bound_that_holds() -> None:
     budget = 24
     best = optimum_of_chain(problem, budget)
     assert best is not None
-    for limits in (Limits(nodes=0), Limits(iterations=1), Limits(seconds=0.0)):
+    for limits in (Limits(nodes=0), Limits(checks=1), Limits(iterations=1), Limits(seconds=0.0)):
         decided = Moments(problem, limits).decide(budget)
         assert decided.seconds <= best[0]
         assert decided == Moments(problem, limits).decide(budget) or decided.clock
