@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from schemas.costs import Costs
 from schemas.graph import NONE, Graph
 from schemas.problem import Node, Problem
+from stages.combine.moment.deciding import Moments
 
 
 def least_peak(problem: Problem) -> int:
@@ -31,6 +32,14 @@ def least_seconds(graph: Graph, costs: Costs, problem: Problem, budget: int) -> 
     """Seconds that every plan of a step within the budget takes at least: those of its nodes, and
     of the views that they read, once each."""
     return least_seconds_of_nodes(problem, budget) + _seconds_of_views(graph, costs)
+
+
+def proven_seconds(graph: Graph, costs: Costs, problem: Problem, budget: int) -> tuple[float, bool]:
+    """As `least_seconds`, closer and with more work: with what `moment` decides; also whether the
+    clock, not the work, ended a solve. Infinite where no plan is within the budget."""
+    decided = Moments(problem).decide(budget)
+    views = _seconds_of_views(graph, costs)
+    return max(least_seconds_of_nodes(problem, budget), decided.seconds) + views, decided.clock
 
 
 def least_seconds_of_nodes(problem: Problem, budget: int) -> float:

@@ -13,6 +13,7 @@ from schemas.graph import Graph
 from schemas.plan import Cost
 from schemas.problem import Problem
 from stages.combine.bounds import least_peak, least_seconds
+from stages.combine.moment.deciding import Moments
 from stages.combine.polish.polisher import Polished, Polisher, Report
 from stages.combine.schedule.opening import Opener
 from stages.combine.strategies.strategy import About, Candidate
@@ -34,11 +35,11 @@ def frontier(
     """The plans of a strategy, each replayed at true sizes, by falling peak.
 
     `problem` is the graph condensed, `candidates` what the strategy made of it and `keep_all` the
-    captured order, which polish starts from too. The candidates are points as they were given, and
-    with ops in place where that takes no more memory or time, beside what polish made of them. A
-    baseline keeps its candidates as they are. The result does not depend on `workers`, the number
-    of threads; `report` is told of polish, as `Polisher.sweep` says. Raises ScheduleError when a
-    candidate has an action that is added to it, or replay refuses a plan.
+    captured order; polish starts from both and from what `moment` decides. The candidates are
+    points as they were given, and with ops in place where that takes no more memory or time, beside
+    what polish made. A baseline keeps its candidates as they are. The result does not depend on
+    `workers`, the number of threads; `report` is told of polish, as `Polisher.sweep` says. Raises
+    ScheduleError when a candidate has an action that is added to it, or replay refuses a plan.
     """
     for candidate in candidates:
         _check(candidate, problem, about.name)
@@ -146,7 +147,8 @@ def _plans(
         for room in (peak, 0):
             yield _Plan(source, source.executions, in_place=True, room=room)
     unique: dict[tuple[int, ...], Polished] = {}
-    for polished in Polisher(problem).sweep(starts, least_peak(problem), workers, report):
+    seeds = Moments(problem).seeds
+    for polished in Polisher(problem).sweep(starts, least_peak(problem), workers, report, seeds):
         unique.setdefault((polished.peak, *polished.sequence), polished)
     for polished in unique.values():
         source = keep_all if polished.start is None else candidates[polished.start]

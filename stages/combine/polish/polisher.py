@@ -20,6 +20,8 @@ from stages.combine.polish.search import exchange, relax, repair
 
 Report = Callable[[int, int], None]
 """Takes how much is done, of how much."""
+Seeds = Callable[[int], Sequence[Sequence[int]]]
+"""Gives further sequences to start from, for a budget in bytes."""
 ROUNDS = 2000
 """Steps of repair before a start is given up: more than any real model has needed."""
 EXCHANGE_ROUNDS = 12
@@ -37,7 +39,7 @@ ROOM = 6
 class Polished:
     """A sequence of node positions with its peak in bytes and its seconds, where ops run in place
     as `room` bytes ask for. `start` is the index of the given sequence it came from, None for
-    the captured order."""
+    the captured order and for a seed."""
 
     sequence: list[int]
     peak: int
@@ -60,11 +62,16 @@ class Polisher:
         line = np.empty(len(sequence), np.int64)
         return memory_line(self.arrays, np.array(sequence, np.int32), len(sequence), room, line)
 
-    def polish(self, starts: Mapping[int, Sequence[int]], budget: int) -> Polished:
+    def polish(
+        self, starts: Mapping[int, Sequence[int]], budget: int, seeds: Seeds | None = None
+    ) -> Polished:
         """The fastest sequence within the budget that the search finds from the starts, by index,
-        and from keep-all; where it finds none, the one with the least peak."""
+        from keep-all and, where that does not fit as it is, from seeds; where it finds none, the
+        one with the least peak."""
         best = self._descend(self.keep_all, budget, None, np.inf)
-        for index, sequence in starts.items():
+        fits = self.measure(self.keep_all, budget)[0] <= budget
+        more = [] if seeds is None or fits else [(None, sequence) for sequence in seeds(budget)]
+        for index, sequence in [*starts.items(), *more]:
             limit = best.seconds * HOPELESS if best.peak <= budget else np.inf
             found = self._descend(sequence, budget, index, limit)
             best = min(best, found, key=lambda polished: _rank(polished, budget))
@@ -99,6 +106,7 @@ class Polisher:
         least: int,
         workers: int,
         report: Report | None = None,
+        seeds: Seeds | None = None,
     ) -> list[Polished]:
         """Polished sequences for a grid of budgets from keep-all's peak down to where no start
         can be repaired any more; `least` is a peak that no sequence goes below.
@@ -116,7 +124,9 @@ class Polisher:
                 results = list(
                     pool.map(
                         lambda budget: self.polish(
-                            {index: starts[index] for index in _nearest(measured, budget)}, budget
+                            {index: starts[index] for index in _nearest(measured, budget)},
+                            budget,
+                            seeds,
                         ),
                         group,
                     )

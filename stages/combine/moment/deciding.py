@@ -1,0 +1,114 @@
+"""What every plan within a budget takes at least, and where to start looking for one: the program
+(`program`) at the moments that ask for the most.
+
+The first moment is the one of the heaviest dependency chain at which the relaxed program is worth
+the most. Each further one is where the sequence that the solution makes (`seed`) exceeds the budget
+the most. Every program's bound holds, so that the best of them does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from schemas.problem import Problem
+from stages.combine.moment.matrix import Arrays
+from stages.combine.moment.periods import Order
+from stages.combine.moment.program import Program, seconds_of_all
+from stages.combine.moment.seed import sequence_of
+from stages.combine.moment.solver import Limits, Solved, integral, relaxed
+from stages.replay.line import executions
+
+MOMENTS = 5
+"""The most moments of one program."""
+COARSE = 8
+"""Parts of the chain that are looked at first."""
+WORK = 8_000_000
+"""Iterations times columns, of all programs for a budget: some seconds."""
+SEEDED = 2
+SEED_WORK = 1_000_000
+"""The most moments, and the work, where only starts are asked for."""
+GAIN = 1e-4
+"""What a moment has to add to the bound, in shares of the step, for another one to follow."""
+
+
+@dataclass(frozen=True)
+class Decided:
+    """`seconds` is at most what any plan within the budget takes, views left out: inf where there
+    is none, -inf where nothing is known. `sequences` are starts for the search, the last of the
+    program with the most moments; they may exceed the budget. `clock` says that the clock, not the
+    work, ended a solve: another run may find another bound."""
+
+    seconds: float
+    sequences: list[list[int]]
+    clock: bool
+
+
+class Moments:
+    """The programs of one problem."""
+
+    def __init__(self, problem: Problem, limits: Limits | None = None) -> None:
+        self.problem = problem
+        self.limits = limits or Limits()
+        self.order = Order(problem)
+        self.chain = self.order.chain
+
+    def decide(self, budget: int, most: int = MOMENTS, work: int = WORK) -> Decided:
+        """The bound and the starts for a budget in bytes, from programs of up to `most` moments; no
+        moment is added once these together took `work`."""
+        first, known = self._first(budget)
+        moments, bound, clock = [first], known.bound, known.clock
+        sequences: list[list[int]] = []
+        idle = 0
+        while math.isfinite(bound):
+            program, arrays = self._program(moments, budget)
+            solved = integral(arrays, self.limits)
+            idle = idle + 1 if len(moments) > 1 and solved.bound < bound + GAIN else 0
+            bound, clock = max(bound, solved.bound), clock or solved.clock
+            work -= solved.iterations * len(arrays.cost)
+            if not len(solved.values):
+                break
+            sequence = sequence_of(program, solved.values)
+            sequences += [] if sequence in sequences else [sequence]
+            worst = self._worst(sequence, budget)
+            if worst is None or worst in moments or len(moments) == most:
+                break
+            if idle or work < 0:
+                break
+            moments = sorted([*moments, worst])
+        unit = seconds_of_all(self.problem)
+        return Decided(unit * (1.0 + bound), sequences, clock)
+
+    def _program(self, moments: Sequence[int], budget: int) -> tuple[Program, Arrays]:
+        program = Program(self.problem, self.order.periods(moments), budget)
+        return program, program.matrix.arrays()
+
+    def _first(self, budget: int) -> tuple[int, Solved]:
+        """The node of the chain whose first run, as the only moment, gives the highest bound when
+        parts of everything are allowed, looked for ever closer around the best so far."""
+        step = max(len(self.chain) // COARSE, 1)
+        found: dict[int, Solved] = {}
+        wanted = range(0, len(self.chain), step)
+        while True:
+            for index in wanted:
+                if 0 <= index < len(self.chain) and index not in found:
+                    arrays = self._program([self.chain[index]], budget)[1]
+                    found[index] = relaxed(arrays, self.limits)
+            best = max(found, key=lambda index: found[index].bound)
+            if step == 1:
+                return self.chain[best], found[best]
+            step = max(step // 2, 1)
+            wanted = range(best - step, best + step + 1, step)
+
+    def _worst(self, sequence: Sequence[int], budget: int) -> int | None:
+        """The node of the chain whose first run exceeds the budget the most, None where none does:
+        on a chain, any nodes can be moments together."""
+        runs = executions(self.problem, sequence, in_place=True, room=budget)
+        first = {run.node: run.peak for run in runs if not run.repeated}
+        worst = max(self.chain, key=lambda node: first[node])
+        return worst if first[worst] > budget else None
+
+    def seeds(self, budget: int) -> list[list[int]]:
+        """Starts for the search, for one of many budgets: with less work than a bound takes."""
+        return self.decide(budget, SEEDED, SEED_WORK).sequences

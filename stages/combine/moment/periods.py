@@ -1,0 +1,97 @@
+"""Moments of a step, and on which side of them its nodes can run for the first time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from schemas.problem import Problem
+
+
+@dataclass(frozen=True)
+class Periods:
+    """The times between moments, 0 to the number of moments.
+
+    A moment is the first run of a node of `moments`, each of which depends on the one before it,
+    so that every order of the step has them in this order. Period p goes from the moment p - 1
+    (the run included) to the next. The first run of a node is in none before `earliest` and in
+    none after `latest`.
+    """
+
+    moments: tuple[int, ...]
+    earliest: list[int]
+    latest: list[int]
+
+    def fixed(self, node: int) -> bool:
+        """Whether the period of the first run is known."""
+        return self.earliest[node] == self.latest[node]
+
+    def first(self, node: int) -> range:
+        """The periods in which the first run can be."""
+        return range(self.earliest[node], self.latest[node] + 1)
+
+    def further(self, node: int) -> range:
+        """The periods in which a further run can be."""
+        return range(self.earliest[node], len(self.moments) + 1)
+
+
+class Order:
+    """What of a step has to run before what, whatever the plan: the makers of what a node reads
+    when it first runs, and the loss ahead of the backward."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.makers = [self._makers(position) for position in range(len(problem.nodes))]
+        self.before: list[int] = []
+        for makers in self.makers:
+            before = 0
+            for maker in makers:
+                before |= self.before[maker] | 1 << maker
+            self.before.append(before)
+
+    def _makers(self, position: int) -> list[int]:
+        node, storages = self.problem.nodes[position], self.problem.storages
+        makers = {storages[storage].producer for storage in node.inputs} - {-1}
+        if node.phase == "backward":
+            makers.add(self.problem.loss)
+        return sorted(makers)
+
+    def precedes(self, one: int, other: int) -> bool:
+        """Whether a node first runs before another one in every plan."""
+        return bool(self.before[other] >> one & 1)
+
+    @cached_property
+    def chain(self) -> list[int]:
+        """The backward nodes, ahead of them the loss, of the dependency chain through the loss
+        that takes the most seconds."""
+        nodes = self.problem.nodes
+        heaviest: list[float] = []
+        source: list[int] = []
+        last = loss = self.problem.loss
+        for position, makers in enumerate(self.makers):
+            through = [maker for maker in makers if maker == loss or self.precedes(loss, maker)]
+            best = max(through, key=lambda maker: heaviest[maker], default=-1)
+            heaviest.append(nodes[position].seconds + (heaviest[best] if best >= 0 else 0.0))
+            source.append(best)
+            if best >= 0 and heaviest[position] > heaviest[last]:
+                last = position
+        found = [last]
+        while found[-1] != loss:
+            found.append(source[found[-1]])
+        return found[::-1]
+
+    def periods(self, moments: Sequence[int]) -> Periods:
+        """The periods between nodes of which each precedes the next."""
+        count = len(moments)
+        earliest, latest = [0] * len(self.makers), [count] * len(self.makers)
+        for number, moment in reversed(list(enumerate(moments))):
+            for node in range(len(self.makers)):
+                if self.precedes(node, moment):
+                    latest[node] = number
+        for number, moment in enumerate(moments, 1):
+            for node in range(len(self.makers)):
+                if node == moment or self.precedes(moment, node):
+                    earliest[node] = number
+            latest[moment] = number
+        return Periods(tuple(moments), earliest, latest)

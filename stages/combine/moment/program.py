@@ -1,0 +1,262 @@
+"""What a plan keeps across a few moments and what it runs between them, as an integer program.
+
+Its least value is at most the seconds of every plan within the budget, whatever its order, since
+each plan gives a solution of at most its seconds. Read off a plan, for each node, storage, period
+(`periods`) and moment:
+
+- `first`: whether the first run is in the period; known where dependencies say so;
+- `again`: whether further runs are in the period;
+- `runs`: how many of them;
+- `over`: whether the first run, in the period, overwrites a certain input;
+- `kept`: whether the storage is there when the moment's node starts.
+
+Every plan keeps to the rows:
+
+- What a run reads was there when its period began, or a run in the period made it.
+- What is there at a moment was there at the one before or was made since. Each making begins a life
+  and each overwriting ends one, so that lives begun, less lives that overwriting ended, bound what
+  is there. Of the overwriting, only that by first runs is counted.
+- What a moment's node reads is there; held storages and gradients are, once they are made.
+- What is there at a moment, and what its node takes beyond that, is within the budget.
+
+A plan takes the seconds of its first runs, less what overwriting saves, and those of its further
+runs, each at least the fastest form's. An overwriting that saves neither time nor, at a moment,
+bytes counts as the plain form, which takes no longer. Further runs in the period of the first one
+count only where something overwrites what they make, and no more than `_often` do: the rows hold
+without the others, since what they make was made in the period. Random states are left out, and
+what would not fit at any other time. All of this only lowers the value.
+"""
+
+from __future__ import annotations
+
+from schemas.problem import Node, Problem, Reuse
+from stages.combine.moment.matrix import NOTHING, ONE, Matrix, Term
+from stages.combine.moment.periods import Periods
+
+
+def seconds_of_all(problem: Problem) -> float:
+    """The seconds of all nodes, once each, none in place; 1 where they take none."""
+    return sum(node.seconds for node in problem.nodes) or 1.0
+
+
+class Program:
+    """The program of a problem, its periods and a budget in bytes. The value of `matrix` is the
+    seconds beyond `seconds_of_all`, in shares of these."""
+
+    def __init__(self, problem: Problem, periods: Periods, budget: int) -> None:
+        self.problem = problem
+        self.periods = periods
+        self.matrix = Matrix()
+        self.unit = seconds_of_all(problem)
+        self.first: dict[tuple[int, int], Term] = {}
+        self.again: dict[tuple[int, int], Term] = {}
+        self.runs: dict[tuple[int, int], Term] = {}
+        self.over: dict[tuple[int, int], list[tuple[Reuse, Term]]] = {}
+        self.kept: dict[tuple[int, int], Term] = {}
+        self.overwritten: dict[tuple[int, int], list[Term]] = {}
+        self.reuses = [self._worthwhile(position) for position in range(len(problem.nodes))]
+        self._often = self._count_overwriters()
+        for position in range(len(problem.nodes)):
+            self._add_first(position)
+            self._add_over(position)
+        for position in range(len(problem.nodes)):
+            self._add_further(position)
+        for storage, stored in enumerate(problem.storages):
+            if stored.producer >= 0:
+                self._add_kept(storage)
+        for position in range(len(problem.nodes)):
+            self._reads(position)
+        for number in range(1, self.last):
+            self._close(number)
+        for number, moment in enumerate(periods.moments, 1):
+            self._within(number, moment, budget)
+
+    @property
+    def last(self) -> int:
+        """The last period."""
+        return len(self.periods.moments)
+
+    def _worthwhile(self, position: int) -> list[Reuse]:
+        """The forms in place of a first run that may save time, or bytes at a moment."""
+        node = self.problem.nodes[position]
+        moment = position in self.periods.moments
+        return [
+            reuse
+            for reuse in node.reuses
+            if not self.problem.storages[reuse.storage].stays
+            and (reuse.seconds < node.seconds or (moment and reuse.peak < node.peak))
+        ]
+
+    def _count_overwriters(self) -> list[int]:
+        """For each node, how many first runs may overwrite what its further runs make."""
+        count = [0] * len(self.problem.storages)
+        for reuses in self.reuses:
+            for reuse in reuses:
+                count[reuse.storage] += 1
+        return [sum(count[s] for s in node.form(True).outputs) for node in self.problem.nodes]
+
+    def _add_first(self, position: int) -> None:
+        periods = self.periods.first(position)
+        terms = [ONE] if len(periods) == 1 else [self.matrix.binary() for _ in periods]
+        self.matrix.at_least(1.0, [(1.0, term) for term in terms])
+        self.matrix.at_least(-1.0, [(-1.0, term) for term in terms])
+        for period, term in zip(periods, terms, strict=True):
+            self.first[position, period] = term
+
+    def _add_over(self, position: int) -> None:
+        """A run overwrites at most one of its inputs."""
+        node = self.problem.nodes[position]
+        for period in self.periods.first(position) if self.reuses[position] else ():
+            found = [
+                (reuse, self.matrix.binary((reuse.seconds - node.seconds) / self.unit))
+                for reuse in self.reuses[position]
+            ]
+            self.over[position, period] = found
+            for reuse, term in found:
+                self.overwritten.setdefault((reuse.storage, period), []).append(term)
+            terms = [(-1.0, term) for _, term in found]
+            self.matrix.at_least(0.0, [(1.0, self.first[position, period]), *terms])
+
+    def _add_further(self, position: int) -> None:
+        """Further runs count from the period after the first one on, where something overwrites
+        what they make from that one on."""
+        node = self.problem.nodes[position]
+        if not node.repeatable or any(
+            self.problem.storages[storage].stays for storage in node.form(True).outputs
+        ):
+            return
+        often = self._often[position]
+        cost = fastest_again(node) / self.unit
+        for period in self.periods.further(position):
+            before = self._first_up_to(position, period if often else period - 1)
+            if not before:
+                continue
+            if not often:
+                term = self.matrix.binary(cost)
+                self.again[position, period] = self.runs[position, period] = term
+            else:
+                term = self.matrix.binary()
+                many = self.matrix.share(cost, often + 1.0)
+                self.again[position, period], self.runs[position, period] = term, many
+                self.matrix.implied(term, [many])
+                self.matrix.at_least(0.0, [(often + 1.0, term), (-1.0, many)])
+            self.matrix.implied(term, before)
+
+    def _first_up_to(self, position: int, period: int) -> list[Term]:
+        """Whether the first run is in a period or before; empty where it cannot be."""
+        periods = range(self.periods.earliest[position], period + 1)
+        return [self.first[key] for p in periods if (key := (position, p)) in self.first]
+
+    def _makes(self, storage: int, period: int, runs: dict[tuple[int, int], Term]) -> list[Term]:
+        """The first and the further runs in a period that make a storage; `runs` are `again` or
+        `runs`."""
+        maker = self.problem.storages[storage].producer
+        found = [self.first.get((maker, period), NOTHING)]
+        if storage in self.problem.nodes[maker].form(True).outputs:
+            found.append(runs.get((maker, period), NOTHING))
+        return found
+
+    def _add_kept(self, storage: int) -> None:
+        stored = self.problem.storages[storage]
+        for number, moment in enumerate(self.periods.moments, 1):
+            before = self._first_up_to(stored.producer, number - 1)
+            if not before:
+                continue
+            needed = storage in self.problem.nodes[moment].inputs
+            sure = stored.stays and self.periods.latest[stored.producer] < number
+            term = ONE if needed or sure else self.matrix.binary()
+            self.kept[storage, number] = term
+            if stored.stays:
+                self.matrix.at_least(0.0, [(1.0, term), *((-1.0, first) for first in before)])
+            else:
+                self._lives(term, storage, number - 1)
+        if not stored.stays:
+            self._lives(NOTHING, storage, self.last)
+
+    def _lives(self, after: Term, storage: int, period: int) -> None:
+        """What is there after a period was there before it or made in it, and not overwritten."""
+        overwritten = self.overwritten.get((storage, period), [])
+        if not overwritten and after is NOTHING:
+            return
+        made = self._makes(storage, period, self.runs)
+        begun = [self.kept.get((storage, period), NOTHING), *made]
+        ended = [after, *overwritten]
+        self.matrix.at_least(0.0, [*((1.0, t) for t in begun), *((-1.0, t) for t in ended)])
+
+    def _reads(self, position: int) -> None:
+        node = self.problem.nodes[position]
+        for period in self.periods.first(position):
+            claim = self.first[position, period]
+            for storage in node.inputs:
+                self._there(claim, storage, period)
+        for period in self.periods.further(position):
+            if (position, period) in self.again:
+                for storage in node.form(True).inputs:
+                    self._there(self.again[position, period], storage, period)
+
+    def _there(self, claim: Term, storage: int, period: int) -> None:
+        """What a run reads was there before its period or is made in it."""
+        if self.problem.storages[storage].producer >= 0:
+            kept = self.kept.get((storage, period), NOTHING)
+            self.matrix.implied(claim, [kept, *self._makes(storage, period, self.again)])
+
+    def _close(self, number: int) -> None:
+        """The rows of a moment as if it were the only one. For whole numbers they follow from the
+        others; they keep parts of a storage from counting once more in each later period."""
+        late = self._since(self.first, number)
+        again = self._since(self.again, number)
+        once = {
+            position: terms[0] if len(terms) == 1 else self.matrix.share()
+            for position, terms in again.items()
+        }
+        for position, terms in again.items():
+            if len(terms) > 1:
+                self.matrix.implied(once[position], terms)
+
+        def there(claims: list[Term], storage: int) -> None:
+            maker = self.problem.storages[storage].producer
+            if maker < 0:
+                return
+            grounds = [self.kept.get((storage, number), NOTHING), *late.get(maker, [])]
+            if storage in self.problem.nodes[maker].form(True).outputs:
+                grounds.append(once.get(maker, NOTHING))
+            self.matrix.at_least(
+                0.0, [*((1.0, ground) for ground in grounds), *((-1.0, c) for c in claims)]
+            )
+
+        for position, claims in late.items():
+            for storage in self.problem.nodes[position].inputs:
+                there(claims, storage)
+        for position, term in once.items():
+            for storage in self.problem.nodes[position].form(True).inputs:
+                there([term], storage)
+        for (storage, later), term in self.kept.items():
+            if later > number:
+                there([term], storage)
+
+    def _since(self, terms: dict[tuple[int, int], Term], number: int) -> dict[int, list[Term]]:
+        """By node, the terms of the periods from a moment on."""
+        found: dict[int, list[Term]] = {}
+        for (position, period), term in terms.items():
+            if period >= number:
+                found.setdefault(position, []).append(term)
+        return found
+
+    def _within(self, number: int, moment: int, budget: int) -> None:
+        """What is there at a moment fits, in shares of the budget."""
+        node = self.problem.nodes[moment]
+        terms = [
+            (-float(stored.bytes), self.kept.get((storage, number), NOTHING))
+            for storage, stored in enumerate(self.problem.storages)
+        ]
+        saved = [
+            (float(node.peak - reuse.peak), term)
+            for reuse, term in self.over.get((moment, number), [])
+        ]
+        self.matrix.at_least(node.peak - budget, [*terms, *saved], unit=max(budget, 1))
+
+
+def fastest_again(node: Node) -> float:
+    """The seconds that a further run takes at least."""
+    form = node.form(True)
+    return min([form.seconds, *(reuse.seconds for reuse in form.reuses)])

@@ -1,0 +1,61 @@
+"""A sequence that does what a solution of the program says, complete but not always within the
+budget: it is a start for the search."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from schemas.problem import Problem
+from stages.combine.moment.matrix import Floats, Term
+from stages.combine.moment.program import Program
+
+
+def sequence_of(program: Program, values: Sequence[float] | Floats) -> list[int]:
+    """The first runs of each period in captured order, each after what it reads and what is not
+    there is made again; what a period made is taken to be there to its end."""
+    problem, periods = program.problem, program.periods
+    found: list[int] = []
+    done: set[int] = set()
+    for period in range(program.last + 1):
+        there = {
+            storage
+            for (storage, number), term in program.kept.items()
+            if number == period and _value(term, values) > 0.5
+        }
+        first = {
+            position
+            for (position, number), term in program.first.items()
+            if number == period and _value(term, values) > 0.5
+        }
+        moment = [periods.moments[period - 1]] if period else []
+        for position in [*moment, *sorted(first.difference(moment))]:
+            _run(problem, position, there, done, found)
+    return found
+
+
+def _run(problem: Problem, node: int, there: set[int], done: set[int], found: list[int]) -> None:
+    """Appends a node's first run, ahead of it the makers of what it misses, the deepest first."""
+    pending = [node]
+    while pending:
+        position = pending[-1]
+        again = position in done
+        form = problem.nodes[position].form(again)
+        if (position == node and again) or (position != node and there.issuperset(form.outputs)):
+            pending.pop()
+            continue
+        missing = [
+            maker
+            for storage in form.inputs
+            if storage not in there and (maker := problem.storages[storage].producer) >= 0
+        ]
+        if missing:
+            pending += missing
+            continue
+        pending.pop()
+        found.append(position)
+        done.add(position)
+        there.update(form.outputs)
+
+
+def _value(term: Term, values: Sequence[float] | Floats) -> float:
+    return term.constant if term.column < 0 else float(values[term.column])

@@ -1,0 +1,158 @@
+"""Solves programs with HiGHS: one thread, limits by counted work, bounds that hold."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stages.combine.moment.matrix import Arrays, Floats
+
+if TYPE_CHECKING:
+    from highspy import Highs, HighsCallbackEvent
+
+MARGIN = 1e-6
+"""What the bound of a tree search is lowered by, ten times the tolerance of its programs; costs are
+in shares of the step."""
+ROUNDING = 1e-9
+"""What a bound by weak duality is lowered by, for the rounding of its sums."""
+NOTHING = np.zeros(0)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a solve ends before the optimum is proven: at a `gap` in shares of the step, after
+    `nodes` of the search tree, when HiGHS has asked `checks` times whether to go on (which it does
+    between rounds of its work), after `iterations` of an LP, and, as the last guard, after
+    `seconds`."""
+
+    gap: float = 2e-4
+    nodes: int = 10
+    checks: int = 50
+    iterations: int = 200_000
+    seconds: float = 120.0
+
+
+@dataclass(frozen=True)
+class Solved:
+    """`bound` is at most the value of every solution: inf where there is none, -inf where nothing
+    is known. `values` are those of the columns, empty where no solution was found. `iterations`
+    counts the work; `clock` says that the clock ended it."""
+
+    bound: float
+    values: Floats
+    iterations: int
+    clock: bool
+
+
+def relaxed(program: Arrays, limits: Limits) -> Solved:
+    """The program with parts of everything allowed; its bound holds however exact the solver is,
+    since it is computed from prices of the rows."""
+    if not program.possible:
+        return Solved(math.inf, NOTHING, 0, False)
+    model = _solved(program, limits, whole=False)
+    solution, iterations = model.getSolution(), model.getInfo().simplex_iteration_count
+    if _infeasible(model):
+        return Solved(math.inf, NOTHING, iterations, False)
+    price = np.maximum(np.array(solution.row_dual, np.float64), 0.0)
+    bound = dual_bound(program, price) if len(price) == len(program.least) else -math.inf
+    return Solved(bound, np.array(solution.col_value), iterations, _clock(model))
+
+
+def dual_bound(program: Arrays, price: Floats) -> float:
+    """What no solution is below, by any prices of rows that are not negative: weak duality."""
+    rows = np.repeat(np.arange(len(program.least)), np.diff(program.start))
+    reduced = program.cost - np.bincount(
+        program.column, weights=price[rows] * program.value, minlength=len(program.cost)
+    )
+    columns = np.where(reduced > 0, program.low, program.high) * reduced
+    return math.fsum(price * program.least) + math.fsum(columns) - ROUNDING
+
+
+def integral(program: Arrays, limits: Limits) -> Solved:
+    """The program as it is; its bound is what the search has proven, not the solution's value."""
+    if not program.possible:
+        return Solved(math.inf, NOTHING, 0, False)
+    model = _solved(program, limits, whole=True)
+    info = model.getInfo()
+    iterations = max(info.simplex_iteration_count, 0)
+    if _infeasible(model):
+        return Solved(math.inf, NOTHING, iterations, False)
+    values = np.array(model.getSolution().col_value) if _has_solution(model) else NOTHING
+    # Where nothing is left for the tree, no bound of it is given: the solution is the optimum.
+    proven = info.mip_dual_bound if info.mip_node_count >= 0 else info.objective_function_value
+    bound = proven - MARGIN if math.isfinite(proven) else -math.inf
+    return Solved(bound, values, iterations, _clock(model))
+
+
+def _solved(program: Arrays, limits: Limits, whole: bool) -> Highs:
+    import highspy
+
+    model = highspy.Highs()
+    for name, value in (
+        ("output_flag", False),
+        ("threads", 1),
+        ("random_seed", 0),
+        ("time_limit", limits.seconds),
+        ("simplex_iteration_limit", limits.iterations),
+        ("mip_rel_gap", 0.0),
+        ("mip_abs_gap", limits.gap),
+        ("mip_max_nodes", limits.nodes),
+        # Searches for better solutions take most of the time and add nothing to the bound.
+        ("mip_allow_restart", False),
+        ("mip_heuristic_run_rins", False),
+        ("mip_heuristic_run_rens", False),
+    ):
+        model.setOptionValue(name, value)
+    lp = highspy.HighsLp()
+    lp.num_col_, lp.num_row_ = len(program.cost), len(program.least)
+    lp.col_cost_, lp.col_lower_, lp.col_upper_ = program.cost, program.low, program.high
+    lp.row_lower_ = program.least
+    lp.row_upper_ = np.full(len(program.least), highspy.kHighsInf)
+    lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    lp.a_matrix_.start_ = program.start
+    lp.a_matrix_.index_ = program.column
+    lp.a_matrix_.value_ = program.value
+    if whole:
+        model.cbMipInterrupt.subscribe(_Checks(limits.checks))
+        kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
+        lp.integrality_ = [kinds[int(mark)] for mark in program.integral]
+    model.passModel(lp)
+    model.run()
+    return model
+
+
+class _Checks:
+    """Tells HiGHS to stop after so many calls."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def __call__(self, event: HighsCallbackEvent) -> None:
+        self.left -= 1
+        if self.left <= 0 and event.data_in is not None:
+            event.data_in.user_interrupt = True
+
+
+def _infeasible(model: Highs) -> bool:
+    import highspy
+
+    return model.getModelStatus() in (
+        highspy.HighsModelStatus.kInfeasible,
+        highspy.HighsModelStatus.kUnboundedOrInfeasible,
+    )
+
+
+def _clock(model: Highs) -> bool:
+    import highspy
+
+    return bool(model.getModelStatus() == highspy.HighsModelStatus.kTimeLimit)
+
+
+def _has_solution(model: Highs) -> bool:
+    import highspy
+
+    found: int = model.getInfo().primal_solution_status
+    return bool(found == highspy.kSolutionStatusFeasible)

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from schemas.problem import Problem
+from stages.combine.bounds import least_peak
+from stages.combine.moment.deciding import Moments
+from stages.combine.moment.periods import Order
+from stages.combine.moment.program import Program, seconds_of_all
+from stages.combine.moment.solver import Limits, dual_bound, integral, relaxed
+from stages.combine.polish.polisher import Polisher
+from tests.stages.combine.moment.brute import TooLargeError, optimum
+from tests.stages.combine.polish.test_optimum import chain
+from tests.stages.combine.polish.test_optimum import optimum as optimum_of_chain
+from tests.stages.combine.problems import problems, sequences
+
+EXACT = Limits(gap=0.0, nodes=10_000, checks=1_000_000)
+
+
+def moments_of(problem: Problem, data: st.DataObject) -> list[int]:
+    """One to three nodes from the loss on, each depending on the one before it."""
+    order = Order(problem)
+    found: list[int] = []
+    for _ in range(data.draw(st.integers(1, 3))):
+        later = [
+            node
+            for node in range(len(problem.nodes))
+            if (not found and node == problem.loss)
+            or order.precedes(found[-1] if found else problem.loss, node)
+        ]
+        if later:
+            found.append(data.draw(st.sampled_from(later)))
+    return found
+
+
+def budget_of(problem: Problem, data: st.DataObject) -> int:
+    polisher = Polisher(problem)
+    most, least = polisher.measure(polisher.keep_all)[0], least_peak(problem)
+    return data.draw(st.integers(min(least, most), most))
+
+
+@settings(max_examples=150, deadline=None)
+@given(problems(3, repeats=True), st.data())
+def test_no_program_is_worth_more_than_the_optimum(problem: Problem, data: st.DataObject) -> None:
+    budget = budget_of(problem, data)
+    try:
+        best = optimum(problem, budget)
+    except TooLargeError:
+        assume(False)
+    moments = moments_of(problem, data)
+    program = Program(problem, Order(problem).periods(moments), budget)
+    arrays = program.matrix.arrays()
+    unit = seconds_of_all(problem)
+    parts, whole = relaxed(arrays, EXACT), integral(arrays, EXACT)
+    assert parts.bound <= whole.bound + 1e-5
+    least = Moments(problem).decide(budget)
+    if best is not None:
+        assert arrays.possible
+        assert unit * (1 + whole.bound) <= best + 1e-9
+        assert least.seconds <= best + 1e-9
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems(6, repeats=True), st.data())
+def test_no_sequence_is_below_a_program_at_its_peak(problem: Problem, data: st.DataObject) -> None:
+    sequence = data.draw(sequences(problem))
+    peak, seconds = Polisher(problem).measure(sequence)
+    moments = moments_of(problem, data)
+    arrays = Program(problem, Order(problem).periods(moments), peak).matrix.arrays()
+    for solve in (relaxed, integral):
+        assert seconds_of_all(problem) * (1 + solve(arrays, EXACT).bound) <= seconds + 1e-9
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems(6, repeats=True), st.data())
+def test_what_a_solution_makes_is_complete(problem: Problem, data: st.DataObject) -> None:
+    budget = budget_of(problem, data)
+    for sequence in Moments(problem).decide(budget).sequences:
+        there: set[int] = set()
+        done: set[int] = set()
+        for node in sequence:
+            form = problem.nodes[node].form(node in done)
+            assert there.issuperset(form.inputs)
+            there.update(form.outputs)
+            done.add(node)
+        assert len(done) == len(problem.nodes)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "seconds"),
+    [([2, 2, 2, 2, 2], [1, 1, 1, 1, 1]), ([6, 3, 3, 2, 2], [1, 3, 5, 4, 5])],
+)
+def test_of_a_chain_much_is_proven(sizes: list[int], seconds: list[float]) -> None:
+    problem = chain(sizes, seconds)
+    budget = Polisher(problem).measure(list(range(len(problem.nodes))))[0]
+    met = 0
+    while (best := optimum_of_chain(problem, budget)) is not None:
+        least = Moments(problem).decide(budget).seconds
+        assert least <= best[0]
+        met += best[0] - least < 0.01
+        budget -= 1
+    assert met > 2
+    assert Moments(problem).decide(3).seconds == math.inf
+
+
+def test_further_moments_add_to_the_bound_and_never_take_away() -> None:
+    problem = chain([6, 3, 3, 6, 2, 4, 6, 3], [1, 3, 5, 4, 5, 2, 3, 4])
+    order, found = Order(problem), list[float]()
+    for budget in range(14, 30):
+        one = relaxed(Program(problem, order.periods([8]), budget).matrix.arrays(), EXACT)
+        two = relaxed(Program(problem, order.periods([8, 12]), budget).matrix.arrays(), EXACT)
+        assert two.bound >= one.bound - 1e-7
+        found.append(two.bound - one.bound)
+    assert max(found) > 0.01
+
+
+def test_any_prices_give_a_bound() -> None:
+    problem = chain([6, 3, 3, 2, 2], [1, 3, 5, 4, 5])
+    arrays = Program(problem, Order(problem).periods([5]), 12).matrix.arrays()
+    known, draw = relaxed(arrays, EXACT).bound, np.random.default_rng(0)
+    assert known > 0
+    for _ in range(20):
+        price = draw.exponential(0.1, len(arrays.least))
+        assert dual_bound(arrays, price) <= known + 1e-6
+
+
+def test_work_ends_a_search_with_a_bound_that_holds() -> None:
+    problem = chain([6, 4, 4, 6, 6, 3, 5, 4], [2, 2, 5, 4, 5, 3, 4, 2])
+    budget = 24
+    best = optimum_of_chain(problem, budget)
+    assert best is not None
+    for limits in (Limits(nodes=0), Limits(checks=1), Limits(iterations=1), Limits(seconds=0.0)):
+        decided = Moments(problem, limits).decide(budget)
+        assert decided.seconds <= best[0]
+        assert decided == Moments(problem, limits).decide(budget) or decided.clock

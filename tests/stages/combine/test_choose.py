@@ -1,0 +1,80 @@
+"""What choose says of a bound, and what it does not believe."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from schemas.costs import Costs
+from schemas.graph import Graph
+from schemas.plan import Plan
+from schemas.problem import Problem
+from stages.combine import choose as room
+from stages.combine.bounds import least_seconds, proven_seconds
+from stages.combine.frontier import frontier
+from stages.combine.polish.polisher import Polisher
+from stages.combine.schedule.executions import runs
+from stages.combine.strategies.registry import strategy
+from stages.combine.strategies.strategy import Candidate
+from stages.replay.condense import condense
+from tests.stages.combine.polish.test_optimum import chain
+from tests.stages.replay.graphs import graph_of
+
+Step = tuple[Graph, Costs, Problem]
+
+
+@pytest.fixture(scope="module")
+def step() -> Step:
+    graph, costs = graph_of(chain([6, 3, 3, 2, 2], [1, 3, 5, 4, 5]), False)
+    return graph, costs, condense(graph, costs)
+
+
+def chosen(step: Step, budget: str = "80%") -> Plan:
+    graph, costs, problem = step
+    captured = Candidate(runs(problem, [node.op for node in problem.nodes]), [], "plain")
+    about = strategy("rockmate").about
+    made = frontier(graph, "digest", costs, problem, about, [], captured)
+    return room.choose(graph, costs, problem, made, budget)[0]
+
+
+def test_the_bound_is_that_of_the_budget_that_is_asked(step: Step) -> None:
+    graph, costs, problem = step
+    plan = chosen(step)
+    assert plan.budget_bytes is not None and plan.time is not None and plan.lower_bound is not None
+    assert plan.recomputed > 0
+    proven, clock = proven_seconds(graph, costs, problem, plan.budget_bytes)
+    assert (plan.lower_bound, clock) == (proven, False)
+    assert least_seconds(graph, costs, problem, plan.budget_bytes) < proven <= plan.time
+    assert "clock" not in plan.sentence
+
+
+def test_a_bound_above_a_plan_is_not_believed(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, costs, problem = step
+    for wrong in (math.inf, 1000.0):
+        monkeypatch.setattr(room, "proven_seconds", lambda *_, wrong=wrong: (wrong, True))
+        plan = chosen(step)
+        assert plan.budget_bytes is not None and plan.verdict == "feasible"
+        assert plan.lower_bound == least_seconds(graph, costs, problem, plan.budget_bytes)
+
+
+def test_a_bound_that_the_clock_ended_says_so(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "proven_seconds", lambda *_: (1.0, True))
+    plan = chosen(step)
+    assert plan.lower_bound == 1.0
+    assert plan.sentence.endswith("; the clock, not the work, ended the search for a bound")
+
+
+def test_polish_starts_from_seeds_where_the_captured_order_does_not_fit() -> None:
+    problem = chain([6, 3, 3, 2, 2], [1, 3, 5, 4, 5])
+    polisher = Polisher(problem)
+    most, asked = polisher.measure(polisher.keep_all)[0], list[int]()
+
+    def seeds(budget: int) -> list[list[int]]:
+        asked.append(budget)
+        return [[0, *polisher.keep_all]]
+
+    assert polisher.polish({}, most, seeds).sequence == polisher.keep_all
+    assert asked == []
+    polisher.polish({}, most - 1, seeds)
+    assert asked == [most - 1]
