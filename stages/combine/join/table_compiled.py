@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numba import njit
@@ -50,7 +51,8 @@ def fill_join_compiled(
         [loss.delta, loss.gradient, max(loss.delta + way.forward_peak, way.backward_peak)]
     )
     flat = cost.reshape(len(states), grid.count + 1)
-    _fill(flat, *vars(arrays).values(), turn, grid.unit, grid.optimistic)
+    fill: Any = _fill
+    fill(flat, *vars(arrays).values(), turn, grid.unit, grid.optimistic)
 
 
 def _arrays(states: States, grid: Grid, tables: list[Table | None]) -> _Arrays:
