@@ -150,6 +150,15 @@ def test_a_digest_depends_on_kinds_sizes_wires_and_results() -> None:
     assert h_partition(flows[0]).digest == h_partition(replace(flows[0])).digest
 
 
+def test_a_digest_tells_results_from_what_others_read() -> None:
+    chain: list[Node] = [("abcd"[i], [i], [1 if i == 1 else 4]) for i in range(4)]
+    limits = Limits(nodes=2, clusters=2, top=2)
+    plain, kept = (h_partition(flow_of(chain, [4], found), limits) for found in ([4], [2, 4]))
+    assert plain.levels[0].sizes.tolist() == kept.levels[0].sizes.tolist() == [2, 2]
+    assert plain.levels[0].digests[0].tolist() != kept.levels[0].digests[0].tolist()
+    assert plain.levels[0].digests[1].tolist() == kept.levels[0].digests[1].tolist()
+
+
 def test_few_levels_are_kept_by_full_clusters() -> None:
     flow = layered(160)
     tree = h_partition(flow, Limits(nodes=4, clusters=4, top=10, levels=2))
