@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numba import njit
@@ -51,8 +50,26 @@ def fill_join_compiled(
         [loss.delta, loss.gradient, max(loss.delta + way.forward_peak, way.backward_peak)]
     )
     flat = cost.reshape(len(states), grid.count + 1)
-    fill: Any = _fill
-    fill(flat, *vars(arrays).values(), turn, grid.unit, grid.optimistic)
+    _fill(
+        flat,
+        arrays.shape,
+        arrays.plain,
+        arrays.after,
+        arrays.stored,
+        arrays.begin,
+        arrays.first,
+        arrays.save,
+        arrays.forward,
+        arrays.backward,
+        arrays.extra,
+        arrays.passing,
+        arrays.passes,
+        arrays.rows,
+        arrays.tails,
+        turn,
+        grid.unit,
+        grid.optimistic,
+    )
 
 
 def _arrays(states: States, grid: Grid, tables: list[Table | None]) -> _Arrays:

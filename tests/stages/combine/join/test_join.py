@@ -133,8 +133,8 @@ def test_the_compiled_program_fills_the_same_table(
 def test_the_compiled_program_knows_unit_costs(
     branches: list[tuple[int, bool]], limit: int
 ) -> None:
-    lengths, chains = zip(*branches, strict=True)
-    join = unit_join(lengths, chains)
+    lengths, kept = zip(*branches, strict=True)
+    join = unit_join(lengths, kept)
     plain, compiled = (empty_table(join, limit, 500, False) for _ in range(2))
     fill_join(plain)
     fill_join_compiled(compiled.states, compiled.grid, compiled.tables, compiled.cost)
