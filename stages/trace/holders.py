@@ -91,6 +91,13 @@ def is_kept(thing: Any) -> bool:
     return (is_array(thing) and thing.flags.writeable) or bool(slots_of(thing))
 
 
+def is_copied(tensor: torch.Tensor) -> bool:
+    """True for a tensor of which a copy is kept while a forward runs that may write into it."""
+    plain = type(tensor) is torch.Tensor and tensor.layout == torch.strided
+    real = plain and tensor.device.type == "cpu" and not tensor.is_inference()
+    return real and tensor.numel() * tensor.element_size() <= _LARGEST
+
+
 def contents(thing: Any) -> Any:
     """A copy of what a mutable thing holds, one level deep."""
     if isinstance(thing, dict):

@@ -9,7 +9,9 @@ import sys
 import types
 from typing import Any
 
+import torch
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from stages.device.readings import (
     ABSENT,
@@ -30,6 +32,7 @@ from stages.trace.holders import (
     Kept,
     Place,
     contents,
+    is_copied,
     is_kept,
     is_object,
     is_users,
@@ -64,6 +67,9 @@ class Reach(abc.ABC):
         self.hooks: set[int] = set()
         self.problems: list[str] = []
         self.foreign: dict[int, tuple[nn.Module, str]] = {}
+        self.tensors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        """What it reaches that is no parameter and no buffer, with a copy."""
+        self._own = {id(one) for one in (*model.parameters(), *model.buffers())}
         self._modules = {id(vars(module)): module for module in model.modules()}
         self._functions: dict[types.CodeType, tuple[Place, Any]] = {}
         self._alike: dict[types.CodeType, dict[int, tuple[Place, Any]]] = {}
@@ -182,7 +188,14 @@ class Reach(abc.ABC):
                 inside = getattr(value, name)
                 self.discover(inside, (*place, ("given", name)), f"{shown}.{name}", far)
 
+    def _keep_tensor(self, value: torch.Tensor) -> None:
+        if id(value) not in self._own and id(value) not in self.tensors and is_copied(value):
+            with torch.no_grad(), _disable_current_modes(), torch._C.DisableTorchFunction():
+                self.tensors[id(value)] = value, value.clone()
+
     def _discover_data(self, value: Any, place: Place, shown: str, far: int) -> bool:
+        if isinstance(value, torch.Tensor):
+            self._keep_tensor(value)
         whole = True
         items: list[tuple[Place, str, Any]] = []
         if isinstance(value, VIEWS):

@@ -16,6 +16,7 @@ _LOOKING = (
     ".numpy() is not supported",
 )
 _SHAPED = ("DynamicOutputShape",)
+_WRITING = ("entirely functional graph", "n=copy_")
 _COMPILED = ("fail_on_recompile",)
 _WRAPPERS = {
     "OptimizedModule": "compiled: plan the module inside of it (its _orig_mod) and compile what "
@@ -54,6 +55,11 @@ def reason(model: nn.Module, error: BaseException) -> str:
         return _looking(model)
     if any(word in said for word in _COMPILED):
         return "torch.compile is within it: plan it as it is without, and compile what plan gives"
+    if isinstance(error, AssertionError) and any(word in said for word in _WRITING):
+        return (
+            "the forward writes in place into a tensor that it has from elsewhere and that is no "
+            "buffer, as a plain attribute or a global: register it as a buffer (register_buffer)"
+        )
     first = text.splitlines()[0] if text else ""
     if any(word in said for word in _SHAPED):
         return (

@@ -25,7 +25,6 @@ _UNSEEN: dict[Any, tuple[str, str]] = {
 """What a capture does not show, and what to do instead."""
 
 _GRAD: Any = torch.Tensor.grad
-
 _KEPT = {_GRAD.__get__: "reads", _GRAD.__set__: "sets", _GRAD.__delete__: "sets"}
 """What a forward does to the gradient that a tensor has from another step."""
 

@@ -22,6 +22,7 @@ from stages.device.readings import (
     ABSENT,
     ATTENTION_STATES,
     agree,
+    digest_of,
     encode,
 )
 from stages.trace.codes import line_that
@@ -94,6 +95,10 @@ class Watcher:
         self._reader.forget_caches()
         for kept in self._reader.kept.values():
             _restore(kept)
+        with _no_modes(), torch.no_grad():
+            for tensor, copy in self._reader.tensors.values():
+                if digest_of(tensor) != digest_of(copy):
+                    tensor.detach().copy_(copy)
         self._moved.put_back()
         self._check_reads()
         changed = [] if self._settled else dict.fromkeys(self.changed.values())

@@ -17,6 +17,7 @@ from tests.stages.generate.plans import built_of
 X = torch.ones(2, 3)
 TABLES: dict[Any, Any] = {}
 KEPT: list[Any] = []
+TICKS = torch.zeros(2)
 
 
 class Texts(list[Any]):
@@ -56,6 +57,16 @@ def fills_a_table(m: Any, x: Tensor) -> Tensor:
     return m(x)
 
 
+def counts_in_a_part_of_a_tensor(m: Any, x: Tensor) -> Tensor:
+    TICKS[0] += 1.0
+    return m(x)
+
+
+def adds_to_a_tensor(m: Any, x: Tensor) -> Tensor:
+    TICKS.add_(1.0)
+    return m(x) * TICKS.sum()
+
+
 def keeps_a_tensor(m: Any, x: Tensor) -> Tensor:
     KEPT.append(m(x))
     return KEPT[-1].sin()
@@ -89,6 +100,8 @@ SENTENCES: list[tuple[Callable[[Any, Tensor], Any], str]] = [
     (fills_a_table, r"the forward changes \(3, 'x'\) in the global TABLES"),
     (keeps_a_tensor, "the forward changes the global KEPT at .*test_refusals"),
     (keeps_a_gradient, "KEPT"),
+    (counts_in_a_part_of_a_tensor, r"is no buffer, .*: register it as a buffer"),
+    (adds_to_a_tensor, r"is no buffer, .*: register it as a buffer"),
 ]
 
 
@@ -97,7 +110,7 @@ def test_sentences(does: Callable[[Any, Tensor], Any], sentence: str) -> None:
     with pytest.raises(ModelError, match=sentence) as caught:
         trace(built_of((Model(does), ((X,), {}))), "m")
     assert "\n" not in str(caught.value)
-    assert not TABLES and not KEPT
+    assert not TABLES and not KEPT and not TICKS.any()
 
 
 def test_a_lazy_module_is_run_first() -> None:
