@@ -97,7 +97,10 @@ class Program:
 
     def _add_first(self, position: int) -> None:
         periods = self.periods.first(position)
-        terms = [ONE] if len(periods) == 1 else [self.matrix.binary() for _ in periods]
+        if len(periods) == 1:
+            self.first[position, periods[0]] = ONE
+            return
+        terms = [self.matrix.binary() for _ in periods]
         self.matrix.at_least(1.0, [(1.0, term) for term in terms])
         self.matrix.at_least(-1.0, [(-1.0, term) for term in terms])
         for period, term in zip(periods, terms, strict=True):
@@ -179,6 +182,8 @@ class Program:
         if not overwritten and after is NOTHING:
             return
         made = self._makes(storage, period, self.runs)
+        if made[0] is ONE and not overwritten:
+            return
         begun = [self.kept.get((storage, period), NOTHING), *made]
         ended = [after, *overwritten]
         self.matrix.at_least(0.0, [*((1.0, t) for t in begun), *((-1.0, t) for t in ended)])
@@ -197,8 +202,9 @@ class Program:
     def _there(self, claim: Term, storage: int, period: int) -> None:
         """What a run reads was there before its period or is made in it."""
         if self.problem.storages[storage].producer >= 0:
-            kept = self.kept.get((storage, period), NOTHING)
-            self.matrix.implied(claim, [kept, *self._makes(storage, period, self.again)])
+            made = self._makes(storage, period, self.again)
+            if made[0] is not ONE:
+                self.matrix.implied(claim, [self.kept.get((storage, period), NOTHING), *made])
 
     def _close(self, number: int) -> None:
         """The rows of a moment as if it were the only one. For whole numbers they follow from the
