@@ -123,7 +123,7 @@ def test_where_memory_is_no_matter_nothing_is_slower_than_the_plain_step(
     everything = Candidate(runs(problem, [node.op for node in problem.nodes]), [], "plain")
     made = frontier(graph, "digest", costs, problem, strategy("rockmate").about, [], everything)
     assert made.points[0].seconds == made.keep_all_seconds
-    assert made.points[0].peak == made.keep_all_peak
+    assert made.points[0].peak <= made.keep_all_peak
 
 
 def test_a_budget_between_two_points_takes_the_lower_peak(

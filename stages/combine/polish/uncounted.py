@@ -1,0 +1,18 @@
+"""How functions that take a state are compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from numba import njit
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_OPTIONS: dict[str, Any] = {"cache": True, "nogil": True, "_nrt": False}
+
+
+def uncounted(function: _Function) -> _Function:
+    """Compiles a function that makes no array, without the counting of references, which for the
+    many arrays of a state takes ten times as long as a move."""
+    compiled: _Function = njit(**_OPTIONS)(function)
+    return compiled
