@@ -21,7 +21,7 @@ from stages.combine.polish.state import (
     open_gap,
     remove,
 )
-from stages.combine.polish.uncounted import uncounted
+from stages.combine.polish.uncounted import inner
 
 AGAIN = 0.6
 """How likely a missing input is made again too, rather than held."""
@@ -29,14 +29,14 @@ TRIES = 8
 """How often a place for a move is drawn before the move is given up."""
 
 
-@uncounted
+@inner
 def draw(s: State) -> float:
     """A random number from 0 to 1."""
     s.figures[DRAWN] = s.figures[DRAWN] * 48271 % 2147483647
     return s.figures[DRAWN] / 2147483647.0
 
 
-@uncounted
+@inner
 def put(s: State, a: Arrays, run: int, slot: int) -> None:
     """Puts a run into an empty slot and notes it."""
     insert(s, a, run, slot)
@@ -46,7 +46,7 @@ def put(s: State, a: Arrays, run: int, slot: int) -> None:
     s.figures[NOTED] = noted + 2
 
 
-@uncounted
+@inner
 def take(s: State, a: Arrays, run: int) -> None:
     """Takes a run out and notes it."""
     noted = s.figures[NOTED]
@@ -56,7 +56,7 @@ def take(s: State, a: Arrays, run: int) -> None:
     remove(s, a, run)
 
 
-@uncounted
+@inner
 def undo(s: State, a: Arrays) -> None:
     """Takes back all that is noted."""
     while s.figures[NOTED]:
@@ -68,7 +68,7 @@ def undo(s: State, a: Arrays) -> None:
             insert(s, a, run, slot)
 
 
-@uncounted
+@inner
 def needed(s: State, a: Arrays, run: int) -> bool:
     """Whether a run has to be there: by rule, or for what it makes."""
     node = s.node[run]
@@ -83,7 +83,7 @@ def needed(s: State, a: Arrays, run: int) -> bool:
     return False
 
 
-@uncounted
+@inner
 def cascade(s: State, a: Arrays, run: int) -> None:
     """Takes a run out, and what only it needed."""
     top = 0
@@ -106,7 +106,7 @@ def cascade(s: State, a: Arrays, run: int) -> None:
                         s.stack[top] = maker
 
 
-@uncounted
+@inner
 def chain_of(s: State, a: Arrays, storage: int, slot: int) -> int:
     """Fills `s.chain` with the nodes that make a storage again before a slot; returns how many
     they are, 0 where one may not run again. Inputs that are missing there are made again too or
@@ -143,7 +143,7 @@ def chain_of(s: State, a: Arrays, storage: int, slot: int) -> int:
     return count
 
 
-@uncounted
+@inner
 def make_again(s: State, a: Arrays, storage: int, event: int) -> None:
     """Makes a storage again right before an event that reads it."""
     user = s.owner[event]
@@ -160,7 +160,7 @@ def make_again(s: State, a: Arrays, storage: int, event: int) -> None:
         drop_idle(s, a, s.at[slot + i])
 
 
-@uncounted
+@inner
 def drop_idle(s: State, a: Arrays, run: int) -> None:
     """Takes out the runs that made what a run makes again, where nothing reads it between."""
     row = s.row[run]
@@ -172,7 +172,7 @@ def drop_idle(s: State, a: Arrays, run: int) -> None:
         event += 1
 
 
-@uncounted
+@inner
 def draw_run(s: State, low: int, high: int) -> int:
     """A run between two slots, -1 where none was met."""
     for _ in range(TRIES):
@@ -182,7 +182,7 @@ def draw_run(s: State, low: int, high: int) -> int:
     return -1
 
 
-@uncounted
+@inner
 def draw_again(s: State, a: Arrays) -> None:
     """Makes a storage that waits for a read again before it; half of the time one that waits
     while the line is above the budget."""
@@ -221,7 +221,7 @@ def draw_again(s: State, a: Arrays) -> None:
         return
 
 
-@uncounted
+@inner
 def draw_removal(s: State, a: Arrays) -> None:
     """Takes out a further run, so that what it makes is held from before."""
     for _ in range(2 * TRIES):
@@ -231,7 +231,7 @@ def draw_removal(s: State, a: Arrays) -> None:
             return
 
 
-@uncounted
+@inner
 def draw_shift(s: State, a: Arrays) -> None:
     """Moves a run to another place that it may have: as far as it goes, or to any."""
     run = draw_run(s, 0, s.at.size)
@@ -257,7 +257,7 @@ def draw_shift(s: State, a: Arrays) -> None:
     put(s, a, run, target)
 
 
-@uncounted
+@inner
 def window(s: State, a: Arrays, run: int) -> tuple[int, int]:
     """The slots between which a run may lie, both excluded: after the makers of its inputs, before
     they are made again, between the events of what it makes, and on its side of the loss."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stages.combine.polish.arrays import Arrays, Flags, Integers, Positions, Seconds
-from stages.combine.polish.uncounted import uncounted
+from stages.combine.polish.uncounted import inner, uncounted
 
 GAP = 1 << 60
 """What the line lacks where a slot is empty, so that no empty slot is above a budget."""
@@ -127,7 +127,7 @@ def copy_sequence(s: State, out: Positions) -> int:
     return count
 
 
-@uncounted
+@inner
 def free_copy(s: State, node: int) -> int:
     """A run of a node that is not there, -1 where all are."""
     for run in range(s.copies[node], s.copies[node + 1]):
@@ -136,7 +136,7 @@ def free_copy(s: State, node: int) -> int:
     return -1
 
 
-@uncounted
+@inner
 def add(s: State, low: int, high: int, amount: int) -> None:
     """Adds bytes to the line of all slots after `low` up to `high`."""
     budget = s.figures[BUDGET]
@@ -150,7 +150,7 @@ def add(s: State, low: int, high: int, amount: int) -> None:
     s.figures[EXCESS] += change
 
 
-@uncounted
+@inner
 def event_before(s: State, storage: int, slot: int) -> int:
     """The last event of a storage before a slot, -1 where there is none."""
     event = s.tail[storage]
@@ -159,13 +159,13 @@ def event_before(s: State, storage: int, slot: int) -> int:
     return event
 
 
-@uncounted
+@inner
 def is_read(s: State, a: Arrays, storage: int, event: int) -> bool:
     """Whether an event, -1 for the end, is a read."""
     return not s.makes[event] if event >= 0 else a.stays[storage]
 
 
-@uncounted
+@inner
 def lengthen(
     s: State, a: Arrays, storage: int, event: int, before: int, after: int, sign: int
 ) -> None:
@@ -182,7 +182,7 @@ def lengthen(
         add(s, s.slot[s.owner[before]], here, size)
 
 
-@uncounted
+@inner
 def link(s: State, a: Arrays, event: int, storage: int, making: bool) -> None:
     """Puts an event of a run into the list of its storage."""
     before = event_before(s, storage, s.slot[s.owner[event]])
@@ -202,7 +202,7 @@ def link(s: State, a: Arrays, event: int, storage: int, making: bool) -> None:
     end(s, a, before)
 
 
-@uncounted
+@inner
 def unlink(s: State, a: Arrays, event: int, storage: int) -> None:
     """Takes an event out of the list of its storage."""
     before, after = s.before[event], s.after[event]
@@ -218,7 +218,7 @@ def unlink(s: State, a: Arrays, event: int, storage: int) -> None:
     end(s, a, before)
 
 
-@uncounted
+@inner
 def end(s: State, a: Arrays, event: int) -> None:
     """Settles the run of an event, -1 for none, after which another one came or went."""
     if event >= 0 and not s.makes[event]:
@@ -227,7 +227,7 @@ def end(s: State, a: Arrays, event: int) -> None:
             settle(s, a, run)
 
 
-@uncounted
+@inner
 def settle(s: State, a: Arrays, run: int) -> None:
     """Brings up to date what a run adds to line and seconds: its form depends on what ends with
     it, and its random state on whether it is the only one."""
@@ -258,7 +258,7 @@ def settle(s: State, a: Arrays, run: int) -> None:
         s.own[run] = own
 
 
-@uncounted
+@inner
 def save_states(s: State, a: Arrays, node: int, sign: int) -> None:
     """Adds (`sign` 1) or takes off (-1) the random state of a node, from its first to its last
     run."""
@@ -270,7 +270,7 @@ def save_states(s: State, a: Arrays, node: int, sign: int) -> None:
     add(s, s.slot[s.first[node]], last, sign * a.state_bytes)
 
 
-@uncounted
+@inner
 def insert(s: State, a: Arrays, run: int, slot: int) -> None:
     """Puts a run into an empty slot."""
     node = s.node[run]
@@ -297,7 +297,7 @@ def insert(s: State, a: Arrays, run: int, slot: int) -> None:
         settle(s, a, s.first[node])
 
 
-@uncounted
+@inner
 def remove(s: State, a: Arrays, run: int) -> None:
     """Takes a run out; its slot is empty then."""
     node, row, slot = s.node[run], s.row[run], s.slot[run]
@@ -324,7 +324,7 @@ def remove(s: State, a: Arrays, run: int) -> None:
         settle(s, a, s.first[node])
 
 
-@uncounted
+@inner
 def earliest(s: State, node: int) -> int:
     """The first run of a node that is there."""
     found = -1
@@ -334,7 +334,7 @@ def earliest(s: State, node: int) -> int:
     return found
 
 
-@uncounted
+@inner
 def open_gap(s: State, slot: int, count: int) -> int:
     """Makes `count` slots before one empty by moving the runs around them; returns where that one
     is then. There must be so many empty slots, and one further."""
@@ -360,7 +360,7 @@ def open_gap(s: State, slot: int, count: int) -> int:
     return slot
 
 
-@uncounted
+@inner
 def carry(s: State, source: int, target: int) -> None:
     """Moves a run into the empty slot beside its own."""
     run = s.at[source]

@@ -9,6 +9,13 @@ from numba import njit
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _OPTIONS: dict[str, Any] = {"cache": True, "nogil": True, "_nrt": False}
+_INNER: dict[str, Any] = {**_OPTIONS, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+
+
+def inner(function: _Function) -> _Function:
+    """Compiles a function as `uncounted` does, for compiled ones only to call."""
+    compiled: _Function = njit(**_INNER)(function)
+    return compiled
 
 
 def uncounted(function: _Function) -> _Function:

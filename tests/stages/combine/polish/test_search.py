@@ -21,10 +21,40 @@ from stages.combine.polish.state import (
     open_gap,
     state_of,
 )
+from stages.combine.polish.uncounted import uncounted
 from tests.stages.combine.problems import plain_line, problems, sequences, two_layers
 
+AGAIN, REMOVAL, SHIFT, UNDO = range(4)
 ALWAYS = -1
 """Bytes above which a run is left as it is: none."""
+
+
+@uncounted
+def move(state: State, a: Arrays, kind: int) -> None:
+    """A move by its kind, or the undoing of one."""
+    if kind == AGAIN:
+        draw_again(state, a)
+    elif kind == REMOVAL:
+        draw_removal(state, a)
+    elif kind == SHIFT:
+        draw_shift(state, a)
+    else:
+        undo(state, a)
+
+
+@uncounted
+def make_room(state: State, slot: int, count: int) -> int:
+    """`open_gap`, to be called from here."""
+    return open_gap(state, slot, count)
+
+
+@uncounted
+def run_again(state: State, a: Arrays, node: int, slot: int) -> int:
+    """Puts a further run of a node into a slot; returns its number, -1 where there is none."""
+    run = free_copy(state, node)
+    if run >= 0:
+        insert(state, a, run, slot)
+    return run
 
 
 def positions(sequence: list[int]) -> np.ndarray:
@@ -84,7 +114,7 @@ def check_valid(problem: Problem, sequence: list[int]) -> None:
     problems(repeats=True),
     st.data(),
     st.integers(0, 60),
-    st.lists(st.tuples(st.sampled_from([draw_again, draw_removal, draw_shift]), st.booleans())),
+    st.lists(st.tuples(st.sampled_from([AGAIN, REMOVAL, SHIFT]), st.booleans())),
     st.integers(1, 1000),
 )
 def test_after_any_moves_the_line_is_that_of_the_sequence(
@@ -93,12 +123,12 @@ def test_after_any_moves_the_line_is_that_of_the_sequence(
     a = arrays(problem, True)
     state = state_of(a, positions(data.draw(sequences(problem))), budget, seed)
     before = check(state, a, budget)
-    for move, taken_back in moves:
-        move(state, a)
+    for kind, taken_back in moves:
+        move(state, a, kind)
         after = check(state, a, budget)
         check_valid(problem, after)
         if taken_back:
-            undo(state, a)
+            move(state, a, UNDO)
             assert check(state, a, budget) == before
         else:
             state.figures[NOTED] = 0
@@ -117,7 +147,7 @@ def test_making_room_moves_nothing_past_another(
         taken = np.flatnonzero(state.at >= 0)
         run = state.at[taken[place % len(taken)]]
         count = 1 + place % 7
-        slot = open_gap(state, state.slot[run], count)
+        slot = make_room(state, state.slot[run], count)
         assert state.slot[run] == slot
         assert (state.at[slot - count : slot] == -1).all()
         assert check(state, a, 10) == sequence
@@ -139,11 +169,10 @@ def test_what_is_found_is_valid_and_no_worse(problem: Problem, percent: int) -> 
 def test_what_a_run_makes_again_is_read_from_it() -> None:
     a = arrays(two_layers(), True)
     state = state_of(a, positions([0, 1, 2, 3]), 100, 1)
-    slot = open_gap(state, state.slot[state.first[3]], 1)
-    run = free_copy(state, 0)
-    insert(state, a, run, slot - 1)
+    slot = make_room(state, state.slot[state.first[3]], 1)
+    assert run_again(state, a, 0, slot - 1) == state.copies[0] + 1
     assert check(state, a, 100) == [0, 1, 2, 0, 3]
-    assert free_copy(state, 2) == -1
+    assert run_again(state, a, 2, slot - 1) == -1
 
 
 def test_makers_of_gradients_move_and_run_once() -> None:
