@@ -21,7 +21,7 @@ from stages.combine.polish.state import (
     open_gap,
     remove,
 )
-from stages.combine.polish.uncounted import inner
+from stages.combine.polish.uncounted import inlined, inner
 
 AGAIN = 0.6
 """How likely a missing input is made again too, rather than held."""
@@ -29,14 +29,14 @@ TRIES = 8
 """How often a place for a move is drawn before the move is given up."""
 
 
-@inner
+@inlined
 def draw(s: State) -> float:
     """A random number from 0 to 1."""
     s.figures[DRAWN] = s.figures[DRAWN] * 48271 % 2147483647
     return s.figures[DRAWN] / 2147483647.0
 
 
-@inner
+@inlined
 def put(s: State, a: Arrays, run: int, slot: int) -> None:
     """Puts a run into an empty slot and notes it."""
     insert(s, a, run, slot)
@@ -46,7 +46,7 @@ def put(s: State, a: Arrays, run: int, slot: int) -> None:
     s.figures[NOTED] = noted + 2
 
 
-@inner
+@inlined
 def take(s: State, a: Arrays, run: int) -> None:
     """Takes a run out and notes it."""
     noted = s.figures[NOTED]
@@ -68,7 +68,7 @@ def undo(s: State, a: Arrays) -> None:
             insert(s, a, run, slot)
 
 
-@inner
+@inlined
 def needed(s: State, a: Arrays, run: int) -> bool:
     """Whether a run has to be there: by rule, or for what it makes."""
     node = s.node[run]
@@ -160,7 +160,7 @@ def make_again(s: State, a: Arrays, storage: int, event: int) -> None:
         drop_idle(s, a, s.at[slot + i])
 
 
-@inner
+@inlined
 def drop_idle(s: State, a: Arrays, run: int) -> None:
     """Takes out the runs that made what a run makes again, where nothing reads it between."""
     row = s.row[run]
@@ -172,7 +172,7 @@ def drop_idle(s: State, a: Arrays, run: int) -> None:
         event += 1
 
 
-@inner
+@inlined
 def draw_run(s: State, low: int, high: int) -> int:
     """A run between two slots, -1 where none was met."""
     for _ in range(TRIES):
@@ -257,7 +257,7 @@ def draw_shift(s: State, a: Arrays) -> None:
     put(s, a, run, target)
 
 
-@inner
+@inlined
 def window(s: State, a: Arrays, run: int) -> tuple[int, int]:
     """The slots between which a run may lie, both excluded: after the makers of its inputs, before
     they are made again, between the events of what it makes, and on its side of the loss."""

@@ -27,10 +27,13 @@ STEP = 0.975
 """Ratio of two neighbouring budgets on the grid of a frontier."""
 PLENTY = 1 << 62
 """Bytes that no step takes."""
-ALONE, BESIDE = 150, 250
+ALONE, BESIDE = 100, 160
 """Moves per node of a search from a start, and from what neighbouring budgets found."""
-FEWEST, MOST = 4000, 1_000_000
-"""Moves of a search."""
+FEWEST, WORK = 4000, 3_000_000_000
+"""Moves of a search at least, and moves times nodes at most: a move takes the longer the more
+nodes there are."""
+SMALL, LARGE = 1200, 20_000
+"""Nodes up to which up to twice as many moves are made, and above which none are."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,9 @@ class Polisher:
     ) -> Polished:
         """The best for the budget of what is known and of what a search from each start finds."""
         best = min(known, key=partial(_rank, budget))
-        count = min(max(moves * self.nodes, FEWEST), MOST)
+        count = self._moves(moves)
+        if not count:
+            return best
         for seed, start in enumerate(starts):
             if start.sequence == self.keep_all and start.peak <= budget:
                 continue
@@ -88,6 +93,13 @@ class Polisher:
                 best, self._plan(found.tolist(), budget, start.start), key=partial(_rank, budget)
             )
         return best
+
+    def _moves(self, share: int) -> int:
+        """How many moves a search makes of `share` for each node."""
+        if self.nodes > LARGE:
+            return 0
+        wanted = int(share * self.nodes * min(2.0, max(1.0, SMALL / self.nodes)))
+        return min(max(wanted, FEWEST), WORK // self.nodes)
 
     def sweep(
         self,

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stages.combine.polish.arrays import Arrays, Flags, Integers, Positions, Seconds
-from stages.combine.polish.uncounted import inner, uncounted
+from stages.combine.polish.uncounted import inlined, inner, uncounted
 
 GAP = 1 << 60
 """What the line lacks where a slot is empty, so that no empty slot is above a budget."""
@@ -127,7 +127,7 @@ def copy_sequence(s: State, out: Positions) -> int:
     return count
 
 
-@inner
+@inlined
 def free_copy(s: State, node: int) -> int:
     """A run of a node that is not there, -1 where all are."""
     for run in range(s.copies[node], s.copies[node + 1]):
@@ -137,20 +137,19 @@ def free_copy(s: State, node: int) -> int:
 
 
 @inner
-def add(s: State, low: int, high: int, amount: int) -> None:
+def add(line: Integers, figures: Integers, low: int, high: int, amount: int) -> None:
     """Adds bytes to the line of all slots after `low` up to `high`."""
-    budget = s.figures[BUDGET]
+    part = line[low + 1 : high + 1]
+    budget = figures[BUDGET]
     change = 0
-    line = s.line
-    for i in range(low + 1, high + 1):
-        old = line[i]
-        new = old + amount
-        line[i] = new
-        change += max(new - budget, 0) - max(old - budget, 0)
-    s.figures[EXCESS] += change
+    for i in range(part.size):
+        over = part[i] - budget
+        part[i] += amount
+        change += max(over + amount, 0) - max(over, 0)
+    figures[EXCESS] += change
 
 
-@inner
+@inlined
 def event_before(s: State, storage: int, slot: int) -> int:
     """The last event of a storage before a slot, -1 where there is none."""
     event = s.tail[storage]
@@ -159,13 +158,13 @@ def event_before(s: State, storage: int, slot: int) -> int:
     return event
 
 
-@inner
+@inlined
 def is_read(s: State, a: Arrays, storage: int, event: int) -> bool:
     """Whether an event, -1 for the end, is a read."""
     return not s.makes[event] if event >= 0 else a.stays[storage]
 
 
-@inner
+@inlined
 def lengthen(
     s: State, a: Arrays, storage: int, event: int, before: int, after: int, sign: int
 ) -> None:
@@ -175,14 +174,14 @@ def lengthen(
     if is_read(s, a, storage, after):
         if before < 0:
             last = s.slot[s.owner[after]] if after >= 0 else s.at.size - 1
-            add(s, here, last, size)
+            add(s.line, s.figures, here, last, size)
         elif s.makes[event]:
-            add(s, s.slot[s.owner[before]], here, -size)
+            add(s.line, s.figures, s.slot[s.owner[before]], here, -size)
     elif before >= 0 and not s.makes[event]:
-        add(s, s.slot[s.owner[before]], here, size)
+        add(s.line, s.figures, s.slot[s.owner[before]], here, size)
 
 
-@inner
+@inlined
 def link(s: State, a: Arrays, event: int, storage: int, making: bool) -> None:
     """Puts an event of a run into the list of its storage."""
     before = event_before(s, storage, s.slot[s.owner[event]])
@@ -202,7 +201,7 @@ def link(s: State, a: Arrays, event: int, storage: int, making: bool) -> None:
     end(s, a, before)
 
 
-@inner
+@inlined
 def unlink(s: State, a: Arrays, event: int, storage: int) -> None:
     """Takes an event out of the list of its storage."""
     before, after = s.before[event], s.after[event]
@@ -218,7 +217,7 @@ def unlink(s: State, a: Arrays, event: int, storage: int) -> None:
     end(s, a, before)
 
 
-@inner
+@inlined
 def end(s: State, a: Arrays, event: int) -> None:
     """Settles the run of an event, -1 for none, after which another one came or went."""
     if event >= 0 and not s.makes[event]:
@@ -227,7 +226,7 @@ def end(s: State, a: Arrays, event: int) -> None:
             settle(s, a, run)
 
 
-@inner
+@inlined
 def settle(s: State, a: Arrays, run: int) -> None:
     """Brings up to date what a run adds to line and seconds: its form depends on what ends with
     it, and its random state on whether it is the only one."""
@@ -254,11 +253,11 @@ def settle(s: State, a: Arrays, run: int) -> None:
     s.spent[run] = spent
     if own != s.own[run]:
         slot = s.slot[run]
-        add(s, slot - 1, slot, own - s.own[run])
+        add(s.line, s.figures, slot - 1, slot, own - s.own[run])
         s.own[run] = own
 
 
-@inner
+@inlined
 def save_states(s: State, a: Arrays, node: int, sign: int) -> None:
     """Adds (`sign` 1) or takes off (-1) the random state of a node, from its first to its last
     run."""
@@ -267,7 +266,7 @@ def save_states(s: State, a: Arrays, node: int, sign: int) -> None:
     last = 0
     for run in range(s.copies[node], s.copies[node + 1]):
         last = max(last, s.slot[run])
-    add(s, s.slot[s.first[node]], last, sign * a.state_bytes)
+    add(s.line, s.figures, s.slot[s.first[node]], last, sign * a.state_bytes)
 
 
 @inner
@@ -309,7 +308,7 @@ def remove(s: State, a: Arrays, run: int) -> None:
     for k in range(a.output_start[row], a.output_start[row + 1]):
         unlink(s, a, event, a.output_item[k])
         event += 1
-    add(s, slot - 1, slot, -GAP - s.own[run])
+    add(s.line, s.figures, slot - 1, slot, -GAP - s.own[run])
     s.seconds[0] -= s.spent[run]
     s.own[run] = -GAP
     s.spent[run] = 0.0
@@ -360,7 +359,7 @@ def open_gap(s: State, slot: int, count: int) -> int:
     return slot
 
 
-@inner
+@inlined
 def carry(s: State, source: int, target: int) -> None:
     """Moves a run into the empty slot beside its own."""
     run = s.at[source]

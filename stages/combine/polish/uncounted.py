@@ -18,6 +18,13 @@ def inner(function: _Function) -> _Function:
     return compiled
 
 
+def inlined(function: _Function) -> _Function:
+    """Compiles a function as `inner` does, into those that call it: to pass a state takes longer
+    than most of what is done with it."""
+    compiled: _Function = njit(forceinline=True, **_INNER)(function)
+    return compiled
+
+
 def uncounted(function: _Function) -> _Function:
     """Compiles a function that makes no array, without the counting of references, which for the
     many arrays of a state takes ten times as long as a move."""
