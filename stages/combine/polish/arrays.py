@@ -31,7 +31,6 @@ class Arrays(NamedTuple):
 
     loss: int
     state_bytes: int
-    backward: Flags
     seconds: Seconds
     peak: Integers
     random: Flags
@@ -65,7 +64,6 @@ def arrays(problem: Problem, in_place: bool) -> Arrays:
     return Arrays(
         loss=problem.loss,
         state_bytes=problem.state_bytes,
-        backward=np.array([node.phase == "backward" for node in nodes], np.bool_),
         seconds=np.array([form.seconds for form in forms], np.float64),
         peak=np.array([form.peak for form in forms], np.int64),
         random=np.array([node.random for node in nodes], np.bool_),

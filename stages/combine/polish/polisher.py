@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from threading import Lock
 
 import numpy as np
 
@@ -27,7 +28,7 @@ STEP = 0.975
 """Ratio of two neighbouring budgets on the grid of a frontier."""
 PLENTY = 1 << 62
 """Bytes that no step takes."""
-ALONE, BESIDE = 100, 160
+ALONE, BESIDE = 240, 60
 """Moves per node of a search from a start, and from what neighbouring budgets found."""
 FEWEST, WORK = 4000, 3_000_000_000
 """Moves of a search at least, and moves times nodes at most: a move takes the longer the more
@@ -63,12 +64,18 @@ class Polisher:
         line = np.empty(len(sequence), np.int64)
         return memory_line(self.arrays, np.array(sequence, np.int32), len(sequence), room, line)
 
-    def polish(self, starts: Mapping[int, Sequence[int]], budget: int) -> Polished:
+    def polish(
+        self,
+        starts: Mapping[int, Sequence[int]],
+        budget: int,
+        further: Sequence[Sequence[int]] = (),
+    ) -> Polished:
         """The fastest sequence within the budget that the search finds from the starts, by index,
-        and from keep-all; where it finds none, the one with the least peak. None that is given is
-        better."""
+        and from further ones; where it finds none, the one that is least above it. Keep-all is
+        taken where it fits, and is the start where none is given. Nothing given is better."""
         given = [self._plan(self.keep_all, budget, None)]
         given += [self._plan(sequence, budget, index) for index, sequence in starts.items()]
+        given += [self._plan(sequence, budget, None) for sequence in further]
         if given[0].peak <= budget:
             return self._search(given, given[:1], budget, ALONE)
         return self._search(given, given[1:] or given, budget, ALONE)
@@ -115,7 +122,8 @@ class Polisher:
         Each budget that a start fits is polished by itself, each further one from what the one
         before it found; then each again from what its neighbours found, and it takes over what a
         smaller budget found, where that is faster. None of this depends on `workers`, the number
-        of threads. `report` is told how many searches are done, of at most how many.
+        of threads. `more` gives further starts for the first of these. `report` is told how many
+        searches are done, of at most how many.
         """
         budgets = _grid(self.measure(self.keep_all, PLENTY)[0], least)
         told = _Told(report, 2 * len(budgets))
@@ -125,7 +133,7 @@ class Polisher:
 
         def alone(budget: int) -> Polished:
             chosen = {index: starts[index] for index in _nearest(measured, budget)}
-            return told(self.polish(chosen, budget))
+            return told(self.polish(chosen, budget, more(budget) if more else ()))
 
         with ThreadPoolExecutor(workers) as pool:
             found = list(pool.map(alone, near))
@@ -133,7 +141,7 @@ class Polisher:
                 above = found[-1].sequence if found else self.keep_all
                 start = found[-1].start if found else None
                 known = [self._plan(above, budget, start)]
-                found.append(told(self._search(known, known, budget, BESIDE)))
+                found.append(told(self._search(known, known, budget, ALONE)))
                 if found[-1].peak > budget:
                     break
 
@@ -163,11 +171,13 @@ class _Told:
         self.report = report
         self.most = most
         self.done = 0
+        self.lock = Lock()
 
     def __call__(self, polished: Polished) -> Polished:
-        self.done += 1
-        if self.report is not None:
-            self.report(self.done, self.most)
+        with self.lock:
+            self.done += 1
+            if self.report is not None:
+                self.report(self.done, self.most)
         return polished
 
 
