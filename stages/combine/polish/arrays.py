@@ -23,23 +23,27 @@ class Arrays(NamedTuple):
     its further runs.
 
     `stays` marks storages that never end (held by the caller, or gradients), `remade` those that
-    a further run of their maker makes. `fixed_run` marks nodes that run exactly once: not
-    repeatable, or makers of a storage that stays.
+    a further run of their maker makes. `once` marks nodes that run exactly once: not repeatable, or
+    makers of a storage that stays. The first run of a `pinned` node keeps its place: it is not
+    repeatable, or draws random numbers. That of a `lasting` node differs from the further ones.
+    `reuse_input` is the place of what is overwritten among the inputs.
     """
 
     loss: int
     state_bytes: int
-    backward: Flags
     seconds: Seconds
     peak: Integers
     random: Flags
-    fixed_run: Flags
+    once: Flags
+    pinned: Flags
+    lasting: Flags
     input_start: Positions
     input_item: Positions
     output_start: Positions
     output_item: Positions
     reuse_start: Positions
     reuse_item: Positions
+    reuse_input: Positions
     reuse_seconds: Seconds
     reuse_peak: Integers
     size: Integers
@@ -60,20 +64,29 @@ def arrays(problem: Problem, in_place: bool) -> Arrays:
     return Arrays(
         loss=problem.loss,
         state_bytes=problem.state_bytes,
-        backward=np.array([node.phase == "backward" for node in nodes], np.bool_),
         seconds=np.array([form.seconds for form in forms], np.float64),
         peak=np.array([form.peak for form in forms], np.int64),
         random=np.array([node.random for node in nodes], np.bool_),
-        fixed_run=np.array(
+        once=np.array(
             [not node.repeatable or bool(stays[node.form(True).outputs].any()) for node in nodes],
             np.bool_,
         ),
+        pinned=np.array([not node.repeatable or node.random for node in nodes], np.bool_),
+        lasting=np.array([node.repeat is not None for node in nodes], np.bool_),
         input_start=input_start,
         input_item=input_item,
         output_start=output_start,
         output_item=output_item,
         reuse_start=reuse_start,
         reuse_item=reuse_item,
+        reuse_input=np.array(
+            [
+                form.inputs.index(reuse.storage)
+                for form, group in zip(forms, reuses, strict=True)
+                for reuse in group
+            ],
+            np.int32,
+        ),
         reuse_seconds=np.array([r.seconds for group in reuses for r in group], np.float64),
         reuse_peak=np.array([r.peak for group in reuses for r in group], np.int64),
         size=np.array([storage.bytes for storage in storages], np.int64),

@@ -1,45 +1,50 @@
 """Polish: improves any sequence of executions at op level, under a budget, at true sizes.
 
 What to keep, what to drop again after a use, when to recompute it and in which order the ops run
-are decided together by local search on the sequence itself (`search`), starting from the given
-sequence and from the one that keeps everything.
+are decided together by local search on the sequence itself (`anneal`), starting from the given
+sequences, from the one that keeps everything, and from what was found for neighbouring budgets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from threading import Lock
 
 import numpy as np
 
 from schemas.problem import Problem
-from stages.combine.polish.arrays import Arrays, Positions, arrays
+from stages.combine.polish.anneal import anneal
+from stages.combine.polish.arrays import Arrays, arrays
 from stages.combine.polish.kernel import memory_line
-from stages.combine.polish.search import exchange, relax, repair
 
 Report = Callable[[int, int], None]
 """Takes how much is done, of how much."""
 Seeds = Callable[[int], Sequence[Sequence[int]]]
-"""Gives further sequences to start from, for a budget in bytes."""
-ROUNDS = 2000
-"""Steps of repair before a start is given up: more than any real model has needed."""
-EXCHANGE_ROUNDS = 12
-HOPELESS = 1.1
-"""A start whose repair takes this many times what another start took is given up."""
+"""Takes a budget in bytes and gives further sequences to start from."""
 STEP = 0.975
 """Ratio of two neighbouring budgets on the grid of a frontier."""
 PLENTY = 1 << 62
 """Bytes that no step takes."""
-ROOM = 6
-"""A sequence may hold this many times the nodes of the problem."""
+ALONE, BESIDE = 120, 50
+"""Moves per node of a search from a start, and from what neighbouring budgets found."""
+SEEDED = 6
+"""One budget of a grid in this many has seeds: they take longer than the search, and neighbouring
+budgets start from what it finds."""
+FEWEST, WORK = 4000, 3_000_000_000
+"""Moves of a search at least, and moves times nodes at most: a move takes the longer the more
+nodes there are."""
+LARGE = 20_000
+"""Nodes above which no moves are made."""
 
 
 @dataclass(frozen=True)
 class Polished:
     """A sequence of node positions with its peak in bytes and its seconds, where ops run in place
     as `room` bytes ask for. `start` is the index of the given sequence it came from, None for
-    the captured order and for a seed."""
+    the captured order."""
 
     sequence: list[int]
     peak: int
@@ -63,42 +68,47 @@ class Polisher:
         return memory_line(self.arrays, np.array(sequence, np.int32), len(sequence), room, line)
 
     def polish(
-        self, starts: Mapping[int, Sequence[int]], budget: int, seeds: Seeds | None = None
+        self,
+        starts: Mapping[int, Sequence[int]],
+        budget: int,
+        seeds: Seeds | None = None,
     ) -> Polished:
         """The fastest sequence within the budget that the search finds from the starts, by index,
-        from keep-all and, where that does not fit as it is, from seeds; where it finds none, the
-        one with the least peak."""
-        best = self._descend(self.keep_all, budget, None, np.inf)
-        fits = self.measure(self.keep_all, budget)[0] <= budget
-        more = [] if seeds is None or fits else [(None, sequence) for sequence in seeds(budget)]
-        for index, sequence in [*starts.items(), *more]:
-            limit = best.seconds * HOPELESS if best.peak <= budget else np.inf
-            found = self._descend(sequence, budget, index, limit)
-            best = min(best, found, key=lambda polished: _rank(polished, budget))
-        return self._exchange(best, budget) if best.peak <= budget else best
+        and from seeds; where it finds none, the one that is least above it. Keep-all is taken where
+        it fits, and is the start where there is no other. Nothing given is better."""
+        given = [self._plan(self.keep_all, budget, None)]
+        given += [self._plan(sequence, budget, index) for index, sequence in starts.items()]
+        if given[0].peak <= budget:
+            return self._search(given, given[:1], budget, ALONE)
+        given += [self._plan(sequence, budget, None) for sequence in seeds(budget)] if seeds else []
+        return self._search(given, given[1:] or given, budget, ALONE)
 
-    def _descend(
-        self, sequence: Sequence[int], budget: int, start: int | None, limit: float
+    def _plan(self, sequence: Sequence[int], budget: int, start: int | None) -> Polished:
+        peak, seconds = self.measure(sequence, budget)
+        return Polished(list(sequence), int(peak), float(seconds), start, budget)
+
+    def _search(
+        self, known: Sequence[Polished], starts: Iterable[Polished], budget: int, moves: int
     ) -> Polished:
-        room = self._room(sequence)
-        found, length, peak, seconds, _ = repair(
-            self.arrays, room, len(sequence), budget, ROUNDS, limit
-        )
-        if peak <= budget:
-            found, length, peak, seconds = relax(self.arrays, found, length, budget)
-        return Polished(_list(found, length), int(peak), float(seconds), start, budget)
+        """The best for the budget of what is known and of what a search from each start finds."""
+        best = min(known, key=partial(_rank, budget))
+        count = self._moves(moves)
+        if not count:
+            return best
+        for seed, start in enumerate(starts):
+            if start.sequence == self.keep_all and start.peak <= budget:
+                continue
+            found = anneal(self.arrays, np.array(start.sequence, np.int32), budget, count, seed)
+            best = min(
+                best, self._plan(found.tolist(), budget, start.start), key=partial(_rank, budget)
+            )
+        return best
 
-    def _exchange(self, polished: Polished, budget: int) -> Polished:
-        room = self._room(polished.sequence)
-        found, length, peak, seconds = exchange(
-            self.arrays, room, len(polished.sequence), budget, EXCHANGE_ROUNDS
-        )
-        return Polished(_list(found, length), int(peak), float(seconds), polished.start, budget)
-
-    def _room(self, sequence: Sequence[int]) -> Positions:
-        room = np.zeros(max(self.nodes, len(sequence)) * ROOM, np.int32)
-        room[: len(sequence)] = sequence
-        return room
+    def _moves(self, share: int) -> int:
+        """How many moves a search makes of `share` for each node."""
+        if self.nodes > LARGE:
+            return 0
+        return min(max(share * self.nodes, FEWEST), WORK // self.nodes)
 
     def sweep(
         self,
@@ -108,53 +118,77 @@ class Polisher:
         report: Report | None = None,
         seeds: Seeds | None = None,
     ) -> list[Polished]:
-        """Polished sequences for a grid of budgets from keep-all's peak down to where no start
-        can be repaired any more; `least` is a peak that no sequence goes below.
+        """Polished sequences for a grid of budgets from keep-all's peak down to the first for which
+        none is found; `least` is a peak that no sequence goes below.
 
-        Each budget is polished by itself and the grid ends at the first that is missed, so that
-        the result does not depend on `workers`; then each takes over what a smaller budget found,
-        where relaxing that is faster. `report` is told how many budgets are done, of at most how
-        many.
+        Each budget that a start fits is polished by itself, each further one from what the one
+        before it found; then each again from what its neighbours found, and it takes over what a
+        smaller budget found, where that is faster. None of this depends on `workers`, the number
+        of threads. `seeds` gives further starts for some of the first of these. `report` is told
+        how many budgets are done, half of one for each search, of at most how many.
         """
         budgets = _grid(self.measure(self.keep_all, PLENTY)[0], least)
-        measured = [self.measure(sequence) for sequence in starts]
-        found: list[tuple[int, Polished]] = []
-        with ThreadPoolExecutor(workers) as pool:
-            for group in _groups(budgets, workers):
-                results = list(
-                    pool.map(
-                        lambda budget: self.polish(
-                            {index: starts[index] for index in _nearest(measured, budget)},
-                            budget,
-                            seeds,
-                        ),
-                        group,
-                    )
-                )
-                for budget, result in zip(group, results, strict=True):
-                    found.append((budget, result))
-                    if result.peak > budget:
-                        return self._inherit(found)
-                if report is not None:
-                    report(len(found), len(budgets))
-        return self._inherit(found)
+        told = _Told(report, len(budgets))
+        measured = [self.measure(sequence, -1) for sequence in starts]
+        lowest = min((peak for peak, _ in measured), default=PLENTY)
+        near = [budget for budget in budgets if budget >= lowest]
 
-    def _inherit(self, found: Sequence[tuple[int, Polished]]) -> list[Polished]:
-        """The results from the smallest budget up, each relaxed from its predecessor if better."""
-        best = [found[-1][1]]
-        for budget, own in reversed(found[:-1]):
-            below = best[-1]
-            inherited = self._descend(below.sequence, budget, below.start, np.inf)
-            best.append(min(own, inherited, key=lambda polished: _rank(polished, budget)))
+        seeded = budgets[SEEDED - 1 :: SEEDED]
+
+        def alone(budget: int) -> Polished:
+            chosen = {index: starts[index] for index in _nearest(measured, budget)}
+            return told(self.polish(chosen, budget, seeds if budget in seeded else None))
+
+        with ThreadPoolExecutor(workers) as pool:
+            found = list(pool.map(alone, near))
+            for budget in budgets[len(near) :]:
+                above = found[-1].sequence if found else self.keep_all
+                start = found[-1].start if found else None
+                known = [self._plan(above, budget, start)]
+                if seeds and budget in seeded:
+                    known += [self._plan(each, budget, None) for each in seeds(budget)]
+                found.append(told(self._search(known, known, budget, ALONE)))
+                if found[-1].peak > budget:
+                    break
+
+            def beside(index: int) -> Polished:
+                budget = budgets[index]
+                neighbours = found[max(index - 1, 0) : index + 2]
+                known = [self._plan(each.sequence, budget, each.start) for each in neighbours]
+                ranked = sorted(known, key=partial(_rank, budget))
+                return told(self._search(known, ranked[:1], budget, BESIDE))
+
+            found = list(pool.map(beside, range(len(found))))
+        return self._inherit(budgets, found)
+
+    def _inherit(self, budgets: Sequence[int], found: Sequence[Polished]) -> list[Polished]:
+        """The results from the smallest budget up, none slower than its predecessor."""
+        best = [found[-1]]
+        for budget, own in list(zip(budgets, found, strict=False))[-2::-1]:
+            below = self._plan(best[-1].sequence, budget, best[-1].start)
+            best.append(min(own, below, key=partial(_rank, budget)))
         return best
 
 
-def _rank(polished: Polished, budget: int) -> tuple[int, float]:
+class _Told:
+    """Counts searches, two for each budget, and reports how many budgets are done."""
+
+    def __init__(self, report: Report | None, most: int) -> None:
+        self.report = report
+        self.most = most
+        self.done = 0
+        self.lock = Lock()
+
+    def __call__(self, polished: Polished) -> Polished:
+        with self.lock:
+            self.done += 1
+            if self.report is not None:
+                self.report(self.done // 2, self.most)
+        return polished
+
+
+def _rank(budget: int, polished: Polished) -> tuple[int, float]:
     return max(polished.peak - budget, 0), polished.seconds
-
-
-def _list(sequence: Positions, length: int) -> list[int]:
-    return [int(node) for node in sequence[:length]]
 
 
 def _grid(highest: int, least: int) -> list[int]:
@@ -164,11 +198,6 @@ def _grid(highest: int, least: int) -> list[int]:
         budgets.append(max(budget, least))
         budget = int(budget * STEP)
     return budgets
-
-
-def _groups(budgets: Sequence[int], size: int) -> Iterator[Sequence[int]]:
-    for index in range(0, len(budgets), size):
-        yield budgets[index : index + size]
 
 
 def _nearest(measured: Sequence[tuple[int, float]], budget: int) -> list[int]:

@@ -8,7 +8,7 @@ import pytest
 from schemas.problem import Node, Problem, Repeat, Storage
 from stages.combine.bounds import least_seconds_of_nodes
 from stages.combine.polish.arrays import arrays
-from stages.combine.polish.kernel import memory_line, prune
+from stages.combine.polish.kernel import memory_line
 from stages.combine.polish.polisher import Polisher
 from stages.replay.line import executions
 
@@ -52,12 +52,6 @@ def test_the_second_run_is_the_shorter_one_and_needs_what_the_first_left(problem
 def test_its_lifetimes_keep_what_the_first_left(problem: Problem) -> None:
     runs = executions(problem, [0, 1, 2, 3, 0, 4, 5], in_place=True)
     assert [run.drops for run in runs] == [[], [0], [2], [], [], [0], [1, 5]]
-
-
-def test_a_second_run_that_only_its_first_makes_up_for_is_pruned(problem: Problem) -> None:
-    sequence = np.array([0, 1, 2, 3, 4, 0, 5], np.int32)
-    assert prune(arrays(problem, False), sequence, 7) == 6
-    assert sequence[:6].tolist() == [0, 1, 2, 3, 4, 5]
 
 
 def test_polish_runs_it_again_where_memory_is_short(problem: Problem) -> None:

@@ -1,0 +1,79 @@
+"""Search by small random moves: what is faster or nearer to the budget stays, what is neither stays
+now and then, less and less often."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stages.combine.polish.arrays import Arrays, Positions
+from stages.combine.polish.moves import draw, draw_again, draw_removal, draw_shift, undo
+from stages.combine.polish.state import EXCESS, NOTED, State, copy_sequence, state_of
+from stages.combine.polish.uncounted import uncounted
+
+EPOCHS = 8
+"""How often the search goes on from the best sequence so far."""
+WARMTH = 0.08
+"""What a step may lose at first, as a part of the mean time of an op."""
+COOLING = 0.7
+"""What of that is left from epoch to epoch."""
+FEASIBLE = 0.3
+"""How much of the search should be within the budget: what a byte above it costs follows that."""
+ADAPTED = 64
+"""After how many moves it does."""
+FACTOR = 1.1
+
+
+def anneal(a: Arrays, sequence: Positions, budget: int, moves: int, seed: int) -> Positions:
+    """The fastest sequence within the budget met in a number of moves, where each run takes the
+    faster form that it may; where none was met, the one that exceeded the budget least."""
+    best, price = sequence, 0.0
+    for epoch in range(EPOCHS):
+        warmth = WARMTH * COOLING**epoch
+        state = state_of(a, best, budget, seed * EPOCHS + epoch + 1)
+        found = np.empty(state.at.size, np.int32)
+        length, price = cool(state, a, moves // EPOCHS, warmth, price, found)
+        best = found[:length]
+    return best
+
+
+@uncounted
+def cool(
+    s: State, a: Arrays, moves: int, warmth: float, price: float, best: Positions
+) -> tuple[int, float]:
+    """One epoch: fills `best` with the best sequence and returns its length and what a byte above
+    the budget costs in the end."""
+    seconds, excess = s.seconds[0], s.figures[EXCESS]
+    mean = seconds / s.node.size
+    if price == 0.0:
+        price = mean
+        for size in a.size:
+            price = min(price, mean / (size + 1))
+    length = copy_sequence(s, best)
+    best_seconds = seconds if excess == 0 else np.inf
+    best_excess = excess
+    inside = 0
+    for move in range(moves):
+        kind = draw(s)
+        if kind < 0.4:
+            draw_again(s, a)
+        elif kind < 0.8:
+            draw_removal(s, a)
+        else:
+            draw_shift(s, a)
+        if s.figures[NOTED]:
+            more = s.seconds[0] - seconds + price * (s.figures[EXCESS] - excess)
+            if more <= 0 or more < -warmth * mean * np.log(draw(s)):
+                s.figures[NOTED] = 0
+                seconds, excess = s.seconds[0], s.figures[EXCESS]
+                if excess < best_excess or (excess == 0 and seconds < best_seconds - 1e-9 * mean):
+                    length = copy_sequence(s, best)
+                    best_excess = excess
+                    best_seconds = seconds if excess == 0 else np.inf
+            else:
+                undo(s, a)
+                s.seconds[0] = seconds
+        inside += excess == 0
+        if move % ADAPTED == ADAPTED - 1:
+            price = price / FACTOR if inside > FEASIBLE * ADAPTED else price * FACTOR
+            inside = 0
+    return length, price

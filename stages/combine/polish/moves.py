@@ -1,0 +1,289 @@
+"""The moves of the search: run again, run no more, run elsewhere.
+
+Each notes what it did in the journal of the state, from which `undo` takes it back. A move that
+cannot be made changes nothing and notes nothing.
+"""
+
+from __future__ import annotations
+
+from stages.combine.polish.arrays import Arrays
+from stages.combine.polish.state import (
+    BUDGET,
+    DRAWN,
+    EXCESS,
+    NOTED,
+    USED,
+    State,
+    event_before,
+    free_copy,
+    insert,
+    is_read,
+    open_gap,
+    remove,
+)
+from stages.combine.polish.uncounted import inlined, inner
+
+AGAIN = 0.6
+"""How likely a missing input is made again too, rather than held."""
+TRIES = 8
+"""How often a place for a move is drawn before the move is given up."""
+
+
+@inlined
+def draw(s: State) -> float:
+    """A random number from 0 to 1."""
+    s.figures[DRAWN] = s.figures[DRAWN] * 48271 % 2147483647
+    return s.figures[DRAWN] / 2147483647.0
+
+
+@inlined
+def put(s: State, a: Arrays, run: int, slot: int) -> None:
+    """Puts a run into an empty slot and notes it."""
+    insert(s, a, run, slot)
+    noted = s.figures[NOTED]
+    s.note[noted] = run
+    s.note[noted + 1] = -1
+    s.figures[NOTED] = noted + 2
+
+
+@inlined
+def take(s: State, a: Arrays, run: int) -> None:
+    """Takes a run out and notes it."""
+    noted = s.figures[NOTED]
+    s.note[noted] = run
+    s.note[noted + 1] = s.slot[run]
+    s.figures[NOTED] = noted + 2
+    remove(s, a, run)
+
+
+@inner
+def undo(s: State, a: Arrays) -> None:
+    """Takes back all that is noted."""
+    while s.figures[NOTED]:
+        s.figures[NOTED] -= 2
+        run, slot = s.note[s.figures[NOTED]], s.note[s.figures[NOTED] + 1]
+        if slot < 0:
+            remove(s, a, run)
+        else:
+            insert(s, a, run, slot)
+
+
+@inlined
+def needed(s: State, a: Arrays, run: int) -> bool:
+    """Whether a run has to be there: by rule, or for what it makes."""
+    node = s.node[run]
+    if a.once[node] or (s.first[node] == run and (a.random[node] or a.lasting[node])):
+        return True
+    row = s.row[run]
+    event = s.event[run] + a.input_start[row + 1] - a.input_start[row]
+    for k in range(a.output_start[row], a.output_start[row + 1]):
+        if is_read(s, a, a.output_item[k], s.after[event]):
+            return True
+        event += 1
+    return False
+
+
+@inner
+def cascade(s: State, a: Arrays, run: int) -> None:
+    """Takes a run out, and what only it needed."""
+    top = 0
+    s.stack[0] = run
+    while top >= 0:
+        gone = s.stack[top]
+        top -= 1
+        row, slot = s.row[gone], s.slot[gone]
+        take(s, a, gone)
+        for k in range(a.input_start[row], a.input_start[row + 1]):
+            event = event_before(s, a.input_item[k], slot)
+            if event >= 0 and s.makes[event]:
+                maker = s.owner[event]
+                if not needed(s, a, maker):
+                    pending = False
+                    for i in range(top + 1):
+                        pending = pending or s.stack[i] == maker
+                    if not pending:
+                        top += 1
+                        s.stack[top] = maker
+
+
+@inner
+def chain_of(s: State, a: Arrays, storage: int, slot: int) -> int:
+    """Fills `s.chain` with the nodes that make a storage again before a slot; returns how many
+    they are, 0 where one may not run again. Inputs that are missing there are made again too or
+    held, as is drawn. They are in graph order."""
+    maker = a.producer[storage]
+    if a.once[maker] or not a.remade[storage]:
+        return 0
+    count = 0
+    waiting = 1
+    s.chain[0] = maker
+    s.planned[maker] = 1
+    while count < waiting:
+        row = s.chain[count] + a.once.size
+        count += 1
+        for k in range(a.input_start[row], a.input_start[row + 1]):
+            source = a.input_item[k]
+            maker = a.producer[source]
+            if s.planned[maker] or a.once[maker] or not a.remade[source]:
+                continue
+            before = event_before(s, source, slot)
+            if is_read(s, a, source, s.after[before]) or draw(s) > AGAIN:
+                continue
+            s.planned[maker] = 1
+            s.chain[waiting] = maker
+            waiting += 1
+    for i in range(count):
+        node = s.chain[i]
+        s.planned[node] = 0
+        place = i
+        while place > 0 and s.chain[place - 1] > node:
+            s.chain[place] = s.chain[place - 1]
+            place -= 1
+        s.chain[place] = node
+    return count
+
+
+@inner
+def make_again(s: State, a: Arrays, storage: int, event: int) -> None:
+    """Makes a storage again right before an event that reads it."""
+    user = s.owner[event]
+    count = chain_of(s, a, storage, s.slot[user])
+    if count == 0 or s.figures[USED] + count + 2 > s.at.size:
+        return
+    for i in range(count):
+        if free_copy(s, s.chain[i]) < 0:
+            return
+    slot = open_gap(s, s.slot[user], count) - count
+    for i in range(count):
+        put(s, a, free_copy(s, s.chain[i]), slot + i)
+    for i in range(count):
+        drop_idle(s, a, s.at[slot + i])
+
+
+@inlined
+def drop_idle(s: State, a: Arrays, run: int) -> None:
+    """Takes out the runs that made what a run makes again, where nothing reads it between."""
+    row = s.row[run]
+    event = s.event[run] + a.input_start[row + 1] - a.input_start[row]
+    for _ in range(a.output_start[row], a.output_start[row + 1]):
+        before = s.before[event]
+        if before >= 0 and s.makes[before] and not needed(s, a, s.owner[before]):
+            cascade(s, a, s.owner[before])
+        event += 1
+
+
+@inlined
+def draw_run(s: State, low: int, high: int) -> int:
+    """A run between two slots, -1 where none was met."""
+    for _ in range(TRIES):
+        run = s.at[low + int(draw(s) * (high - low))]
+        if run >= 0:
+            return run
+    return -1
+
+
+@inner
+def draw_again(s: State, a: Arrays) -> None:
+    """Makes a storage that waits for a read again before it; half of the time one that waits
+    while the line is above the budget."""
+    slots = s.at.size
+    over = -1
+    if s.figures[EXCESS] > 0 and draw(s) < 0.5:
+        over = int(draw(s) * slots)
+        for _ in range(slots):
+            if s.line[over] > s.figures[BUDGET]:
+                break
+            over = over + 1 if over + 1 < slots else 0
+    for _ in range(TRIES):
+        if over >= 0:
+            storage = int(draw(s) * a.size.size)
+            before = event_before(s, storage, over)
+            if before < 0 or a.size[storage] == 0:
+                continue
+            event = s.after[before]
+            if event < 0 or s.makes[event] or s.slot[s.owner[event]] == over:
+                continue
+        else:
+            run = draw_run(s, 0, slots)
+            if run < 0:
+                continue
+            row = s.row[run]
+            start = a.input_start[row]
+            inputs = a.input_start[row + 1] - start
+            if inputs == 0:
+                continue
+            k = int(draw(s) * inputs)
+            storage = a.input_item[start + k]
+            event = s.event[run] + k
+        if a.once[a.producer[storage]] or not a.remade[storage]:
+            continue
+        make_again(s, a, storage, event)
+        return
+
+
+@inner
+def draw_removal(s: State, a: Arrays) -> None:
+    """Takes out a further run, so that what it makes is held from before."""
+    for _ in range(2 * TRIES):
+        run = s.at[int(draw(s) * s.at.size)]
+        if run >= 0 and s.first[s.node[run]] != run:
+            cascade(s, a, run)
+            return
+
+
+@inner
+def draw_shift(s: State, a: Arrays) -> None:
+    """Moves a run to another place that it may have: as far as it goes, or to any."""
+    run = draw_run(s, 0, s.at.size)
+    if run < 0:
+        return
+    node = s.node[run]
+    if node == a.loss or (a.pinned[node] and s.first[node] == run):
+        return
+    low, high = window(s, a, run)
+    if high - low <= 2:
+        return
+    kind = draw(s)
+    target = low + 1 + int(draw(s) * (high - low - 1))
+    if kind < 0.25:
+        target = low + 1
+    elif kind < 0.5:
+        target = high
+    if target == s.slot[run] or s.figures[USED] + 3 > s.at.size:
+        return
+    if s.at[target] >= 0:
+        target = open_gap(s, target, 1) - 1
+    take(s, a, run)
+    put(s, a, run, target)
+
+
+@inlined
+def window(s: State, a: Arrays, run: int) -> tuple[int, int]:
+    """The slots between which a run may lie, both excluded: after the makers of its inputs, before
+    they are made again, between the events of what it makes, and on its side of the loss."""
+    low, high = -1, s.at.size - 1
+    loss = s.slot[s.first[a.loss]]
+    if s.slot[run] < loss:
+        high = loss
+    else:
+        low = loss
+    row = s.row[run]
+    event = s.event[run]
+    for _ in range(a.input_start[row], a.input_start[row + 1]):
+        before, after = s.before[event], s.after[event]
+        while not s.makes[before]:
+            before = s.before[before]
+        while after >= 0 and not s.makes[after]:
+            after = s.after[after]
+        low = max(low, s.slot[s.owner[before]])
+        if after >= 0:
+            high = min(high, s.slot[s.owner[after]])
+        event += 1
+    for _ in range(a.output_start[row], a.output_start[row + 1]):
+        before, after = s.before[event], s.after[event]
+        if before >= 0:
+            low = max(low, s.slot[s.owner[before]])
+        if after >= 0:
+            high = min(high, s.slot[s.owner[after]])
+        event += 1
+    return low, high
