@@ -81,6 +81,14 @@ def texts_of(code: types.CodeType) -> Iterator[str]:
     return _texts(code.co_consts)
 
 
+def makes_texts(code: types.CodeType) -> bool:
+    """True where a code may put texts together."""
+    if {"format", "join"} & set(code.co_names):
+        return True
+    joins = ("BINARY_OP", "BINARY_ADD", "BUILD_STRING", "FORMAT_VALUE")
+    return any(one.opname in joins for one in dis.get_instructions(code))
+
+
 def _texts(constants: Any) -> Iterator[str]:
     for constant in constants:
         if isinstance(constant, str):

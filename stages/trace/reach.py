@@ -189,9 +189,12 @@ class Reach(abc.ABC):
                 self.discover(inside, (*place, ("given", name)), f"{shown}.{name}", far)
 
     def _keep_tensor(self, value: torch.Tensor) -> None:
-        if id(value) not in self._own and id(value) not in self.tensors and is_copied(value):
-            with torch.no_grad(), _disable_current_modes(), torch._C.DisableTorchFunction():
-                self.tensors[id(value)] = value, value.clone()
+        if id(value) in self._own or id(value) in self.tensors:
+            return
+        # What is asked here is no part of what the forward did.
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            if is_copied(value):
+                self.tensors[id(value)] = value, value.detach().clone()
 
     def _discover_data(self, value: Any, place: Place, shown: str, far: int) -> bool:
         if isinstance(value, torch.Tensor):

@@ -11,7 +11,7 @@ from torch import nn
 
 from stages.device.readings import ABSENT, class_of, fields_of, installed
 from stages.trace.asking import asked_by_torch, walked_by_capture
-from stages.trace.codes import globals_read, globals_written, names_of, texts_of
+from stages.trace.codes import globals_read, globals_written, makes_texts, names_of, texts_of
 from stages.trace.functions import cells_of, content_of, of_plan, own_code
 from stages.trace.holders import INTERNAL, NOWHERE, Holder, Kept, Place, is_dunder
 from stages.trace.reach import REGISTERED, Reach, join
@@ -103,16 +103,18 @@ class Reader(Reach):
 
     def left(self, frame: types.FrameType) -> None:
         """Records what the code of a frame that ends may have asked for by
-        `object.__getattribute__`, which records nothing: fields of what it was given."""
+        `object.__getattribute__`, which records nothing: the fields whose names it has at its end,
+        or all where it makes names."""
         code = frame.f_code
-        if "__getattribute__" not in code.co_names:
+        if "__getattribute__" not in code.co_names or installed(code.co_filename):
             return
         inside = list(frame.f_locals.values())
         texts = {*texts_of(code), *(text for text in inside if isinstance(text, str))}
         for thing in inside:
             holder = self.holders.get(("fields", id(fields_of(thing))))
             if holder is not None:
-                for name in sorted(texts & holder.known.keys()) or list(holder.known):
+                every = holder.known if makes_texts(code) else texts & holder.known.keys()
+                for name in sorted(every):
                     self.note(thing, name)
 
     def _note_all(self, holder: Holder) -> None:
