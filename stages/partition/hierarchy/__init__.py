@@ -5,3 +5,7 @@ order: opened up from the top, it gives such an order. So the order is chosen fi
 only neighbours in it are merged (`grouping`). Any set of intervals in a row is convex, and what is
 made of it has no cycle, whichever is merged when.
 """
+
+from schemas.compiled import forget_stale
+
+forget_stale(__file__)

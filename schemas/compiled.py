@@ -1,0 +1,20 @@
+"""Compiled code that is kept beside its sources."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def forget_stale(module: str) -> None:
+    """Removes the compiled code of a package, named by the file of its `__init__`, that is older
+    than a source of the package. numba looks at the file of a function alone, and not at those of
+    the functions that it calls."""
+    folder = Path(module).parent
+    kept = folder / "__pycache__"
+    if not os.access(kept, os.W_OK):
+        return
+    newest = max(path.stat().st_mtime for path in folder.glob("*.py"))
+    for index in kept.glob("*.nbi"):
+        if index.stat().st_mtime < newest:
+            index.unlink(missing_ok=True)
