@@ -13,12 +13,11 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import pulp
 
-if TYPE_CHECKING:
-    from highspy import HighsCallbackEvent
+from schemas.highs import Checks, ended_by_clock, has_solution, is_infeasible, proven
 
 Engine = Literal["highs", "cbc"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
@@ -74,7 +73,7 @@ def _solve_highs(program: pulp.LpProblem, limits: Limits, warm: bool) -> Verdict
             if warm and given:
                 columns, values = zip(*given, strict=True)
                 lp.solverModel.setSolution(len(columns), list(columns), list(values))
-            lp.solverModel.cbMipInterrupt.subscribe(_Checks(limits.checks))
+            lp.solverModel.cbMipInterrupt.subscribe(Checks(limits.checks))
             lp.solverModel.run()
 
         def findSolutionValues(self, lp: pulp.LpProblem) -> tuple[int, int]:  # noqa: N802
@@ -91,33 +90,17 @@ def _solve_highs(program: pulp.LpProblem, limits: Limits, warm: bool) -> Verdict
     )
     program.solve(solver)
     model = program.solverModel
-    info, status = model.getInfo(), model.getModelStatus()
-    if status in (
-        highspy.HighsModelStatus.kInfeasible,
-        highspy.HighsModelStatus.kUnboundedOrInfeasible,
-    ):
+    info = model.getInfo()
+    if is_infeasible(model):
         return Verdict("infeasible", math.inf, math.inf, "")
-    clock = status == highspy.HighsModelStatus.kTimeLimit
-    limit = "clock" if clock else "gap" if status == highspy.HighsModelStatus.kOptimal else "work"
-    if info.primal_solution_status != highspy.kSolutionStatusFeasible:
+    done = model.getModelStatus() == highspy.HighsModelStatus.kOptimal
+    limit = "clock" if ended_by_clock(model) else "gap" if done else "work"
+    if not has_solution(model):
         return Verdict("unknown", math.inf, info.mip_dual_bound, limit)
     values = list(model.getSolution().col_value)
     for variable in program.variables():
         variable.varValue = values[variable.index]
-    bound = info.mip_dual_bound if info.mip_node_count >= 0 else info.objective_function_value
-    return _solved(info.objective_function_value, bound, limit)
-
-
-class _Checks:
-    """Tells HiGHS to stop after so many calls."""
-
-    def __init__(self, left: int) -> None:
-        self.left = left
-
-    def __call__(self, event: HighsCallbackEvent) -> None:
-        self.left -= 1
-        if self.left <= 0 and event.data_in is not None:
-            event.data_in.user_interrupt = True
+    return _solved(info.objective_function_value, proven(model), limit)
 
 
 def _solve_cbc(program: pulp.LpProblem, limits: Limits, warm: bool) -> Verdict:

@@ -12,8 +12,8 @@ from stages.combine.chain.least import Bytes, Least
 from stages.combine.chain.table import cell
 from stages.combine.join.branches import Join
 from stages.combine.join.states import (
+    BranchState,
     Choice,
-    Moment,
     State,
     States,
     kept_before,
@@ -55,40 +55,40 @@ class JoinLeast:
                 self.bytes[state] = min(int(needs.min()) for _, _, needs in self._needs(state))
         return self.bytes
 
-    def _needs(self, state: State) -> Iterator[tuple[int, Moment, Bytes]]:
+    def _needs(self, state: State) -> Iterator[tuple[int, BranchState, Bytes]]:
         """By branch what each way of its position needs, and then each split."""
-        for k, moment in self.states.moments(state):
+        for k, seen in self.states.branch_states(state):
             least = self.least[k]
             if least is not None:
-                ways = self._ways(state, k, moment, least)
-                splits = self._splits(state, k, moment, least)
-                yield k, moment, np.concatenate([ways, splits])
+                ways = self._ways(state, k, seen, least)
+                splits = self._splits(state, k, seen, least)
+                yield k, seen, np.concatenate([ways, splits])
 
-    def _ways(self, state: State, k: int, moment: Moment, least: Least) -> Bytes:
-        own = moment.forward_backward(self.states.branches[k])
-        inner = self.bytes[with_branch(state, k, kept_before(moment.position + 1))]
-        return np.maximum(own, moment.plain + least.save[moment.position] + inner)
+    def _ways(self, state: State, k: int, seen: BranchState, least: Least) -> Bytes:
+        own = seen.forward_backward(self.states.branches[k])
+        inner = self.bytes[with_branch(state, k, kept_before(seen.position + 1))]
+        return np.maximum(own, seen.plain + least.save[seen.position] + inner)
 
-    def _splits(self, state: State, k: int, moment: Moment, least: Least) -> Bytes:
-        branch, s = self.states.branches[k], moment.position
+    def _splits(self, state: State, k: int, seen: BranchState, least: Least) -> Bytes:
+        branch, s = self.states.branches[k], seen.position
         inner = self.bytes[passed_from(state, k, s)]
         begin = cell(branch.length, s, s)
         tails = least.bytes[begin : begin + branch.length - s + 1]
-        needs = np.maximum(moment.passing(branch), moment.plain + inner)
-        return np.maximum(needs, moment.others + moment.plain + tails)
+        needs = np.maximum(seen.passing(branch), seen.plain + inner)
+        return np.maximum(needs, seen.others + seen.plain + tails)
 
     def _choice(self, state: State, room: int) -> Choice:
         """What needs least; of what needs as little, what comes first."""
-        k, moment, needs = min(self._needs(state), key=lambda found: int(found[2].min()))
+        k, seen, needs = min(self._needs(state), key=lambda found: int(found[2].min()))
         at = int(needs.argmin())
         branch = self.states.branches[k]
-        ways = branch.links.at(moment.position).ways
+        ways = branch.links.at(seen.position).ways
         if at < len(ways):
-            shift = moment.plain + ways[at].save
+            shift = seen.plain + ways[at].save
             return Choice(k, ways[at].option, 0, room - shift, 0)
-        split = moment.position + at - len(ways)
-        back = room - moment.others - moment.plain
-        return Choice(k, 0, split, room - moment.plain, back)
+        split = seen.position + at - len(ways)
+        back = room - seen.others - seen.plain
+        return Choice(k, 0, split, room - seen.plain, back)
 
     def _segment(self, k: int, s: int, t: int, room: int) -> list[Operation]:
         least = self.least[k]

@@ -80,7 +80,7 @@ def branch_of(links: Links) -> Branch:
 
 
 @dataclass(frozen=True)
-class Moment:
+class BranchState:
     """A state seen from one branch: the plain inputs of all branches and the gradient of the loss
     while what is left runs forward (`flagged`), what the other branches leave while the branch runs
     backward as the last one (`others`), and its own `plain` input. Bytes."""
@@ -140,7 +140,7 @@ class States:
         way, loss = self.join.turn, self.join.loss
         return plain + max(loss.delta + way.forward_peak, way.backward_peak)
 
-    def moments(self, state: State) -> Iterator[tuple[int, Moment]]:
+    def branch_states(self, state: State) -> Iterator[tuple[int, BranchState]]:
         """The branches that something is left of, with what they see."""
         plain = [b.plain[q] for b, q in zip(self.branches, state, strict=True)]
         after = [b.after[q] for b, q in zip(self.branches, state, strict=True)]
@@ -148,7 +148,7 @@ class States:
         others = sum(after) + self.join.loss.gradient
         for k, (branch, q) in enumerate(zip(self.branches, state, strict=True)):
             if position_of(q) <= branch.length:
-                yield k, Moment(position_of(q), flagged, others - after[k], plain[k])
+                yield k, BranchState(position_of(q), flagged, others - after[k], plain[k])
 
     def sizes(self) -> tuple[list[int], list[int]]:
         """All sizes that are stored, and all others that memory is compared with."""

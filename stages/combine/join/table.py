@@ -18,8 +18,8 @@ from stages.combine.chain.slots import Grid, Integers, Seconds, Slots, in_slots,
 from stages.combine.chain.table import Table, Times, cell, fill
 from stages.combine.join.branches import Join
 from stages.combine.join.states import (
+    BranchState,
     Choice,
-    Moment,
     State,
     States,
     kept_before,
@@ -179,21 +179,23 @@ def fill_join(table: JoinTable) -> None:
 
 def _moves(table: JoinTable, state: State) -> Iterator[_Keep | _Pass]:
     """What can be stored first of what is left."""
-    for k, moment in table.states.moments(state):
+    for k, seen in table.states.branch_states(state):
         chain = table.tables[k]
         if chain is not None:
-            yield from _keeps(table, state, k, moment, chain.slots)
-            yield _passes(table, state, k, moment, chain)
+            yield from _keeps(table, state, k, seen, chain.slots)
+            yield _passes(table, state, k, seen, chain)
 
 
-def _keeps(table: JoinTable, state: State, k: int, moment: Moment, slots: Slots) -> Iterator[_Keep]:
-    branch, s = table.states.branches[k], moment.position
+def _keeps(
+    table: JoinTable, state: State, k: int, seen: BranchState, slots: Slots
+) -> Iterator[_Keep]:
+    branch, s = table.states.branches[k], seen.position
     ways = branch.links.at(s).ways
     if all(way.at_once for way in ways):
         return
     inner = table.cost[with_branch(state, k, kept_before(s + 1))]
-    least = -(-moment.forward_backward(branch) // table.grid.unit)
-    plain = _stored(table.grid, moment.plain)
+    least = -(-seen.forward_backward(branch) // table.grid.unit)
+    plain = _stored(table.grid, seen.plain)
     for number, way in enumerate(ways):
         if not way.at_once:
             index = int(slots.first[s]) + number
@@ -202,17 +204,17 @@ def _keeps(table: JoinTable, state: State, k: int, moment: Moment, slots: Slots)
             yield _Keep(k, way.option, int(least[number]), shift, extra, inner)
 
 
-def _passes(table: JoinTable, state: State, k: int, moment: Moment, chain: Table) -> _Pass:
-    branch, s = table.states.branches[k], moment.position
+def _passes(table: JoinTable, state: State, k: int, seen: BranchState, chain: Table) -> _Pass:
+    branch, s = table.states.branches[k], seen.position
     inner = table.cost[passed_from(state, k, s)]
     begin = cell(branch.length, s, s)
     passes = chain.slots.passes
     return _Pass(
         k,
         s,
-        -(-moment.passing(branch) // table.grid.unit),
-        _stored(table.grid, moment.plain),
-        _stored(table.grid, moment.others + moment.plain),
+        -(-seen.passing(branch) // table.grid.unit),
+        _stored(table.grid, seen.plain),
+        _stored(table.grid, seen.others + seen.plain),
         passes[s:] - passes[s - 1],
         inner,
         chain.cost[begin : begin + branch.length - s + 1],

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from schemas.problem import Problem
-from stages.combine.moment.matrix import Arrays
+from stages.combine.moment.matrix import SparseProgram
 from stages.combine.moment.periods import Order
 from stages.combine.moment.program import Program, seconds_of_all
 from stages.combine.moment.seed import sequence_of
@@ -80,9 +80,9 @@ class Moments:
         unit = seconds_of_all(self.problem)
         return Decided(unit * (1.0 + bound), sequences, clock)
 
-    def _program(self, moments: Sequence[int], budget: int) -> tuple[Program, Arrays]:
+    def _program(self, moments: Sequence[int], budget: int) -> tuple[Program, SparseProgram]:
         program = Program(self.problem, self.order.periods(moments), budget)
-        return program, program.matrix.arrays()
+        return program, program.matrix.sparse()
 
     def _first(self, budget: int) -> tuple[int, Solved]:
         """The node of the chain whose first run, as the only moment, gives the highest bound when

@@ -24,7 +24,7 @@ class Term:
 NOTHING, ONE = Term(), Term(constant=1.0)
 
 
-class Arrays(NamedTuple):
+class SparseProgram(NamedTuple):
     """Minimise `cost` over columns between `low` and `high`, those of `integral` in whole numbers;
     each row, sparse by `start`, `column` and `value`, is at least its `least`. All are bounded.
     `possible` is False where a row of constants does not hold."""
@@ -99,9 +99,9 @@ class Matrix:
         """Adds the row: the claim is at most the sum of the grounds."""
         self.at_least(0.0, [*((1.0, ground) for ground in grounds), (-1.0, claim)])
 
-    def arrays(self) -> Arrays:
+    def sparse(self) -> SparseProgram:
         """The program as arrays."""
-        return Arrays(
+        return SparseProgram(
             np.array(self.cost, np.float64),
             np.array(self.low, np.float64),
             np.array(self.high, np.float64),

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stages.combine.moment.matrix import Arrays, Floats
+from schemas.highs import Checks, ended_by_clock, has_solution, is_infeasible, proven
+from stages.combine.moment.matrix import Floats, SparseProgram
 
 if TYPE_CHECKING:
-    from highspy import Highs, HighsCallbackEvent
+    from highspy import Highs
 
 MARGIN = 1e-6
 """What the bound of a tree search is lowered by, ten times the tolerance of its programs; costs are
@@ -47,21 +48,21 @@ class Solved:
     clock: bool
 
 
-def relaxed(program: Arrays, limits: Limits) -> Solved:
+def relaxed(program: SparseProgram, limits: Limits) -> Solved:
     """The program with parts of everything allowed; its bound holds however exact the solver is,
     since it is computed from prices of the rows."""
     if not program.possible:
         return Solved(math.inf, NOTHING, 0, False)
     model = _solved(program, limits, whole=False)
     solution, iterations = model.getSolution(), model.getInfo().simplex_iteration_count
-    if _infeasible(model):
+    if is_infeasible(model):
         return Solved(math.inf, NOTHING, iterations, False)
     price = np.maximum(np.array(solution.row_dual, np.float64), 0.0)
     bound = dual_bound(program, price) if len(price) == len(program.least) else -math.inf
-    return Solved(bound, np.array(solution.col_value), iterations, _clock(model))
+    return Solved(bound, np.array(solution.col_value), iterations, ended_by_clock(model))
 
 
-def dual_bound(program: Arrays, price: Floats) -> float:
+def dual_bound(program: SparseProgram, price: Floats) -> float:
     """What no solution is below, by any prices of rows that are not negative: weak duality."""
     rows = np.repeat(np.arange(len(program.least)), np.diff(program.start))
     reduced = program.cost - np.bincount(
@@ -71,23 +72,21 @@ def dual_bound(program: Arrays, price: Floats) -> float:
     return math.fsum(price * program.least) + math.fsum(columns) - ROUNDING
 
 
-def integral(program: Arrays, limits: Limits) -> Solved:
+def integral(program: SparseProgram, limits: Limits) -> Solved:
     """The program as it is; its bound is what the search has proven, not the solution's value."""
     if not program.possible:
         return Solved(math.inf, NOTHING, 0, False)
     model = _solved(program, limits, whole=True)
-    info = model.getInfo()
-    iterations = max(info.simplex_iteration_count, 0)
-    if _infeasible(model):
+    iterations = max(model.getInfo().simplex_iteration_count, 0)
+    if is_infeasible(model):
         return Solved(math.inf, NOTHING, iterations, False)
-    values = np.array(model.getSolution().col_value) if _has_solution(model) else NOTHING
-    # Where nothing is left for the tree, no bound of it is given: the solution is the optimum.
-    proven = info.mip_dual_bound if info.mip_node_count >= 0 else info.objective_function_value
-    bound = proven - MARGIN if math.isfinite(proven) else -math.inf
-    return Solved(bound, values, iterations, _clock(model))
+    values = np.array(model.getSolution().col_value) if has_solution(model) else NOTHING
+    known = proven(model)
+    bound = known - MARGIN if math.isfinite(known) else -math.inf
+    return Solved(bound, values, iterations, ended_by_clock(model))
 
 
-def _solved(program: Arrays, limits: Limits, whole: bool) -> Highs:
+def _solved(program: SparseProgram, limits: Limits, whole: bool) -> Highs:
     import highspy
 
     model = highspy.Highs()
@@ -116,43 +115,9 @@ def _solved(program: Arrays, limits: Limits, whole: bool) -> Highs:
     lp.a_matrix_.index_ = program.column
     lp.a_matrix_.value_ = program.value
     if whole:
-        model.cbMipInterrupt.subscribe(_Checks(limits.checks))
+        model.cbMipInterrupt.subscribe(Checks(limits.checks))
         kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
         lp.integrality_ = [kinds[int(mark)] for mark in program.integral]
     model.passModel(lp)
     model.run()
     return model
-
-
-class _Checks:
-    """Tells HiGHS to stop after so many calls."""
-
-    def __init__(self, left: int) -> None:
-        self.left = left
-
-    def __call__(self, event: HighsCallbackEvent) -> None:
-        self.left -= 1
-        if self.left <= 0 and event.data_in is not None:
-            event.data_in.user_interrupt = True
-
-
-def _infeasible(model: Highs) -> bool:
-    import highspy
-
-    return model.getModelStatus() in (
-        highspy.HighsModelStatus.kInfeasible,
-        highspy.HighsModelStatus.kUnboundedOrInfeasible,
-    )
-
-
-def _clock(model: Highs) -> bool:
-    import highspy
-
-    return bool(model.getModelStatus() == highspy.HighsModelStatus.kTimeLimit)
-
-
-def _has_solution(model: Highs) -> bool:
-    import highspy
-
-    found: int = model.getInfo().primal_solution_status
-    return bool(found == highspy.kSolutionStatusFeasible)

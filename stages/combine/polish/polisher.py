@@ -30,7 +30,7 @@ PLENTY = 1 << 62
 """Bytes that no step takes."""
 ALONE, BESIDE = 120, 50
 """Moves per node of a search from a start, and from what neighbouring budgets found."""
-SEEDED = 6
+SEED_EVERY = 6
 """One budget of a grid in this many has seeds: they take longer than the search, and neighbouring
 budgets start from what it finds."""
 FEWEST, WORK = 4000, 3_000_000_000
@@ -132,8 +132,7 @@ class Polisher:
         measured = [self.measure(sequence, -1) for sequence in starts]
         lowest = min((peak for peak, _ in measured), default=PLENTY)
         near = [budget for budget in budgets if budget >= lowest]
-
-        seeded = budgets[SEEDED - 1 :: SEEDED]
+        seeded = budgets[SEED_EVERY - 1 :: SEED_EVERY]
 
         def alone(budget: int) -> Polished:
             chosen = {index: starts[index] for index in _nearest(measured, budget)}

@@ -54,7 +54,7 @@ def test_no_program_is_worth_more_than_the_optimum(problem: Problem, data: st.Da
         assume(False)
     moments = moments_of(problem, data)
     program = Program(problem, Order(problem).periods(moments), budget)
-    arrays = program.matrix.arrays()
+    arrays = program.matrix.sparse()
     unit = seconds_of_all(problem)
     parts, whole = relaxed(arrays, EXACT), integral(arrays, EXACT)
     assert parts.bound <= whole.bound + 1e-5
@@ -71,7 +71,7 @@ def test_no_sequence_is_below_a_program_at_its_peak(problem: Problem, data: st.D
     sequence = data.draw(sequences(problem))
     peak, seconds = Polisher(problem).measure(sequence)
     moments = moments_of(problem, data)
-    arrays = Program(problem, Order(problem).periods(moments), peak).matrix.arrays()
+    arrays = Program(problem, Order(problem).periods(moments), peak).matrix.sparse()
     for solve in (relaxed, integral):
         assert seconds_of_all(problem) * (1 + solve(arrays, EXACT).bound) <= seconds + 1e-9
 
@@ -112,8 +112,8 @@ def test_further_moments_add_to_the_bound_and_never_take_away() -> None:
     problem = chain([6, 3, 3, 6, 2, 4, 6, 3], [1, 3, 5, 4, 5, 2, 3, 4])
     order, found = Order(problem), list[float]()
     for budget in range(14, 30):
-        one = relaxed(Program(problem, order.periods([8]), budget).matrix.arrays(), EXACT)
-        two = relaxed(Program(problem, order.periods([8, 12]), budget).matrix.arrays(), EXACT)
+        one = relaxed(Program(problem, order.periods([8]), budget).matrix.sparse(), EXACT)
+        two = relaxed(Program(problem, order.periods([8, 12]), budget).matrix.sparse(), EXACT)
         assert two.bound >= one.bound - 1e-7
         found.append(two.bound - one.bound)
     assert max(found) > 0.01
@@ -121,7 +121,7 @@ def test_further_moments_add_to_the_bound_and_never_take_away() -> None:
 
 def test_any_prices_give_a_bound() -> None:
     problem = chain([6, 3, 3, 2, 2], [1, 3, 5, 4, 5])
-    arrays = Program(problem, Order(problem).periods([5]), 12).matrix.arrays()
+    arrays = Program(problem, Order(problem).periods([5]), 12).matrix.sparse()
     known, draw = relaxed(arrays, EXACT).bound, np.random.default_rng(0)
     assert known > 0
     for _ in range(20):
