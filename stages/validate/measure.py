@@ -28,25 +28,29 @@ class Times:
 
 
 def measure_memory(
-    module: nn.Module, stepper: Stepper, sample: Sample, device: str, accumulate: bool = False
-) -> Usage:
-    """The memory of one step after two to warm up, above what was allocated when it began.
+    module: nn.Module, stepper: Stepper, sample: Sample, device: str
+) -> tuple[Usage, Usage]:
+    """The memory of one step where `.grad` is None when it begins, and of the next one, which finds
+    it there; each above what was allocated when it began. A step to warm up comes first.
 
-    `.grad` is None when it begins, or is already there with `accumulate`. The line ends while the
-    output and what it received are still held.
+    The lines end while the output and what it received are still held.
     """
-    for _ in range(2):
-        forget_gradients(module, sample)
-        stepper.run(module, sample)
-    if not accumulate:
-        forget_gradients(module, sample)
+    forget_gradients(module, sample)
+    stepper.run(module, sample)
+    forget_gradients(module, sample)
+    fresh = _memory_of_step(module, stepper, sample, device)
+    accumulating = _memory_of_step(module, stepper, sample, device)
+    forget_gradients(module, sample)
+    return fresh, accumulating
+
+
+def _memory_of_step(module: nn.Module, stepper: Stepper, sample: Sample, device: str) -> Usage:
     gc.collect()
     with session(device, lines=True) as running:
         running.mark("begin")
         held = stepper.run(module, sample)
         running.mark("end")
     del held
-    forget_gradients(module, sample)
     return running.usage("begin", "end")
 
 

@@ -57,8 +57,8 @@ def validate(
     """Runs a planned module against the model it was made from.
 
     `module` is the generated directory, or what its `load` made of a copy of the model. Outputs,
-    gradients and buffers are compared over two steps on every sample, with other random numbers in
-    Python and NumPy, on other contents, and with two forwards before their backwards. Memory
+    gradients and buffers are compared over two steps on every sample, on other contents, and with
+    two forwards before their backwards, each with other random numbers in Python and NumPy. Memory
     follows, and the time of `pairs` alternating pairs of steps (none where 0), on the first sample.
     The verdict "failed" is for a plan that differs by one bit on the CPU, misses its budget or its
     predicted peak, or fails to run. Its sentence says so, and what that is likely to come from.
@@ -129,7 +129,7 @@ class _Pair:
         compared = self.comparer.compare(planned, itself=True)
         gc.collect()
         sample = fresh_sample(self.built.samples[0])
-        usage = {"planned": self.memory(planned, sample)}
+        usage = {"planned": measure_memory(planned, self.stepper, sample, self.device)}
         times = self.beside_original(usage, planned, sample, pairs) if compared.compared else None
         if pairs and times is None:
             times = measure_alone(planned, self.stepper, sample, pairs, self.device)
@@ -155,21 +155,14 @@ class _Pair:
         ]
         return Validation(self.verdict(filled, compared), lines)
 
-    def memory(self, module: nn.Module, sample: Sample) -> list[Usage]:
-        """The memory of a step, without gradients when it begins and with them."""
-        return [
-            measure_memory(module, self.stepper, sample, self.device, accumulate)
-            for accumulate in (False, True)
-        ]
-
     def beside_original(
-        self, usage: dict[str, list[Usage]], planned: nn.Module, sample: Sample, pairs: int
+        self, usage: dict[str, tuple[Usage, Usage]], planned: nn.Module, sample: Sample, pairs: int
     ) -> Times | None:
         """The times of both modules, and adds the memory of the original; None where there are no
         pairs, or the original has no memory beside the planned module."""
         with contextlib.suppress(torch.OutOfMemoryError):
             original = self.comparer.original_here()
-            usage["unplanned"] = self.memory(original, sample)
+            usage["unplanned"] = measure_memory(original, self.stepper, sample, self.device)
             if not pairs:
                 return None
             return measure_times(planned, original, self.stepper, sample, pairs, self.device)

@@ -48,7 +48,7 @@ def measured(
             forget_gradients(model, sample)
         reserved = reserved_memory(model, stepper, sample, device)
         sketch = _sketch(model, stepper, sample)
-        peak = measure_memory(model, stepper, sample, device).peak
+        peak = measure_memory(model, stepper, sample, device)[0].peak
         seconds = measure_alone(model, stepper, sample, steps, device).planned
     fixed = sum(tensor.untyped_storage().nbytes() for tensor in _distinct(built.model, sample))
     return {
