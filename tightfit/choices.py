@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import overload
 
-from schemas.frontier import Frontier
+from schemas.frontier import Frontier, pareto
 from schemas.plan import Plan
 
 ROWS = 12
@@ -35,25 +35,30 @@ def _rounded_up(percent: float, digits: int) -> float:
 
 
 class Choices(Sequence[Choice]):
-    """The plans of a frontier, from most to least memory. `plan(..., budget=made.frontier[3])`
-    takes one of them; `chosen` is the number of the one that was."""
+    """The plans of a frontier, and the one that was made, from most to least memory.
+    `plan(..., budget=made.frontier[3])` takes one of them; `chosen` is the number of the one that
+    was."""
 
     def __init__(self, frontier: Frontier, made: Plan) -> None:
         self.model = frontier.model
         self.strategy = frontier.strategy
-        fixed = made.fixed
-        before, base = fixed.there_before, fixed.floor
+        before, base = made.fixed.there_before, made.fixed.floor
         self.keep_all = before + frontier.keep_all_peak
-        self._choices = []
-        for point in frontier.points:
-            total, room = before + point.peak, self.keep_all - base
+        figures = [(point.peak, point.seconds) for point in frontier.points]
+        if made.peak is not None and made.time is not None:
+            figures.append((made.peak, made.time))
+
+        def choice(peak: int, seconds: float) -> Choice:
+            total, room = before + peak, self.keep_all - base
             percent = (
                 _rounded_up(100 * (total - base) / room, 6)
                 if room > 0 and base < total <= base + room
                 else None
             )
-            slower = point.seconds / frontier.keep_all_seconds if frontier.keep_all_seconds else 1.0
-            self._choices.append(Choice(total, percent, point.peak, point.seconds, slower))
+            slower = seconds / frontier.keep_all_seconds if frontier.keep_all_seconds else 1.0
+            return Choice(total, percent, peak, seconds, slower)
+
+        self._choices = pareto(choice(*pair) for pair in figures)
         peaks = [choice.peak for choice in self._choices]
         self.chosen = peaks.index(made.peak) if made.peak in peaks else None
 

@@ -99,7 +99,7 @@ def _budget(files: PlanFiles) -> Iterator[str]:
 
 
 def _choice(files: PlanFiles) -> Iterator[str]:
-    """The plan is the point of the frontier that its budget takes."""
+    """The plan is the point of the frontier that its budget takes, or a faster one."""
     if files.frontier is None:
         return
     plan, frontier = files.plan, _cached(read_frontier, files.frontier)
@@ -108,12 +108,13 @@ def _choice(files: PlanFiles) -> Iterator[str]:
         return
     budget = frontier.points[0].peak if plan.budget_bytes is None else plan.budget_bytes
     chosen = frontier.within(budget)
-    if chosen is None and plan.feasible:
-        yield f"{files.path}: is {plan.verdict}, but no point of the frontier fits the budget"
     if chosen is not None and not plan.feasible:
         yield f"{files.path}: is infeasible, but a point of the frontier fits the budget"
-    if chosen is not None and plan.feasible and chosen.peak != plan.peak:
-        yield f"{files.path}: has the peak {plan.peak}, its point of the frontier {chosen.peak}"
+    if chosen is not None and plan.time is not None:
+        if plan.time > chosen.seconds:
+            yield f"{files.path}: takes {plan.time} s, its point of the frontier {chosen.seconds}"
+        if plan.time == chosen.seconds and plan.peak != chosen.peak:
+            yield f"{files.path}: has the peak {plan.peak}, its point of the frontier {chosen.peak}"
     if (frontier.keep_all_seconds, frontier.keep_all_peak) != (
         plan.keep_all.time,
         plan.keep_all.peak,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from schemas.costs import Costs
 from schemas.graph import NONE, Graph
@@ -34,12 +35,22 @@ def least_seconds(graph: Graph, costs: Costs, problem: Problem, budget: int) -> 
     return least_seconds_of_nodes(problem, budget) + _seconds_of_views(graph, costs)
 
 
-def proven_seconds(graph: Graph, costs: Costs, problem: Problem, budget: int) -> tuple[float, bool]:
-    """As `least_seconds`, closer and with more work: with what `moment` decides; also whether the
-    clock, not the work, ended a solve. Infinite where no plan is within the budget."""
+@dataclass(frozen=True)
+class Proven:
+    """`seconds` is what no plan within a budget goes below, infinite where there is none.
+    `sequences` are node positions to start a search from, found on the way. `clock` says that the
+    clock, not the work, ended a solve."""
+
+    seconds: float
+    sequences: list[list[int]]
+    clock: bool
+
+
+def proven_seconds(graph: Graph, costs: Costs, problem: Problem, budget: int) -> Proven:
+    """As `least_seconds`, closer and with more work: with what `moment` decides."""
     decided = Moments(problem).decide(budget)
-    views = _seconds_of_views(graph, costs)
-    return max(least_seconds_of_nodes(problem, budget), decided.seconds) + views, decided.clock
+    least = max(least_seconds_of_nodes(problem, budget), decided.seconds)
+    return Proven(least + _seconds_of_views(graph, costs), decided.sequences, decided.clock)
 
 
 def least_seconds_of_nodes(problem: Problem, budget: int) -> float:

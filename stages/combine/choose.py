@@ -8,16 +8,15 @@ from dataclasses import dataclass
 from schemas.budget import NO_BUDGET, parse_budget
 from schemas.contributions import contributions
 from schemas.costs import Costs
-from schemas.errors import ArtifactError
 from schemas.frontier import Frontier, Point
 from schemas.graph import NONE, Graph
 from schemas.plan import Cost, Fixed, Plan, Verdict, gap_of
 from schemas.problem import Problem
 from schemas.schedule import Step
-from stages.combine.bounds import least_seconds, proven_seconds
+from stages.combine.bounds import Proven, least_peak, least_seconds, proven_seconds
 from stages.combine.holding import holding
+from stages.combine.refine import Player, refined
 from stages.combine.schedule.opening import Opener
-from stages.replay.referee import Replay, replay
 
 TOLERANCE = 1e-9
 """Relative difference of two sums of the same times in another order."""
@@ -45,10 +44,11 @@ def fixed_bytes(graph: Graph) -> Fixed:
 def choose(
     graph: Graph, costs: Costs, problem: Problem, frontier: Frontier, budget: str
 ) -> tuple[Plan, Point | None, list[Step]]:
-    """The plan for a budget as written ("none" takes the fastest point), the point of the
-    frontier it is, and its schedule with times and memory filled in.
+    """The plan for a budget as written, the point that it is, and its schedule with times and
+    memory filled in.
 
-    When no point fits, the verdict is `infeasible`, the point None and the schedule empty. Raises
+    The point is the frontier's or a faster one (`refine`); "none" takes the frontier's fastest.
+    When nothing fits, the verdict is `infeasible`, the point None and the schedule empty. Raises
     ConfigError when the budget is no size, ArtifactError when the frontier does not say what its
     plans replay to.
     """
@@ -59,12 +59,11 @@ def choose(
     if budget != NO_BUDGET:
         total = parse_budget(budget).total(fixed.floor, most)
     own = None if total is None else total - there_before
-    point = frontier.within(frontier.points[0].peak if own is None else own)
     keep_all = Cost(frontier.keep_all_seconds, frontier.keep_all_peak)
-    solver = "local search" if point is not None and point.polished else "none"
-    player = _Player(graph, costs, Opener(graph, problem))
+    player = Player(graph, costs, Opener(graph, problem))
     player.check_keep_all(keep_all)
     last = player.played(frontier.points[-1])
+    point, limit = _within(player, frontier, own)
     if point is None:
         smallest = there_before + last.peak
         held = holding(graph, last, fixed)
@@ -76,11 +75,11 @@ def choose(
         )
         refusal = Plan(
             frontier.strategy, budget, total, own, "infeasible", sentence,
-            smallest_budget=smallest, keep_all=keep_all, fixed=fixed, solver=solver,
+            smallest_budget=smallest, keep_all=keep_all, fixed=fixed, solver="none",
         )  # fmt: skip
         return refusal, None, []
     played = player.played(point)
-    bound, clock = _bound(graph, costs, problem, own if own is not None else point.peak, played)
+    bound, clock = limit.below(played.seconds)
     gap = gap_of(played.seconds, bound)
     verdict: Verdict = "optimal" if gap <= TOLERANCE else "feasible"
     plan = Plan(
@@ -95,61 +94,50 @@ def choose(
         lower_bound=bound,
         gap=gap,
         optimal_in=_optimal_in(verdict, point, frontier),
-        smallest_budget=there_before + last.peak,
+        smallest_budget=there_before + min(last.peak, played.peak),
         before_polish=Cost(point.before_seconds, point.before_peak),
         keep_all=keep_all,
         fixed=fixed,
         recomputed=played.repeated,
         recomputed_time=played.repeated_seconds,
-        solver=solver,
+        solver="local search" if point.polished else "none",
     )
     return plan, point, played.steps
 
 
-def _bound(
-    graph: Graph, costs: Costs, problem: Problem, budget: int, played: Replay
-) -> tuple[float, str]:
-    """What no plan within the budget goes below, and what a verdict says where the clock ended the
-    search for it. The simple bound stands where the plan meets it, and where the closer one is
-    above the plan: that would be wrong, and no plan is called optimal for it."""
-    simple = least_seconds(graph, costs, problem, budget)
-    if simple >= played.seconds * (1 - TOLERANCE):
-        return min(simple, played.seconds), ""
-    least, clock = proven_seconds(graph, costs, problem, budget)
-    if least > played.seconds * (1 + TOLERANCE):
-        least, clock = simple, False
-    said = "; the clock, not the work, ended the search for a bound" if clock else ""
-    return min(least, played.seconds), said
-
-
 @dataclass(frozen=True)
-class _Player:
-    """Replays plans of a frontier, which must say of them what comes out."""
+class _Limit:
+    """What no plan within a budget goes below: in short, and closer where that was asked for."""
 
-    graph: Graph
-    costs: Costs
-    opener: Opener
+    simple: float
+    proven: Proven | None = None
 
-    def played(self, point: Point) -> Replay:
-        """The replay of a point."""
-        found = replay(self.graph, self.costs, self.opener.opened(point))
-        _compare("a plan", Cost(point.seconds, point.peak), found)
-        return found
-
-    def check_keep_all(self, said: Cost) -> None:
-        """Raises ArtifactError where the captured order costs something else."""
-        captured = [node.op for node in self.opener.problem.nodes]
-        steps = self.opener.schedule(captured, in_place=False)
-        _compare("keeping everything", said, replay(self.graph, self.costs, steps))
+    def below(self, seconds: float) -> tuple[float, str]:
+        """The limit of a plan that takes so many seconds, and what a verdict says where the clock
+        ended the search for it. The simple one stands where the closer one is above the plan: that
+        would be wrong, and no plan is called optimal for it."""
+        least, clock = self.simple, False
+        if self.proven is not None and self.proven.seconds <= seconds * (1 + TOLERANCE):
+            least, clock = self.proven.seconds, self.proven.clock
+        said = "; the clock, not the work, ended the search for a bound" if clock else ""
+        return min(least, seconds), said
 
 
-def _compare(what: str, said: Cost, found: Replay) -> None:
-    if (said.peak, said.time) != (found.peak, found.seconds):
-        raise ArtifactError(
-            f"the frontier says that {what} takes {said.peak:,} bytes and {said.time:g} s, which "
-            f"replays to {found.peak:,} bytes and {found.seconds:g} s: it was made with other "
-            f"costs, or changed since"
-        )
+def _within(player: Player, frontier: Frontier, budget: int | None) -> tuple[Point | None, _Limit]:
+    """The point for a budget, the frontier's fastest without one, with what limits it. A point that
+    meets the simple limit is not refined."""
+    graph, costs, problem = player.graph, player.costs, player.opener.problem
+    fastest = frontier.points[0]
+    asked = fastest.peak if budget is None else budget
+    point = fastest if budget is None else frontier.within(budget)
+    simple = least_seconds(graph, costs, problem, asked)
+    met = point is not None and simple >= point.seconds * (1 - TOLERANCE)
+    if met or asked < least_peak(problem):
+        return point, _Limit(simple)
+    proven = proven_seconds(graph, costs, problem, asked)
+    if budget is not None:
+        point = refined(player, frontier, budget, proven.sequences)
+    return point, _Limit(simple, proven)
 
 
 def _optimal_in(verdict: Verdict, point: Point, frontier: Frontier) -> str:

@@ -29,7 +29,9 @@ STEP = 0.975
 PLENTY = 1 << 62
 """Bytes that no step takes."""
 ALONE, BESIDE = 120, 50
-"""Moves per node of a search from a start, and from what neighbouring budgets found."""
+"""Moves per node of a search from a start, and from what another search found."""
+ROUNDS = 6
+"""How often a refinement goes on from the best."""
 SEED_EVERY = 6
 """One budget of a grid in this many has seeds: they take longer than the search, and neighbouring
 budgets start from what it finds."""
@@ -83,19 +85,33 @@ class Polisher:
         given += [self._plan(sequence, budget, None) for sequence in seeds(budget)] if seeds else []
         return self._search(given, given[1:] or given, budget, ALONE)
 
+    def refine(self, starts: Sequence[Sequence[int]], budget: int) -> Polished:
+        """As `polish`, from all starts, and some times more from the best of what was found."""
+        given = [self._plan(sequence, budget, index) for index, sequence in enumerate(starts)]
+        best = self._search(given, given, budget, ALONE)
+        for number in range(len(given), len(given) + ROUNDS):
+            best = self._search([best], [best], budget, BESIDE, number)
+        return best
+
     def _plan(self, sequence: Sequence[int], budget: int, start: int | None) -> Polished:
         peak, seconds = self.measure(sequence, budget)
         return Polished(list(sequence), int(peak), float(seconds), start, budget)
 
     def _search(
-        self, known: Sequence[Polished], starts: Iterable[Polished], budget: int, moves: int
+        self,
+        known: Sequence[Polished],
+        starts: Iterable[Polished],
+        budget: int,
+        moves: int,
+        first: int = 0,
     ) -> Polished:
-        """The best for the budget of what is known and of what a search from each start finds."""
+        """The best for the budget of what is known and of what a search from each start finds, the
+        first of them with the seed `first`."""
         best = min(known, key=partial(_rank, budget))
         count = self._moves(moves)
         if not count:
             return best
-        for seed, start in enumerate(starts):
+        for seed, start in enumerate(starts, first):
             if start.sequence == self.keep_all and start.peak <= budget:
                 continue
             found = anneal(self.arrays, np.array(start.sequence, np.int32), budget, count, seed)

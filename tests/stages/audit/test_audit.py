@@ -176,6 +176,7 @@ def edit(name: str) -> None:
 CHANGES: dict[str, tuple[Callable[[], Any], str]] = {
     "peak": (lambda: rewrite_plan(peak=7), "plan.json: peak is 7, where the schedule replays to"),
     "time": (lambda: rewrite_plan(time=1e-9), "plan.json: time is 1e-09, where the schedule"),
+    "slower": (lambda: rewrite_plan(time=9.0), "plan.json: takes 9.0 s, its point of the frontier"),
     "recomputed": (lambda: rewrite_plan(recomputed=99), "plan.json: recomputed is 99, where"),
     "gap": (lambda: rewrite_plan(gap=0.0), "plan.json: gap is 0.0, where time and lower_bound"),
     "bound": (lambda: rewrite_plan(lower_bound=0.0), "where time and lower_bound make it 1.0"),

@@ -11,7 +11,7 @@ from schemas.graph import Graph
 from schemas.plan import Plan
 from schemas.problem import Problem
 from stages.combine import choose as room
-from stages.combine.bounds import least_seconds, proven_seconds
+from stages.combine.bounds import Proven, least_seconds, proven_seconds
 from stages.combine.frontier import frontier
 from stages.combine.polish.polisher import Polisher
 from stages.combine.schedule.executions import runs
@@ -43,23 +43,23 @@ def test_the_bound_is_that_of_the_budget_that_is_asked(step: Step) -> None:
     plan = chosen(step)
     assert plan.budget_bytes is not None and plan.time is not None and plan.lower_bound is not None
     assert plan.recomputed > 0
-    proven, clock = proven_seconds(graph, costs, problem, plan.budget_bytes)
-    assert (plan.lower_bound, clock) == (proven, False)
-    assert least_seconds(graph, costs, problem, plan.budget_bytes) < proven <= plan.time
+    proven = proven_seconds(graph, costs, problem, plan.budget_bytes)
+    assert (plan.lower_bound, proven.clock) == (proven.seconds, False)
+    assert least_seconds(graph, costs, problem, plan.budget_bytes) < proven.seconds <= plan.time
     assert "clock" not in plan.sentence
 
 
 def test_a_bound_above_a_plan_is_not_believed(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
     graph, costs, problem = step
     for wrong in (math.inf, 1000.0):
-        monkeypatch.setattr(room, "proven_seconds", lambda *_, wrong=wrong: (wrong, True))
+        monkeypatch.setattr(room, "proven_seconds", lambda *_, wrong=wrong: Proven(wrong, [], True))
         plan = chosen(step)
         assert plan.budget_bytes is not None and plan.verdict == "feasible"
         assert plan.lower_bound == least_seconds(graph, costs, problem, plan.budget_bytes)
 
 
 def test_a_bound_that_the_clock_ended_says_so(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "proven_seconds", lambda *_: (1.0, True))
+    monkeypatch.setattr(room, "proven_seconds", lambda *_: Proven(1.0, [], True))
     plan = chosen(step)
     assert plan.lower_bound == 1.0
     assert plan.sentence.endswith("; the clock, not the work, ended the search for a bound")

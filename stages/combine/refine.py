@@ -1,0 +1,86 @@
+"""Refines the plan for one budget: a frontier has plans for a grid of budgets, which lie a few
+percent below the one that is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from schemas.costs import Costs
+from schemas.errors import ArtifactError
+from schemas.frontier import Frontier, Point
+from schemas.graph import Graph
+from schemas.plan import Cost
+from stages.combine.polish.polisher import Polisher
+from stages.combine.schedule.opening import Opener
+from stages.replay.referee import Replay, replay
+
+AROUND = 2
+"""How many points on either side of the budget the search starts from."""
+
+
+@dataclass(frozen=True)
+class Player:
+    """Replays plans of a frontier, which must say of them what comes out."""
+
+    graph: Graph
+    costs: Costs
+    opener: Opener
+
+    def played(self, point: Point) -> Replay:
+        """The replay of a point; raises ArtifactError where the frontier says something else."""
+        found = replay(self.graph, self.costs, self.opener.opened(point))
+        _compare("a plan", Cost(point.seconds, point.peak), found)
+        return found
+
+    def check_keep_all(self, said: Cost) -> None:
+        """Raises ArtifactError where the captured order costs something else."""
+        captured = [node.op for node in self.opener.problem.nodes]
+        steps = self.opener.schedule(captured, in_place=False)
+        _compare("keeping everything", said, replay(self.graph, self.costs, steps))
+
+    def at_cost(self, point: Point) -> Point:
+        """A point with the peak and the seconds that its replay has."""
+        found = replay(self.graph, self.costs, self.opener.opened(point))
+        return replace(point, peak=found.peak, seconds=found.seconds)
+
+
+def refined(
+    player: Player, frontier: Frontier, budget: int, sequences: Sequence[Sequence[int]]
+) -> Point | None:
+    """The frontier's point within a budget in bytes or, where that is faster, what a search finds
+    from the points around the budget and from further `sequences` of node positions.
+
+    It counts as a plan that comes from the frontier's point, of the least peak where none fits.
+    None where neither has one. Raises ArtifactError where a point costs something else than it
+    says.
+    """
+    problem, positions = player.opener.problem, player.opener.positions
+    above = [point for point in frontier.points if point.peak > budget][-AROUND:]
+    below = [point for point in frontier.points if point.peak <= budget][:AROUND]
+    for point in (*above, *below):
+        player.played(point)
+    starts = [[positions[op] for op in point.executions] for point in (*below, *above)]
+    found = Polisher(problem).refine([*starts, *sequences], budget)
+    within = frontier.within(budget)
+    made = player.at_cost(
+        replace(
+            within or frontier.points[-1],
+            polished=True,
+            in_place=True,
+            room=found.room,
+            executions=[problem.nodes[position].op for position in found.sequence],
+        )
+    )
+    if made.peak > budget or (within is not None and within.seconds <= made.seconds):
+        return within
+    return made
+
+
+def _compare(what: str, said: Cost, found: Replay) -> None:
+    if (said.peak, said.time) != (found.peak, found.seconds):
+        raise ArtifactError(
+            f"the frontier says that {what} takes {said.peak:,} bytes and {said.time:g} s, which "
+            f"replays to {found.peak:,} bytes and {found.seconds:g} s: it was made with other "
+            f"costs, or changed since"
+        )
