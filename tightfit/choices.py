@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import overload
 
@@ -140,18 +141,23 @@ class Choices(Sequence[Choice]):
 
 
 class ChosenPlan(Plan):
-    """A plan with the frontier that it comes from, the folder of its package, and the plans of all
-    shapes that were planned together."""
+    """A plan with the folder of its package, and the plans of all shapes that were planned
+    together."""
 
-    frontier: Choices
     module: Path
     plans: tuple[ChosenPlan, ...]
+    _whole: Callable[[], Frontier]
+
+    @cached_property
+    def frontier(self) -> Choices:
+        """All plans of the step; they are made when they are first asked for."""
+        return Choices(self._whole(), self)
 
     @classmethod
-    def of(cls, plan: Plan, frontier: Frontier, module: Path) -> ChosenPlan:
-        """The plan of a point of a frontier."""
+    def of(cls, plan: Plan, whole: Callable[[], Frontier], module: Path) -> ChosenPlan:
+        """A plan with what gives the whole frontier."""
         made = cls(**{field.name: getattr(plan, field.name) for field in fields(Plan)})
-        object.__setattr__(made, "frontier", Choices(frontier, plan))
+        object.__setattr__(made, "_whole", whole)
         object.__setattr__(made, "module", module)
         object.__setattr__(made, "plans", (made,))
         return made

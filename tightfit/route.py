@@ -86,14 +86,17 @@ class Route:
         key = hashlib.sha256(" ".join([*self.solver, *code]).encode()).hexdigest()[:16]
         return costs.parent / key
 
-    def frontier(self, graph: Path, costs: Path) -> Path:
-        """The path of the frontier below the folder of the costs, made unless it is there."""
+    def frontier(self, graph: Path, costs: Path, given: bool = False) -> Path:
+        """The path of the frontier below the folder of the costs, made unless it is there; with
+        `given` one of the strategy's own plans will do, which takes much less time."""
         engine, peaks, saves = self.solver
         place = self.place(costs)
         blocks, options = place / "blocks.arrow", place / "options.arrow"
-        path = place / self.strategy / "frontier.arrow"
-        if path.exists():
-            return path
+        whole = place / self.strategy / "frontier.arrow"
+        path = whole.parent / "given" / "frontier.arrow" if given else whole
+        for known in (whole, path):
+            if known.exists():
+                return known
         files = ("--graph", graph, "--costs", costs)
         workers = self.jobs or os.cpu_count() or 1
         self.run("partition", *files, "--out", blocks)
@@ -101,23 +104,23 @@ class Route:
         solving = ("--blocks", blocks, "--store", self.store, *grid, "--jobs", workers)
         self.run("solve", *solving, "--out", options, parts=_blocks_of(_distinct(blocks)))
         made = ("--blocks", blocks, "--options", options, "--strategy", self.strategy)
-        self.run("combine", *files, *made, "--workers", workers, "--out", path, parts=_budgets)
+        more = ("--given",) if given else ("--workers", workers)
+        self.run("combine", *files, *made, *more, "--out", path, parts=_budgets)
         return path
 
-    def module(self, graph: Path, costs: Path, frontier: Path, budget: str) -> tuple[Plan, Path]:
-        """The plan for a budget as written, and the folder of its module. Raises ConfigError where
-        no plan fits."""
+    def choose(self, graph: Path, costs: Path, frontier: Path, budget: str) -> tuple[Plan, Path]:
+        """The plan for a budget as written, and its folder."""
         folder = budget if budget == NO_BUDGET else parse_budget(budget).directory
         point = frontier.parent / folder
         files = ("--graph", graph, "--costs", costs)
         self.run("choose", "--frontier", frontier, *files, "--budget", budget, "--out", point)
-        plan, module = point / "plan.json", point / "module"
-        made = read_plan(plan)
-        if not made.feasible:
-            raise ConfigError(made.sentence)
-        chosen = ("--schedule", point / "schedule.arrow", "--plan", plan)
-        self.run("generate", "--graph", graph, *chosen, "--out", module)
-        return made, module
+        return read_plan(point / "plan.json"), point
+
+    def module(self, graph: Path, point: Path) -> Path:
+        """The folder of the module of a plan, by the folder of the plan."""
+        chosen = ("--schedule", point / "schedule.arrow", "--plan", point / "plan.json")
+        self.run("generate", "--graph", graph, *chosen, "--out", point / "module")
+        return point / "module"
 
     def check(self, graph: Path, built: Built, planned: nn.Module) -> None:
         """Raises ModelError where the planned module does not do what the original does."""

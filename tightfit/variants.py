@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +24,8 @@ LEAST = "min"
 
 @dataclass(frozen=True)
 class Variant:
-    """Samples of one shape with the paths of their graph, costs and frontier; `more` is what is to
-    be said of the frontier."""
+    """Samples of one shape with the paths of their graph, costs and frontier, which may be that of
+    the strategy's own plans; `more` is what is to be said of it."""
 
     built: Built
     graph: Path
@@ -55,10 +56,16 @@ class Variant:
 
     def made(self, route: Route, budget: str) -> ChosenPlan:
         """The plan for a budget; raises ConfigError where none fits."""
-        plan, module = route.module(self.graph, self.costs, self.path, budget)
-        return ChosenPlan.of(
-            replace(plan, sentence=plan.sentence + self.more), self.frontier, module
-        )
+        plan, point = route.choose(self.graph, self.costs, self.path, budget)
+        if not plan.feasible and not self.more:
+            whole = route.frontier(self.graph, self.costs)
+            if whole != self.path:
+                plan, point = route.choose(self.graph, self.costs, whole, budget)
+        if not plan.feasible:
+            raise ConfigError(plan.sentence)
+        module = route.module(self.graph, point)
+        said = replace(plan, sentence=plan.sentence + self.more)
+        return ChosenPlan.of(said, partial(_whole, self, route), module)
 
 
 def written_budget(budget: str | int | Choice) -> str:
@@ -107,16 +114,26 @@ def shapes_of(built: Built) -> str:
     return ", ".join(str(tuple(leaf.shape)) for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
+def _whole(variant: Variant, route: Route) -> Frontier:
+    """The whole frontier, made unless it is there; what is known of it where that was interrupted
+    before."""
+    if variant.more:
+        return variant.frontier
+    with route.progress.telling("trace", "profile", "choose", "generate", "check"):
+        return read_frontier(route.frontier(variant.graph, variant.costs))
+
+
 def _frontier(route: Route, graph: Path, costs: Path, written: str) -> tuple[Path, str]:
-    """The frontier, and what is to be said of it. Where making it is interrupted, it is that of
-    what is known so far, if a plan of it fits; else the interruption is raised."""
+    """The frontier, and what is to be said of it; only for the least budget it is the whole one.
+    Where making it is interrupted, it is that of what is known so far, if a plan of it fits; else
+    the interruption is raised."""
     from schemas.costs import read_costs
     from schemas.graph import read_graph
     from stages.combine.choose import choose
     from stages.replay.condense import condense
 
     try:
-        return route.frontier(graph, costs), ""
+        return route.frontier(graph, costs, given=written not in (LEAST, NO_BUDGET)), ""
     except KeyboardInterrupt:
         route.progress.say("interrupted, taking the best plan so far")
         known = frontier_so_far(route, graph, costs)

@@ -22,6 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--options", type=Path, required=True, help="options.arrow of the blocks")
     parser.add_argument("--strategy", required=True, help="how to plan, by name")
     parser.add_argument("--workers", type=int, default=1, help="threads that polish at a time")
+    parser.add_argument(
+        "--given", action="store_true", help="only the strategy's own plans, without polish"
+    )
     parser.add_argument("--out", type=Path, required=True, help="the frontier to write")
 
 
@@ -33,7 +36,7 @@ def run(options: argparse.Namespace) -> None:
     from stages.combine.strategies.registry import strategy as strategy_of
 
     strategy = strategy_of(options.strategy)
-    about = strategy.about
+    about = replace(strategy.about, baseline=strategy.about.baseline or options.given)
     given = Inputs.read(options.graph, options.costs, options.blocks, options.options)
     if said := strategy.supports(given.step):
         raise ConfigError(f"{about.name} cannot plan {given.graph.model}: {said}")
@@ -60,4 +63,5 @@ class _Telling:
 def made(options: argparse.Namespace) -> list[Made]:
     """What `run` made of what."""
     read = [options.graph, options.costs, options.blocks, options.options]
-    return [Made([options.out], read, {"strategy": options.strategy})]
+    settings = {"strategy": options.strategy, **({"given": True} if options.given else {})}
+    return [Made([options.out], read, settings)]

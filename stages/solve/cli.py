@@ -14,7 +14,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--blocks", type=Path, required=True, help="the blocks of the chain")
     parser.add_argument("--store", type=Path, required=True, help="where solved blocks are kept")
     parser.add_argument(
-        "--engine", choices=("highs", "cbc"), default="highs", help="the ILP solver"
+        "--engine",
+        choices=("highs", "cbc", "none"),
+        default="highs",
+        help="the ILP solver; none: only options that need no ILP",
     )
     parser.add_argument("--peaks", type=_count, default=4, help="number of limits on the peak")
     parser.add_argument("--saves", type=_count, default=6, help="number of limits on the save")

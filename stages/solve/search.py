@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from schemas.options import Option
 from schemas.problem import Problem
@@ -11,6 +12,9 @@ from stages.solve.checkmate import Checkmate, choose_stages
 from stages.solve.engine import TOLERANCE, Engine, Limits, solve
 from stages.solve.hand import droppable, forward_nodes, keep_all, output_only, recompute_cheap
 from stages.solve.simulate import Figures, Run, simulate
+
+Solver = Engine | Literal["none"]
+"""An engine, or "none" where no ILP is solved."""
 
 
 @dataclass(frozen=True)
@@ -61,19 +65,21 @@ class Solved:
     clock: int
 
 
-def solve_block(digest: str, problem: Problem, engine: Engine, grid: Grid) -> list[Option]:
+def solve_block(digest: str, problem: Problem, engine: Solver, grid: Grid) -> list[Option]:
     """All options of a block worth having, by number: 0 saves nothing, the others from the most
     saved to the least."""
     return search_block(digest, problem, engine, grid).options
 
 
-def search_block(digest: str, problem: Problem, engine: Engine, grid: Grid) -> Solved:
+def search_block(digest: str, problem: Problem, engine: Solver, grid: Grid) -> Solved:
     """The options of a block as in `solve_block`, and whether they can be relied on to be found
     again: the same arguments give the same options unless the clock ended a solve."""
     found = [_judged(problem, "keep everything", keep_all(problem))]
     found += [_judged(problem, label, run) for label, run in recompute_cheap(problem)]
     bounds = [Bound(_most(found), _most(found), found[0].figures.seconds)]
-    clock = _search(problem, engine, grid, found, bounds) if droppable(problem) else 0
+    clock = 0
+    if engine != "none" and droppable(problem):
+        clock = _search(problem, engine, grid, found, bounds)
     options = [_option(digest, problem, entry, bounds) for entry in _worth_having(found)]
     numbered = enumerate([_option_zero(digest, problem), *options])
     return Solved([replace(option, option=number) for number, option in numbered], clock)

@@ -21,14 +21,13 @@ from schemas.errors import ArtifactError, TightfitError
 from schemas.fingerprint import stage_fingerprint, stage_versions
 from schemas.options import Option, clock_of, read_options, write_options
 from schemas.problem import Problem
-from stages.solve.engine import Engine
-from stages.solve.search import Grid, search_block
+from stages.solve.search import Grid, Solver, search_block
 
 REVISION = 2
 """Goes up whenever the same block, grid and engine would get other options than before."""
 
 
-def shelf_path(store: Path, digest: str, engine: Engine, grid: Grid) -> Path:
+def shelf_path(store: Path, digest: str, engine: Solver, grid: Grid) -> Path:
     """Where the store keeps the options of a block: STORE/options/<digest>-<grid>-<engine>."""
     density = f"{grid.peaks}x{grid.saves}"
     usual = Grid(peaks=grid.peaks, saves=grid.saves)
@@ -51,7 +50,7 @@ def clock_limited(paths: Iterable[Path]) -> int:
 def solve_all(
     distinct: Mapping[str, Problem],
     store: Path,
-    engine: Engine,
+    engine: Solver,
     grid: Grid,
     jobs: int,
     done: Callable[[str, list[Option], bool], None] = lambda digest, options, solved: None,
@@ -98,7 +97,7 @@ def solve_to_shelf(
     digest: str,
     problem: Problem,
     store: Path,
-    engine: Engine,
+    engine: Solver,
     grid: Grid,
     made_by: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Option]:
@@ -151,7 +150,7 @@ def _solve_apart(
     digest: str,
     problem: Problem,
     store: Path,
-    engine: Engine,
+    engine: Solver,
     grid: Grid,
     made_by: Mapping[str, str],
     workers: _Workers,

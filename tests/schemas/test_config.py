@@ -91,13 +91,13 @@ def test_all_errors_are_told_at_once_with_path_and_expectation() -> None:
         "models.none.budgets[1]: '120%' is above 100%",
         "models.none.budgets[2]: true was found, expected a size such as 8GiB",
         "models.none.budgets[3]: '0%' is nothing, expected more than 0",
-        'solver.engine: "gurobi" was found, expected highs or cbc',
+        'solver.engine: "gurobi" was found, expected highs, cbc or none',
         "solver.peaks: 0 was found, expected a whole number from 1 to 50",
         "solver.enigne: is no known key, did you mean engine",
         'device: "gpu" was found, expected cpu, cuda or cuda:NUMBER',
         'pairs: "many" was found, expected a whole number from 1 to 1000',
         "stroe: is no known key, did you mean store",
-        'strategies[0]: "magic" was found, expected unplanned, checkpoint, rotor or rockmate',
+        'strategies[0]: "magic" was found, expected unplanned, checkpoint, auto, rotor or rockmate',
     ]
     assert len(found) == len(expected), found
     for sentence in expected:

@@ -30,7 +30,7 @@ def refusal(store: Path, budget: object) -> str:
 
 def test_an_infeasible_percentage_names_the_smallest(store: Path) -> None:
     said = refusal(store, "1%")
-    found = re.search(r"known to work for Tower with rockmate is (\d+)% \(([\d,]+) bytes\);", said)
+    found = re.search(r"known to work for Tower with auto is (\d+)% \(([\d,]+) bytes\);", said)
     assert found is not None, said
     percent = int(found[1])
     assert plan(store, f"{percent}%").feasible
@@ -39,9 +39,7 @@ def test_an_infeasible_percentage_names_the_smallest(store: Path) -> None:
 
 def test_infeasible_bytes_name_the_smallest_and_what_holds_it(store: Path) -> None:
     said = refusal(store, "1kB")
-    found = re.search(
-        r"with rockmate is ([\d,]+) bytes \(\d+%\); of its bytes hold, .*, (.*)$", said
-    )
+    found = re.search(r"with auto is ([\d,]+) bytes \(\d+%\); of its bytes hold, .*, (.*)$", said)
     assert found is not None and "\n" not in said, said
     smallest = int(found[1].replace(",", ""))
     made = plan(store, smallest)
@@ -51,7 +49,7 @@ def test_infeasible_bytes_name_the_smallest_and_what_holds_it(store: Path) -> No
 
 def test_what_holds_the_smallest_adds_up_to_it(store: Path) -> None:
     said = refusal(store, "1kB")
-    smallest = int(said.split("rockmate is ")[1].split(" bytes")[0].replace(",", ""))
+    smallest = int(said.split("auto is ")[1].split(" bytes")[0].replace(",", ""))
     held = said.split("takes the most, ")[1]
     own = re.sub(r" \((?:the largest|at) [^)]*\)", "", held)
     assert (
@@ -105,7 +103,7 @@ def test_a_plan_says_all_that_it_did(store: Path) -> None:
 def test_a_table_and_a_picture(store: Path) -> None:
     frontier = plan(store, "90%").frontier
     lines = str(frontier).splitlines()
-    assert "plans of rockmate for Tower" in lines[0]
+    assert "plans of auto for Tower" in lines[0]
     assert len(lines) <= 2 + 13 and sum("*" in line for line in lines) == 1
     assert f"{frontier[0].budget:,}" in str(frontier) and f"{frontier[-1].budget:,}" in str(
         frontier
@@ -129,6 +127,8 @@ def test_one_point_is_a_frontier_too(store: Path) -> None:
 
     made = plan(store, "90%")
     whole = read_frontier(made.module.parents[1] / "frontier.arrow")
-    one = Choices(replace(whole, points=whole.points[:1]), made)
+    assert made.peak is not None and made.time is not None
+    point = replace(whole.points[0], peak=made.peak, seconds=made.time)
+    one = Choices(replace(whole, points=[point]), made)
     assert len(str(one).splitlines()) == 3
     ElementTree.fromstring(f"<body>{one._repr_html_()}</body>")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tightfit
-from stages.combine.polish.polisher import Polisher
+from stages.combine.inputs import Inputs
 from stages.solve import shelf
 from tests.tightfit.conftest import SETTINGS, gradients, tower
 from tightfit import progress
@@ -114,32 +114,45 @@ def interrupt(*args: Any, **kwargs: Any) -> Any:
     raise KeyboardInterrupt
 
 
+def interrupted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first frontier that is made is not."""
+    whole, left = Inputs.frontier, [interrupt]
+
+    def made(*args: Any, **kwargs: Any) -> Any:
+        return (left.pop() if left else whole)(*args, **kwargs)
+
+    monkeypatch.setattr(Inputs, "frontier", made)
+
+
 def test_an_interrupted_frontier_gives_the_best_plan_so_far(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     x, model = torch.randn(64, 16), tower(depth=6)
     wanted = gradients(copy.deepcopy(model), x)
     with monkeypatch.context() as patched:
-        patched.setattr(Polisher, "sweep", interrupt)
+        interrupted_once(patched)
         fitted, made = tightfit.plan(model, (x,), budget="70%", store=tmp_path, **SETTINGS)
-        with pytest.raises(KeyboardInterrupt):
-            tightfit.plan(model, (x,), budget=1000, store=tmp_path, **SETTINGS)
+        for impossible in (1000, "min"):
+            interrupted_once(patched)
+            with pytest.raises(KeyboardInterrupt):
+                tightfit.plan(model, (x,), budget=impossible, store=tmp_path, **SETTINGS)
     assert "interrupted, taking the best plan so far" in capsys.readouterr().err
     assert made.feasible and made.sentence.endswith("the best plan when its making was interrupted")
     assert made.peak is not None and made.budget_bytes is not None
     assert made.peak <= made.budget_bytes < made.keep_all.peak
     assert all(map(torch.equal, gradients(fitted, x), wanted))
+    assert made.frontier.chosen is not None
     _, whole = tightfit.plan(model, (x,), budget="70%", store=tmp_path, **SETTINGS)
     assert "interrupted" not in whole.sentence
     assert whole.time is not None and made.time is not None and whole.time <= made.time
 
 
-def test_an_interrupted_solve_leaves_what_keeps_everything(
+def test_an_interrupted_solve_leaves_what_the_search_finds_without_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shelf, "as_completed", interrupt)
     x = torch.randn(64, 16)
-    made = tightfit.plan(tower(), (x,), budget="100%", store=tmp_path, **SETTINGS)[1]
-    assert made.peak == made.keep_all.peak
+    made = tightfit.plan(tower(), (x,), budget="70%", store=tmp_path, **SETTINGS)[1]
+    assert made.feasible and made.sentence.endswith("the best plan when its making was interrupted")
     with pytest.raises(KeyboardInterrupt):
-        tightfit.plan(tower(), (x,), budget="50%", store=tmp_path, **SETTINGS)
+        tightfit.plan(tower(), (x,), budget="1%", store=tmp_path, **SETTINGS)

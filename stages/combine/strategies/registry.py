@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from schemas.registry import entry
+from stages.combine.strategies.auto import Auto
 from stages.combine.strategies.checkpoint import Checkpoint
 from stages.combine.strategies.rockmate import Rockmate
 from stages.combine.strategies.rotor import Rotor
 from stages.combine.strategies.strategy import Strategy
 from stages.combine.strategies.unplanned import Unplanned
 
-STRATEGIES: list[Strategy] = [Unplanned(), Checkpoint(), Rotor(), Rockmate()]
-"""A new one is a line here."""
+PLANNING: list[Strategy] = [Rotor(), Rockmate()]
+"""Those that plan for a budget: a new one is a line here."""
+STRATEGIES: list[Strategy] = [Unplanned(), Checkpoint(), Auto(PLANNING), *PLANNING]
+"""All, baselines first."""
 
 
 def strategies() -> dict[str, Strategy]:

@@ -70,4 +70,4 @@ class Strategy(Protocol):
         """ "" where it can plan a step, else why it cannot, as a clause for the user."""
 
     def candidates(self, step: TrainingStep) -> list[Candidate]:
-        """Its plans of a step, from most to least memory; at least one."""
+        """Its plans of a step, at least one."""
