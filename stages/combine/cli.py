@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from schemas.compiled import COMPILING, is_kept
 from schemas.errors import ConfigError
 from schemas.made import Made
 
@@ -30,8 +31,11 @@ def run(options: argparse.Namespace) -> None:
     from schemas.frontier import write_frontier
     from schemas.options import clock_of
     from stages.combine.inputs import Inputs
+    from stages.combine.polish.anneal import cool
     from stages.combine.strategies.registry import strategy as strategy_of
 
+    if not is_kept(cool):
+        print(COMPILING, flush=True)
     strategy = strategy_of(options.strategy)
     about = strategy.about
     given = Inputs.read(options.graph, options.costs, options.blocks, options.options)
