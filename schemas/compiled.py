@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
+
+NOTE = "note: "
+"""How a line of a stage begins that is for the user of the package, too."""
+COMPILING = NOTE + "compiling the search, once after an install or an edit; takes about a minute"
 
 
 def forget_stale(module: str) -> None:
@@ -18,3 +23,14 @@ def forget_stale(module: str) -> None:
     for index in kept.glob("*.nbi"):
         if index.stat().st_mtime < newest:
             index.unlink(missing_ok=True)
+
+
+def is_kept(function: Any) -> bool:
+    """Whether the code of a function that numba compiles is kept from an earlier run."""
+    return any(Path(function.stats.cache_path).glob(f"*.{function.__name__}-*.nbi"))
+
+
+def tell_compiling(function: Any) -> None:
+    """Prints a note where the first call of a function will compile it."""
+    if not is_kept(function):
+        print(COMPILING, flush=True)

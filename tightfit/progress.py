@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
+from schemas.compiled import NOTE
+
 STAGES = {
     "trace": ("capturing the step", 10),
     "profile": ("measuring ops", 20),
@@ -34,7 +36,10 @@ class Progress:
         self.wanted = wanted
         self.names: list[str] = list(STAGES)
         self.current = ""
-        self.began = self.told = 0.0
+        self.told = 0.0
+        self.since = (0.0, 0)
+        """When the first parts of the stage were done, and how many. They may take much longer than
+        the others, as where code is compiled."""
         self.bar: Any = None
 
     @contextlib.contextmanager
@@ -50,7 +55,7 @@ class Progress:
 
     def stage(self, name: str) -> None:
         """A stage begins."""
-        self.current, self.began, self.told = name, time.monotonic(), time.monotonic()
+        self.current, self.told, self.since = name, time.monotonic(), (0.0, 0)
         if self.bar is not None:
             self.bar.update(self.task, description=STAGES[name][0], completed=self._before())
         else:
@@ -64,10 +69,15 @@ class Progress:
             self.bar.update(self.task, description=said, completed=self._before() + part)
             return
         now = time.monotonic()
+        began, first = self.since
+        if count and not first:
+            self.since = (now, count)
         if count and now - self.told >= PAUSE:
             self.told = now
-            left = (now - self.began) / count * (total - count)
-            self._line(f", {count} of {total} done, about {left:.0f} s left")
+            said = f", {count} of {total} done"
+            if first and count > first:
+                said += f", about {(now - began) / (count - first) * (total - count):.0f} s left"
+            self._line(said)
 
     def say(self, text: str) -> None:
         """A line of its own."""
@@ -78,9 +88,9 @@ class Progress:
 
     @contextlib.contextmanager
     def reading(self, parts: Callable[[str], tuple[int, int] | None]) -> Iterator[None]:
-        """Within it what is printed is not shown; `parts` finds in a line how many parts are done,
-        of how many."""
-        with contextlib.redirect_stdout(_Lines(self.done, parts)):
+        """Within it what is printed is not shown, but for notes; `parts` finds in a line how many
+        parts are done, of how many."""
+        with contextlib.redirect_stdout(_Lines(self.done, self.say, parts)):
             yield
 
     def _before(self) -> int:
@@ -93,19 +103,23 @@ class Progress:
 
 
 class _Lines(io.StringIO):
-    """Reads lines for how much is done."""
+    """Reads lines for how much is done, and says those that are notes."""
 
     def __init__(
         self,
         done: Callable[[int, int], None],
+        say: Callable[[str], None],
         parts: Callable[[str], tuple[int, int] | None],
     ) -> None:
         super().__init__()
         self.done = done
+        self.say = say
         self.parts = parts
 
     def write(self, text: str) -> int:
         """Takes a part of what is printed."""
+        if text.startswith(NOTE):
+            self.say(text.removeprefix(NOTE))
         found = self.parts(text)
         if found is not None:
             self.done(*found)

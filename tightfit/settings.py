@@ -34,7 +34,8 @@ def builts(
     for args, kwargs in samples:
         groups.setdefault(likeness(args, kwargs), []).append((tuple(args), dict(kwargs)))
     if device is None:
-        device = str(next((weight.device for weight in model.parameters()), "cpu"))
+        devices = (weight.device for weight in model.parameters() if weight.device.type != "meta")
+        device = str(next(devices, "cpu"))
     require_device(device)
     found = []
     for group in groups.values():

@@ -47,6 +47,13 @@ told=0
 wait $table || told=$?
 
 if [ $status -ne 0 ]; then
+    # Of a file that is not there or no YAML the table says in a sentence what and where.
+    case $todo in
+    *Traceback* | *WorkflowError*)
+        said=$(sed -n 's/^tightfit summary: //p' .snakemake/table.txt)
+        todo=${said:-$todo}
+        ;;
+    esac
     printf '%s\n' "$todo" >&2
     exit $status
 fi

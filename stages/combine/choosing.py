@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from schemas.budget import NO_BUDGET
 from schemas.errors import ConfigError
 from schemas.made import Made
 
@@ -25,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Writes sequence.arrow, schedule.arrow and plan.json. Raises ConfigError where the frontier is
     of another graph."""
+    from schemas.compiled import tell_compiling
     from schemas.costs import read_costs
     from schemas.frontier import read_frontier
     from schemas.graph import GRAPH, read_graph
@@ -33,12 +35,15 @@ def run(options: argparse.Namespace) -> None:
     from schemas.sequence import write_sequence
     from schemas.store import read
     from stages.combine.choose import choose
+    from stages.combine.polish.anneal import cool
     from stages.replay.condense import condense
 
     graph, costs = read_graph(options.graph), read_costs(options.costs)
     frontier, digest = read_frontier(options.frontier), read(options.graph, GRAPH).digest
     if frontier.graph != digest:
         raise ConfigError(f"{options.frontier}: was made for another graph than {options.graph}")
+    if options.budget != NO_BUDGET:
+        tell_compiling(cool)
     plan, point, steps = choose(graph, costs, condense(graph, costs), frontier, options.budget)
     write_sequence(options.out / "sequence.arrow", [] if point is None else point.sequence)
     write_schedule(options.out / "schedule.arrow", steps, digest)

@@ -30,9 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Writes the frontier. Raises ConfigError where the strategy cannot plan the model."""
+    from schemas.compiled import tell_compiling
     from schemas.frontier import write_frontier
     from schemas.options import clock_of
     from stages.combine.inputs import Inputs
+    from stages.combine.polish.anneal import cool
     from stages.combine.strategies.registry import strategy as strategy_of
 
     strategy = strategy_of(options.strategy)
@@ -40,6 +42,8 @@ def run(options: argparse.Namespace) -> None:
     given = Inputs.read(options.graph, options.costs, options.blocks, options.options)
     if said := strategy.supports(given.step):
         raise ConfigError(f"{about.name} cannot plan {given.graph.model}: {said}")
+    if not about.baseline:
+        tell_compiling(cool)
     telling = _Telling(f"{given.graph.model}: {about.name}")
     found = given.frontier(strategy, about, options.workers, telling)
     if about.solved:

@@ -28,7 +28,8 @@ def holding(graph: Graph, played: Replay, fixed: Fixed) -> str:
         read = {storage[value] for value in last.reads} & live
         own += _size(graph, read - gradients - outputs)
         place = f" of {last.op.module}" if last.op.module else ""
-        name = f"{last.op.target.split('.')[1]}{place} (at {last.op.source})"
+        line = f" (at {last.op.source})" if last.op.source else ""
+        name = f"{last.op.target.split('.')[1]}{place}{line}"
     sizes = {"gradients": _size(graph, gradients), "outputs": _size(graph, outputs), name: own}
     kept = step.peak - sum(sizes.values())
     sizes |= {"what else is kept": kept, _parameters(graph): fixed.parameters}

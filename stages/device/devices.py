@@ -37,6 +37,8 @@ def require_device(name: str) -> None:
         device = torch.device(name)
     except RuntimeError as error:
         raise ModelError(f"{name!r} is no device") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ModelError(f"plans are made for cpu and cuda, and not for the device {name!r}")
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:

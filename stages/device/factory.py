@@ -116,6 +116,11 @@ def check_result(result: Any, spec: str, label: str = "") -> Built:
         raise ModelError(f"{label} returns {_kind(loss)} as its loss instead of a function")
     built = Built(model, _samples(samples, label), loss, None, label)
     _check_same_shapes(built)
+    if any(tensor.device.type == "meta" for tensor in all_tensors(built)):
+        raise ModelError(
+            f"{label}: tensors on the device 'meta' have no values: make model and inputs on the"
+            ' CPU, or give them memory with to_empty(device="cpu") and load the weights'
+        )
     trains = any(parameter.requires_grad for parameter in model.parameters())
     if not trains and not any(leaf.requires_grad for leaf in _tensors(built.samples[0])):
         raise ModelError(f"{label}: no parameter of the model and no input requires a gradient")

@@ -24,8 +24,8 @@ class Grid:
     `peaks` x `saves` pairs of limits; a share `gap` of a run's seconds that need not be gained;
     at most `nodes` of the search tree and `checks` of HiGHS a solve, and `seconds` as the last
     guard; programs of up to `variables` binary variables may recompute any node, larger ones
-    forward nodes only; no ILP beyond `largest`. What fits these limits takes up to about half a
-    minute a solve, far from the guard.
+    forward nodes only; no ILP beyond `largest`, where a solve takes most of a minute and a block a
+    quarter of an hour: the polish finds there what the ILPs would.
     """
 
     peaks: int = 4
@@ -35,7 +35,7 @@ class Grid:
     checks: int = 300
     seconds: float = 300.0
     variables: int = 500
-    largest: int = 1500
+    largest: int = 800
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from schemas.options import Option, clock_of, read_options, write_options
 from schemas.problem import Problem
 from stages.solve.search import Grid, Solver, search_block
 
-REVISION = 2
+REVISION = 3
 """Goes up whenever the same block, grid and engine would get other options than before."""
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import sys
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -30,6 +29,7 @@ from stages.trace.holders import INTERNAL, NOWHERE, Holder, Kept, contents, is_g
 from stages.trace.known import Known
 from stages.trace.lasting import Lasting
 from stages.trace.moved import Moved
+from stages.trace.profiling import profiled
 from stages.trace.reach import REGISTERED
 from stages.trace.reader import Reader
 from stages.trace.sentences import at, drawn, named, on_hook, on_new_hook, on_set
@@ -173,13 +173,11 @@ class Watcher:
         for kept in self._reader.kept.values():
             kept.at_start = _chosen(kept)
         self._moved.start()
-        others = sys.getprofile()
         self._reader.on = True
-        sys.setprofile(self._profile)
         try:
-            yield
+            with profiled(self._profile):
+                yield
         finally:
-            sys.setprofile(others)
             self._reader.on = False
             self._moved.stop(self._reader.codes)
             self._check_changes()

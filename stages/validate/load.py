@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -57,6 +58,11 @@ def describe(error: BaseException) -> str:
 
 def package_files(directory: Path | str) -> dict[str, bytes]:
     """The files of a package by name; raises ArtifactError where the directory holds none."""
+    if not isinstance(directory, str | os.PathLike):
+        kind = type(directory).__name__
+        raise ArtifactError(
+            f"load is given a {kind} as the folder of a package: load(FOLDER, model)"
+        )
     directory = Path(directory)
     if not directory.is_dir():
         raise ArtifactError(f"{directory}: there is no generated package")

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
-from schemas.compiled import forget_stale
+from schemas.compiled import forget_stale, is_kept
 
 
 def test_compiled_code_goes_with_any_source_of_its_package(tmp_path: Path) -> None:
@@ -24,3 +25,12 @@ def test_where_nothing_was_compiled_nothing_is_done(tmp_path: Path) -> None:
     (tmp_path / "__init__.py").write_text("")
     forget_stale(str(tmp_path / "__init__.py"))
     assert [path.name for path in tmp_path.iterdir()] == ["__init__.py"]
+
+
+def test_a_function_is_kept_once_it_has_an_index(tmp_path: Path) -> None:
+    def cool() -> None: ...
+
+    cool.stats = SimpleNamespace(cache_path=str(tmp_path))  # type: ignore[attr-defined]
+    assert not is_kept(cool)
+    (tmp_path / "anneal.cool-39.py311.nbi").write_text("")
+    assert is_kept(cool)

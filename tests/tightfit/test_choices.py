@@ -11,6 +11,10 @@ import pytest
 import torch
 
 import tightfit
+from schemas.graph import Graph
+from schemas.plan import Fixed
+from stages.combine.holding import holding
+from stages.replay.referee import Replay
 from tests.tightfit.conftest import SETTINGS, tower
 from tightfit.choices import Choices
 
@@ -60,6 +64,18 @@ def test_what_holds_the_smallest_adds_up_to_it(store: Path) -> None:
     assert re.search(
         r"\w+ of layers\.\d \(at .*\.py:\d+\) [\d,]+|\w+ \(at .*\.py:\d+\) [\d,]+", held
     )
+
+
+def test_what_holds_the_smallest_has_no_line_where_none_is_known(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def bare(graph: Graph, played: Replay, fixed: Fixed) -> str:
+        ops = [replace(op, source="") for op in graph.ops]
+        return holding(replace(graph, ops=ops), played, fixed)
+
+    monkeypatch.setattr("stages.combine.choose.holding", bare)
+    said = refusal(store, "2kB")
+    assert "when it takes the most" in said and "(at" not in said
 
 
 def test_the_least_budget(store: Path) -> None:

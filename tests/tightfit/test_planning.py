@@ -82,6 +82,10 @@ def test_a_budget_too_small_and_one_that_is_none(store: Path) -> None:
             (torch.nn.Linear(2, 2), torch.ones(2)),
             r"given a Tensor as args, .* plan\(model, \(x,\)\)",
         ),
+        (
+            (torch.nn.Linear(2, 2, device="meta"), (torch.ones(2),)),
+            r"^Linear: tensors on the device 'meta' have no values",
+        ),
         ((torch.nn.Linear(2, 2), (), [torch.ones(2)]), "no keyword arguments as kwargs"),
         ((torch.nn.Linear(2, 2).requires_grad_(False), (torch.ones(2),)), "^Linear: no parameter"),
     ],

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import tightfit
+from schemas.compiled import COMPILING, NOTE
 from stages.combine.inputs import Inputs
 from stages.solve import shelf
 from tests.tightfit.conftest import SETTINGS, gradients, tower
@@ -42,8 +43,24 @@ def test_a_log_has_a_line_a_stage_and_one_now_and_then(monkeypatch: pytest.Monke
     assert lines(stream) == [
         "tightfit: 1/7 capturing the step",
         "tightfit: 2/7 measuring ops",
-        "tightfit: 2/7 measuring ops, 1 of 5 done, about 36 s left",
-        "tightfit: 2/7 measuring ops, 3 of 5 done, about 10 s left",
+        "tightfit: 2/7 measuring ops, 1 of 5 done",
+        "tightfit: 2/7 measuring ops, 3 of 5 done, about 6 s left",
+    ]
+
+
+def test_first_parts_that_take_long_are_not_taken_for_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = iter([0.0, 60.0, 70.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    stream = io.StringIO()
+    told = Progress(stream=stream)
+    told.stage("combine")
+    told.done(2, 76)
+    told.done(22, 76)
+    assert lines(stream)[1:] == [
+        "tightfit: 5/8 making the frontier, 2 of 76 done",
+        "tightfit: 5/8 making the frontier, 22 of 76 done, about 27 s left",
     ]
 
 
@@ -61,7 +78,8 @@ def test_a_terminal_has_a_bar_with_a_fraction_and_the_time_left() -> None:
 
 
 def test_what_a_stage_prints_is_read_and_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    told = Progress(stream=io.StringIO())
+    stream = io.StringIO()
+    told = Progress(stream=stream)
     counts = []
     told.done = lambda count, total: counts.append((count, total))  # type: ignore[method-assign]
     with told.reading(_blocks_of(2)):
@@ -70,7 +88,9 @@ def test_what_a_stage_prints_is_read_and_not_shown(capsys: pytest.CaptureFixture
         print("tail: 2 options, 2 optimal")
     with told.reading(_budgets):
         print("gpt2: rockmate at 12 of 43 budgets")
+        print(COMPILING)
     assert counts == [(1, 2), (2, 2), (12, 43)]
+    assert lines(stream) == ["tightfit: " + COMPILING.removeprefix(NOTE)]
     assert capsys.readouterr().out == ""
 
 

@@ -46,6 +46,33 @@ def test_a_run_with_a_wrong_configuration_says_so_and_fails(
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "mine.yaml: cannot be read (No such file or directory)"),
+        ("models: {a: [", "mine.yaml: is not YAML (while parsing a flow"),
+        ("", "mine.yaml: the configuration: nothing was found, expected a mapping"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_told_in_a_sentence(
+    workplace: Workplace, text: str | None, words: str
+) -> None:
+    path = workplace.checkout / "mine.yaml"
+    path.unlink(missing_ok=True)
+    if text is not None:
+        path.write_text(text)
+    result = subprocess.run(
+        command(workplace, path.name),
+        cwd=workplace.checkout,
+        env=environment(workplace),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 1
+    assert result.stderr.startswith(words) and result.stderr.count("\n") == 1
+
+
 def test_a_second_run_waits_for_the_first(workplace: Workplace, invalid: str) -> None:
     folder = workplace.checkout / ".snakemake"
     folder.mkdir(exist_ok=True)

@@ -38,6 +38,12 @@ def test_a_name_without_a_number_is_the_current_device(monkeypatch: pytest.Monke
         device_named("gpu")
 
 
+@pytest.mark.parametrize("name", ["mps", "xpu:0", "meta"])
+def test_a_device_that_no_plan_is_for_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ModelError, match=f"not for the device '{name}'"):
+        require_device(name)
+
+
 def test_a_device_that_is_not_here_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, count=2)
     require_device("cuda:1")

@@ -76,6 +76,10 @@ def frozen() -> object:
     return nn.Linear(3, 3).requires_grad_(False), ((X,), {})
 
 
+def without_values() -> object:
+    return nn.Linear(3, 3, device="meta"), ((X,), {})
+
+
 number = 5
 
 
@@ -136,6 +140,7 @@ def test_the_search_path_is_searched(tmp_path: Path) -> None:
         (f"{HERE}:other_structure", "sample 1 has another structure"),
         (f"{HERE}:bad_loss", "returns an int as its loss"),
         (f"{HERE}:frozen", "requires a gradient"),
+        (f"{HERE}:without_values", "on the device 'meta' have no values"),
     ],
 )
 @pytest.mark.parametrize("fake", [False, True])

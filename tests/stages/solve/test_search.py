@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given, settings
 
 from schemas.options import Option
 from schemas.problem import Problem
+from stages.solve import search
 from stages.solve.checkmate import choose_stages, count_variables
 from stages.solve.engine import ENGINES, Engine
 from stages.solve.search import Grid, grid_points, least_peak, solve_block
@@ -105,6 +108,13 @@ def test_the_grid_runs_from_loose_to_tight() -> None:
     points = list(grid_points(problem, Grid(peaks=2, saves=3), found))
     assert points == [(36, 24), (36, 14), (36, 4), (32, 24), (32, 14), (32, 4)]
     assert points[-1] == (least_peak(problem), 4)
+
+
+def test_a_block_whose_ilps_take_minutes_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = [SimpleNamespace(candidates=range(1000))]
+    monkeypatch.setattr(search, "choose_stages", lambda *_: ("forward nodes", many))
+    options = solve_block("block", perceptron(), "highs", Grid())
+    assert not any("ILP" in option.label for option in options)
 
 
 def test_a_block_too_large_for_an_ilp_has_the_options_by_hand() -> None:

@@ -17,7 +17,7 @@ from schemas.errors import ArtifactError
 from stages.device.factory import Built
 from stages.generate.package import write_directory
 from stages.trace.trace import trace
-from stages.validate.load import load_planned
+from stages.validate.load import load_planned, package_files
 from tests.stages.generate.plans import generated, load_package
 
 
@@ -127,3 +127,5 @@ def test_no_package_is_refused(tmp_path: Path) -> None:
     for name in ("none", "file", "empty"):
         with pytest.raises(ArtifactError, match="there is no generated package"):
             load_planned(tmp_path / name, Shifted())
+    with pytest.raises(ArtifactError, match=r"given a Shifted .* load\(FOLDER, model\)"):
+        package_files(Shifted())  # type: ignore[arg-type]
