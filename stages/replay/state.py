@@ -19,7 +19,8 @@ class State:
     name, by storage, and `allocated` the storages that the step made and has not freed. `done` are
     the ops that ran, `handed` the gradients given away, `gone` says why a storage may not be read
     any more. `states` are the ops whose random state is saved, `restoring` the one that draws from
-    it next, `last_draw` the last one that drew for the first time.
+    it next, `last_draw` the last one that drew for the first time, `last_once` the last one of the
+    forward that may run only once.
     """
 
     graph: Graph
@@ -40,6 +41,7 @@ class State:
     states: set[int] = field(default_factory=set)
     restoring: int = NONE
     last_draw: int = -1
+    last_once: int = -1
 
     def __post_init__(self) -> None:
         graph = self.graph

@@ -18,19 +18,34 @@ aten = torch.ops.aten
 
 def own_gradients(program: Program) -> None:
     """Inserts copies where a gradient shares its storage with what the caller holds or with another
-    gradient, is part of a larger storage, or has other strides than its parameter."""
+    gradient, is part of a larger storage, or has other strides than its parameter; and where it is
+    a view of what was made before the part of the sum that it is added to."""
     held = [*program.fixed, *program.inputs.values(), *program.tangents.values(), *program.outputs]
     taken = {storage_of(variable.fake) for variable in held}
     for owner, parts in reversed(list(program.gradients.items())):
-        for number, gradient in reversed(list(enumerate(parts))):
+        before = -1
+        for number, gradient in enumerate(parts):
             steals = (
                 storage_of(gradient.fake) not in taken
                 and fills_its_storage(gradient.fake)
                 and obeys_layout_contract(gradient.fake, owner.fake)
+                and (number == 0 or _made_at(program, gradient) >= before)
             )
             if not steals:
-                gradient = parts[number] = _copy(program, gradient, owner)
+                gradient = parts[number] = _copy(program, gradient, owner, before)
             taken.add(storage_of(gradient.fake))
+            before = _made_at(program, gradient) if len(parts) > 1 else before
+
+
+def _made_at(program: Program, gradient: Variable) -> int:
+    """The position of the call that makes a gradient's storage."""
+    storage = storage_of(gradient.fake)
+    made = (
+        position
+        for position, call in enumerate(program.calls)
+        if any(storage_of(output.fake) == storage for output in call.made())
+    )
+    return next(made, -1)
 
 
 def obeys_layout_contract(gradient: torch.Tensor, parameter: torch.Tensor) -> bool:
@@ -45,10 +60,11 @@ def obeys_layout_contract(gradient: torch.Tensor, parameter: torch.Tensor) -> bo
     )
 
 
-def _copy(program: Program, gradient: Variable, owner: Variable) -> Variable:
-    """Adds the calls that copy a gradient with its owner's strides, and returns the copy."""
+def _copy(program: Program, gradient: Variable, owner: Variable, before: int) -> Variable:
+    """Adds the calls that copy a gradient with its owner's strides, after the call at the position
+    `before`, and returns the copy."""
     maker = next((call for call in program.calls if gradient in call.outputs), None)
-    position = program.forward
+    position = max(program.forward, before + 1)
     if maker is not None:
         position = max(position, program.calls.index(maker) + 1)
     calls = _copy_calls(gradient, owner.fake)

@@ -14,8 +14,13 @@ HOOK_FIELDS = (
     "_backward_hooks",
     "_backward_pre_hooks",
 )
-_COMPUTING = ("torch.nn.utils.weight_norm", "torch.nn.utils.spectral_norm")
+_COMPUTING = (
+    *("torch.nn.utils.weight_norm", "torch.nn.utils.spectral_norm"),
+    "torch.nn.utils.prune",
+)
 """The modules of hooks that only compute an attribute, which the capture sees."""
+_ATTRIBUTE = ("name", "_tensor_name")
+"""Where such hooks have the name of the attribute."""
 _REQUIRING = "enable_input_require_grads.<locals>.make_inputs_require_grads"
 """A hook of transformers that lets embeddings require gradients, which the capture sees."""
 _COLLECTING = "install_output_capuring_hook.<locals>.output_capturing_hook"
@@ -65,7 +70,8 @@ def only_computes(hook: Any) -> bool:
 def computed(module: nn.Module) -> set[str]:
     """The attributes that computing hooks of a module set."""
     hooks = vars(module).get("_forward_pre_hooks", {}).values()
-    return {hook.name for hook in hooks if only_computes(hook) and hasattr(hook, "name")}
+    found = [getattr(hook, at, None) for hook in hooks if only_computes(hook) for at in _ATTRIBUTE]
+    return {name for name in found if isinstance(name, str)}
 
 
 def name_of(hook: Any) -> str:

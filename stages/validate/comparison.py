@@ -182,9 +182,14 @@ def _quick_collections() -> Iterator[None]:
 
 
 def copied(module: nn.Module) -> nn.Module:
-    """A deep copy with the strides of the original; raises ModelError where there can be none."""
+    """A deep copy with the strides of the original; raises ModelError where there can be none.
+
+    What a forward has left in an attribute of a module with its history, as the hooks of
+    `torch.nn.utils.weight_norm` do, is copied without that history."""
+    left = (value for part in module.modules() for value in vars(part).values())
+    computed = [value for value in left if isinstance(value, torch.Tensor) and not value.is_leaf]
     try:
-        made = copy.deepcopy(module)
+        made = copy.deepcopy(module, {id(value): value.detach().clone() for value in computed})
     except Exception as error:
         raise ModelError(
             "the model cannot be compared with its plan, since it cannot be copied by "

@@ -38,7 +38,8 @@ class Periods:
 
 class Order:
     """What of a step has to run before what, whatever the plan: the makers of what a node reads
-    when it first runs, and the loss ahead of the backward."""
+    when it first runs, the loss ahead of the backward, and ahead of the loss what of the forward
+    draws random numbers or has to run once: it writes buffers, or reads what is written."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -55,6 +56,12 @@ class Order:
         makers = {storages[storage].producer for storage in node.inputs} - {-1}
         if node.phase == "backward":
             makers.add(self.problem.loss)
+        if node.phase == "loss":
+            makers |= {
+                place
+                for place, earlier in enumerate(self.problem.nodes[:position])
+                if earlier.random or not earlier.repeatable
+            }
         return sorted(makers)
 
     def precedes(self, one: int, other: int) -> bool:

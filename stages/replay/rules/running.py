@@ -53,6 +53,20 @@ def _check_place(state: State, effect: Effect, op: Op) -> None:
         raise state.refuse(f"op {op.id} ({op.target}) of the backward runs before the loss")
     if op.target == LOSS_TARGET and effect.repeated:
         raise state.refuse("the loss runs again")
+    if op.phase == "forward" and not effect.repeated and (op.random or not op.repeatable):
+        _check_turn(state, op)
+
+
+def _check_turn(state: State, op: Op) -> None:
+    """What of the forward draws, writes buffers or reads what is written runs ahead of the loss,
+    and keeps the order of the graph where it is no draw."""
+    if state.loss_at >= 0:
+        raise state.refuse(f"op {op.id} ({op.target}) of the forward runs after the loss")
+    if op.repeatable:
+        return
+    if op.id < state.last_once:
+        raise state.refuse(f"op {op.id} ({op.target}) runs after op {state.last_once}")
+    state.last_once = op.id
 
 
 def _check_reads(state: State, effect: Effect, op: Op) -> None:

@@ -166,6 +166,27 @@ def test_a_buffer_is_updated_exactly_once() -> None:
     refused(graph, costs, [update, *steps], "of the backward runs before the loss")
 
 
+def test_what_runs_once_in_the_forward_keeps_its_order_ahead_of_the_loss() -> None:
+    graph, costs = two_draws()
+    ops = [with_fields(op, random=False, repeatable=op.id > 1) for op in graph.ops]
+    graph = with_fields(graph, ops=ops)
+    replay(graph, costs, opened(graph, costs, [0, 1, 2, 3, 4]))
+    refused(graph, costs, opened(graph, costs, [1, 0, 2, 3, 4]), "op 0 .* runs after op 1")
+
+
+@pytest.mark.parametrize("random", [False, True])
+def test_what_runs_once_in_the_forward_does_not_run_after_the_loss(random: bool) -> None:
+    graph, costs = graph_of(two_layers(), views=False)
+    late = with_fields(graph.ops[0], id=4, inputs=[], outputs=[], in_place=[])
+    late = with_fields(late, arguments=encode_arguments([], {}), random=random, repeatable=random)
+    graph, costs = with_op(graph, costs, late)
+    early = opened(graph, costs, [0, 1, 4, 2, 3])
+    replay(graph, costs, early)
+    refused(
+        graph, costs, opened(graph, costs, [0, 1, 2, 4, 3]), "op 4 .* forward runs after the loss"
+    )
+
+
 def test_what_others_hold_is_not_overwritten() -> None:
     graph, costs, steps = with_update()
     owner = graph.gradients[0].value

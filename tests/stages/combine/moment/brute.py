@@ -52,10 +52,13 @@ def following(
     free = [storage for storage in there if not problem.storages[storage].stays]
     for storage in free:
         yield 0.0, (ran, there - {storage})
+    in_turn = {place for place, node in enumerate(problem.nodes[: problem.loss]) if node.random}
     for position, node in enumerate(problem.nodes):
         if position in ran and position not in again:
             continue
         if node.phase == "backward" and problem.loss not in ran:
+            continue
+        if node.phase == "loss" and not ran.issuperset(in_turn):
             continue
         form = node.form(position in ran)
         made = frozenset(form.outputs)

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace as with_fields
 
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from schemas.problem import Problem
+from schemas.problem import Node, Problem
 from stages.combine.bounds import least_peak
 from stages.combine.moment.deciding import Moments
 from stages.combine.moment.periods import Order
@@ -89,6 +90,35 @@ def test_what_a_solution_makes_is_complete(problem: Problem, data: st.DataObject
             there.update(form.outputs)
             done.add(node)
         assert len(done) == len(problem.nodes)
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems(6), st.data())
+def test_what_draws_or_runs_once_keeps_its_order_ahead_of_the_loss(
+    problem: Problem, data: st.DataObject
+) -> None:
+    once = data.draw(st.sets(st.integers(0, problem.loss - 1)))
+    nodes = [
+        with_fields(node, repeatable=False) if place in once else node
+        for place, node in enumerate(problem.nodes)
+    ]
+    writes = Node(0, "forward", 0.0, 0, [nodes[0].outputs[0]], [], [], False, False)
+    nodes.insert(problem.loss, writes)
+    storages = [
+        with_fields(storage, producer=storage.producer + (storage.producer >= problem.loss))
+        for storage in problem.storages
+    ]
+    problem = Problem(nodes, storages, problem.state_bytes)
+    turn = [place for place, node in enumerate(nodes[: problem.loss]) if _in_turn(node)]
+    order = Order(problem)
+    assert all(order.precedes(place, problem.loss) for place in turn)
+    for sequence in Moments(problem).decide(budget_of(problem, data)).sequences:
+        first = [sequence.index(place) for place in [*turn, problem.loss]]
+        assert first == sorted(first)
+
+
+def _in_turn(node: Node) -> bool:
+    return node.random or not node.repeatable
 
 
 @pytest.mark.parametrize(
