@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from schemas.costs import Costs, read_costs
-from schemas.frontier import Frontier, read_frontier
+from schemas.frontier import Frontier, Point, read_frontier
 from schemas.graph import Graph, read_graph
+from stages.combine.choose import choose, fixed_bytes
 from stages.combine.schedule.opening import Opener
 from stages.device.factory import build
 from stages.generate.package import write_package
@@ -42,10 +43,14 @@ def measure_case(case: Case, folder: Path, rounds: int) -> list[Result]:
     ]
     accumulating = rival_results[1].accumulating_peak
     wanted += [(maker.accumulating(accumulating), "at the accumulating peak of checkpoint")]
-    names: dict[int, list[str]] = {}
+    named: list[tuple[Point, list[str]]] = []
     for point, name in wanted:
-        names.setdefault(point, []).append(name)
-    planned = [maker.at(point, f"plan {', '.join(own)}") for point, own in names.items()]
+        same = [names for known, names in named if known == point]
+        if same:
+            same[0].append(name)
+        else:
+            named.append((point, [name]))
+    planned = [maker.at(point, f"plan {', '.join(names)}") for point, names in named]
     return contest([*rivals, maker.keep_all(), *planned], stepper, built.samples[0], rounds)
 
 
@@ -59,25 +64,25 @@ class _Maker:
         self.folder = folder
         self.model = model
 
-    def within(self, limit: float) -> int:
-        """The index of the fastest point of the frontier within a peak in bytes."""
-        point = self.frontier.within(int(limit))
+    def within(self, limit: float) -> Point:
+        """What is chosen where a step may take a peak in bytes."""
+        budget = f"{int(limit) + fixed_bytes(self.graph).there_before}B"
+        _, point, _ = choose(self.graph, self.costs, self.problem, self.frontier, budget)
         if point is None:
             raise SystemExit(f"nothing fits {limit:,.0f} bytes")
-        return self.frontier.points.index(point)
+        return point
 
-    def accumulating(self, limit: int) -> int:
-        """The index of the fastest point whose peak with gradients already there is within the
+    def accumulating(self, limit: int) -> Point:
+        """The fastest point of the frontier whose peak with gradients already there is within the
         limit."""
-        for index, point in enumerate(self.frontier.points):
+        for point in self.frontier.points:
             steps = self.opener.opened(point)
             if replay(self.graph, self.costs, steps, accumulate=True).peak <= limit:
-                return index
+                return point
         raise SystemExit(f"nothing fits {limit:,} bytes with gradients there")
 
-    def at(self, index: int, name: str) -> Contestant:
-        """The plan of a point of the frontier."""
-        point = self.frontier.points[index]
+    def at(self, point: Point, name: str) -> Contestant:
+        """The plan of a point."""
         return self._made(point.executions, point.in_place, point.room, name)
 
     def keep_all(self) -> Contestant:
