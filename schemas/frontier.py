@@ -1,5 +1,6 @@
 """`tightfit.frontier/4`: the plans of one strategy for one model and profile, from most to least
-memory. A budget takes the first that fits, so that it never matters which budgets were asked."""
+memory. What a budget takes comes from the points around it, so that it never matters which other
+budgets were asked."""
 
 from __future__ import annotations
 
