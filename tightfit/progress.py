@@ -16,7 +16,7 @@ STAGES = {
     "profile": ("measuring ops", 20),
     "partition": ("cutting into blocks", 2),
     "solve": ("solving blocks", 25),
-    "combine": ("making the frontier", 30),
+    "combine": ("making plans", 30),
     "choose": ("choosing the plan", 2),
     "generate": ("writing the module", 3),
     "check": ("comparing with the original", 8),
@@ -32,7 +32,7 @@ class Progress:
     given."""
 
     def __init__(self, wanted: bool = True, stream: TextIO | None = None) -> None:
-        self.stream = stream or sys.stderr
+        self.given = stream
         self.wanted = wanted
         self.names: list[str] = list(STAGES)
         self.current = ""
@@ -41,6 +41,11 @@ class Progress:
         """When the first parts of the stage were done, and how many. They may take much longer than
         the others, as where code is compiled."""
         self.bar: Any = None
+
+    @property
+    def stream(self) -> TextIO:
+        """Where it is told: standard error as it is now, unless one was given."""
+        return self.given or sys.stderr
 
     @contextlib.contextmanager
     def telling(self, *left_out: str) -> Iterator[None]:

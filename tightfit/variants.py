@@ -58,14 +58,16 @@ class Variant:
         """The plan for a budget; raises ConfigError where none fits."""
         plan, point = route.choose(self.graph, self.costs, self.path, budget)
         if not plan.feasible and not self.more:
-            whole = route.frontier(self.graph, self.costs)
-            if whole != self.path:
-                plan, point = route.choose(self.graph, self.costs, whole, budget)
+            path = route.frontier(self.graph, self.costs)
+            if path != self.path:
+                plan, point = route.choose(self.graph, self.costs, path, budget)
         if not plan.feasible:
             raise ConfigError(plan.sentence)
         module = route.module(self.graph, point)
         said = replace(plan, sentence=plan.sentence + self.more)
-        return ChosenPlan.of(said, partial(_whole, self, route), module)
+        known = partial(read_frontier, self.path)
+        whole = partial(_whole, route, self.graph, self.costs)
+        return ChosenPlan.of(said, known if self.more else whole, module)
 
 
 def written_budget(budget: str | int | Choice) -> str:
@@ -114,13 +116,10 @@ def shapes_of(built: Built) -> str:
     return ", ".join(str(tuple(leaf.shape)) for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
-def _whole(variant: Variant, route: Route) -> Frontier:
-    """The whole frontier, made unless it is there; what is known of it where that was interrupted
-    before."""
-    if variant.more:
-        return variant.frontier
+def _whole(route: Route, graph: Path, costs: Path) -> Frontier:
+    """The whole frontier, made unless it is there."""
     with route.progress.telling("trace", "profile", "choose", "generate", "check"):
-        return read_frontier(route.frontier(variant.graph, variant.costs))
+        return read_frontier(route.frontier(graph, costs))
 
 
 def _frontier(route: Route, graph: Path, costs: Path, written: str) -> tuple[Path, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -114,6 +116,13 @@ def test_a_plan_says_all_that_it_did(store: Path) -> None:
     made = plan(store, "90%")
     assert isinstance(made, tightfit.Plan) and (made.module / "__init__.py").is_file()
     assert "frontier" not in asdict(made)
+
+
+def test_a_plan_is_kept_with_the_way_to_its_frontier(store: Path) -> None:
+    made = plan(store, "85%")
+    for kept in (pickle.loads(pickle.dumps(made)), copy.deepcopy(made)):
+        assert asdict(kept) == asdict(made) and kept.module == made.module
+        assert str(kept.frontier) == str(made.frontier)
 
 
 def test_a_table_and_a_picture(store: Path) -> None:

@@ -59,8 +59,8 @@ def test_first_parts_that_take_long_are_not_taken_for_the_rest(
     told.done(2, 76)
     told.done(22, 76)
     assert lines(stream)[1:] == [
-        "tightfit: 5/8 making the frontier, 2 of 76 done",
-        "tightfit: 5/8 making the frontier, 22 of 76 done, about 27 s left",
+        "tightfit: 5/8 making plans, 2 of 76 done",
+        "tightfit: 5/8 making plans, 22 of 76 done, about 27 s left",
     ]
 
 
