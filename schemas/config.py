@@ -8,17 +8,14 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
 from schemas.budget import NO_BUDGET, parse_budget
 from schemas.errors import ConfigError
+from schemas.strategies import STRATEGIES, baselines
 
 SCHEMA_PATH = Path(__file__).with_name("config.schema.json")
-
-BASELINES = ("unplanned", "checkpoint")
-"""Strategies that take no budget."""
 
 
 @dataclass(frozen=True)
@@ -84,12 +81,15 @@ def parse_config(document: Mapping[str, Any], source: str = "config.yaml") -> Co
 
     Raises ConfigError with one line for each error, naming its path and what was expected.
     """
+    from jsonschema import Draft202012Validator
+
+    schema = _schema()
     plain, problems = _plain(document)
-    problems += [_sentence(error) for error in _validator().iter_errors(plain)]
+    problems += [_sentence(error) for error in Draft202012Validator(schema).iter_errors(plain)]
     problems += _budget_problems(plain)
     if problems:
         raise ConfigError(_message(source, sorted(set(problems))))
-    filled = _with_defaults(plain, _schema())
+    filled = _with_defaults(plain, schema)
     solver = filled["solver"]
     return Config(
         models={name: _model(name, filled) for name in filled["models"]},
@@ -139,7 +139,7 @@ def require_folders(config: Config, source: str = "config.yaml") -> None:
 
 
 def _budgets_of(strategy: str, budgets: Iterable[str]) -> list[tuple[str, str]]:
-    if strategy in BASELINES:
+    if strategy in baselines():
         return [(NO_BUDGET, NO_BUDGET)]
     return [(budget, parse_budget(budget).directory) for budget in budgets]
 
@@ -155,16 +155,12 @@ def _model(name: str, document: dict[str, Any]) -> Model:
     )
 
 
-@cache
 def _schema() -> dict[str, Any]:
-    return cast(dict[str, Any], json.loads(SCHEMA_PATH.read_text()))
-
-
-@cache
-def _validator() -> Any:
-    from jsonschema import Draft202012Validator
-
-    return Draft202012Validator(_schema())
+    schema = cast(dict[str, Any], json.loads(SCHEMA_PATH.read_text()))
+    *most, last = STRATEGIES
+    strategy = {"enum": [*most, last], "expected": f"{', '.join(most)} or {last}"}
+    schema["$defs"]["strategies"]["items"] = strategy
+    return schema
 
 
 def _plain(document: Any) -> tuple[Any, list[str]]:

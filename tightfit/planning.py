@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from schemas.budget import NO_BUDGET
-from schemas.config import BASELINES
+from schemas.strategies import baselines
 from tightfit.choices import Choice, ChosenPlan
 from tightfit.house import default_store
 from tightfit.progress import Progress
@@ -72,7 +72,7 @@ def plan(
 
     store = default_store() if store is None else Path(store)
     check_settings(strategy, store, engine, peaks, saves, jobs, otherwise)
-    written = NO_BUDGET if strategy in BASELINES else written_budget(budget)
+    written = NO_BUDGET if strategy in baselines() else written_budget(budget)
     telling = Progress(progress)
     with (
         telling.telling(*(() if check else ("check",))),

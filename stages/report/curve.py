@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from schemas.budget import NO_BUDGET
-from schemas.config import BASELINES
 from schemas.frontier import Frontier
 from schemas.plan import Plan
+from schemas.strategies import baselines
 from stages.report.load import ModelResults, PlanResult
 from stages.report.scales import Scale, Tick, levels, spanning, stairs
 from stages.report.words import ratio, size, tick
@@ -92,10 +92,10 @@ def inks(strategies: Sequence[str]) -> dict[str, int]:
 def strategy_order(results: ModelResults) -> list[str]:
     """The strategies of a model, baselines last."""
     names = {*results.frontiers, *(result.plan.strategy for result in results.plans)}
-    known = list(_INKS)
+    known, last = list(_INKS), baselines()
     return sorted(
         names,
-        key=lambda name: (name in BASELINES, known.index(name) if name in known else 9, name),
+        key=lambda name: (name in last, known.index(name) if name in known else 9, name),
     )
 
 
@@ -148,7 +148,7 @@ def trade_off(results: ModelResults, panels: Mapping[str, str]) -> Curve | None:
             Series(
                 strategy=name,
                 ink=colours[name],
-                baseline=name in BASELINES,
+                baseline=name in baselines(),
                 path=stairs([(x.at(p), y.at(t)) for p, t in frontiers.get(name, [])]),
                 predicted=_predicted(name, frontiers.get(name, []), x, y),
                 measured=[

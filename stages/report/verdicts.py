@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from schemas.budget import NO_BUDGET
-from schemas.config import BASELINES
 from schemas.measurement import FAILED
 from schemas.plan import Plan
+from schemas.strategies import baselines
 from stages.report.load import PlanResult
 from stages.report.timeline import OWNERS, Timeline
 from stages.report.words import duration, percent, ratio, size
@@ -164,7 +164,7 @@ def best_of(results: Sequence[PlanResult]) -> PlanResult:
         if not result.plan.feasible:
             return 3, 0, float(result.plan.smallest_budget or 0)
         order = {"good": 0, "warning": 1, "bad": 2}[found.state]
-        baseline = result.plan.strategy in BASELINES
+        baseline = result.plan.strategy in baselines()
         return order, baseline, found.ratio if found.ratio is not None else float("inf")
 
     return min(results, key=rank)

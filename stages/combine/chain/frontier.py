@@ -15,13 +15,13 @@ import numpy as np
 
 from schemas.frontier import pareto
 from schemas.sequence import Operation
+from schemas.strategies import SLOTS
 from stages.combine.chain.least import Least
 from stages.combine.chain.links import Links
 from stages.combine.chain.replay import ChainReplay, chain_replay
 from stages.combine.chain.slots import rounds_nothing
 from stages.combine.chain.table import Times, build_table, run_block
 
-SLOTS = 500
 MOST_POSITIONS = 5000
 """Positions that the sequences of one table may have together."""
 LEAST_SEQUENCES = 48

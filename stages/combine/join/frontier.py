@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from schemas.sequence import Operation
-from stages.combine.chain.frontier import SLOTS, ProgramFrontier, Smallest
+from schemas.strategies import SLOTS
+from stages.combine.chain.frontier import ProgramFrontier, Smallest
 from stages.combine.chain.links import Links
 from stages.combine.chain.replay import ChainReplay
 from stages.combine.chain.table import run_block

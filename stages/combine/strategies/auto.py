@@ -1,34 +1,35 @@
-"""Auto: the plans of all other strategies that support the step."""
+"""Auto: the plans of all strategies for a budget that support the step."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from stages.combine.strategies.strategy import About, Candidate, Strategy, TrainingStep
+from schemas.strategies import STRATEGIES
+from stages.combine.strategies.registry import strategy
+from stages.combine.strategies.strategy import Candidate, Strategy, TrainingStep
 
 
 class Auto:
-    """What the given strategies plan, together."""
+    """What the others plan, together."""
 
-    about = About(
-        "auto",
-        "the plans of `rotor` and `rockmate` together, the best at each budget",
-        solved=True,
-    )
-
-    def __init__(self, strategies: Sequence[Strategy]) -> None:
-        self.strategies = strategies
+    about = STRATEGIES["auto"]
 
     def supports(self, step: TrainingStep) -> str:
         """A step that one of them supports; else why the first does not."""
-        said = [strategy.supports(step) for strategy in self.strategies]
+        said = [strategy.supports(step) for strategy in self._others()]
         return "" if "" in said else said[0]
 
     def candidates(self, step: TrainingStep) -> list[Candidate]:
         """The plans of those that support the step."""
         return [
             candidate
-            for strategy in self.strategies
+            for strategy in self._others()
             if not strategy.supports(step)
             for candidate in strategy.candidates(step)
         ]
+
+    def _others(self) -> list[Strategy]:
+        apart = self.about.name
+        names = [name for name, about in STRATEGIES.items() if not about.baseline]
+        return [strategy(name) for name in names if name != apart]
+
+
+STRATEGY = Auto()

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from schemas.sequence import Operation
+from schemas.strategies import STRATEGIES
 from stages.combine.schedule.executions import captured, executions_of, runs
-from stages.combine.strategies.strategy import About, Candidate, TrainingStep
+from stages.combine.strategies.strategy import Candidate, TrainingStep
 
 
 class Checkpoint:
     """Every block keeps its input alone and runs again right before its backward, in captured
     order, without the ops that only its output needs."""
 
-    about = About(
-        "checkpoint",
-        "every block is computed again, as `torch.utils.checkpoint` on each would",
-        baseline=True,
-    )
+    about = STRATEGIES["checkpoint"]
 
     def supports(self, step: TrainingStep) -> str:
         """Every step."""
@@ -32,3 +29,6 @@ class Checkpoint:
         executions = executions_of(step.problem, step.blocks, options, sequence)
         actions = runs(step.problem, executions)
         return [Candidate(actions, sequence, "every block recomputed")]
+
+
+STRATEGY = Checkpoint()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from stages.combine.chain.frontier import SLOTS, ChainFrontier, spread
+from schemas.strategies import STRATEGIES
+from stages.combine.chain.frontier import ChainFrontier, spread
 from stages.combine.chain.links import Links, links_of_blocks
 from stages.combine.schedule.executions import executions_of, runs
-from stages.combine.strategies.strategy import About, Candidate, TrainingStep
+from stages.combine.strategies.strategy import Candidate, TrainingStep
 
 BUDGETS = 24
 
@@ -13,12 +14,7 @@ BUDGETS = 24
 class Rotor:
     """The dynamic program over blocks that keep everything or nothing."""
 
-    about = About(
-        "rotor",
-        "the same with two options a block, keep everything or nothing",
-        chains=True,
-        optimal_in=f"persistent sequences of the chain at {SLOTS} slots",
-    )
+    about = STRATEGIES["rotor"]
 
     def supports(self, step: TrainingStep) -> str:
         """Every step: one that is no sequence is a chain of one block."""
@@ -27,6 +23,9 @@ class Rotor:
     def candidates(self, step: TrainingStep) -> list[Candidate]:
         """Plans from keeping everything down to the least memory."""
         return candidates_of(step, links_of_blocks(step.blocks, step.options, True))
+
+
+STRATEGY = Rotor()
 
 
 def candidates_of(step: TrainingStep, links: Links) -> list[Candidate]:

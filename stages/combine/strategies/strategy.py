@@ -1,4 +1,5 @@
-"""What a strategy is: one file that makes plans of a training step, and a line in the registry."""
+"""What a strategy is: one file that makes plans of a training step, and a line in
+`schemas/strategies.py`."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from schemas.blocks import Blocks
 from schemas.options import Option
 from schemas.problem import Problem
 from schemas.sequence import Operation
+from schemas.strategies import About
 
 
 @dataclass(frozen=True)
@@ -39,24 +41,6 @@ class Candidate:
     def executions(self) -> list[int]:
         """The ops that it runs, as ids of the graph."""
         return [action.op for action in self.actions if isinstance(action, Run)]
-
-
-@dataclass(frozen=True)
-class About:
-    """What is known of a strategy before it runs.
-
-    `summary` is a line for people. A `baseline` takes no budget and is not polished. One that is
-    `solved` takes the options that integer programs found, and hangs on how these ended. One that
-    plans `chains` takes chains that come as files. `optimal_in` names the class that its sequences
-    are optimal in, "" for none.
-    """
-
-    name: str
-    summary: str
-    baseline: bool = False
-    solved: bool = False
-    chains: bool = False
-    optimal_in: str = ""
 
 
 class Strategy(Protocol):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from schemas.sequence import Operation
+from schemas.strategies import STRATEGIES
 from stages.combine.schedule.executions import runs
-from stages.combine.strategies.strategy import About, Candidate, TrainingStep
+from stages.combine.strategies.strategy import Candidate, TrainingStep
 
 
 class Unplanned:
     """The step as it was captured: every op once."""
 
-    about = About("unplanned", "the step as PyTorch runs it", baseline=True)
+    about = STRATEGIES["unplanned"]
 
     def supports(self, step: TrainingStep) -> str:
         """Every step."""
@@ -24,3 +25,6 @@ class Unplanned:
         sequence = [*forward, Operation("loss", last), *backward]
         actions = runs(step.problem, [node.op for node in step.problem.nodes])
         return [Candidate(actions, sequence, "captured order")]
+
+
+STRATEGY = Unplanned()

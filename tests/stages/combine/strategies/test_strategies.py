@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 
 from schemas.blocks import Blocks
-from schemas.config import BASELINES
 from schemas.errors import ArtifactError, ConfigError
 from schemas.options import Option
 from schemas.problem import Problem
@@ -14,7 +13,7 @@ from schemas.sequence import Operation
 from stages.combine.chain.links import keep_all, links_of_blocks
 from stages.combine.chain.replay import chain_replay
 from stages.combine.schedule.executions import executions_of
-from stages.combine.strategies.registry import strategies, strategy
+from stages.combine.strategies.registry import strategy
 from stages.combine.strategies.strategy import Candidate, TrainingStep
 from stages.partition.chain import partition
 from stages.partition.cuts import find_segments
@@ -122,12 +121,6 @@ def test_ops_that_run_once_are_not_run_again(facts: Facts) -> None:
         sequence += [Operation("F_all", position), Operation("B", position)]
     executions = executions_of(problem, blocks, options, sequence)
     assert executions.count(first.forward[-1]) == 1
-
-
-def test_only_baselines_are_not_polished() -> None:
-    baselines = {name: found.about.baseline for name, found in strategies().items()}
-    assert baselines.keys() == {"unplanned", "checkpoint", "auto", "rotor", "rockmate"}
-    assert [name for name, baseline in baselines.items() if baseline] == list(BASELINES)
 
 
 def test_an_unknown_strategy_is_named() -> None:

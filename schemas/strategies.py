@@ -1,0 +1,61 @@
+"""What is known of the strategies before they run. Rooms and the configuration learn it here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SLOTS = 500
+"""Into how many parts the dynamic programs of strategies cut a budget."""
+
+
+@dataclass(frozen=True)
+class About:
+    """What is known of a strategy before it runs.
+
+    `summary` is a line for people. A `baseline` takes no budget and is not polished. One that is
+    `solved` takes the options that integer programs found, and hangs on how these ended. One that
+    plans `chains` takes chains that come as files. `optimal_in` names the class that its sequences
+    are optimal in, "" for none.
+    """
+
+    name: str
+    summary: str
+    baseline: bool = False
+    solved: bool = False
+    chains: bool = False
+    optimal_in: str = ""
+
+
+_ALL = [
+    About("unplanned", "the step as PyTorch runs it", baseline=True),
+    About(
+        "checkpoint",
+        "every block is computed again, as `torch.utils.checkpoint` on each would",
+        baseline=True,
+    ),
+    About(
+        "auto", "the plans of all strategies that take one, the best at each budget", solved=True
+    ),
+    About(
+        "rotor",
+        "the same with two options a block, keep everything or nothing",
+        chains=True,
+        optimal_in=f"persistent sequences of the chain at {SLOTS} slots",
+    ),
+    About(
+        "rockmate",
+        "each block runs by one of many options (what to keep, what to compute again), found by "
+        "integer programming; a dynamic program chooses among them over the sequence of blocks",
+        solved=True,
+        chains=True,
+        optimal_in=f"persistent sequences of the blocks' options at {SLOTS} slots",
+    ),
+]
+
+STRATEGIES: dict[str, About] = {about.name: about for about in _ALL}
+"""All by name, baselines first: NAME is `STRATEGY` of `stages/combine/strategies/NAME.py`."""
+
+
+def baselines() -> list[str]:
+    """The strategies that take no budget."""
+    return [name for name, about in STRATEGIES.items() if about.baseline]
