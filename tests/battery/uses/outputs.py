@@ -138,9 +138,15 @@ def outputs_in_a_later_loss(run: Run) -> None:
 
 @use
 def facts_of_outputs(run: Run) -> None:
-    for leaf in tensors(run.forward()):
-        facts = [leaf.is_leaf, leaf.is_contiguous(), leaf._is_view(), type(leaf).__name__]
-        run.say("facts", [facts[0], facts[1], facts[3], leaf.storage_offset()])
+    """What outputs are (of an input or a parameter with a gradient, which is a leaf, it is not
+    promised that it is returned itself)."""
+    sample = run.batch(0)
+    given = [x for x in [*tensors(sample), *run.module.parameters()] if x.requires_grad]
+    places = {x.untyped_storage().data_ptr() for x in given}
+    for leaf in tensors(run.call(sample)):
+        itself = leaf.untyped_storage().data_ptr() in places
+        known = None if itself else leaf.is_leaf
+        run.say("facts", [known, leaf.is_contiguous(), type(leaf).__name__, leaf.storage_offset()])
 
 
 @use
