@@ -53,7 +53,7 @@ def interface_text(graph: Graph, program: Program) -> str:
         f"    assigned={_known(sorted(assigned_of(graph)), positions)},",
         f"    aliased={_known(_aliased(graph, program), places)},",
         f"    inner={_known(_inner(graph, program), places)},",
-        f"    multiple={_known(_multiple(graph, program), places)},",
+        f"    unwritable={_known(_unwritable(graph, program), places)},",
         f"    order={_known(_order(graph, program), places)},",
         f"    eval_modules=frozenset({sorted(eval_modules)!r}),",
         f"    autocast={autocast!r},",
@@ -126,10 +126,20 @@ def _inner(graph: Graph, program: Program) -> list[int]:
     return found
 
 
-def _multiple(graph: Graph, program: Program) -> list[int]:
-    """The differentiable outputs that are one of several views of one function."""
+def _unwritable(graph: Graph, program: Program) -> list[int]:
+    """The differentiable outputs that eager lets nobody write into: one of several views of one
+    function, or a view of an input or a parameter with a gradient."""
     found = {graph.outputs[leaf].value for leaf in multiple_views(graph)}
-    return [value for value in program.differentiable + program.unused if value in found]
+    leaves = {
+        value.storage
+        for value in graph.values
+        if value.kind in ("parameter", "input") and value.requires_grad
+    }
+    return [
+        value
+        for value in program.differentiable + program.unused
+        if value in found or graph.values[value].storage in leaves
+    ]
 
 
 def _overlap(graph: Graph, one: int, other: int) -> bool:

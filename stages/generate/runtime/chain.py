@@ -226,8 +226,8 @@ def execute(
     return _apart(run, returned), plain
 
 
-def _one_of_several(output: torch.Tensor) -> torch.Tensor:
-    """The output as one of the views that a function makes: PyTorch lets nobody write into it."""
+def _unwritable(output: torch.Tensor) -> torch.Tensor:
+    """The output as one of several views of a function: PyTorch lets nobody write into it."""
     view = output.view_as(output)
     torch._C._autograd._set_creation_meta(view, torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE)
     return view
@@ -239,8 +239,8 @@ def _apart(run: Run, outputs: list[torch.Tensor]) -> list[torch.Tensor]:
     for number in reversed(run.interface.order):
         if len(outputs) > 1:
             outputs[number] = _Output.apply(outputs[number])
-        if number in run.interface.multiple:
-            outputs[number] = _one_of_several(outputs[number])
+        if number in run.interface.unwritable:
+            outputs[number] = _unwritable(outputs[number])
     run.inner = watch_inner(outputs, run.interface.inner)
     return outputs
 

@@ -75,8 +75,8 @@ class Interface:
     tensors, `watched_outputs` of outputs of the step, that it reads and that nothing may change
     before. `assigned` are the buffers that the forward puts another tensor in the place of.
     `aliased` are outputs that share memory with another output or a tensor, `inner` outputs that
-    the step goes on from, `multiple` outputs that are one of several views of one function, which
-    nobody may write into. `order` is the one in which autograd comes to the outputs.
+    the step goes on from, `unwritable` outputs that nobody may write into, as one of several views
+    of one function. `order` is the one in which autograd comes to the outputs.
     `eval_modules` are the submodules that were in evaluation mode. `autocast` is, by device type,
     the dtype that autocast was on with, or None, and `autocast_cache` whether it kept its casts.
     `cast` are the positions of the tensors that are cast as autocast would, `spared` the dtypes of
@@ -99,7 +99,7 @@ class Interface:
     assigned: tuple[int, ...]
     aliased: tuple[int, ...]
     inner: tuple[int, ...]
-    multiple: tuple[int, ...]
+    unwritable: tuple[int, ...]
     order: tuple[int, ...]
     eval_modules: frozenset[str]
     autocast: dict[str, str | None]

@@ -1,8 +1,9 @@
-"""Outputs that are one of several views of a function, and inputs of checkpoints."""
+"""Outputs that nobody may write into, and inputs of checkpoints."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,36 @@ def test_nobody_writes_into_one_of_several_views(whole: bool, tmp_path: Path) ->
         for each in (planned, built.model):
             each(x)[1].mul_(2).sum().backward()
         assert_same_gradients(planned, built.model)
+
+
+class Given(nn.Module):
+    """What it is given and a weight of its own, seen in another shape."""
+
+    def __init__(self, seen: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.layer, self.seen = nn.Linear(4, 4), seen
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.layer(x).tanh(), self.seen(x), self.layer.weight.t()
+
+
+@pytest.mark.parametrize(
+    "seen", [lambda x: x.view(2, 6), lambda x: x.unfold(1, 2, 1), lambda x: x[:1].expand(5, 4)]
+)
+def test_nobody_writes_into_a_view_of_a_leaf(
+    seen: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path
+) -> None:
+    x = torch.randn(3, 4, requires_grad=True)
+    before = x.detach().clone()
+    graph, built = traced((Given(seen), ((x,), {})))
+    package = generated(graph, tmp_path / "plan")
+    compare(package, built)
+    planned = package.load(copy.deepcopy(built.model))
+    for each in (planned, built.model):
+        for output in each(x)[1:]:
+            with pytest.raises(RuntimeError, match=r"modified inplace|leaf Variable"):
+                output.mul_(2)
+    assert torch.equal(x, before)
 
 
 class Checkpointed(nn.Module):
