@@ -113,14 +113,17 @@ class _Limit:
     proven: Proven | None = None
 
     def below(self, seconds: float) -> tuple[float, str]:
-        """The limit of a plan that takes so many seconds, and what a verdict says where the clock
-        ended the search for it. The simple one stands where the closer one is above the plan: that
-        would be wrong, and no plan is called optimal for it."""
-        least, clock = self.simple, False
-        if self.proven is not None and self.proven.seconds <= seconds * (1 + TOLERANCE):
-            least, clock = self.proven.seconds, self.proven.clock
-        said = "; the clock, not the work, ended the search for a bound" if clock else ""
-        return min(least, seconds), said
+        """The limit of a plan that takes so many seconds, and what a verdict says of it.
+
+        The simple one stands where the closer one is above the plan, which is then wrong: no plan
+        is called optimal for it, and the verdict says so."""
+        if self.proven is None:
+            return min(self.simple, seconds), ""
+        if self.proven.seconds > seconds * (1 + TOLERANCE):
+            said = "; a closer bound was above the plan and is left out: a fault of tightfit"
+            return min(self.simple, seconds), said
+        clock = "; the clock, not the work, ended the search for a bound"
+        return min(self.proven.seconds, seconds), clock if self.proven.clock else ""
 
 
 def _within(player: Player, frontier: Frontier, budget: int | None) -> tuple[Point | None, _Limit]:
