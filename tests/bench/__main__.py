@@ -11,6 +11,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+from tests.bench import deep
 from tests.bench.cases import CASES, Case
 from tests.bench.hierarchies import HEAD, rows_of_hierarchies
 from tests.bench.tables import planning_table, result_table, table_of_chains
@@ -72,6 +73,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=[case.name for case in CASES])
     parser.add_argument("--chains", action="store_true", help="time the dynamic program too")
     parser.add_argument("--hierarchies", action="store_true", help="time H-Partition too")
+    parser.add_argument("--deep", action="store_true", help="plan deep models too, for an hour")
     parser.add_argument("--folder", type=Path, help="keep what is made here")
     options = parser.parse_args()
     root = options.folder or Path(tempfile.mkdtemp(prefix="bench-"))
@@ -80,6 +82,10 @@ def main() -> None:
     if options.hierarchies:
         print(HEAD, flush=True)
         for row in rows_of_hierarchies():
+            print(row, flush=True)
+    if options.deep:
+        print(deep.HEAD, flush=True)
+        for row in deep.rows_of_depths(root):
             print(row, flush=True)
     for case in CASES:
         if case.name not in options.models:
