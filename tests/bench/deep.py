@@ -11,14 +11,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from schemas.costs import Costs, read_costs
 from schemas.frontier import read_frontier
-from schemas.graph import read_graph
+from schemas.graph import Graph, read_graph
 from schemas.plan import read_plan
+from stages.combine.choose import fixed_bytes
+from stages.replay.condense import condense
 
 DEVICE = {"name": "h100", "type": "cpu", "flops": 5e14, "bandwidth": 2.5e12, "latency": 4e-6}
 """What the design's prototype took an H100 for."""
-LEAST = "least"
-BUDGETS = ("50%", "30%", "20%", LEAST)
+SHARES = (0.5, 0.3, 0.2)
+"""Of what keeping everything takes beyond what stays to the end of the step."""
+BUDGETS = (*(f"{share:.0%}" for share in SHARES), "least")
 HEAD = (
     "| layers | dropout | nodes | frontier, CPU s | points | "
     + " | ".join(f"{budget}: time, bound, gap, CPU s" for budget in BUDGETS)
@@ -47,16 +51,16 @@ DEPTHS = (Deep(6), Deep(12), Deep(24), Deep(24, 0.1), Deep(48), Deep(96))
 
 def row_of(deep: Deep, folder: Path) -> str:
     """A row of the table in Markdown: CPU seconds of commands of one thread, times as a ratio to
-    that of keeping everything; the least budget is the smallest known to work."""
+    that of keeping everything; the least budget is that of the frontier's last plan."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "device.json").write_text(json.dumps(DEVICE))
     for stage in _stages(deep, folder):
         seconds = _run(*stage)
-    cells, smallest = [], None
-    for budget in BUDGETS:
-        cell, smallest = _cell(folder, str(smallest) if budget == LEAST else budget)
-        cells.append(cell)
     graph, frontier = read_graph(folder / "graph.arrow"), read_frontier(folder / "frontier.arrow")
+    stays = _stays(graph, read_costs(folder / "costs.arrow"))
+    before, room = fixed_bytes(graph).there_before, frontier.keep_all_peak - stays
+    budgets = [before + stays + int(share * room) for share in SHARES]
+    cells = [_cell(folder, budget) for budget in (*budgets, before + frontier.points[-1].peak)]
     count = sum(not graph.is_view(op) for op in graph.ops)
     told = [deep.layers, deep.dropout, count, f"{seconds:.1f}", len(frontier.points), *cells]
     return "| " + " | ".join(map(str, told)) + " |"
@@ -87,17 +91,21 @@ def _given(folder: Path) -> list[str | Path]:
     return ["--graph", folder / "graph.arrow", "--costs", folder / "costs.arrow"]
 
 
-def _cell(folder: Path, budget: str) -> tuple[str, int | None]:
-    """The figures of a budget, and the smallest budget known to work."""
-    out = folder / f"plan-{budget.strip('%')}"
+def _stays(graph: Graph, costs: Costs) -> int:
+    """The bytes that stay to the end of the step once they are made."""
+    return sum(s.bytes for s in condense(graph, costs).storages if s.stays)
+
+
+def _cell(folder: Path, budget: int) -> str:
+    """The figures of a budget in bytes."""
+    out = folder / f"plan-{budget}"
     given = ["--frontier", folder / "frontier.arrow", *_given(folder)]
-    seconds = _run("choose", *given, "--budget", budget, "--out", out)
+    seconds = _run("choose", *given, "--budget", str(budget), "--out", out)
     plan = read_plan(out / "plan.json")
     if plan.time is None or plan.lower_bound is None:
-        return plan.verdict, plan.smallest_budget
+        return plan.verdict
     time, bound = plan.time / plan.keep_all.time, plan.lower_bound / plan.keep_all.time
-    said = f"{time:.4f}, {bound:.4f}, {1 - bound / time:.2%}, {seconds:.1f}"
-    return said, plan.smallest_budget
+    return f"{time:.4f}, {bound:.4f}, {1 - bound / time:.2%}, {seconds:.1f}"
 
 
 def _run(*arguments: str | Path) -> float:
