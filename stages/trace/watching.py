@@ -17,13 +17,9 @@ import torch
 from torch import nn
 
 from schemas.errors import ModelError
-from stages.device.readings import (
-    ABSENT,
-    ATTENTION_STATES,
-    agree,
-    digest_of,
-    encode,
-)
+from stages.device.readings import ABSENT, digest_of, encode
+from stages.device.states import ATTENTION_STATES
+from stages.device.written import agree
 from stages.trace.codes import line_that
 from stages.trace.holders import INTERNAL, NOWHERE, Holder, Kept, contents, is_generator, put_back
 from stages.trace.known import Known

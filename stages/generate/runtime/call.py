@@ -10,9 +10,9 @@ import torch
 
 from .facts import Interface
 from .mismatch import PlanMismatch
-from .readings import same_plain
 from .trees import Tree, read_tree
 from .watch import Difference
+from .written import same_plain
 
 _AS_TENSOR = 'pass a number that changes as a tensor, or load the plan with otherwise="original"'
 

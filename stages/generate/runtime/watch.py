@@ -20,18 +20,17 @@ from .lists import Lists
 from .places import cells, content, defaults, find, of_class
 from .readings import (
     ABSENT,
-    STATES,
     VIEWS,
-    agree,
     bound_to,
     class_of,
     encode,
     is_array,
-    say,
     slots_of,
     type_of,
     underlying,
 )
+from .states import STATES
+from .written import agree, say
 
 _REGISTERED = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
