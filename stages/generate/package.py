@@ -30,7 +30,7 @@ _COPIED = (
     *("surroundings.py", "ties.py", "watch.py", "wrap.py"),
 )
 _DEVICE = Path(__file__).parents[1] / "device"
-_SHARED = ("caches.py", "form.py", "readings.py", "states.py", "trees.py", "written.py")
+_SHARED = ("caches.py", "classes.py", "form.py", "readings.py", "states.py", "trees.py", "written.py")
 
 
 def write_package(
