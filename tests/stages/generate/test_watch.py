@@ -30,8 +30,7 @@ from tests.stages.generate.plans import (
     step,
 )
 from tests.stages.generate.watched import traced_watched
-from tests.stages.generate.watched_models import Inner, Pair, Settings, Whole, scaling
-from tests.stages.trace.modules import closing
+from tests.stages.generate.watched_models import Closing, Inner, Pair, Settings, Whole, scaling
 
 X = torch.ones(2, 3)
 
@@ -380,7 +379,7 @@ def _steps(graph: Any) -> Any:
 def test_functions_of_one_code_are_watched_each_with_what_is_around_it(
     which: str, tmp_path: Path
 ) -> None:
-    graph, built = traced_watched(closing())
+    graph, built = traced_watched((Closing(), ((torch.randn(3, 4),), {})))
     module = generated(graph, tmp_path / "closing").load(built.model)
     module(torch.randn(3, 4))
     getattr(module, which)[0] = 9.0
