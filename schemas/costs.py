@@ -17,9 +17,10 @@ from typing import Any
 import pyarrow as pa
 
 from schemas import store
+from schemas.arguments import decode_arguments
 from schemas.arrow import integer, number, text
 from schemas.errors import ArtifactError
-from schemas.graph import LOSS_TARGET, NONE, Graph, Op, decode_arguments
+from schemas.graph import LOSS_TARGET, NONE, Graph, Op
 
 REPEATED = -2
 """Stands for the form in which an op runs again, where one that is overwritten is asked for."""

@@ -10,8 +10,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from schemas.arguments import decode_arguments
 from schemas.errors import ArtifactError
-from schemas.graph import FIXED_KINDS, LOSS_TARGET, NONE, Graph, Op, Value, decode_arguments
+from schemas.graph import FIXED_KINDS, LOSS_TARGET, NONE, Graph, Op, Value
 from stages.device.admission import hidden_writes
 from stages.device.attention import SEEDS
 from stages.device.norms import true_dtypes

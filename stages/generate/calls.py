@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from schemas.arguments import decode_arguments
 from schemas.errors import ArtifactError
-from schemas.graph import NONE, Graph, Op, decode_arguments
+from schemas.graph import NONE, Graph, Op
 from stages.device.operators import (
     WRITE_TARGET,
     decode,

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from schemas.actions import Compute, Write
-from schemas.graph import LOSS_TARGET, NONE, Graph, Op, Value, decode_arguments
+from schemas.arguments import decode_arguments
+from schemas.graph import LOSS_TARGET, NONE, Graph, Op, Value
 from schemas.schedule import Step
 from stages.device.operators import decode, resolve
 from stages.generate.check import guards_in

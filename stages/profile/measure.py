@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from schemas.arguments import decode_arguments
 from schemas.costs import RANDOM_STATE_TARGET, REPEATED, Cost, op_key
 from schemas.errors import ModelError
-from schemas.graph import NONE, Graph, Op, decode_arguments
+from schemas.graph import NONE, Graph, Op
 from schemas.repeat import repeat_of
 from stages.device.meter import Timing, measure, time_calls
 from stages.device.operators import decode, in_place_calls, position_of, resolve, runner

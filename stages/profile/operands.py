@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from schemas.graph import Graph, Op, Value, argument_values, decode_arguments
+from schemas.arguments import argument_values, decode_arguments
+from schemas.graph import Graph, Op, Value
 from stages.device.operators import decode
 
 Fill = Callable[[Tensor], None]

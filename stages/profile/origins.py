@@ -14,7 +14,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
-from schemas.graph import LOSS_TARGET, NONE, Graph, Op, Value, decode_arguments
+from schemas.arguments import decode_arguments
+from schemas.graph import LOSS_TARGET, NONE, Graph, Op, Value
 from stages.device.operators import decode, resolve
 from stages.profile.operands import Fill, extent, make_operands, make_tensor, normal, positive, unit
 

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from schemas.arguments import decode_arguments
 from schemas.errors import ModelError
-from schemas.graph import LOSS_TARGET, NONE, Graph, Value, decode_arguments
+from schemas.graph import LOSS_TARGET, NONE, Graph, Value
 from stages.device.operators import decode, runner
 from stages.device.trees import flatten
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from schemas.graph import Graph, Op, decode_arguments
+from schemas.arguments import decode_arguments
+from schemas.graph import Graph, Op
 
 _PUTS = ("aten.index_put.default", "aten._unsafe_index_put.default")
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from schemas import store
+from schemas.arguments import encode_arguments
 from schemas.costs import (
     COSTS,
     RANDOM_STATE_TARGET,
@@ -18,7 +19,7 @@ from schemas.costs import (
     write_costs,
 )
 from schemas.errors import ArtifactError
-from schemas.graph import LOSS_TARGET, NONE, Graph, Op, Output, Phase, Value, encode_arguments
+from schemas.graph import LOSS_TARGET, NONE, Graph, Op, Output, Phase, Value
 
 DEVICE = Device("cpu", "a processor", "2.0", 2, "measured")
 

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from schemas.graph import Graph, Op, Value, argument_values, decode_arguments, encode_arguments
+from schemas.arguments import argument_values, decode_arguments, encode_arguments
+from schemas.graph import Graph, Op, Value
 from stages.device.operators import decode, resolve
 from stages.profile.operands import make_operands
 

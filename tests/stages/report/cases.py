@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from schemas.arguments import encode_arguments
 from schemas.blocks import Block, Blocks, problem_digest, write_blocks
 from schemas.costs import Cost, Costs, Device, op_key, write_costs
 from schemas.frontier import Frontier, Point, pareto, write_frontier
@@ -18,7 +19,6 @@ from schemas.graph import (
     Phase,
     Value,
     ValueKind,
-    encode_arguments,
     write_graph,
 )
 from schemas.measurement import LinePoint, Measurement, write_line, write_measurement
