@@ -87,7 +87,7 @@ def test_one_model_from_trace_to_table(tmp_path: Path) -> None:
 def test_the_tests_and_the_battery_are_steps(tmp_path: Path) -> None:
     """Without a GPU the tests are skipped, which is no failure."""
     asked = Asked(tmp_path, "cpu", "tiny")
-    wanted = "tests tests/stages/device/test_allocator.py"
+    wanted = "tests tests/stages/replay/test_allocator.py"
     assert command.run(asked, 20, only=wanted) == 0
     assert command.run(asked, 20, only="battery") == 0
     found = Record(tmp_path, {"device": "cpu", "size": "tiny", "strategy": "rockmate"}).steps
