@@ -100,7 +100,7 @@ def test_settings_of_the_allocator_that_the_prediction_does_not_follow_are_refus
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "garbage_collection_threshold:0.8")
-    with pytest.raises(ConfigError, match="have garbage_collection_threshold:0.8, which the"):
+    with pytest.raises(ConfigError, match=r"have garbage_collection_threshold:0\.8, which the"):
         require_device("cuda")
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     require_device("cuda")
