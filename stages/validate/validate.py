@@ -19,6 +19,7 @@ from schemas.measurement import FAILED, LinePoint, Measurement, thin
 from stages.device.devices import device_named, device_of, entered, release
 from stages.device.factory import Built, Sample, all_tensors
 from stages.device.meter import Usage
+from stages.replay.allocator import Taken
 from stages.validate.comparison import SEED, Comparer, Comparison, sentence
 from stages.validate.load import describe, load_planned
 from stages.validate.measure import (
@@ -26,7 +27,7 @@ from stages.validate.measure import (
     measure_alone,
     measure_memory,
     measure_times,
-    reserved_memory,
+    taken_memory,
 )
 from stages.validate.rounds import other_numbers
 from stages.validate.step import Stepper, forget_gradients, fresh_sample
@@ -125,7 +126,7 @@ class _Pair:
     def judge(self, base: Measurement, planned: nn.Module, pairs: int) -> Validation:
         """Fills in a measurement."""
         first = fresh_sample(self.built.samples[0])
-        reserved = reserved_memory(planned, self.stepper, first, self.device)
+        taken = taken_memory(planned, self.stepper, first, self.device)
         compared = self.comparer.compare(planned, itself=True)
         gc.collect()
         sample = fresh_sample(self.built.samples[0])
@@ -144,8 +145,9 @@ class _Pair:
             unplanned_peak=unplanned[0],
             accumulate_peak=accumulating.peak,
             unplanned_accumulate_peak=unplanned[1],
-            reserved_peak=reserved,
-            within_budget=base.budget_bytes is None or fresh.peak <= base.budget_bytes,
+            allocated_peak=None if taken is None else taken.allocated,
+            reserved_peak=None if taken is None else taken.reserved,
+            within_budget=_within(base, fresh.peak, taken),
             peak_as_predicted=fresh.peak == base.predicted_peak,
         )
         lines = [
@@ -174,10 +176,7 @@ class _Pair:
         """The measurement with the verdict "failed" where it contradicts the plan."""
         complaints = [compared.complaint] if compared.complaint else []
         if not measured.within_budget:
-            complaints.append(
-                f"the step takes {measured.measured_peak} bytes, over its budget of "
-                f"{measured.budget_bytes}"
-            )
+            complaints.append(_over(measured))
         if not measured.peak_as_predicted:
             complaints.append(
                 f"the step takes {measured.measured_peak} bytes where {measured.predicted_peak} "
@@ -201,17 +200,41 @@ class _Pair:
         return replace(measured, sentence=said)
 
 
+def _within(base: Measurement, peak: int, taken: Taken | None) -> bool:
+    """Whether a step kept its budget: on CUDA its reserved bytes in all, too."""
+    if base.budget_bytes is None:
+        return True
+    if taken is not None and base.budget_total is not None and taken.reserved > base.budget_total:
+        return False
+    return peak <= base.budget_bytes
+
+
+def _over(measured: Measurement) -> str:
+    """How a step misses its budget."""
+    peak, own = measured.measured_peak, measured.budget_bytes
+    if peak is not None and own is not None and peak > own:
+        return f"the step takes {peak} bytes, over its budget of {own}"
+    foretold = measured.predicted_reserved
+    said = "" if foretold is None else f", where {foretold} were predicted"
+    return (
+        f"PyTorch's allocator reserves {measured.reserved_peak} bytes, over the budget of "
+        f"{measured.budget_total}{said}"
+    )
+
+
 def _base(graph: Graph, plan: Mapping[str, Any], plan_seconds: float | None) -> Measurement:
     """The measurement of a plan that nothing was measured of yet."""
     for key in _PLAN_KEYS:
         if key not in plan:
             raise ArtifactError(f"the plan lacks the key {key!r}")
+    foretold = plan.get("gpu") or {}
     return Measurement(
         model=graph.model,
         device=graph.device,
         strategy=str(plan["strategy"]),
         budget=str(plan["budget"]),
         budget_bytes=plan["budget_bytes"],
+        budget_total=plan.get("budget_total"),
         verdict=str(plan["verdict"]),
         sentence=str(plan["sentence"]),
         gap=plan["gap"],
@@ -222,6 +245,9 @@ def _base(graph: Graph, plan: Mapping[str, Any], plan_seconds: float | None) -> 
         unplanned_peak=None,
         accumulate_peak=None,
         unplanned_accumulate_peak=None,
+        predicted_allocated=foretold.get("allocated"),
+        allocated_peak=None,
+        predicted_reserved=foretold.get("reserved"),
         reserved_peak=None,
         measured_time=None,
         unplanned_time=None,
