@@ -20,7 +20,13 @@ from stages.device.devices import device_named, device_of, entered, release
 from stages.device.factory import Built, Sample, all_tensors
 from stages.device.meter import Usage
 from stages.replay.allocator import Taken
-from stages.validate.comparison import SEED, Comparer, Comparison, sentence
+from stages.validate.comparison import (
+    SEED,
+    Comparer,
+    Comparison,
+    other_kernels,
+    sentence,
+)
 from stages.validate.load import describe, load_planned
 from stages.validate.measure import (
     Times,
@@ -64,9 +70,11 @@ def validate(
     The verdict "failed" is for a plan that differs by one bit on the CPU, misses its budget or its
     predicted peak, or fails to run. Its sentence says so, and what that is likely to come from.
     Where the original model's own results differ from run to run, a plan may differ by ten times as
-    much, and its sentence says so. Where the original's step does not fit on the device, the plan
-    is measured alone, and the sentence says what was not compared. Nothing is run for a plan
-    without a program (verdict "infeasible"). Raises ArtifactError when the plan lacks a key.
+    much, and its sentence says so; where the original runs kernels of a library that the plan does
+    not have, it may differ within the tolerance of its dtypes, and its sentence names them. Where
+    the original's step does not fit on the device, the plan is measured alone, and the sentence
+    says what was not compared. Nothing is run for a plan without a program (verdict "infeasible").
+    Raises ArtifactError when the plan lacks a key.
     """
     base = _base(graph, plan, plan_seconds)
     if base.verdict == "infeasible" or base.predicted_peak is None:
@@ -87,15 +95,16 @@ def check(graph: Graph, built: Built, planned: nn.Module) -> str:
     """Compares a planned module with its original as `validate` does, without measuring.
 
     Returns "" where they are equal, else a sentence that says what differs and what that is likely
-    to come from. Warns of what is not compared, since the original does not fit on the device.
+    to come from. Warns of what is not compared, since the original does not fit on the device, and
+    of a library's kernels for which a plan differs within the tolerance of its dtypes.
     Model, samples and random numbers are afterwards as they were.
     """
     try:
         pair = _Pair.of(graph, built)
         with entered(pair.device), other_numbers(SEED):
             compared = pair.comparer.compare(planned)
-            if compared.skipped:
-                warnings.warn(sentence(compared.skipped), stacklevel=2)
+            for said in filter(None, (sentence(compared.skipped), other_kernels(compared))):
+                warnings.warn(said, stacklevel=2)
             return sentence(compared.complaint)
     except ModelError as error:
         return sentence(str(error))
@@ -120,7 +129,7 @@ class _Pair:
         place = device_named(device) if device else device_of(all_tensors(built), graph.device)
         stepper, blamed = Stepper.of(graph, built), unordered(graph)
         varying = place.type != "cpu" or bool(blamed)
-        comparer = Comparer.of(built.model, stepper, built.samples, varying, place)
+        comparer = Comparer.of(built.model, stepper, built.samples, varying, place, graph)
         return cls(comparer, stepper, built, str(place), blamed)
 
     def judge(self, base: Measurement, planned: nn.Module, pairs: int) -> Validation:
@@ -189,6 +198,9 @@ class _Pair:
             measured = replace(measured, sentence=said)
         if compared.difference.bits_equal:
             return measured
+        if compared.libraries:
+            said = f"{other_kernels(compared)} {sentence(compared.skipped)}".strip()
+            return replace(measured, sentence=said)
         blame = " and ".join(self.unordered) if self.device == "cpu" else "CUDA"
         said = (
             f"The original model's results differ from run to run, by up to "
