@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from schemas.budget import NO_BUDGET
-from schemas.measurement import FAILED
+from schemas.measurement import FAILED, Measurement
 from schemas.plan import Plan
 from schemas.strategies import baselines
 from stages.report.load import PlanResult
@@ -72,7 +72,7 @@ def outcome(result: PlanResult) -> Outcome:
     measured = found is not None and found.measured_peak is not None
     if found is not None and found.measured_peak is not None:
         peak, relative = found.measured_peak, found.time_ratio or relative
-    fits = peak is not None and (plan.budget_bytes is None or peak <= plan.budget_bytes)
+    fits = peak is not None and _fits(plan, found, peak)
     figures = _figures(peak or 0, relative, measured)
     if found is not None and found.verdict == FAILED:
         sentence = f"Failed: {found.sentence or figures}"
@@ -90,6 +90,16 @@ def outcome(result: PlanResult) -> Outcome:
         return Outcome("warning", "should fit", sentence, peak, relative, False, True)
     sentence = f"Fits {asked}: {figures}.{_unequal(result)}"
     return Outcome("good", "fits", sentence, peak, relative, True, True)
+
+
+def _fits(plan: Plan, found: Measurement | None, peak: int) -> bool:
+    """Whether a step keeps the budget: with its peak, and on a GPU with what is reserved."""
+    if plan.budget_bytes is None or plan.budget_total is None:
+        return True
+    reserved = 0 if plan.gpu is None else plan.gpu.reserved
+    if found is not None and found.reserved_peak is not None:
+        reserved = found.reserved_peak
+    return peak <= plan.budget_bytes and reserved <= plan.budget_total
 
 
 def _unequal(result: PlanResult) -> str:

@@ -21,8 +21,14 @@ from torch.fx import traceback as fx_traceback
 
 from schemas.errors import ModelError
 from stages.device.caches import register_caches
-from stages.device.factory import Built
-from stages.trace.as_eager import compiling, packed_sequences, replaced, whole_operators
+from stages.device.factory import Built, all_tensors
+from stages.trace.as_eager import (
+    RECURRENT,
+    compiling,
+    packed_sequences,
+    replaced,
+    whole_operators,
+)
 from stages.trace.following import first_difference
 from stages.trace.forward import FakeConstantError, Forward, Leaf
 from stages.trace.pythonic import PythonInBackward
@@ -138,7 +144,7 @@ def _without_memory(built: Built, forward: Forward) -> Iterator[FakeTensorMode]:
     with (
         mode,
         torch.enable_grad(),
-        whole_operators(),
+        whole_operators(RECURRENT if _is_on_gpu(built) else ()),
         forward.checkpoints.left_out(),
         packed_sequences(forward.follower.known.count_up),
         compiling(),
@@ -149,6 +155,11 @@ def _without_memory(built: Built, forward: Forward) -> Iterator[FakeTensorMode]:
         replaced(torch.autograd.function.FunctionCtx, _MATERIALIZE, forward.noting),
     ):
         yield mode
+
+
+def _is_on_gpu(built: Built) -> bool:
+    """Whether a tensor of the model or of its samples is on a GPU."""
+    return any(tensor.device.type == "cuda" for tensor in all_tensors(built))
 
 
 def _not_recording(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ from schemas.costs import Costs, read_costs
 from schemas.frontier import read_frontier
 from schemas.graph import Graph, read_graph
 from schemas.plan import read_plan
-from stages.combine.choose import fixed_bytes
+from stages.combine.fixed import fixed_bytes
 from stages.replay.condense import condense
 
 DEVICE = {"name": "h100", "type": "cpu", "flops": 5e14, "bandwidth": 2.5e12, "latency": 4e-6}
