@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tests.bench.cases import CASES, Case
+from tests.bench.described import table_of_described
 from tests.bench.hierarchies import HEAD, rows_of_hierarchies
 from tests.bench.tables import planning_table, result_table, table_of_chains
 
@@ -72,6 +73,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=[case.name for case in CASES])
     parser.add_argument("--chains", action="store_true", help="time the dynamic program too")
     parser.add_argument("--hierarchies", action="store_true", help="time H-Partition too")
+    parser.add_argument("--described", action="store_true", help="plan large models for an H100")
     parser.add_argument("--folder", type=Path, help="keep what is made here")
     options = parser.parse_args()
     root = options.folder or Path(tempfile.mkdtemp(prefix="bench-"))
@@ -81,6 +83,9 @@ def main() -> None:
         print(HEAD, flush=True)
         for row in rows_of_hierarchies():
             print(row, flush=True)
+    if options.described:
+        for line in table_of_described(root / "described"):
+            print(line, flush=True)
     for case in CASES:
         if case.name not in options.models:
             continue
