@@ -22,8 +22,9 @@ def roofline(graph: Graph, path: Path | str) -> Costs:
     """The costs of a graph on the one device of a `tightfit.machine/1`.
 
     An op takes the device's latency and the longer of its work (`operations`, at the speed of its
-    dtype) and its traffic (the bytes it reads and makes), in seconds; its peak is its outputs and
-    its `temporaries`, in bytes, its spread 0. No op is run. A loss is one pass over what it reads
+    dtype) and its traffic (the bytes it reads and makes), in seconds; a view launches nothing on
+    CUDA and takes no time there. An op's peak is its outputs and its `temporaries`, in bytes, its
+    spread 0. No op is run. A loss is one pass over what it reads
     and makes. Equal graphs and descriptions give equal costs. Raises ArtifactError or ConfigError
     where the description is amiss.
     """
@@ -44,7 +45,8 @@ def _cost(graph: Graph, op: Op, in_place: int, device: Device) -> Cost:
         net -= graph.storages[graph.values[op.outputs[0]].storage]
     peak = net + (temporaries(graph, op) if device.kind == "cuda" else 0)
     work = 0.0 if repeated else operations(graph, op)
-    seconds = device.latency + max(
+    launched = device.kind == "cpu" or op.target == LOSS_TARGET or not graph.is_view(op)
+    seconds = (device.latency if launched else 0.0) + max(
         work / device.speed(dtype_of(graph, op)),
         traffic(graph, op, reads, makes) / (device.bandwidth or 1.0),
     )

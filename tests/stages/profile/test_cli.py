@@ -69,7 +69,8 @@ def test_a_described_device_gives_costs_for_every_op(graph_path: Path) -> None:
         if op.target == LOSS_TARGET:
             continue
         cost = costs.of(graph, op)
-        assert cost.seconds >= 1e-6 and cost.peak == cost.net
+        assert cost.seconds == 0 if graph.is_view(op) else cost.seconds >= 1e-6
+        assert cost.peak == cost.net
         for value in op.in_place:
             assert costs.of(graph, op, value).net < cost.net
     product = next(op for op in graph.ops if op.target == "aten.addmm.default")
