@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from schemas.budget import NO_BUDGET, parse_budget
-from schemas.errors import ConfigError
+from schemas.errors import ConfigError, TightfitError
+from schemas.machine import machine_file, read_machine
 from schemas.strategies import STRATEGIES, baselines
 
 SCHEMA_PATH = Path(__file__).with_name("config.schema.json")
@@ -48,7 +49,9 @@ class Request:
 
 @dataclass(frozen=True)
 class Config:
-    """A valid configuration with its defaults filled in; the fields are those of the schema."""
+    """A valid configuration with its defaults filled in; the fields are those of the schema.
+
+    `machine` is the description of the device, None where the device is here."""
 
     models: dict[str, Model]
     device: str
@@ -59,6 +62,12 @@ class Config:
     search_path: list[str]
     results: str
     store: str
+    machine: Path | None = None
+
+    @property
+    def here(self) -> str:
+        """The device that steps are traced for: a described one is traced as the CPU."""
+        return self.device if self.machine is None else "cpu"
 
     def requests(self, model: str) -> list[Request]:
         """The plans to make of one model, in the order of the configuration."""
@@ -86,7 +95,7 @@ def parse_config(document: Mapping[str, Any], source: str = "config.yaml") -> Co
     schema = _schema()
     plain, problems = _plain(document)
     problems += [_sentence(error) for error in Draft202012Validator(schema).iter_errors(plain)]
-    problems += _budget_problems(plain)
+    problems += _budget_problems(plain) + _device_problems(plain)
     if problems:
         raise ConfigError(_message(source, sorted(set(problems))))
     filled = _with_defaults(plain, schema)
@@ -101,6 +110,7 @@ def parse_config(document: Mapping[str, Any], source: str = "config.yaml") -> Co
         search_path=filled["search_path"],
         results=filled["results"],
         store=filled["store"],
+        machine=machine_file(filled["device"]),
     )
 
 
@@ -207,6 +217,19 @@ def _budget_problems(document: Any) -> list[str]:
                 )
             seen.setdefault(directory, written)
     return problems
+
+
+def _device_problems(document: Any) -> list[str]:
+    """What is amiss with a device that is none of PyTorch's, or with its description."""
+    device = document.get("device") if isinstance(document, dict) else None
+    if not isinstance(device, str):
+        return []  # the schema says so
+    try:
+        if path := machine_file(device):
+            read_machine(path).single(path)
+    except TightfitError as error:
+        return [f"device: {error}"]
+    return []
 
 
 def _budget_lists(document: Any) -> Iterator[tuple[list[str | int], list[Any]]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,9 @@ from schemas.graph import LOSS_TARGET, NONE, Graph, Op
 
 REPEATED = -2
 """Stands for the form in which an op runs again, where one that is overwritten is asked for."""
+
+ROOFLINE = "roofline"
+"""The source of costs that follow from the description of a device."""
 
 RANDOM_STATE_TARGET = "tightfit.random_state"
 """Target of the one row that prices saving the generator's state: `net` is the state's size in
@@ -86,13 +89,20 @@ class Cost:
 @dataclass(frozen=True)
 class Device:
     """What costs depend on beyond the op: device type and name, PyTorch build, threads, and the
-    source of the numbers ("measured", "roofline" or "file")."""
+    source of the numbers ("measured", "roofline" or "file"). `memory` is that of a described device
+    in bytes, 0 where it is not said."""
 
     type: str
     name: str
     build: str
     threads: int
     source: str
+    memory: int = 0
+
+    @property
+    def described(self) -> bool:
+        """Whether the device need not be here: its costs are by roofline."""
+        return self.source == ROOFLINE
 
 
 COSTS = store.ArtifactType(
@@ -170,16 +180,28 @@ def read_costs(path: Path | str) -> Costs:
     for row in rows:
         if not (row.seconds >= 0 and row.peak >= row.net >= 0):
             raise ArtifactError(f"{path}: the cost of {row.target} is negative or exceeds its peak")
+    return Costs(rows, _device(path, artifact.metadata))
+
+
+def read_device(path: Path | str) -> Device:
+    """The device that costs hold for; raises ArtifactError when they are damaged."""
+    found = store.header(path)
+    if found.name != COSTS.name:
+        raise ArtifactError(f"{path}: is a {found.name}, {COSTS} was expected")
+    return _device(path, found.metadata)
+
+
+def _device(path: Path | str, metadata: Mapping[str, str]) -> Device:
     try:
         found = {
             key.removeprefix("device_"): value
-            for key, value in artifact.metadata.items()
+            for key, value in metadata.items()
             if key != "allocations"
         }
-        device = Device(**{**found, "threads": int(found["threads"])})  # type: ignore[arg-type]
+        numbers = {"threads": int(found["threads"]), "memory": int(found.get("memory", 0))}
+        return Device(**{**found, **numbers})  # type: ignore[arg-type]
     except (KeyError, TypeError, ValueError) as error:
         raise ArtifactError(f"{path}: the metadata does not name a device") from error
-    return Costs(rows, device)
 
 
 def _allocations(path: Path | str, text: str) -> dict[str, Allocations]:

@@ -115,10 +115,11 @@ def write_json(path: Path | str, document: Mapping[str, Any]) -> None:
     write_bytes(path, (json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
 
 
-def read_json(path: Path | str) -> dict[str, Any]:
-    """Reads a JSON object; raises ArtifactError when the file is absent or something else."""
+def read_json(path: Path | str, most: int = _MOST_JSON) -> dict[str, Any]:
+    """Reads a JSON object; raises ArtifactError when the file is absent, has more than `most` bytes
+    or is something else."""
     try:
-        document = json.loads(read_bytes(path, _MOST_JSON), parse_constant=_refuse_constant)
+        document = json.loads(read_bytes(path, most), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise ArtifactError(f"{path}: is not JSON ({error})") from error
     if not isinstance(document, dict):

@@ -21,7 +21,11 @@ from stages.combine.chain.table_compiled import NO_NAN
 
 ROOT = Path(__file__).parents[1]
 
-DEVICE = {"type": "cpu", "name": "round numbers", "flops": 1e11, "bandwidth": 1e10}
+DEVICE = {
+    "artifact": "tightfit.machine/1",
+    "name": "round numbers",
+    "devices": [{"name": "cpu", "memory": 10**12, "flops": 1e11, "bandwidth": 1e10}],
+}
 """Layers alike cost the same here, so that there are many plans that are equally good."""
 
 SIZES = {"layers": 2, "width": 64, "heads": 2, "vocabulary": 100, "batch": 4, "tokens": 64}
@@ -77,7 +81,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = ["--factory", "data.models:gpt2", "--arguments", json.dumps(SIZES)]
     graph, costs = str(folder / "graph.arrow"), str(folder / "costs.arrow")
     assert main(["trace", *source, "--name", "gpt2", "--out", graph]) == 0
-    device = ["--source", "roofline", "--description", str(folder / "device.json")]
+    device = ["--source", "roofline", "--machine", str(folder / "device.json")]
     assert main(["profile", "--graph", graph, *device, "--out", costs]) == 0
     return folder
 

@@ -8,7 +8,7 @@ from schemas.budget import NO_BUDGET
 from schemas.costs import Costs
 from schemas.frontier import Frontier, Point
 from schemas.graph import Graph
-from schemas.plan import Cost, Plan, Verdict, gap_of
+from schemas.plan import Cost, Fixed, Plan, Verdict, gap_of
 from schemas.problem import Problem
 from schemas.schedule import Step
 from stages.combine.bounds import Proven, least_peak, least_seconds, proven_seconds
@@ -55,7 +55,7 @@ def choose(
         sentence = (
             f"infeasible: {budget} is {total:,} bytes, the smallest budget known to work for "
             f"{graph.model} with {frontier.strategy} is {measured}; of its bytes hold, when it "
-            f"takes the most, {held}{margin(memory)}{_clock(frontier)}"
+            f"takes the most, {held}{margin(memory)}{_described(costs)}{_clock(frontier)}"
         )
         refusal = Plan(
             frontier.strategy, budget, total, own, "infeasible", sentence,
@@ -73,7 +73,7 @@ def choose(
         budget_total=total,
         budget_bytes=own,
         verdict=verdict,
-        sentence=_sentence(verdict, point, frontier, gap, there_before) + margin(memory) + clock,
+        sentence=_sentence(verdict, point, frontier, gap, fixed, costs) + margin(memory) + clock,
         time=played.seconds,
         peak=played.peak,
         lower_bound=bound,
@@ -151,16 +151,22 @@ def _measured(budget: str, size: int, share: str) -> str:
 
 
 def _sentence(
-    verdict: Verdict, point: Point, frontier: Frontier, gap: float, there_before: int
+    verdict: Verdict, point: Point, frontier: Frontier, gap: float, fixed: Fixed, costs: Costs
 ) -> str:
-    """A plan in words; its bytes are those of a budget, with what was `there_before` the step."""
+    """A plan in words; its bytes are those of a budget, with what is `fixed` before the step."""
+    there_before = fixed.there_before
     slower = point.seconds / frontier.keep_all_seconds
     words = (
         f"{verdict}: {there_before + point.peak:,} bytes in all where keeping everything takes "
         f"{there_before + frontier.keep_all_peak:,}, {slower:.3f} times its predicted time"
     )
     worth = "" if verdict == "optimal" else f", no plan is more than {gap:.1%} faster"
-    return f"{words}{worth}{_clock(frontier)}"
+    return f"{words}{worth}{_described(costs)}{_clock(frontier)}"
+
+
+def _described(costs: Costs) -> str:
+    """What a verdict says where no op was measured."""
+    return f"; planned for {costs.device.name}, which is not here" if costs.device.described else ""
 
 
 def _clock(frontier: Frontier) -> str:

@@ -48,6 +48,14 @@ def run(options: argparse.Namespace) -> None:
     write_sequence(options.out / "sequence.arrow", [] if point is None else point.sequence)
     write_schedule(options.out / "schedule.arrow", steps, digest)
     write_plan(options.out / "plan.json", plan)
+    if costs.device.described:
+        _forget_measurement(options.out)
+
+
+def _forget_measurement(folder: Path) -> None:
+    """Removes what was measured of an earlier plan: nothing will measure this one."""
+    for name in ("measurement.arrow", "line.arrow"):
+        (folder / name).unlink(missing_ok=True)
 
 
 def made(options: argparse.Namespace) -> list[Made]:

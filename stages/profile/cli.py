@@ -10,6 +10,7 @@ from pathlib import Path
 from schemas.costs import Costs, write_costs
 from schemas.errors import ConfigError
 from schemas.graph import Graph, read_graph
+from schemas.machine import machine_file
 from schemas.made import Made
 
 
@@ -27,7 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="measured",
         help="where costs come from (default: measured)",
     )
-    parser.add_argument("--description", help="JSON description of the device, for roofline")
+    parser.add_argument(
+        "--machine", help="the described device, by name (h100) or JSON file, for roofline"
+    )
     parser.add_argument("--costs", help="costs.arrow to take costs from, for file")
     parser.add_argument("--factory", help="the model's factory, where the graph has a loss")
     parser.add_argument("--arguments", default="{}", help="JSON object of the factory's arguments")
@@ -40,7 +43,8 @@ def run(options: argparse.Namespace) -> None:
     if options.source == "roofline":
         from stages.profile.roofline import roofline
 
-        costs = roofline(graph, _required(options, "description"))
+        _required(options, "machine")
+        costs = roofline(graph, _machine(options))
     elif options.source == "file":
         from stages.profile.forms import from_file
 
@@ -52,7 +56,8 @@ def run(options: argparse.Namespace) -> None:
 
 def made(options: argparse.Namespace) -> list[Made]:
     """What `run` made of what. The library is a setting: it holds what was known, not for whom."""
-    read = [options.graph, *filter(None, [options.description, options.costs])]
+    machine = [_machine(options)] if options.machine else []
+    read = [options.graph, *machine, *filter(None, [options.costs])]
     settings = {"source": options.source, "device": options.device, "remeasure": options.remeasure}
     settings |= {
         name: getattr(options, name)
@@ -62,6 +67,15 @@ def made(options: argparse.Namespace) -> list[Made]:
     if options.factory:
         settings["arguments"] = json.loads(options.arguments)
     return [Made([options.out], read, settings, options.factory or "", options.search_path)]
+
+
+def _machine(options: argparse.Namespace) -> Path:
+    """The description that --machine names; raises ConfigError where it names a device that is
+    here."""
+    path = machine_file(options.machine)
+    if path is None:
+        raise ConfigError(f"--machine {options.machine}: is measured, and not described")
+    return path
 
 
 def _measure(graph: Graph, options: argparse.Namespace) -> Costs:

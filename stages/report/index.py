@@ -11,7 +11,7 @@ from stages.report.curve import inks, relative_points, strategy_order
 from stages.report.load import ModelResults, PlanResult
 from stages.report.page import panel_id
 from stages.report.scales import Scale, spanning, stairs
-from stages.report.verdicts import State, outcome, proof
+from stages.report.verdicts import State, outcome, proof, unvalidated
 
 REPORT = "report.html"
 """The page of a model, in the model's folder."""
@@ -170,10 +170,15 @@ def _row(
         measured=found.peak if found.measured else None,
         ratio=found.ratio,
         gap=plan.gap if plan.feasible else None,
-        words=found.sentence if found.state == "bad" else proof(plan),
+        words=found.sentence if found.state == "bad" else _words(result),
         spark=spark,
         dot=dot,
     )
+
+
+def _words(result: PlanResult) -> str:
+    """How good a plan is proven to be, and why it is not validated where it will not be."""
+    return "; ".join(filter(None, [proof(result.plan), unvalidated(result)]))
 
 
 def _tally(models: Sequence[ModelResults], rows: Sequence[IndexRow]) -> list[tuple[str, int]]:
@@ -182,7 +187,7 @@ def _tally(models: Sequence[ModelResults], rows: Sequence[IndexRow]) -> list[tup
     for row in rows:
         counts[row.word] = counts.get(row.word, 0) + 1
     plans = sum(len(model.plans) for model in models)
-    known = ("fits", "should fit", "over budget", "infeasible", "failed")
+    known = ("fits", "should fit", "over budget", "over device", "infeasible", "failed")
     kinds = [(word, counts[word]) for word in known if word in counts]
     return [
         ("model" if len(models) == 1 else "models", len(models)),

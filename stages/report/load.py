@@ -11,7 +11,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from schemas.blocks import Blocks, read_blocks
-from schemas.costs import Costs, read_costs
+from schemas.costs import Costs, Device, read_costs, read_device
 from schemas.errors import ArtifactError
 from schemas.frontier import Frontier, read_frontier
 from schemas.graph import Graph, read_graph
@@ -32,7 +32,8 @@ BEFORE_PLANS = ("trace", "profile", "partition", "solve")
 @dataclass(frozen=True)
 class PlanResult:
     """One point of a run: a plan with what was made of it. `folder` is strategy/budget; `error` is
-    the sentence of the stage that failed for it, or of one before it that failed since."""
+    the sentence of the stage that failed for it, or of one before it that failed since; `described`
+    is the device that it was planned for without being run there."""
 
     plan: Plan
     folder: str
@@ -41,6 +42,7 @@ class PlanResult:
     measurement: Measurement | None
     line: list[LinePoint] | None
     error: str
+    described: Device | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ def load_model(folder: Path | str, whole: bool = True) -> ModelResults:
     plans = sorted(folder.glob("*/*/plan.json"))
     frontiers = sorted(folder.glob("*/frontier.arrow"))
     error = error_of(folder)
+    described = _described(folder)
     if not _is_model(folder):
         raise ArtifactError(f"{folder}: holds no results of a model")
     return ModelResults(
@@ -82,7 +85,7 @@ def load_model(folder: Path | str, whole: bool = True) -> ModelResults:
         blocks=_maybe(folder / "blocks.arrow", read_blocks) if whole else None,
         options=(_maybe(folder / "options.arrow", read_options) or {}) if whole else {},
         frontiers={path.parent.name: read_frontier(path) for path in frontiers},
-        plans=[_plan(path.parent, whole) for path in plans],
+        plans=[_plan(path.parent, whole, described) for path in plans],
         digests=_digests(folder) if whole else {},
     )
 
@@ -99,7 +102,7 @@ def files_of_model(folder: Path | str) -> list[Path]:
     """The artifacts and plans that `load_model` reads; logs of errors are none."""
     folder = Path(folder)
     names = [
-        *("graph.arrow", "costs.arrow", "blocks.arrow", "options.arrow"),
+        *("graph.arrow", "blocks.arrow", "options.arrow"),
         *(f"*/*/{name}" for name in ("schedule.arrow", "sequence.arrow", "line.arrow")),
     ]
     return sorted([*_index_files(folder), *(path for name in names for path in folder.glob(name))])
@@ -111,7 +114,7 @@ def files_of_run(folder: Path | str) -> list[Path]:
 
 
 def _index_files(folder: Path) -> list[Path]:
-    names = ("*/*/plan.json", "*/*/measurement.arrow", "*/frontier.arrow")
+    names = ("costs.arrow", "*/*/plan.json", "*/*/measurement.arrow", "*/frontier.arrow")
     return sorted(path for name in names for path in folder.glob(name))
 
 
@@ -121,7 +124,7 @@ def _is_model(path: Path) -> bool:
     return made or any(map(error_of, [path, *path.glob("*")]))
 
 
-def _plan(folder: Path, whole: bool) -> PlanResult:
+def _plan(folder: Path, whole: bool, described: Device | None) -> PlanResult:
     return PlanResult(
         plan=read_plan(folder / "plan.json"),
         folder=f"{folder.parent.name}/{folder.name}",
@@ -130,7 +133,14 @@ def _plan(folder: Path, whole: bool) -> PlanResult:
         measurement=_maybe(folder / "measurement.arrow", read_measurement),
         line=_maybe(folder / "line.arrow", read_line) if whole else None,
         error=error_of(folder) or _outdated(folder),
+        described=described,
     )
+
+
+def _described(folder: Path) -> Device | None:
+    """The device that the plans of a model are for, where it is a described one."""
+    device = _maybe(folder / "costs.arrow", read_device)
+    return device if device is not None and device.described else None
 
 
 def _outdated(folder: Path) -> str:

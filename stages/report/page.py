@@ -14,7 +14,7 @@ from stages.report.load import ModelResults, PlanResult
 from stages.report.memory import MemoryPlot, memory_plot
 from stages.report.modules import Module, module_tree
 from stages.report.timeline import Timeline, timeline
-from stages.report.verdicts import Card, Outcome, bound_words, cards, outcome, proof
+from stages.report.verdicts import Card, Outcome, bound_words, cards, outcome, proof, unvalidated
 from stages.report.words import count, duration, exact, ratio, size
 
 Fact = tuple[str, str]
@@ -270,7 +270,8 @@ def _subtitle(results: ModelResults) -> str:
     parts = []
     if costs is not None:
         device = costs.device
-        parts.append(f"{device.name} ({device.type}, {count(device.threads, 'thread')})")
+        how = "described" if device.described else count(device.threads, "thread")
+        parts.append(f"{device.name} ({device.type}, {how})")
     elif graph is not None:
         parts.append(graph.device)
     if graph is not None:
@@ -288,9 +289,11 @@ def _provenance(results: ModelResults) -> list[Fact]:
     if costs is not None:
         device = costs.device
         facts.append(("Device", f"{device.type}: {device.name}"))
-        facts.append(("Build", device.build))
-        facts.append(("Threads", str(device.threads)))
-        facts.append(("Costs are", device.source))
+        if not device.described:
+            facts += [("Build", device.build), ("Threads", str(device.threads))]
+        facts.append(
+            ("Costs are", f"by roofline of {device.name}" if device.described else device.source)
+        )
     solvers = sorted({plan.plan.solver for plan in results.plans if plan.plan.solver != "none"})
     if solvers:
         facts.append(("Solvers", ", ".join(solvers)))
@@ -313,6 +316,9 @@ def _notes(results: ModelResults) -> list[str]:
         for result in results.plans
         if result.plan.feasible and result.measurement is None and not result.error
     ]
-    if unmeasured:
+    described = next((plan for plan in results.plans if unvalidated(plan)), None)
+    if described is not None:
+        notes.append(f"The plans are {unvalidated(described)}. Times follow from its description.")
+    elif unmeasured:
         notes.append(f"Not measured yet: {', '.join(unmeasured)}.")
     return notes

@@ -11,7 +11,7 @@ from schemas.budget import NO_BUDGET
 from schemas.config import Config, read_config
 from schemas.errors import ConfigError
 from stages.report.load import ModelResults, PlanResult, error_before, error_of, load_model
-from stages.report.verdicts import outcome
+from stages.report.verdicts import outcome, unvalidated
 from stages.report.words import ratio, size
 
 WIDTH = 140
@@ -163,6 +163,7 @@ def _line(model: str, result: PlanResult, report: str) -> Line:
     plan, found, validated = result.plan, outcome(result), result.measurement
     measured = validated.measured_peak if validated else None
     note = found.sentence if found.state == "bad" else ""
+    note = note or (unvalidated(result) if plan.feasible else "")
     if not note and validated is not None and measured is not None and not validated.bits_equal:
         note = validated.sentence
     return Line(

@@ -77,16 +77,20 @@ def outcome(result: PlanResult) -> Outcome:
     if found is not None and found.verdict == FAILED:
         sentence = f"Failed: {found.sentence or figures}"
         return Outcome("bad", "failed", sentence, peak, relative, measured, fits)
+    if not measured and (held := _beyond_device(result)):
+        sentence = f"Exceeds the device: {held}; {unvalidated(result)}."
+        return Outcome("bad", "over device", sentence, peak, relative, False, fits)
     if plan.budget == NO_BUDGET:
         state: State = "good" if measured else "warning"
-        sentence = f"{figures}.{_unequal(result)}"
+        sentence = f"{figures}{_why_unvalidated(result)}.{_unequal(result)}"
         return Outcome(state, "baseline", sentence, peak, relative, measured, True)
     asked = f"{plan.budget} ({size(plan.budget_bytes or 0)} for the step)"
     if not fits:
         sentence = f"Misses {asked}: {figures}."
         return Outcome("bad", "over budget", sentence, peak, relative, measured, False)
     if not measured:
-        sentence = f"Should fit {asked}: {figures}, not measured yet."
+        why = _why_unvalidated(result) or ", not measured yet"
+        sentence = f"Should fit {asked}: {figures}{why}."
         return Outcome("warning", "should fit", sentence, peak, relative, False, True)
     sentence = f"Fits {asked}: {figures}.{_unequal(result)}"
     return Outcome("good", "fits", sentence, peak, relative, True, True)
@@ -100,6 +104,28 @@ def _fits(plan: Plan, found: Measurement | None, peak: int) -> bool:
     if found is not None and found.reserved_peak is not None:
         reserved = found.reserved_peak
     return peak <= plan.budget_bytes and reserved <= plan.budget_total
+
+
+def unvalidated(result: PlanResult) -> str:
+    """Why a plan is not validated and will not be, "" where it is measured or waits for it."""
+    if result.described is None or result.measurement is not None:
+        return ""
+    return f"not validated: planned for {result.described.name}, which is not here"
+
+
+def _why_unvalidated(result: PlanResult) -> str:
+    why = unvalidated(result)
+    return f", {why}" if why else ""
+
+
+def _beyond_device(result: PlanResult) -> str:
+    """How a plan exceeds the memory of a described device, "" where it does not."""
+    plan, device = result.plan, result.described
+    total = (plan.peak or 0) + plan.fixed.there_before
+    if device is None or not device.memory or total <= device.memory:
+        return ""
+    needed, there = _apart(total, device.memory)
+    return f"{needed} in all predicted, where {device.name} has {there}"
 
 
 def _unequal(result: PlanResult) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tests.bench import deep
 from tests.bench.cases import CASES, Case
+from tests.bench.described import table_of_described
 from tests.bench.hierarchies import HEAD, rows_of_hierarchies
 from tests.bench.tables import planning_table, result_table, table_of_chains
 
@@ -74,6 +75,7 @@ def main() -> None:
     parser.add_argument("--chains", action="store_true", help="time the dynamic program too")
     parser.add_argument("--hierarchies", action="store_true", help="time H-Partition too")
     parser.add_argument("--deep", action="store_true", help="plan deep models too, for an hour")
+    parser.add_argument("--described", action="store_true", help="plan large models for an H100")
     parser.add_argument("--folder", type=Path, help="keep what is made here")
     options = parser.parse_args()
     root = options.folder or Path(tempfile.mkdtemp(prefix="bench-"))
@@ -87,6 +89,9 @@ def main() -> None:
         print(deep.HEAD, flush=True)
         for row in deep.rows_of_depths(root):
             print(row, flush=True)
+    if options.described:
+        for line in table_of_described(root / "described"):
+            print(line, flush=True)
     for case in CASES:
         if case.name not in options.models:
             continue

@@ -94,7 +94,7 @@ def test_all_errors_are_told_at_once_with_path_and_expectation() -> None:
         'solver.engine: "gurobi" was found, expected highs, cbc or none',
         "solver.peaks: 0 was found, expected a whole number from 1 to 50",
         "solver.enigne: is no known key, did you mean engine",
-        'device: "gpu" was found, expected cpu, cuda or cuda:NUMBER',
+        'device: "gpu" was found, expected cpu, cuda, cuda:NUMBER, a described device (a100, ',
         'pairs: "many" was found, expected a whole number from 1 to 1000',
         "stroe: is no known key, did you mean store",
         'strategies[0]: "magic" was found, expected unplanned, checkpoint, auto, rotor, '

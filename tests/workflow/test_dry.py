@@ -30,7 +30,7 @@ def test_errors_of_the_configuration_are_told_all_at_once(
     for sentence in (
         "has 3 errors",
         "models.a.budgets[0]: '8 gigs' has the unknown unit 'gigs'",
-        'device: "gpu" was found, expected cpu, cuda or cuda:NUMBER',
+        'device: "gpu" was found, expected cpu, cuda, cuda:NUMBER, a described device (a100, ',
         "piars: is no known key, did you mean pairs",
     ):
         assert sentence in result.stderr

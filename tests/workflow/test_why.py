@@ -35,6 +35,10 @@ def params(now: str) -> str:
         (Job("trace", MODEL, "Missing output files: a/graph.arrow"), "it is new"),
         (Job("trace", MODEL, params(SOURCE)), "its source, or what that imports, was edited"),
         (Job("trace", MODEL, params("8")), "its settings in the configuration changed"),
+        (
+            Job("profile", MODEL, params(f"machine {'0' * 64}")),
+            "the device is described, or its description was edited",
+        ),
         (Job("generate", POINT, params(CODE)), "the code of the stage generate changed"),
         (Job("frontier", POINT, "Missing output files: f"), "the strategy rotor is new"),
         (Job("choose", POINT, "Missing output files: p"), "the budget 80pct is new for rotor"),

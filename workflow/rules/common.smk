@@ -36,9 +36,12 @@ STRATEGY = f"{MODEL}/{{strategy}}"
 POINT = f"{STRATEGY}/{{budget}}"
 DONE = f"{SETTINGS.results}/index.done"
 
-# What running a model asks a cluster for: a GPU, or, to measure, a node without other jobs.
-GPU = {} if SETTINGS.device == "cpu" else {"gpu": 1}
+# What running a model asks a cluster for: a GPU, or, to measure, a node without other jobs. On a
+# described device nothing runs and nothing is measured.
+GPU = {} if SETTINGS.here == "cpu" else {"gpu": 1}
 ALONE = GPU or {"slurm_extra": "--exclusive"}
+MEASURING = {} if SETTINGS.machine else {**ALONE, "measuring": 1}
+MEASURED = [] if SETTINGS.machine else ["measurement.arrow", "line.arrow"]
 
 # Jobs in containers see what is declared and nothing else. Elsewhere a report is made from a folder,
 # and what is in it is left out of a graph of jobs that has enough to look at.
@@ -64,17 +67,16 @@ def compared(model):
     """What the index reads of a model, where it has to be declared."""
     strategies = SETTINGS.models[model].strategies
     frontiers = expand(f"{STRATEGY}/frontier.arrow", model=model, strategy=strategies)
+    costs = expand(f"{MODEL}/costs.arrow", model=model)
     return (
-        frontiers + of_plans(model, "plan.json", "measurement.arrow") if APART else []
+        frontiers + costs + of_plans(model, "plan.json", *MEASURED[:1]) if APART else []
     )
 
 
 def reported(model):
     """What a report reads of a model besides, where it has to be declared."""
-    files = [
-        f"{MODEL}/{name}.arrow" for name in ("graph", "costs", "blocks", "options")
-    ]
-    made = of_plans(model, "sequence.arrow", "schedule.arrow", "line.arrow")
+    files = [f"{MODEL}/{name}.arrow" for name in ("graph", "blocks", "options")]
+    made = of_plans(model, "sequence.arrow", "schedule.arrow", *MEASURED[1:])
     return compared(model) + expand(files, model=model) + made if APART else []
 
 
@@ -85,6 +87,21 @@ def source(wildcards):
     for folder in SETTINGS.search_path:
         words += ["--search-path", folder]
     return words
+
+
+def costs_from(wildcards):
+    """Says as options of a stage where costs come from: the device, or its description."""
+    if SETTINGS.machine:
+        return ["--source", "roofline", "--machine", SETTINGS.machine]
+    return ["--device", SETTINGS.device, "--library", SETTINGS.store]
+
+
+@cache
+def description():
+    """The digest of the description of the device, "" where the device is here."""
+    from schemas.store import file_digest
+
+    return f"machine {file_digest(SETTINGS.machine)}" if SETTINGS.machine else ""
 
 
 def source_code(wildcards):

@@ -1,4 +1,4 @@
-# Measures, so it takes all cores and runs alone.
+# Measures, so it takes all cores and runs alone; a described device takes seconds of one core.
 rule profile:
     input:
         graph=f"{MODEL}/graph.arrow",
@@ -6,17 +6,21 @@ rule profile:
         f"{MODEL}/costs.arrow",
     log:
         f"{MODEL}/logs/profile.txt",
-    threads: workflow.cores
+    threads: 1 if SETTINGS.machine else workflow.cores
     resources:
-        **ALONE,
-        measuring=1,
+        **MEASURING,
     params:
         source=source,
-        device=SETTINGS.device,
-        store=SETTINGS.store,
+        costs_from=costs_from,
+        description=description(),
+        doing=(
+            "reading each distinct op off the description of the device"
+            if SETTINGS.machine
+            else "measuring each distinct op"
+        ),
         code=code_of("profile"),
     message:
-        "{wildcards.model}: measuring each distinct op"
+        "{wildcards.model}: {params.doing}"
     shell:
-        "python -m stages profile {params.source:q} --graph {input.graph:q} --device {params.device:q}"
-        " --library {params.store:q} --out {output:q} --error-file {log:q}"
+        "python -m stages profile {params.source:q} --graph {input.graph:q} {params.costs_from:q}"
+        " --out {output:q} --error-file {log:q}"

@@ -18,7 +18,7 @@ rule perfetto:
 
 rule report:
     input:
-        lambda wildcards: of_plans(wildcards.model, "measurement.arrow"),
+        lambda wildcards: of_plans(wildcards.model, *(MEASURED[:1] or ["module"])),
         lambda wildcards: of_plans(wildcards.model, "trace.json"),
         lambda wildcards: reported(wildcards.model),
     output:

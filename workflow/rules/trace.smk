@@ -8,7 +8,7 @@ rule trace:
     params:
         source=source,
         source_code=source_code,
-        device=SETTINGS.device,
+        device=SETTINGS.here,
         code=code_of("trace"),
     message:
         "{wildcards.model}: tracing the training step"

@@ -1,4 +1,4 @@
-# Measures, so it takes all cores and runs alone.
+# Measures, so it takes all cores and runs alone. Nothing asks for it where the device is described.
 rule validate:
     input:
         graph=f"{MODEL}/graph.arrow",
@@ -11,8 +11,7 @@ rule validate:
         f"{POINT}/logs/validate.txt",
     threads: workflow.cores
     resources:
-        **ALONE,
-        measuring=1,
+        **MEASURING,
     params:
         source=source,
         device=SETTINGS.device,

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,15 @@ import torch
 from torch import nn
 
 from data import models
-from schemas.costs import op_key, read_costs
+from schemas.costs import Device, op_key, read_costs, read_device
 from schemas.errors import ArtifactError, ConfigError
 from schemas.graph import LOSS_TARGET, NONE, Graph, read_graph, write_graph
 from stages.device.factory import check_result
 from stages.profile import cli, measure
 from stages.profile.forms import distinct_forms
-from stages.profile.roofline import operations
+from stages.profile.work import operations
 from stages.trace.trace import trace
+from tests.schemas.machines import described
 
 torch.set_num_threads(1)
 
@@ -39,12 +39,6 @@ def run(*words: object) -> None:
     parser = argparse.ArgumentParser()
     cli.add_arguments(parser)
     cli.run(parser.parse_args([str(word) for word in words]))
-
-
-def described(path: Path, **changes: object) -> Path:
-    numbers = {"name": "a GPU", "type": "cuda", "flops": 1e12, "bandwidth": 1e11, "latency": 1e-6}
-    path.write_text(json.dumps({**numbers, **changes}))
-    return path
 
 
 def test_measured_costs_are_written_and_can_be_taken_from_the_file(graph_path: Path) -> None:
@@ -68,32 +62,33 @@ def test_measured_costs_are_written_and_can_be_taken_from_the_file(graph_path: P
 def test_a_described_device_gives_costs_for_every_op(graph_path: Path) -> None:
     folder = graph_path.parent
     words = ("--graph", graph_path, "--source", "roofline", "--out", folder / "costs.arrow")
-    run(*words, "--description", described(folder / "gpu.json"))
+    run(*words, "--machine", described(folder / "gpu.json"))
     graph, costs = read_graph(graph_path), read_costs(folder / "costs.arrow")
     assert costs.device.name == "a GPU" and costs.device.source == "roofline"
     for op in graph.ops:
         if op.target == LOSS_TARGET:
             continue
         cost = costs.of(graph, op)
-        assert cost.seconds >= 1e-6 and cost.peak == cost.net
+        assert cost.seconds == 0 if graph.is_view(op) else cost.seconds >= 1e-6
+        assert cost.peak == cost.net
         for value in op.in_place:
             assert costs.of(graph, op, value).net < cost.net
     product = next(op for op in graph.ops if op.target == "aten.addmm.default")
     rows, inner = graph.values[product.inputs[1]].shape
     columns = graph.values[product.outputs[0]].shape[1]
     assert operations(graph, product) == 2 * rows * inner * columns
-    slow = described(folder / "gpu.json", flops=1.0, latency=0)
-    run(*words, "--description", slow)
+    slow = described(folder / "gpu.json", flops=1e6, latency=0)
+    run(*words, "--machine", slow)
     slowest = read_costs(folder / "costs.arrow").rows[op_key(graph, product, NONE)]
-    assert slowest.seconds == pytest.approx(operations(graph, product))
+    assert slowest.seconds == pytest.approx(operations(graph, product) / 1e6)
 
 
 @pytest.mark.parametrize("change", [{"flops": 0}, {"bandwidth": "fast"}, {"latency": -1}])
 def test_a_wrong_description_is_named(graph_path: Path, change: dict[str, object]) -> None:
     folder = graph_path.parent
     description = described(folder / "gpu.json", **change)
-    words = ("--graph", graph_path, "--source", "roofline", "--description", description)
-    with pytest.raises(ConfigError, match=next(iter(change))):
+    words = ("--graph", graph_path, "--source", "roofline", "--machine", description)
+    with pytest.raises(ArtifactError, match=next(iter(change))):
         run(*words, "--out", folder / "costs.arrow")
 
 
@@ -101,17 +96,18 @@ def test_missing_options_are_named(graph_path: Path) -> None:
     words = ("--graph", graph_path, "--out", graph_path.parent / "costs.arrow")
     with pytest.raises(ConfigError, match="--library"):
         run(*words)
-    with pytest.raises(ConfigError, match="--description"):
+    with pytest.raises(ConfigError, match="--machine"):
         run(*words, "--source", "roofline")
+    with pytest.raises(ConfigError, match="--machine cpu: is measured, and not described"):
+        run(*words, "--source", "roofline", "--machine", "cpu")
 
 
-def test_convolutions_are_work() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, 3))
-    graph: Graph = trace(check_result((model, ((torch.ones(2, 3, 8, 8),), {})), "r"), "r")
-    first = next(op for op in graph.ops if op.target == "aten.convolution.default")
-    assert operations(graph, first) == 2 * (2 * 4 * 6 * 6) * (3 * 3 * 3)
-    done = {op.target for op in graph.ops if operations(graph, op)}
-    assert {"aten.convolution.default", "aten.convolution_backward.default"} <= done
+def test_a_machine_of_the_checkout_is_found_by_its_name(graph_path: Path) -> None:
+    out = graph_path.parent / "costs.arrow"
+    run("--graph", graph_path, "--source", "roofline", "--machine", "t4", "--out", out)
+    assert read_device(out) == Device("cuda", "t4", "", 0, "roofline", 16_000_000_000)
+    with pytest.raises(ArtifactError, match=r"tightfit\.costs/1 was expected"):
+        read_device(graph_path)
 
 
 def labelled(rows: int = 4) -> tuple[Any, ...]:

@@ -6,10 +6,19 @@ from dataclasses import replace
 
 import pytest
 
+from schemas.costs import Device
 from schemas.plan import GpuMemory, Plan
 from stages.report.load import PlanResult
 from stages.report.timeline import timeline
-from stages.report.verdicts import best_of, bound_words, breakdown, cards, outcome, proof
+from stages.report.verdicts import (
+    best_of,
+    bound_words,
+    breakdown,
+    cards,
+    outcome,
+    proof,
+    unvalidated,
+)
 from tests.stages.report.cases import (
     keep_all,
     measurement_of,
@@ -44,6 +53,24 @@ def test_a_plan_that_was_not_measured() -> None:
     found = outcome(result(PLAN, measured=False))
     assert (found.state, found.word, found.measured) == ("warning", "should fit", False)
     assert "6.3 MB predicted" in found.sentence and "not measured yet" in found.sentence
+
+
+def test_a_plan_for_a_device_that_is_not_here_claims_no_check() -> None:
+    said = "not validated: planned for h100, which is not here"
+    device = Device("cuda", "h100", "", 0, "roofline", 80_000_000_000)
+    planned = replace(result(PLAN, measured=False), described=device)
+    found = outcome(planned)
+    assert (found.state, found.word, found.measured) == ("warning", "should fit", False)
+    assert found.sentence == (
+        f"Should fit 50% (6.3 MB for the step): 6.3 MB predicted, 1.20x the unplanned step, {said}."
+    )
+    small = replace(planned, described=replace(device, memory=1_000_000))
+    found = outcome(small)
+    assert (found.state, found.word, found.measured) == ("bad", "over device", False)
+    assert found.sentence.startswith("Exceeds the device: ")
+    assert found.sentence.endswith(f"in all predicted, where h100 has 1.0 MB; {said}.")
+    assert unvalidated(planned) == said
+    assert unvalidated(result(PLAN)) == unvalidated(result(PLAN, measured=False)) == ""
 
 
 def test_a_plan_that_uses_more_than_its_budget() -> None:

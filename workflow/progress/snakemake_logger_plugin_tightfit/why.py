@@ -103,4 +103,6 @@ def _changed(reason: str) -> str:
         return f"the code of the stage {stages[0]} changed"
     if re.search(r"source [0-9a-f]{16}", new):
         return "its source, or what that imports, was edited"
+    if re.search(r"machine [0-9a-f]{16}", new):
+        return "the device is described, or its description was edited"
     return "its settings in the configuration changed"

@@ -1,0 +1,277 @@
+"""`tightfit.machine/1`: devices that need not be here, with the memories and links beside them.
+
+A JSON file: sizes are bytes, times seconds, speeds operations or bytes a second. `sources` says
+where each figure is from.
+
+    {"artifact": "tightfit.machine/1", "name": "...",
+     "devices": [{"name": "cuda:0", "memory": 80000000000, "flops": {"bfloat16": 9.8e14, ...},
+                  "bandwidth": 3.35e12, "latency": 4e-6}],
+     "memories": [{"name": "host", "memory": 64000000000}],
+     "links": [{"between": ["cuda:0", "host"], "bandwidth": 2e10, "latency": 1e-5,
+                "shared": false}],
+     "sources": {"memory": "..."}}
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from schemas.dtypes import DTYPES
+from schemas.errors import ArtifactError, ConfigError
+
+ARTIFACT = "tightfit.machine/1"
+MACHINES = Path(__file__).parents[1] / "data" / "machines"
+"""The folder of the descriptions that come with a checkout, each named like its machine."""
+
+_MOST_BYTES = 1 << 20
+_MOST_ITEMS = 4096
+_HERE = re.compile(r"cpu|cuda(:\d+)?")
+_PLACE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*(:\d+)?")
+
+Range = tuple[float, float]
+_SIZES: Range = (1, 1e18)
+_FLOPS: Range = (1e6, 1e21)
+_BANDWIDTHS: Range = (1e3, 1e18)
+_LATENCIES: Range = (0, 1)
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device: bytes of memory and, where its times are to be predicted, operations a second by
+    dtype, bytes a second to its memory and seconds that any call takes. `flops` has the key ""
+    where one figure holds for all dtypes."""
+
+    name: str
+    memory: int
+    flops: dict[str, float] = field(default_factory=dict)
+    bandwidth: float | None = None
+    latency: float = 0.0
+
+    @property
+    def kind(self) -> str:
+        """The type of the device: "cuda" of "cuda:0"."""
+        return self.name.partition(":")[0]
+
+    def speed(self, dtype: str) -> float:
+        """Operations a second on numbers of a dtype: those of float32 where it is not named, the
+        least of all where that is not named either."""
+        common = self.flops.get("", self.flops.get("float32", min(self.flops.values())))
+        return self.flops.get(dtype, common)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A memory that belongs to no device, such as the host's or a disk, in bytes."""
+
+    name: str
+    memory: int
+
+
+@dataclass(frozen=True)
+class Link:
+    """A way between two devices or memories; `shared` where both directions share the bandwidth."""
+
+    between: tuple[str, str]
+    bandwidth: float
+    latency: float = 0.0
+    shared: bool = False
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine; `sources` are texts that say where its figures are from."""
+
+    name: str
+    devices: list[Device]
+    memories: list[Memory] = field(default_factory=list)
+    links: list[Link] = field(default_factory=list)
+    sources: dict[str, str] = field(default_factory=dict)
+
+    def single(self, path: Path | str) -> Device:
+        """The one device that a step is planned for. Raises ConfigError, which names the file,
+        where there are several or its speeds are not said."""
+        if len(self.devices) != 1:
+            raise ConfigError(
+                f"{path}: describes {len(self.devices)} devices, and a step is planned for one"
+            )
+        device = self.devices[0]
+        if not device.flops or device.bandwidth is None:
+            lacking = "bandwidth" if device.flops else "flops"
+            raise ConfigError(f"{path}: {device.name} has no {lacking}, so that no time is known")
+        if device.kind not in ("cpu", "cuda"):
+            raise ConfigError(f"{path}: plans are made for cpu and cuda, and not for {device.name}")
+        return device
+
+
+def machine_file(device: str) -> Path | None:
+    """The description that a device's name in a configuration stands for: one of `MACHINES`, or a
+    path that ends with ".json"; None for "cpu", "cuda" and "cuda:1", which are here. Raises
+    ConfigError for any other name."""
+    if _HERE.fullmatch(device):
+        return None
+    if device.endswith(".json"):
+        return Path(device)
+    if device in machine_names():
+        return MACHINES / f"{device}.json"
+    known = ", ".join(machine_names())
+    raise ConfigError(
+        f"{json.dumps(device)} was found, expected cpu, cuda, cuda:NUMBER, a described device "
+        f"({known}) or the path of a description (.json)"
+    )
+
+
+def machine_names() -> list[str]:
+    """The names of the descriptions that come with a checkout."""
+    return sorted(path.stem for path in MACHINES.glob("*.json"))
+
+
+def read_machine(path: Path | str) -> Machine:
+    """Reads a description; raises ArtifactError with one sentence that names the file and the
+    first figure that is amiss."""
+    from schemas import store
+
+    document = store.read_json(path, _MOST_BYTES)
+    return _Reader(str(path)).machine(document)
+
+
+class _Reader:
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def machine(self, document: dict[str, Any]) -> Machine:
+        found = document.get("artifact")
+        self.require(found == ARTIFACT, f"is {_shown(found)}, {ARTIFACT} was expected")
+        names = ("devices", "memories", "links", "sources")
+        self.keys(document, "the machine", ("artifact", "name", "devices"), names[1:])
+        made = Machine(
+            name=self.text(document["name"], "name"),
+            devices=[self.device(*item) for item in self.items(document, "devices")],
+            memories=[self.memory(*item) for item in self.items(document, "memories")],
+            links=[self.link(*item) for item in self.items(document, "links")],
+            sources=self.sources(document.get("sources", {})),
+        )
+        self.require(bool(made.devices), "has no devices")
+        self.places(made)
+        return made
+
+    def device(self, where: str, given: dict[str, Any]) -> Device:
+        self.keys(given, where, ("name", "memory"), ("flops", "bandwidth", "latency"))
+        bandwidth = given.get("bandwidth")
+        return Device(
+            name=self.place(given["name"], f"{where}.name"),
+            memory=self.size(given["memory"], f"{where}.memory"),
+            flops=self.flops(given["flops"], f"{where}.flops") if "flops" in given else {},
+            bandwidth=None
+            if bandwidth is None
+            else self.number(bandwidth, f"{where}.bandwidth", _BANDWIDTHS),
+            latency=self.number(given.get("latency", 0), f"{where}.latency", _LATENCIES),
+        )
+
+    def flops(self, given: Any, where: str) -> dict[str, float]:
+        if not isinstance(given, Mapping):
+            return {"": self.number(given, where, _FLOPS)}
+        self.require(bool(given), f"{where} names no dtype")
+        for dtype in given:
+            self.require(dtype in DTYPES, f"{where}: {_shown(dtype)} is no dtype")
+        return {
+            dtype: self.number(figure, f"{where}.{dtype}", _FLOPS)
+            for dtype, figure in given.items()
+        }
+
+    def memory(self, where: str, given: dict[str, Any]) -> Memory:
+        self.keys(given, where, ("name", "memory"))
+        name = self.place(given["name"], f"{where}.name")
+        return Memory(name, self.size(given["memory"], f"{where}.memory"))
+
+    def link(self, where: str, given: dict[str, Any]) -> Link:
+        self.keys(given, where, ("between", "bandwidth"), ("latency", "shared"))
+        ends = given["between"]
+        two = isinstance(ends, list) and len(ends) == 2 and ends[0] != ends[1]
+        self.require(two, f"{where}.between is {_shown(ends)}, expected two names")
+        one, other = (self.place(end, f"{where}.between") for end in ends)
+        shared = given.get("shared", False)
+        self.require(isinstance(shared, bool), f"{where}.shared is {_shown(shared)}, not a truth")
+        return Link(
+            between=(one, other),
+            bandwidth=self.number(given["bandwidth"], f"{where}.bandwidth", _BANDWIDTHS),
+            latency=self.number(given.get("latency", 0), f"{where}.latency", _LATENCIES),
+            shared=shared,
+        )
+
+    def sources(self, given: Any) -> dict[str, str]:
+        plain = isinstance(given, dict) and len(given) <= _MOST_ITEMS
+        self.require(plain, "sources is no mapping from figures to texts")
+        return {key: self.text(source, f"sources.{key}") for key, source in given.items()}
+
+    def places(self, made: Machine) -> None:
+        """Each name stands for one place, and links lead from place to place."""
+        names = [device.name for device in made.devices]
+        names += [memory.name for memory in made.memories]
+        for name in names:
+            self.require(names.count(name) == 1, f"names {name} twice")
+        for link in made.links:
+            for end in link.between:
+                self.require(end in names, f"has a link to {end}, which is no device or memory")
+
+    def items(self, document: dict[str, Any], key: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The mappings of a list, each with where it stands."""
+        given = document.get(key, [])
+        self.require(isinstance(given, list) and len(given) <= _MOST_ITEMS, f"{key} is no list")
+        for index, item in enumerate(given):
+            where = f"{key}[{index}]"
+            self.require(isinstance(item, dict), f"{where} is {_shown(item)}, not a mapping")
+            yield where, item
+
+    def keys(
+        self,
+        given: dict[str, Any],
+        where: str,
+        needed: tuple[str, ...],
+        others: tuple[str, ...] = (),
+    ) -> None:
+        for key in given:
+            self.require(key in (*needed, *others), f"{where} has the unknown key {_shown(key)}")
+        for key in needed:
+            self.require(key in given, f"{where} has no {key}")
+
+    def text(self, given: Any, where: str) -> str:
+        good = isinstance(given, str) and given.strip() and given.isprintable()
+        self.require(bool(good), f"{where} is {_shown(given)}, not a text")
+        return str(given)
+
+    def place(self, given: Any, where: str) -> str:
+        good = isinstance(given, str) and _PLACE.fullmatch(given) is not None
+        self.require(good, f"{where} is {_shown(given)}, not a name such as cuda:0 or host")
+        return str(given)
+
+    def size(self, given: Any, where: str) -> int:
+        figure = self.number(given, where, _SIZES)
+        self.require(figure == int(figure), f"{where} is {_shown(given)}, not a number of bytes")
+        return int(given)
+
+    def number(self, given: Any, where: str, within: Range) -> float:
+        plain = isinstance(given, int | float) and not isinstance(given, bool)
+        self.require(plain, f"{where} is {_shown(given)}, not a number")
+        low, high = within
+        possible = (isinstance(given, int) or math.isfinite(given)) and low <= given <= high
+        said = f"{where} is {_shown(given)}, expected a number from {low:g} to {high:g}"
+        self.require(possible, said)
+        return float(given)
+
+    def require(self, condition: bool, sentence: str) -> None:
+        if not condition:
+            raise ArtifactError(f"{self.path}: {sentence}")
+
+
+def _shown(given: Any) -> str:
+    """A value in a sentence, short and on one line."""
+    if given is None:
+        return "nothing"
+    text = repr(given) if not isinstance(given, int) or given < 10**40 else "a very large number"
+    return text if len(text) <= 60 else f"{text[:57]}..."
