@@ -104,6 +104,15 @@ def test_libraries_keep_workspaces_once_in_each_thread() -> None:
     assert both.most.requested == plain.most.requested + 2 * size
 
 
+def test_the_second_step_finds_what_the_first_has_left() -> None:
+    """A workspace is cut from the block that the first op has given back, so that the op needs
+    another one in the next step."""
+    graph, costs = step(700, 3 * MIB)
+    costs = measured(costs, "aten.op0.default", [700, 30 * MIB, -2], [])
+    costs = measured(costs, "aten.op1.default", [3 * MIB], [25 * MIB])
+    assert taken(graph, costs).most.reserved == (2 + 30 + 30) * MIB
+
+
 def test_libraries_may_keep_several_workspaces_of_a_size() -> None:
     graph, costs = step(700, 3 * MIB)
     size = 8 * MIB
