@@ -9,6 +9,7 @@ before it run in the thread of the caller, what comes after in autograd's.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -56,8 +57,8 @@ class _Process:
     """The blocks of a process, by the storage that they hold.
 
     `further` are blocks of a step that hold no storage, `states` those of random states by op,
-    `restoring` that of one while it is set again, `kept` what libraries keep, by whether it is of
-    autograd's thread.
+    `restoring` that of one while it is set again, `kept` how many blocks of a size libraries keep,
+    by whether it is in autograd's thread.
     """
 
     graph: Graph
@@ -66,7 +67,9 @@ class _Process:
     blocks: dict[int, int] = field(default_factory=dict)
     further: list[int] = field(default_factory=list)
     states: dict[int, int] = field(default_factory=dict)
-    kept: dict[bool, set[int]] = field(default_factory=lambda: {False: set(), True: set()})
+    kept: dict[bool, Counter[int]] = field(
+        default_factory=lambda: {False: Counter(), True: Counter()}
+    )
     workspaces: int = 0
     after_loss: bool = False
     restoring: int | None = None
@@ -141,11 +144,10 @@ class _Process:
     def keep(self, asked: Allocations) -> None:
         """Takes what libraries keep in this thread, unless it is there."""
         kept = self.kept[self.after_loss]
-        for size in asked.lasting:
-            if size not in kept:
-                kept.add(size)
-                self.take(size)
-                self.workspaces += size
+        for size in (Counter(asked.lasting) - kept).elements():
+            kept[size] += 1
+            self.take(size)
+            self.workspaces += size
 
     def moved(self, asked: Allocations) -> list[tuple[int, int]]:
         """Takes and gives back what an op does; returns the blocks that stay, with their bytes."""

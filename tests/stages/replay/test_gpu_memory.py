@@ -104,6 +104,24 @@ def test_libraries_keep_workspaces_once_in_each_thread() -> None:
     assert both.most.requested == plain.most.requested + 2 * size
 
 
+def test_the_second_step_finds_what_the_first_has_left() -> None:
+    """A workspace is cut from the block that the first op has given back, so that the op needs
+    another one in the next step."""
+    graph, costs = step(700, 3 * MIB)
+    costs = measured(costs, "aten.op0.default", [700, 30 * MIB, -2], [])
+    costs = measured(costs, "aten.op1.default", [3 * MIB], [25 * MIB])
+    assert taken(graph, costs).most.reserved == (2 + 30 + 30) * MIB
+
+
+def test_libraries_may_keep_several_workspaces_of_a_size() -> None:
+    graph, costs = step(700, 3 * MIB)
+    size = 8 * MIB
+    costs = measured(costs, "aten.op0.default", [700], [size])
+    assert taken(
+        graph, measured(costs, "aten.op1.default", [3 * MIB], [size, size])
+    ).workspaces == (2 * size)
+
+
 def test_the_settings_are_those_of_the_costs() -> None:
     graph, costs = step(700, 3 * MIB)
     build = "2.13, CUBLAS_WORKSPACE_CONFIG=:4096:8, PYTORCH_ALLOC_CONF=large_segment_size_mb:40"
