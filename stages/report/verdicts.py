@@ -122,6 +122,8 @@ def _beyond_device(result: PlanResult) -> str:
     """How a plan exceeds the memory of a described device, "" where it does not."""
     plan, device = result.plan, result.described
     total = (plan.peak or 0) + plan.fixed.there_before
+    if plan.gpu is not None:
+        total = plan.gpu.reserved
     if device is None or not device.memory or total <= device.memory:
         return ""
     needed, there = _apart(total, device.memory)
