@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from schemas.graph import Op
+from typing import Any
 
 Arguments = tuple[list[Any], dict[str, Any]]
 """The positional and the keyword arguments of a call, encoded."""
@@ -20,9 +17,9 @@ def encode_arguments(args: list[Any], kwargs: dict[str, Any]) -> str:
     return json.dumps({"args": args, "kwargs": kwargs}, allow_nan=False, separators=(",", ":"))
 
 
-def decode_arguments(op: Op) -> Arguments:
-    """The encoded positional and keyword arguments of an op, as `encode_arguments` took them."""
-    call = json.loads(op.arguments)
+def decode_arguments(written: str) -> Arguments:
+    """The positional and the keyword arguments, encoded, that `encode_arguments` took."""
+    call = json.loads(written)
     return call["args"], call["kwargs"]
 
 

@@ -227,7 +227,7 @@ def op_key(graph: Graph, op: Op, in_place: int = NONE) -> str:
             return {"tensor": [*tensor, value.device] if value.device else tensor}
         return argument
 
-    args, kwargs = decode_arguments(op)
+    args, kwargs = decode_arguments(op.arguments)
     described: dict[str, Any] = {
         "target": op.target,
         "args": describe(args),

@@ -151,7 +151,9 @@ class Graph:
         values = {output.value for output in self.outputs}
         for op in self.ops:
             if op.target == LOSS_TARGET:
-                places = decode_arguments(op)[1].get("held", []) if self.has_loss else None
+                places = (
+                    decode_arguments(op.arguments)[1].get("held", []) if self.has_loss else None
+                )
                 values.update(op.outputs if places is None else [op.outputs[at] for at in places])
         return values - {NONE}
 

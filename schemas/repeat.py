@@ -34,7 +34,7 @@ def repeat_of(graph: Graph, op: Op) -> RepeatValues | None:
     """
     if graph.device != "cpu" or op.target != _BATCH_NORM:
         return None
-    args, _ = decode_arguments(op)
+    args, _ = decode_arguments(op.arguments)
     if len(args) <= _TRAINING or args[_TRAINING] is not True or NONE in op.outputs[:3]:
         return None
     operands = [argument.get("value") for argument in args[:3] if isinstance(argument, dict)]

@@ -91,7 +91,7 @@ class _Check:
         what = f"op {op.id} ({op.target})"
         if bool(op.writes) != (op.target == WRITE_TARGET):
             raise self.fail(f"{what} writes what it does not say")
-        encoded, kwargs = decode_arguments(op)
+        encoded, kwargs = decode_arguments(op.arguments)
         if op.writes and encoded[:1] != [{"value": op.writes[0]}]:
             raise self.fail(f"{what} writes what it does not say")
         sizes = {value: _size(self.tensors[value]) for value in op.inputs}

@@ -88,7 +88,7 @@ def statements(
 
     Raises ArtifactError when the op is not a call that PyTorch has, or changes what it must not.
     """
-    encoded_args, encoded_kwargs = decode_arguments(op)
+    encoded_args, encoded_kwargs = decode_arguments(op.arguments)
     values = {value: Text(names[value]) for value in op.inputs}
     args = [decode(argument, values) for argument in encoded_args]
     kwargs = {name: decode(argument, values) for name, argument in encoded_kwargs.items()}

@@ -193,7 +193,7 @@ class _OpRun:
 
     def position(self, value: int) -> int:
         """Where among the arguments the value stands that an in-place form overwrites."""
-        args, _ = decode_arguments(self.op)
+        args, _ = decode_arguments(self.op.arguments)
         position = position_of(args, value, self.op.target, self.graph.device)
         if position is None:
             raise ValueError(f"it cannot overwrite value {value}")
@@ -214,7 +214,7 @@ class _OpRun:
 
     def decoded(self) -> tuple[list[Any], dict[str, Any]]:
         """The arguments of the call, with the operands in place of the values."""
-        args, kwargs = decode_arguments(self.op)
+        args, kwargs = decode_arguments(self.op.arguments)
         decoded = {name: decode(argument, self.operands) for name, argument in kwargs.items()}
         return [decode(argument, self.operands) for argument in args], decoded
 

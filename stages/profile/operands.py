@@ -197,7 +197,7 @@ def _fills(graph: Graph, name: str, named: Mapping[str, Any]) -> dict[int, Fill]
 
 
 def _named_arguments(op: Op, overload: OpOverload) -> dict[str, Any]:
-    args, kwargs = decode_arguments(op)
+    args, kwargs = decode_arguments(op.arguments)
     names = [argument.name for argument in overload._schema.arguments]
     return {**dict(zip(names, args, strict=False)), **kwargs}
 

@@ -114,7 +114,7 @@ class _Origins:
 
     def run(self, maker: Op) -> None:
         """Keeps what an op gives; nothing where it does not take its operands."""
-        args, kwargs = decode_arguments(maker)
+        args, kwargs = decode_arguments(maker.arguments)
         try:
             results = resolve(maker.target)(
                 *[decode(argument, self.made) for argument in args],

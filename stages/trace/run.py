@@ -45,7 +45,7 @@ def run_graph(
         if op.target == LOSS_TARGET:
             results: Any = loss(_outputs(graph, values))
         else:
-            call_args, call_kwargs = decode_arguments(op)
+            call_args, call_kwargs = decode_arguments(op.arguments)
             with torch.no_grad():
                 results = runner(op.target)(
                     *decode(call_args, values),

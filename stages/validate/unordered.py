@@ -14,5 +14,5 @@ def unordered(graph: Graph) -> list[str]:
 
 
 def _accumulates(op: Op) -> bool:
-    args, kwargs = decode_arguments(op)
+    args, kwargs = decode_arguments(op.arguments)
     return bool(args[3] if len(args) > 3 else kwargs.get("accumulate", False))
