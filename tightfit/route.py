@@ -8,6 +8,7 @@ import itertools
 import os
 import re
 import tempfile
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -32,6 +33,10 @@ Parts = Callable[[str], "tuple[int, int] | None"]
 """Finds in a line how many parts are done, of how many."""
 PLANNING = ("partition", "solve", "combine")
 """The stages whose code decides a frontier."""
+
+ALONE = threading.RLock()
+"""Held by the thread that plans. A trace replaces functions of PyTorch, a profile uses its profiler
+and a stage has what it prints read: each is one for the whole process."""
 
 
 @dataclass(frozen=True)
