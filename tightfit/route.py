@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schemas.budget import NO_BUDGET, parse_budget
-from schemas.errors import ConfigError, ModelError
+from schemas.errors import ArtifactError, ConfigError, ModelError
 from schemas.fingerprint import stage_fingerprint
 from schemas.lineage import keep_records
 from schemas.made import Made
 from schemas.plan import Plan, read_plan
-from schemas.store import write_bytes
+from schemas.store import read_bytes, write_bytes
 from tightfit.progress import Progress
 
 if TYPE_CHECKING:
@@ -188,6 +188,6 @@ def _filed(folder: Path, name: str, write: Callable[[Path], str]) -> Path:
 def _is_there(path: Path, made: Path) -> bool:
     """Whether a file is as it was made, so that a store which is only read will do."""
     try:
-        return path.read_bytes() == made.read_bytes()
-    except OSError:
+        return read_bytes(path) == made.read_bytes()
+    except ArtifactError:
         return False
