@@ -13,7 +13,7 @@ from schemas.errors import ConfigError
 from schemas.frontier import Frontier, read_frontier
 from tightfit.choices import Choice, ChosenPlan
 from tightfit.interrupted import frontier_so_far
-from tightfit.route import Route
+from tightfit.route import ALONE, Route
 
 if TYPE_CHECKING:
     from stages.combine.in_all import InAll
@@ -115,7 +115,7 @@ def shapes_of(built: Built) -> str:
 
 def _whole(route: Route, graph: Path, costs: Path) -> Frontier:
     """The whole frontier, made unless it is there."""
-    with route.progress.telling("trace", "profile", "choose", "generate", "check"):
+    with ALONE, route.progress.telling("trace", "profile", "choose", "generate", "check"):
         return read_frontier(route.frontier(graph, costs))
 
 

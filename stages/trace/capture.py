@@ -98,12 +98,29 @@ def _capture(built: Built, forward: Forward) -> Capture:
 
     register_caches()
     python = PythonInBackward()
-    with contextlib.ExitStack() as stack, _without_memory(built, forward) as mode, python.looking():
+    with (
+        _let_go(),
+        contextlib.ExitStack() as stack,
+        _without_memory(built, forward) as mode,
+        python.looking(),
+    ):
         tensors = tuple(forward.tensors(mode))
         joint = aot_export_joint_with_descriptors(stack, forward.face(), tensors)
     described = _describe(built, joint.graph_module, forward)
     checkpointed = forward.checkpoints.any
     return replace(described, plain_backward=not python.found, checkpointed=checkpointed)
+
+
+@contextlib.contextmanager
+def _let_go() -> Iterator[None]:
+    """Afterwards PyTorch's record of random numbers holds nothing of the capture: by it weak
+    references to the model's tensors stay, which nobody can then swap for others."""
+    from torch._decomp.decompositions_for_rng import PhiloxStateTracker
+
+    try:
+        yield
+    finally:
+        PhiloxStateTracker.reset()
 
 
 def _run_again(built: Built, watcher: Watcher) -> None:

@@ -3,8 +3,10 @@ it cannot."""
 
 from __future__ import annotations
 
+import gc
 import json
 import random
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -242,3 +244,12 @@ def test_what_cannot_be_traced_is_told_in_a_sentence(name: str, words: list[str]
     assert "\n" not in text
     for word in words:
         assert word in text, text
+
+
+def test_nothing_of_the_trace_refers_to_the_tensors_of_the_model() -> None:
+    """A parameter that anything refers to weakly cannot be swapped, as conversions may want to."""
+    built = made("normalised")
+    trace(built, "normalised")
+    gc.collect()
+    state = [*built.model.parameters(), *built.model.buffers()]
+    assert [weakref.getweakrefcount(tensor) for tensor in state] == [0] * len(state)
