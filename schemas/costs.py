@@ -17,9 +17,10 @@ from typing import Any
 import pyarrow as pa
 
 from schemas import store
+from schemas.arguments import decode_arguments
 from schemas.arrow import integer, number, text
 from schemas.errors import ArtifactError
-from schemas.graph import LOSS_TARGET, NONE, Graph, Op, decode_arguments
+from schemas.graph import LOSS_TARGET, NONE, Graph, Op
 
 REPEATED = -2
 """Stands for the form in which an op runs again, where one that is overwritten is asked for."""
@@ -33,6 +34,38 @@ device memory, `seconds` one save and one restore."""
 
 
 @dataclass(frozen=True)
+class Allocations:
+    """What one op asks of the allocator of a GPU.
+
+    `moves` are its own, in their order: n > 0 takes n bytes, -k gives back what the k-th of them
+    took that took any, the first being 1. `lasting` are the bytes that libraries take in its first
+    run in a thread, and keep for all later ones in that thread.
+    """
+
+    moves: list[int]
+    lasting: list[int]
+
+    def __post_init__(self) -> None:
+        """Raises ArtifactError where what is given back was not taken, or a size is none."""
+        self.held()
+        if any(size <= 0 for size in self.lasting):
+            raise ArtifactError(f"{self.lasting} are no sizes of lasting allocations")
+
+    def held(self) -> dict[int, int]:
+        """The bytes that the moves leave taken, by the number of their move among those that
+        take."""
+        taken = 0
+        held: dict[int, int] = {}
+        for move in self.moves:
+            if move > 0:
+                taken += 1
+                held[taken] = move
+            elif held.pop(-move, None) is None:
+                raise ArtifactError(f"the allocations {self.moves} give back what they do not hold")
+        return held
+
+
+@dataclass(frozen=True)
 class Cost:
     """The cost of one distinct op.
 
@@ -40,7 +73,7 @@ class Cost:
     memory above what was allocated before the call, outputs included; `net` is what remains
     allocated after it, both in bytes. `in_place` is the position, among the op's inputs, of the
     tensor that an in-place form overwrites, NONE for the ordinary form, REPEATED for the shorter
-    form of an op that runs again.
+    form of an op that runs again. `allocations` are known where it was measured on a GPU.
     """
 
     key: str
@@ -50,6 +83,7 @@ class Cost:
     spread: float
     peak: int
     net: int
+    allocations: Allocations | None = None
 
 
 @dataclass(frozen=True)
@@ -128,16 +162,21 @@ class Costs:
 
 
 def write_costs(path: Path | str, costs: Costs) -> str:
-    """Writes the costs, ordered by key, and returns the digest."""
+    """Writes the costs, ordered by key, and returns the digest. Allocations stand in the metadata,
+    where there are any."""
     rows = [asdict(costs.rows[key]) for key in sorted(costs.rows)]
-    device = {key: str(value) for key, value in asdict(costs.device).items()}
-    return store.write(path, COSTS, rows, {f"device_{key}": value for key, value in device.items()})
+    known = {row["key"]: made for row in rows if (made := row.pop("allocations")) is not None}
+    about = {f"device_{key}": str(value) for key, value in asdict(costs.device).items()}
+    if known:
+        about["allocations"] = json.dumps(known, separators=(",", ":"))
+    return store.write(path, COSTS, rows, about)
 
 
 def read_costs(path: Path | str) -> Costs:
     """Reads costs; raises ArtifactError when they are damaged or negative."""
     artifact = store.read(path, COSTS)
-    rows = [Cost(**row) for row in artifact.rows]
+    known = _allocations(path, artifact.metadata.get("allocations", "{}"))
+    rows = [Cost(**row, allocations=known.get(row["key"])) for row in artifact.rows]
     for row in rows:
         if not (row.seconds >= 0 and row.peak >= row.net >= 0):
             raise ArtifactError(f"{path}: the cost of {row.target} is negative or exceeds its peak")
@@ -154,11 +193,23 @@ def read_device(path: Path | str) -> Device:
 
 def _device(path: Path | str, metadata: Mapping[str, str]) -> Device:
     try:
-        found = {key.removeprefix("device_"): value for key, value in metadata.items()}
+        found = {
+            key.removeprefix("device_"): value
+            for key, value in metadata.items()
+            if key != "allocations"
+        }
         numbers = {"threads": int(found["threads"]), "memory": int(found.get("memory", 0))}
         return Device(**{**found, **numbers})  # type: ignore[arg-type]
     except (KeyError, TypeError, ValueError) as error:
         raise ArtifactError(f"{path}: the metadata does not name a device") from error
+
+
+def _allocations(path: Path | str, text: str) -> dict[str, Allocations]:
+    """The allocations of ops by their keys."""
+    try:
+        return {key: Allocations(**made) for key, made in json.loads(text).items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ArtifactError(f"{path}: the metadata does not hold allocations") from error
 
 
 def op_key(graph: Graph, op: Op, in_place: int = NONE) -> str:
@@ -176,7 +227,7 @@ def op_key(graph: Graph, op: Op, in_place: int = NONE) -> str:
             return {"tensor": [*tensor, value.device] if value.device else tensor}
         return argument
 
-    args, kwargs = decode_arguments(op)
+    args, kwargs = decode_arguments(op.arguments)
     described: dict[str, Any] = {
         "target": op.target,
         "args": describe(args),

@@ -8,15 +8,14 @@ so that planning needs no PyTorch.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import pyarrow as pa
 
 from schemas import store
+from schemas.arguments import Arguments, argument_values, decode_arguments, read_arguments
 from schemas.arrow import flag, integer, integers, records, text, texts
 from schemas.dtypes import DTYPES
 from schemas.errors import ArtifactError
@@ -63,7 +62,7 @@ class Op:
     """One ATen operator call, or the loss.
 
     `target` is the overload's full name ("aten.addmm.default"). `arguments` is JSON text as in
-    `encode_arguments`. `inputs` are the distinct values it reads, `outputs` the values it makes in
+    `schemas.arguments`. `inputs` are the distinct values it reads, `outputs` the values it makes in
     the operator's order with NONE for an output that is absent, `writes` the buffers it mutates
     (it then makes no outputs). A `random` op draws from the device's default generator. An op
     that is not `repeatable` must run exactly once: it writes, or reads what has been written.
@@ -152,7 +151,9 @@ class Graph:
         values = {output.value for output in self.outputs}
         for op in self.ops:
             if op.target == LOSS_TARGET:
-                places = decode_arguments(op)[1].get("held", []) if self.has_loss else None
+                places = (
+                    decode_arguments(op.arguments)[1].get("held", []) if self.has_loss else None
+                )
                 values.update(op.outputs if places is None else [op.outputs[at] for at in places])
         return values - {NONE}
 
@@ -244,41 +245,6 @@ def read_graph(path: Path | str) -> Graph:
     return graph
 
 
-def encode_arguments(args: list[Any], kwargs: dict[str, Any]) -> str:
-    """The JSON text of a call. Values are `{"value": id}`; other non-JSON arguments are
-    `{"float": "inf"}`, `{"complex": [re, im]}`, `{"dtype": "float32"}`, `{"device": "cpu"}`,
-    `{"layout": "strided"}` or `{"memory_format": "contiguous_format"}`."""
-    return json.dumps({"args": args, "kwargs": kwargs}, allow_nan=False, separators=(",", ":"))
-
-
-def decode_arguments(op: Op) -> tuple[list[Any], dict[str, Any]]:
-    """The encoded positional and keyword arguments of an op, as `encode_arguments` took them."""
-    call = json.loads(op.arguments)
-    return call["args"], call["kwargs"]
-
-
-def argument_values(arguments: Any) -> Iterator[int]:
-    """The value ids in an encoded argument, in order, repeated as often as they occur."""
-    if isinstance(arguments, list):
-        for item in arguments:
-            yield from argument_values(item)
-    elif isinstance(arguments, dict):
-        if set(arguments) == {"value"}:
-            yield arguments["value"]
-        else:
-            for item in arguments.values():
-                yield from argument_values(item)
-
-
-def _is_flat(written: str) -> bool:
-    """Whether no argument is nested deeper than any that an operator takes."""
-    depth = deepest = 0
-    for letter in written:
-        depth += (letter in "[{") - (letter in "]}")
-        deepest = max(deepest, depth)
-    return deepest < 200
-
-
 def check_graph(graph: Graph, where: str) -> None:
     """Raises ArtifactError unless ids are in range, every value is made before it is read and at
     most once, enumerations hold known words, and the texts are JSON of the right shape."""
@@ -362,19 +328,10 @@ class _GraphCheck:
         )
 
     def arguments(self, op: Op, what: str) -> None:
-        try:
-            call = json.loads(op.arguments) if _is_flat(op.arguments) else None
-        except ValueError:
-            call = None
-        shaped = (
-            isinstance(call, dict)
-            and set(call) == {"args", "kwargs"}
-            and isinstance(call["args"], list)
-            and isinstance(call["kwargs"], dict)
-        )
-        self.require(shaped, f"{what} has arguments that are not JSON of args and kwargs")
-        call = cast(dict[str, Any], call)
-        named = list(argument_values([call["args"], list(call["kwargs"].values())]))
+        call = read_arguments(op.arguments)
+        self.require(call is not None, f"{what} has arguments that are not JSON of args and kwargs")
+        args, kwargs = cast(Arguments, call)
+        named = list(argument_values([args, list(kwargs.values())]))
         self.require(
             all(type(value) is int for value in named), f"{what} names a value by no integer"
         )

@@ -1,4 +1,4 @@
-"""`tightfit.measurement/1`: what a planned module did on the device, beside what was promised.
+"""`tightfit.measurement/2`: what a planned module did on the device, beside what was promised.
 
 Next to it stands `tightfit.line/1`, the live bytes of a measured step over time.
 """
@@ -31,8 +31,10 @@ class Measurement:
     explains either. Peaks are bytes above what was allocated when the step began: `measured_peak`
     and `unplanned_peak` with `.grad` absent, the `accumulate` ones with `.grad` already there;
     `unplanned` is the original model, whose figures are None where its step does not fit, as are
-    the differences then. `reserved_peak` is what PyTorch's allocator had taken of a GPU at most,
-    parameters and inputs included, where nothing else had run. `output_difference`,
+    the differences then. `allocated_peak` and `reserved_peak` are what PyTorch's allocator gave of
+    its blocks and had taken of a GPU at most, parameters and inputs included, where nothing else
+    had run; the `predicted` ones are the plan's. All four are None on the CPU. `budget_total` is
+    what bounds the reserved bytes of a GPU. `output_difference`,
     `gradient_difference` and `buffer_difference` are the largest absolute differences over all
     samples and steps, where NaN equals NaN; `bits_equal` says whether not one bit differed.
     `time_ratio` is the median of planned over unplanned time of `pairs` alternating runs, with its
@@ -44,6 +46,7 @@ class Measurement:
     strategy: str
     budget: str
     budget_bytes: int | None
+    budget_total: int | None
     verdict: str
     sentence: str
     gap: float | None
@@ -52,6 +55,9 @@ class Measurement:
     unplanned_peak: int | None
     accumulate_peak: int | None
     unplanned_accumulate_peak: int | None
+    predicted_allocated: int | None
+    allocated_peak: int | None
+    predicted_reserved: int | None
     reserved_peak: int | None
     predicted_time: float | None
     measured_time: float | None
@@ -93,7 +99,7 @@ _ARROW = {
 
 MEASUREMENT = store.ArtifactType(
     "tightfit.measurement",
-    1,
+    2,
     pa.schema([_ARROW[str(field.type)](field.name) for field in fields(Measurement)]),
 )
 

@@ -51,6 +51,21 @@ def read_made_from(directory: Path | str) -> MadeFrom:
     return MadeFrom(**document)
 
 
+def check_unchanged(directory: Path | str, files: Mapping[str, bytes]) -> None:
+    """Raises ArtifactError where the files of a module are not those that its `made_from.json`
+    names; a directory without one says nothing of them."""
+    if MADE_FROM not in files:
+        return
+    present = digests_of(files)
+    for name, digest in read_made_from(directory).files.items():
+        if name not in present:
+            raise ArtifactError(f"{directory}: lacks {name}, generate the module anew")
+        if present[name] != digest:
+            raise ArtifactError(
+                f"{directory}: {name} was changed since it was generated, generate the module anew"
+            )
+
+
 def digests_of(files: Mapping[str, bytes]) -> dict[str, str]:
     """The SHA-256 of each file's content, by name."""
     return {name: hashlib.sha256(data).hexdigest() for name, data in sorted(files.items())}

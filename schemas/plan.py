@@ -44,6 +44,23 @@ class Fixed:
 
 
 @dataclass(frozen=True)
+class GpuMemory:
+    """The most bytes that a process takes of a GPU for a step, with all that was there before:
+    `requested` of PyTorch's allocator, `allocated` in its blocks and `reserved` in the segments
+    that these are cut from.
+
+    `workspaces` are those of the requested bytes that libraries keep, `keep_all` what is reserved
+    for the step without recomputation. CUDA's context is in none of them.
+    """
+
+    requested: int
+    allocated: int
+    reserved: int
+    workspaces: int
+    keep_all: int
+
+
+@dataclass(frozen=True)
 class Plan:
     """A plan's figures. Times are seconds, sizes bytes.
 
@@ -55,7 +72,9 @@ class Plan:
     `smallest_budget`, the smallest `budget_total` known to work, and no time or peak. `sentence`
     says the verdict in words. `before_polish` is the strategy's own sequence, `keep_all` the step
     without recomputation, `recomputed` the number of ops that run again and `recomputed_time`
-    their seconds. `solver` names what made the plan.
+    their seconds. `solver` names what made the plan. `gpu` is what the step takes of a GPU, that of
+    the plan which takes the least where the verdict is "infeasible", and None on the CPU: there the
+    budget bounds requested bytes, on a GPU reserved ones.
     """
 
     strategy: str
@@ -76,6 +95,14 @@ class Plan:
     recomputed: int = field(default=0, kw_only=True)
     recomputed_time: float = field(default=0.0, kw_only=True)
     solver: str = field(kw_only=True)
+    gpu: GpuMemory | None = field(default=None, kw_only=True)
+
+    @property
+    def keep_all_total(self) -> int:
+        """What a budget of all counts: the bytes of the step without recomputation, in all."""
+        if self.gpu is not None:
+            return self.gpu.keep_all
+        return self.fixed.there_before + self.keep_all.peak
 
     @property
     def feasible(self) -> bool:
@@ -89,8 +116,11 @@ def gap_of(time: float, lower_bound: float) -> float:
 
 
 def write_plan(path: Path | str, plan: Plan) -> None:
-    """Writes the plan as JSON, keys in the order of the fields."""
-    store.write_json(path, asdict(plan))
+    """Writes the plan as JSON, keys in the order of the fields; `gpu` only where there is one."""
+    document = asdict(plan)
+    if plan.gpu is None:
+        del document["gpu"]
+    store.write_json(path, document)
 
 
 def plan_digest(path: Path | str) -> str:
@@ -100,7 +130,7 @@ def plan_digest(path: Path | str) -> str:
 
 def read_plan(path: Path | str) -> Plan:
     """Reads a plan; raises ArtifactError when a key is missing, unknown or of another type."""
-    document = store.read_fields(path, Plan)
+    document = store.read_fields(path, Plan, optional=("gpu",))
     for key in ("budget_total", "budget_bytes", "peak", "smallest_budget"):
         _require(path, key, document[key], (int, type(None)))
     for key in ("time", "lower_bound", "gap"):
@@ -111,13 +141,14 @@ def read_plan(path: Path | str) -> Plan:
         _require(path, key, document[key], (float, int))
     if document["verdict"] not in get_args(Verdict):
         raise ArtifactError(f"{path}: {document['verdict']!r} is no verdict")
-    before = document["before_polish"]
+    before, gpu = document["before_polish"], document.get("gpu")
     return Plan(
         **{
             **document,
             "before_polish": None if before is None else _part(path, "before_polish", Cost, before),
             "keep_all": _part(path, "keep_all", Cost, document["keep_all"]),
             "fixed": _part(path, "fixed", Fixed, document["fixed"]),
+            "gpu": None if gpu is None else _part(path, "gpu", GpuMemory, gpu),
         }
     )
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from schemas.graph import NONE, Graph, Op, Value, decode_arguments
+from schemas.arguments import decode_arguments
+from schemas.graph import NONE, Graph, Op, Value
 
 _BATCH_NORM = "aten._native_batch_norm_legit_functional.default"
 _TRAINING = 5
@@ -33,7 +34,7 @@ def repeat_of(graph: Graph, op: Op) -> RepeatValues | None:
     """
     if graph.device != "cpu" or op.target != _BATCH_NORM:
         return None
-    args, _ = decode_arguments(op)
+    args, _ = decode_arguments(op.arguments)
     if len(args) <= _TRAINING or args[_TRAINING] is not True or NONE in op.outputs[:3]:
         return None
     operands = [argument.get("value") for argument in args[:3] if isinstance(argument, dict)]

@@ -1,4 +1,4 @@
-"""`tightfit.sequence/2`: what a strategy does with the positions of a chain, read aloud.
+"""`tightfit.sequence/3`: what a strategy does with the positions of a chain, read aloud.
 
     F_ck 3        forward of position 3, its input stays
     F_none 4      forward of position 4, its input goes
@@ -6,10 +6,13 @@
     F 5 option 2  the same, keeping what option 2 keeps
     loss          forward and backward of the last position
     B 5           backward of position 5
+    free 3        the output of position 3 goes
+    free_all 5    what a forward of position 5 kept for its backward goes
 
 Of a join each operation but the loss names its branch: "B 5 of branch 2".
 
-These are the operations of S Table 2.1 (Shilova's thesis) with the options of Z 2.5 (Zhao's).
+These are the operations of S Table 2.1 (Shilova's thesis) with the options of Z 2.5 (Zhao's), and
+those that only free, which it lacks.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from schemas import store
 from schemas.arrow import integer, text
 from schemas.errors import ArtifactError
 
-Kind = Literal["F_all", "F_ck", "F_none", "F", "loss", "B"]
+Kind = Literal["F_all", "F_ck", "F_none", "F", "loss", "B", "free", "free_all"]
 
 NO_OPTION = -1
 NO_BRANCH = 0
@@ -56,7 +59,7 @@ OPERATION_FIELDS = (text("action"), integer("block"), integer("option"), integer
 
 SEQUENCE = store.ArtifactType(
     "tightfit.sequence",
-    2,
+    3,
     pa.schema([integer("step"), *OPERATION_FIELDS]),
 )
 

@@ -131,12 +131,13 @@ def _refuse_constant(text: str) -> Any:
     raise ValueError(f"{text} is no number")
 
 
-def read_fields(path: Path | str, kind: type) -> dict[str, Any]:
-    """Reads a JSON object with exactly the fields of a dataclass, whose values are not checked;
-    raises ArtifactError when it has others, or is none."""
+def read_fields(path: Path | str, kind: type, optional: Sequence[str] = ()) -> dict[str, Any]:
+    """Reads a JSON object with exactly the fields of a dataclass, of which those that are
+    `optional` may lack, and whose values are not checked; raises ArtifactError when it has others,
+    or is none."""
     document = read_json(path)
     names = [field.name for field in fields(kind)]
-    if amiss := sorted(set(document) ^ set(names)):
+    if amiss := sorted((set(document) ^ set(names)) - (set(optional) - set(document))):
         raise ArtifactError(f"{path}: lacks or does not know the keys {', '.join(amiss)}")
     return document
 

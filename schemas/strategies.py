@@ -14,7 +14,8 @@ class About:
 
     `summary` is a line for people. A `baseline` takes no budget and is not polished. One that is
     `solved` takes the options that integer programs found, and hangs on how these ended. One that
-    plans `chains` takes chains that come as files. `optimal_in` names the class that its sequences
+    plans `chains` takes chains that come as files, and one that plans `joins` several that end in
+    one loss. `optimal_in` names the class that its sequences
     are optimal in, "" for none.
     """
 
@@ -23,6 +24,7 @@ class About:
     baseline: bool = False
     solved: bool = False
     chains: bool = False
+    joins: bool = False
     optimal_in: str = ""
 
 
@@ -40,6 +42,7 @@ _ALL = [
         "rotor",
         "the same with two options a block, keep everything or nothing",
         chains=True,
+        joins=True,
         optimal_in=f"persistent sequences of the chain at {SLOTS} slots",
     ),
     About(
@@ -48,7 +51,14 @@ _ALL = [
         "integer programming; a dynamic program chooses among them over the sequence of blocks",
         solved=True,
         chains=True,
+        joins=True,
         optimal_in=f"persistent sequences of the blocks' options at {SLOTS} slots",
+    ),
+    About(
+        "frees",
+        "the fastest sequence of a chain of few blocks that keep everything or nothing, where "
+        "anything stored may be freed at any time",
+        chains=True,
     ),
 ]
 

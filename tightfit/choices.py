@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import overload
 
-from schemas.frontier import Frontier, pareto
+from schemas.frontier import Frontier
 from schemas.plan import Plan
 
 ROWS = 12
@@ -35,22 +35,36 @@ def _rounded_up(percent: float, digits: int) -> float:
     return min(math.ceil(percent * 10**digits) / 10**digits, 100.0)
 
 
+def _best(choices: Iterable[Choice]) -> list[Choice]:
+    """Those that no other beats in both budget and time, by falling budget."""
+    found: list[Choice] = []
+    for choice in sorted(choices, key=lambda choice: (choice.budget, choice.seconds)):
+        if not found or choice.seconds < found[-1].seconds:
+            found.append(choice)
+    return found[::-1]
+
+
 class Choices(Sequence[Choice]):
     """The plans of a frontier, and the one that was made, from most to least memory.
     `plan(..., budget=made.frontier[3])` takes one of them; `chosen` is the number of the one that
-    was."""
+    was. `totals` are the bytes in all of each plan of a frontier for a GPU, which are reserved."""
 
-    def __init__(self, frontier: Frontier, made: Plan) -> None:
+    def __init__(self, frontier: Frontier, made: Plan, totals: Sequence[int] | None = None) -> None:
         self.model = frontier.model
         self.strategy = frontier.strategy
         before, base = made.fixed.there_before, made.fixed.floor
-        self.keep_all = before + frontier.keep_all_peak
-        figures = [(point.peak, point.seconds) for point in frontier.points]
+        self.keep_all = made.keep_all_total
+        sizes = totals or [before + point.peak for point in frontier.points]
+        figures = [
+            (total, point.peak, point.seconds)
+            for total, point in zip(sizes, frontier.points, strict=True)
+        ]
         if made.peak is not None and made.time is not None:
-            figures.append((made.peak, made.time))
+            total = before + made.peak if made.gpu is None else made.gpu.reserved
+            figures.append((total, made.peak, made.time))
 
-        def choice(peak: int, seconds: float) -> Choice:
-            total, room = before + peak, self.keep_all - base
+        def choice(total: int, peak: int, seconds: float) -> Choice:
+            room = self.keep_all - base
             percent = (
                 _rounded_up(100 * (total - base) / room, 6)
                 if room > 0 and base < total <= base + room
@@ -59,7 +73,7 @@ class Choices(Sequence[Choice]):
             slower = seconds / frontier.keep_all_seconds if frontier.keep_all_seconds else 1.0
             return Choice(total, percent, peak, seconds, slower)
 
-        self._choices = pareto(choice(*pair) for pair in figures)
+        self._choices = _best(choice(*figure) for figure in figures)
         peaks = [choice.peak for choice in self._choices]
         self.chosen = peaks.index(made.peak) if made.peak in peaks else None
 
@@ -147,17 +161,26 @@ class ChosenPlan(Plan):
     module: Path
     plans: tuple[ChosenPlan, ...]
     _whole: Callable[[], Frontier]
+    _totals: Callable[[Frontier], Sequence[int]]
 
     @cached_property
     def frontier(self) -> Choices:
         """All plans of the step; they are made when they are first asked for."""
-        return Choices(self._whole(), self)
+        whole = self._whole()
+        return Choices(whole, self, None if self.gpu is None else self._totals(whole))
 
     @classmethod
-    def of(cls, plan: Plan, whole: Callable[[], Frontier], module: Path) -> ChosenPlan:
-        """A plan with what gives the whole frontier."""
+    def of(
+        cls,
+        plan: Plan,
+        whole: Callable[[], Frontier],
+        totals: Callable[[Frontier], Sequence[int]],
+        module: Path,
+    ) -> ChosenPlan:
+        """A plan with what gives the whole frontier, and the bytes in all of its plans."""
         made = cls(**{field.name: getattr(plan, field.name) for field in fields(Plan)})
         object.__setattr__(made, "_whole", whole)
+        object.__setattr__(made, "_totals", totals)
         object.__setattr__(made, "module", module)
         object.__setattr__(made, "plans", (made,))
         return made

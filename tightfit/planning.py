@@ -17,7 +17,7 @@ from schemas.strategies import baselines
 from tightfit.choices import Choice, ChosenPlan
 from tightfit.house import default_store
 from tightfit.progress import Progress
-from tightfit.route import Route
+from tightfit.route import ALONE, Route
 from tightfit.settings import Sample, builts, check_settings, samples_of
 from tightfit.several import Plans
 from tightfit.variants import Variant, plans_of, shapes_of, written_budget
@@ -64,7 +64,8 @@ def plan(
     original model. With `check` the planned module is compared with the original on other contents
     of the sample's shapes, which takes a few steps of both and the memory that the original takes.
     With `progress` standard error tells what is being done. An interruption while the frontier is
-    made gives the best plan so far, where one fits. Raises ConfigError when the budget is no size
+    made gives the best plan so far, where one fits. Threads that plan do so one after the other; no
+    other is to run a model meanwhile. Raises ConfigError when the budget is no size
     or too small, ModelError when the model cannot be captured or the planned module does not do
     what the original does.
     """
@@ -75,6 +76,7 @@ def plan(
     written = NO_BUDGET if strategy in baselines() else written_budget(budget)
     telling = Progress(progress)
     with (
+        ALONE,
         telling.telling(*(() if check else ("check",))),
         _quiet(),
         torch.inference_mode(False),

@@ -8,6 +8,7 @@ import itertools
 import os
 import re
 import tempfile
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -15,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schemas.budget import NO_BUDGET, parse_budget
-from schemas.errors import ConfigError, ModelError
+from schemas.errors import ArtifactError, ConfigError, ModelError
 from schemas.fingerprint import stage_fingerprint
 from schemas.lineage import keep_records
 from schemas.made import Made
 from schemas.plan import Plan, read_plan
-from schemas.store import write_bytes
+from schemas.store import read_bytes, write_bytes
 from tightfit.progress import Progress
 
 if TYPE_CHECKING:
@@ -32,6 +33,10 @@ Parts = Callable[[str], "tuple[int, int] | None"]
 """Finds in a line how many parts are done, of how many."""
 PLANNING = ("partition", "solve", "combine")
 """The stages whose code decides a frontier."""
+
+ALONE = threading.RLock()
+"""Held by the thread that plans. A trace replaces functions of PyTorch, a profile uses its profiler
+and a stage has what it prints read: each is one for the whole process."""
 
 
 @dataclass(frozen=True)
@@ -183,6 +188,6 @@ def _filed(folder: Path, name: str, write: Callable[[Path], str]) -> Path:
 def _is_there(path: Path, made: Path) -> bool:
     """Whether a file is as it was made, so that a store which is only read will do."""
     try:
-        return path.read_bytes() == made.read_bytes()
-    except OSError:
+        return read_bytes(path) == made.read_bytes()
+    except ArtifactError:
         return False

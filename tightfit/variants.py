@@ -13,9 +13,10 @@ from schemas.errors import ConfigError
 from schemas.frontier import Frontier, read_frontier
 from tightfit.choices import Choice, ChosenPlan
 from tightfit.interrupted import frontier_so_far
-from tightfit.route import Route
+from tightfit.route import ALONE, Route
 
 if TYPE_CHECKING:
+    from stages.combine.in_all import InAll
     from stages.device.factory import Built
 
 LEAST = "min"
@@ -44,15 +45,10 @@ class Variant:
 
     def bytes_of(self, written: str) -> int:
         """A budget as written, or the smallest that works, in bytes of the whole step."""
-        from schemas.graph import read_graph
-        from stages.combine.choose import fixed_bytes
-
-        fixed = fixed_bytes(read_graph(self.graph))
-        before = fixed.there_before
+        in_all = _in_all(self.graph, self.costs)
         if written == LEAST:
-            return before + self.frontier.points[-1].peak
-        most = before + self.frontier.keep_all_peak
-        return parse_budget(written).total(fixed.floor, most)
+            return in_all.of(in_all.least(self.frontier))
+        return in_all.budget(written, self.frontier)
 
     def made(self, route: Route, budget: str) -> ChosenPlan:
         """The plan for a budget; raises ConfigError where none fits."""
@@ -67,7 +63,8 @@ class Variant:
         said = replace(plan, sentence=plan.sentence + self.more)
         known = partial(read_frontier, self.path)
         whole = partial(_whole, route, self.graph, self.costs)
-        return ChosenPlan.of(said, known if self.more else whole, module)
+        totals = partial(_totals, self.graph, self.costs)
+        return ChosenPlan.of(said, known if self.more else whole, totals, module)
 
 
 def written_budget(budget: str | int | Choice) -> str:
@@ -118,8 +115,25 @@ def shapes_of(built: Built) -> str:
 
 def _whole(route: Route, graph: Path, costs: Path) -> Frontier:
     """The whole frontier, made unless it is there."""
-    with route.progress.telling("trace", "profile", "choose", "generate", "check"):
+    with ALONE, route.progress.telling("trace", "profile", "choose", "generate", "check"):
         return read_frontier(route.frontier(graph, costs))
+
+
+def _in_all(graph: Path, costs: Path) -> InAll:
+    """What budgets count for a graph and its costs."""
+    from schemas.costs import read_costs
+    from schemas.graph import read_graph
+    from stages.combine.in_all import InAll
+    from stages.replay.condense import condense
+
+    traced, paid = read_graph(graph), read_costs(costs)
+    return InAll.of_step(traced, paid, condense(traced, paid))
+
+
+def _totals(graph: Path, costs: Path, frontier: Frontier) -> list[int]:
+    """What each point of a frontier takes, as budgets count it."""
+    in_all = _in_all(graph, costs)
+    return [in_all.of(point) for point in frontier.points]
 
 
 def _frontier(route: Route, graph: Path, costs: Path, written: str) -> tuple[Path, str]:

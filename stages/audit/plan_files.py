@@ -18,6 +18,8 @@ from schemas.measurement import read_measurement
 from schemas.module import MADE_FROM, module_digest, module_files, read_made_from
 from schemas.plan import Plan, gap_of, plan_digest, read_plan
 from schemas.schedule import Step, read_schedule
+from stages.replay.allocator import Taken
+from stages.replay.gpu_memory import on_gpu
 from stages.replay.referee import replay
 
 T = TypeVar("T")
@@ -85,12 +87,16 @@ def _budget(files: PlanFiles) -> Iterator[str]:
         yield f"{files.path}: is infeasible and has a peak or a time all the same"
     if plan.peak is not None and plan.budget_bytes is not None and plan.peak > plan.budget_bytes:
         yield f"{files.path}: the peak {plan.peak} is above the budget of {plan.budget_bytes} bytes"
+    if plan.feasible and plan.gpu is not None and plan.budget_total is not None:
+        reserved = plan.gpu.reserved
+        if reserved > plan.budget_total:
+            yield f"{files.path}: reserves {reserved} bytes, above its {plan.budget_total}"
     if _is_chain(files):
         return
     there = fixed.there_before
     total = None
     if plan.budget != NO_BUDGET:
-        total = parse_budget(plan.budget).total(fixed.floor, there + plan.keep_all.peak)
+        total = parse_budget(plan.budget).total(fixed.floor, plan.keep_all_total)
     if plan.budget_total != total:
         yield f"{files.path}: the budget {plan.budget} is {total} bytes, not {plan.budget_total}"
     own = None if plan.budget_total is None else plan.budget_total - there
@@ -99,7 +105,8 @@ def _budget(files: PlanFiles) -> Iterator[str]:
 
 
 def _choice(files: PlanFiles) -> Iterator[str]:
-    """The plan is the point of the frontier that its budget takes, or a faster one."""
+    """The plan is the point of the frontier that its budget takes, or a faster one; on a GPU it may
+    be slower, for what it reserves."""
     if files.frontier is None:
         return
     plan, frontier = files.plan, _cached(read_frontier, files.frontier)
@@ -107,7 +114,7 @@ def _choice(files: PlanFiles) -> Iterator[str]:
         yield f"{files.path}: is a plan of {plan.strategy}, the frontier one of {frontier.strategy}"
         return
     budget = frontier.points[0].peak if plan.budget_bytes is None else plan.budget_bytes
-    chosen = frontier.within(budget)
+    chosen = None if plan.gpu is not None else frontier.within(budget)
     if chosen is not None and not plan.feasible:
         yield f"{files.path}: is infeasible, but a point of the frontier fits the budget"
     if chosen is not None and plan.time is not None:
@@ -165,10 +172,24 @@ def _replayed(files: PlanFiles, graph: Graph, costs: Costs, steps: list[Step]) -
     ):
         if claimed != found:
             yield f"{files.path}: {name} is {claimed}, where the schedule replays to {found}"
+    yield from _gpu(files, graph, costs, steps)
     if plan.lower_bound is not None and plan.time is not None:
         gap = gap_of(plan.time, plan.lower_bound)
         if plan.gap != gap:
             yield f"{files.path}: gap is {plan.gap}, where time and lower_bound make it {gap}"
+
+
+def _gpu(files: PlanFiles, graph: Graph, costs: Costs, steps: list[Step]) -> Iterator[str]:
+    """What the schedule takes of a GPU is what the plan says."""
+    said = files.plan.gpu
+    if said is None:
+        if costs.device.type == "cuda":
+            yield f"{files.path}: does not say what it takes of the GPU"
+        return
+    found = on_gpu(graph, costs, steps)
+    claimed = Taken(said.requested, said.allocated, said.reserved)
+    if (claimed, said.workspaces) != (found.most, found.workspaces):
+        yield f"{files.path}: takes {claimed} of a GPU, where the schedule takes {found.most}"
 
 
 def _module(files: PlanFiles) -> Iterator[str]:
@@ -203,6 +224,7 @@ def _measurement(files: PlanFiles) -> Iterator[str]:
         ("strategy", found.strategy, plan.strategy),
         ("budget", found.budget, plan.budget),
         ("budget_bytes", found.budget_bytes, plan.budget_bytes),
+        ("budget_total", found.budget_total, plan.budget_total),
         ("predicted_peak", found.predicted_peak, plan.peak),
         ("predicted_time", found.predicted_time, plan.time),
     ):

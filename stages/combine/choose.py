@@ -2,43 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from schemas.budget import NO_BUDGET, parse_budget
-from schemas.contributions import contributions
+from schemas.budget import NO_BUDGET
 from schemas.costs import Costs
 from schemas.frontier import Frontier, Point
-from schemas.graph import NONE, Graph
+from schemas.graph import Graph
 from schemas.plan import Cost, Fixed, Plan, Verdict, gap_of
 from schemas.problem import Problem
 from schemas.schedule import Step
 from stages.combine.bounds import Proven, least_peak, least_seconds, proven_seconds
 from stages.combine.holding import holding
+from stages.combine.in_all import InAll, margin
 from stages.combine.refine import Player, refined
-from stages.combine.schedule.opening import Opener
 
 TOLERANCE = 1e-9
 """Relative difference of two sums of the same times in another order."""
-
-
-def fixed_bytes(graph: Graph) -> Fixed:
-    """The bytes of a step that no plan changes, each storage counted once."""
-
-    def size(values: Iterable[int]) -> int:
-        storages = {graph.values[value].storage for value in values if value != NONE}
-        return sum(graph.storages[storage] for storage in storages)
-
-    def of_kind(*kinds: str) -> int:
-        return size(value.id for value in graph.values if value.kind in kinds)
-
-    return Fixed(
-        parameters=of_kind("parameter"),
-        gradients=size(parts[0] for parts in contributions(graph).values()),
-        buffers=of_kind("buffer", "constant"),
-        inputs=of_kind("input"),
-        outputs=size(output.value for output in graph.outputs),
-    )
 
 
 def choose(
@@ -47,38 +26,44 @@ def choose(
     """The plan for a budget as written, the point that it is, and its schedule with times and
     memory filled in.
 
-    The point is the frontier's or a faster one (`refine`); "none" takes the frontier's fastest.
-    When nothing fits, the verdict is `infeasible`, the point None and the schedule empty. Raises
-    ConfigError when the budget is no size, ArtifactError when the frontier does not say what its
-    plans replay to.
+    The point is the frontier's or a faster one (`refine`); "none" takes the frontier's fastest. On
+    CUDA it may be a slower one, whose reserved bytes are within the budget. When nothing fits, the
+    verdict is `infeasible`, the point None and the schedule empty. Raises ConfigError when the
+    budget is no size, or the costs are of settings of CUDA's allocator that are not followed,
+    ArtifactError when the frontier does not say what its plans replay to.
     """
-    fixed = fixed_bytes(graph)
+    in_all = InAll.of_step(graph, costs, problem)
+    player, fixed = in_all.player, in_all.fixed
     there_before = fixed.there_before
-    total: int | None = None
-    most = there_before + frontier.keep_all_peak
-    if budget != NO_BUDGET:
-        total = parse_budget(budget).total(fixed.floor, most)
+    total = None if budget == NO_BUDGET else in_all.budget(budget, frontier)
     own = None if total is None else total - there_before
     keep_all = Cost(frontier.keep_all_seconds, frontier.keep_all_peak)
-    player = Player(graph, costs, Opener(graph, problem))
     player.check_keep_all(keep_all)
-    last = player.played(frontier.points[-1])
-    point, limit = _within(player, frontier, own)
+    player.played(frontier.points[-1])
+    first, limit = _within(player, frontier, own)
+    point = first
+    if total is not None and in_all.reserves:
+        point = in_all.fitted(frontier, first, total)
     if point is None:
-        smallest = there_before + last.peak
+        least = in_all.least(frontier)
+        smallest = in_all.of(least)
+        last = player.played(least)
+        memory = in_all.memory(last.steps, frontier)
         held = holding(graph, last, fixed)
-        measured = _measured(budget, smallest, _share(smallest - fixed.floor, most - fixed.floor))
+        room = in_all.keep_all(frontier) - fixed.floor
+        measured = _measured(budget, smallest, _share(smallest - fixed.floor, room))
         sentence = (
             f"infeasible: {budget} is {total:,} bytes, the smallest budget known to work for "
             f"{graph.model} with {frontier.strategy} is {measured}; of its bytes hold, when it "
-            f"takes the most, {held}{_described(costs)}{_clock(frontier)}"
+            f"takes the most, {held}{margin(memory)}{_described(costs)}{_clock(frontier)}"
         )
         refusal = Plan(
             frontier.strategy, budget, total, own, "infeasible", sentence,
-            smallest_budget=smallest, keep_all=keep_all, fixed=fixed, solver="none",
+            smallest_budget=smallest, keep_all=keep_all, fixed=fixed, solver="none", gpu=memory,
         )  # fmt: skip
         return refusal, None, []
     played = player.played(point)
+    memory = in_all.memory(played.steps, frontier)
     bound, clock = limit.below(played.seconds)
     gap = gap_of(played.seconds, bound)
     verdict: Verdict = "optimal" if gap <= TOLERANCE else "feasible"
@@ -88,19 +73,20 @@ def choose(
         budget_total=total,
         budget_bytes=own,
         verdict=verdict,
-        sentence=_sentence(verdict, point, frontier, gap, fixed, costs) + clock,
+        sentence=_sentence(verdict, point, frontier, gap, fixed, costs) + margin(memory) + clock,
         time=played.seconds,
         peak=played.peak,
         lower_bound=bound,
         gap=gap,
-        optimal_in=_optimal_in(verdict, point, frontier),
-        smallest_budget=there_before + min(last.peak, played.peak),
+        optimal_in=_optimal_in(verdict, point, frontier, point is first),
+        smallest_budget=min(in_all.of(frontier.points[-1]), in_all.of(point)),
         before_polish=Cost(point.before_seconds, point.before_peak),
         keep_all=keep_all,
         fixed=fixed,
         recomputed=played.repeated,
         recomputed_time=played.repeated_seconds,
         solver="local search" if point.polished else "none",
+        gpu=memory,
     )
     return plan, point, played.steps
 
@@ -143,11 +129,12 @@ def _within(player: Player, frontier: Frontier, budget: int | None) -> tuple[Poi
     return point, _Limit(simple, proven)
 
 
-def _optimal_in(verdict: Verdict, point: Point, frontier: Frontier) -> str:
-    """The class that a plan is optimal in: the strategy's only where the plan is its own."""
+def _optimal_in(verdict: Verdict, point: Point, frontier: Frontier, asked: bool) -> str:
+    """The class that a plan is optimal in: the strategy's only where the plan is its own, and the
+    one for the bytes that were `asked`."""
     if verdict == "optimal":
         return "all plans of this graph"
-    return frontier.optimal_in if point.given else ""
+    return frontier.optimal_in if point.given and asked else ""
 
 
 def _share(part: int, whole: int) -> str:

@@ -11,6 +11,7 @@ from schemas.errors import ArtifactError
 from schemas.frontier import Frontier, Point
 from schemas.graph import Graph
 from schemas.plan import Cost
+from schemas.schedule import Step
 from stages.combine.polish.polisher import Polisher
 from stages.combine.schedule.opening import Opener
 from stages.replay.referee import Replay, replay
@@ -35,9 +36,13 @@ class Player:
 
     def check_keep_all(self, said: Cost) -> None:
         """Raises ArtifactError where the captured order costs something else."""
+        found = replay(self.graph, self.costs, self.keep_all_steps())
+        _compare("keeping everything", said, found)
+
+    def keep_all_steps(self) -> list[Step]:
+        """The schedule of the captured order, which keeps everything."""
         captured = [node.op for node in self.opener.problem.nodes]
-        steps = self.opener.schedule(captured, in_place=False)
-        _compare("keeping everything", said, replay(self.graph, self.costs, steps))
+        return self.opener.schedule(captured, in_place=False)
 
     def at_cost(self, point: Point) -> Point:
         """A point with the peak and the seconds that its replay has."""

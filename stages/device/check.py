@@ -10,8 +10,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from schemas.arguments import decode_arguments
 from schemas.errors import ArtifactError
-from schemas.graph import FIXED_KINDS, LOSS_TARGET, NONE, Graph, Op, Value, decode_arguments
+from schemas.graph import FIXED_KINDS, LOSS_TARGET, NONE, Graph, Op, Value
 from stages.device.admission import hidden_writes
 from stages.device.attention import SEEDS
 from stages.device.norms import true_dtypes
@@ -90,7 +91,7 @@ class _Check:
         what = f"op {op.id} ({op.target})"
         if bool(op.writes) != (op.target == WRITE_TARGET):
             raise self.fail(f"{what} writes what it does not say")
-        encoded, kwargs = decode_arguments(op)
+        encoded, kwargs = decode_arguments(op.arguments)
         if op.writes and encoded[:1] != [{"value": op.writes[0]}]:
             raise self.fail(f"{what} writes what it does not say")
         sizes = {value: _size(self.tensors[value]) for value in op.inputs}

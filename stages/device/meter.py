@@ -35,12 +35,15 @@ _MARK = "tightfit mark "
 class Usage:
     """Bytes above what was allocated at the first mark: the `peak` and, at the second, the `net`.
 
-    `line` is how the live bytes went; it is empty where the session does not record lines.
+    `line` is how the live bytes went; it is empty where the session does not record lines. `moves`
+    are, on CUDA and with lines, what the allocator was asked for, as `Allocations` has them
+    (`schemas.costs`), without frees of what was there at the first mark.
     """
 
     peak: int
     net: int
     line: Line
+    moves: list[int] = field(default_factory=list)
 
 
 class Session(ABC):
@@ -87,7 +90,8 @@ def session(device: torch.device | str, lines: bool = False) -> Iterator[Session
 
 def measure(device: torch.device | str, call: Callable[[], Any]) -> tuple[Usage, Any]:
     """Runs a call once in a session of its own; returns its memory and its result, still held."""
-    with session(device) as running, running.section("call"):
+    recorded = torch.device(device).type == "cuda"
+    with session(device, lines=recorded) as running, running.section("call"):
         result = call()
     return running.section_usage("call"), result
 
@@ -138,7 +142,7 @@ class CudaSession(Session):
     device: torch.device
     lines: bool
     _marks: dict[str, tuple[int, int, int]] = field(default_factory=dict)
-    _history: list[tuple[int, int]] = field(default_factory=list)
+    _history: list[tuple[int, int, int]] = field(default_factory=list)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -171,22 +175,38 @@ class CudaSession(Session):
         _, live, end = self._marks[last]
         peak = max(self._marks[label][0] for _, label in pairwise(between))
         line: Line = [(0.0, 0)]
-        for moment, size in self._history[begin:end]:
+        for moment, size, _ in self._history[begin:end]:
             seconds = (moment - self._history[begin][0]) / 1e6
             line.append((seconds, line[-1][1] + size))
-        return Usage(max(peak, live) - start, live - start, line if self.lines else [])
+        moves = _moves(self._history[begin:end])
+        return Usage(max(peak, live) - start, live - start, line if self.lines else [], moves)
 
-    def _trace(self) -> list[tuple[int, int]]:
-        """The allocator's history as (microseconds, bytes) so far; empty without lines."""
+    def _trace(self) -> list[tuple[int, int, int]]:
+        """The allocator's history as (microseconds, bytes, address) so far; empty without lines."""
         if not self.lines:
             return []
         signs = {"alloc": 1, "free_completed": -1}
         traces = torch.cuda.memory._snapshot(self.device)["device_traces"][self.device.index]
         return [
-            (entry["time_us"], signs[entry["action"]] * entry["size"])
+            (entry["time_us"], signs[entry["action"]] * entry["size"], entry["addr"])
             for entry in traces
             if entry["action"] in signs
         ]
+
+
+def _moves(history: list[tuple[int, int, int]]) -> list[int]:
+    """What was taken, and of that what was given back."""
+    moves: list[int] = []
+    live: dict[int, int] = {}
+    taken = 0
+    for _, size, address in history:
+        if size > 0:
+            taken += 1
+            live[address] = taken
+            moves.append(size)
+        elif address in live:
+            moves.append(-live.pop(address))
+    return moves
 
 
 @dataclass(frozen=True)

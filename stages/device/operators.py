@@ -55,7 +55,7 @@ def runner(target: str) -> Callable[..., Any]:
 
 
 def decode(argument: Any, values: Mapping[int, Any]) -> Any:
-    """The Python object that an encoded argument (`schemas.graph.encode_arguments`) stands for.
+    """The Python object that an encoded argument (`schemas.arguments.encode_arguments`) stands for.
 
     `values` gives the tensor of each value id. Raises ArtifactError for an unknown encoding or a
     value that is not there.

@@ -9,14 +9,14 @@ from pathlib import Path
 import torch
 
 from schemas.errors import ConfigError
+from stages.replay.allocator_settings import NAMES, named, parse_settings
 
 _VARIABLES = (
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_NO_CUDA_MEMORY_CACHING",
     "CUBLAS_WORKSPACE_CONFIG",
     "CUBLASLT_WORKSPACE_SIZE",
     "TORCH_CUBLASLT_UNIFIED_WORKSPACE",
+    "TORCH_CUBLAS_WORKSPACE_CACHE",
     "NVIDIA_TF32_OVERRIDE",
     "CUDA_LAUNCH_BLOCKING",
 )
@@ -42,8 +42,19 @@ def cuda_settings() -> list[str]:
     if cudnn.deterministic:
         found.append("cuDNN deterministic")
     found.append(f"allocator {torch.cuda.get_allocator_backend()}")
+    found += named(allocator_settings())
     found += [f"{name}={os.environ[name]}" for name in _VARIABLES if os.environ.get(name)]
     return found
+
+
+def allocator_settings() -> str:
+    """What PyTorch's allocator was last set to, by a program or by the environment; "" where by
+    neither."""
+    told = ""
+    if torch.cuda.is_initialized():
+        snapshot = torch.cuda.memory._snapshot()
+        told = snapshot.get("allocator_settings", {}).get("PYTORCH_CUDA_ALLOC_CONF", "")
+    return told or next((os.environ[name] for name in NAMES if os.environ.get(name)), "")
 
 
 def precisions() -> list[str]:
@@ -89,6 +100,7 @@ def refuse_settings() -> None:
             "PYTORCH_NO_CUDA_MEMORY_CACHING is set, with which PyTorch does not tell the bytes "
             "that were requested: unset it"
         )
+    parse_settings(allocator_settings())
     if torch.backends.cudnn.benchmark:
         raise ConfigError(
             "torch.backends.cudnn.benchmark is True, with which cuDNN chooses kernels and "

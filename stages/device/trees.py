@@ -9,23 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
-import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from inspect import Parameter, Signature
-from types import ModuleType
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
-_DEPTH, _NODES = 100, 1_000_000
-_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-_REGISTERED_BY_NAME = (
-    "transformers.cache_utils:DynamicCache",
-    "transformers.cache_utils:EncoderDecoderCache",
-)
+from .classes import DEPTH, KINDS, Parts, class_named, find, in_main, is_name, is_plain, is_word
+
+_NODES = 1_000_000
 _SEQUENCES: dict[str, type] = {"tuple": tuple, "list": list, "size": torch.Size}
 _MAPPINGS: dict[str, type] = {"dict": dict, "ordered": OrderedDict}
 _WORDS = {kind: word for word, kind in (_SEQUENCES | _MAPPINGS).items()}
@@ -133,7 +126,7 @@ class Tree:
         if self.kind in _SEQUENCES or self.kind == "registered":
             yield from (f"[{position}]" for position in range(len(self.children)))
         for key in self.keys:
-            attribute = self.kind not in _MAPPINGS and _is_word(key)
+            attribute = self.kind not in _MAPPINGS and is_word(key)
             yield f".{key}" if attribute else f"[{key!r}]"
 
     def _built(self, leaves: Iterator[Any]) -> Any:
@@ -146,9 +139,9 @@ class Tree:
             return _SEQUENCES[self.kind](items)
         if self.kind in _MAPPINGS:
             return _MAPPINGS[self.kind](zip(self.keys, items, strict=True))
-        kind = _class_of(self)
+        kind = class_named(self.name, self.kind)
         try:
-            return _CLASSES[self.kind][2](self, kind, items)
+            return KINDS[self.kind].rebuild(kind, Parts(items, self.keys, self.context))
         except Exception as error:  # whatever a class makes of parts that it was not made of
             raise ValueError(f"no {self.name} can be made of these parts ({error})") from error
 
@@ -170,7 +163,7 @@ class Tree:
     def _admits(self, found: Tree) -> bool:
         if self.kind in ("tuple", "size"):
             return found.kind in ("tuple", "size")
-        return found.kind == self.kind and found.name in (self.name, _in_main(self.name))
+        return found.kind == self.kind and found.name in (self.name, in_main(self.name))
 
     def said(self, value: Any = None) -> str:
         """A word for the outermost structure; a leaf's is the type of its value."""
@@ -199,137 +192,13 @@ def _opened(value: Any) -> tuple[Tree, list[Any]] | None:
         tree = Tree(_WORDS[kind], keys=tuple(value))
         return (tree, list(value.values())) if known else None
     name = f"{kind.__module__}:{kind.__qualname__}"
-    if not _NAME.fullmatch(name) or _find(name) is not kind:
+    if not is_name(name) or find(name) is not kind:
         return None
-    return next(
-        (take(value, name) for belongs, take, _ in _CLASSES.values() if belongs(kind)), None
-    )
-
-
-def _open_namedtuple(value: Any, name: str) -> tuple[Tree, list[Any]] | None:
-    if getattr(value, "__dict__", None):
+    word = next((word for word, known in KINDS.items() if known.has(kind)), "")
+    parts = KINDS[word].open(value) if word else None
+    if parts is None:
         return None
-    return Tree("namedtuple", name=name, keys=type(value)._fields), list(value)
-
-
-def _open_dataclass(value: Any, name: str) -> tuple[Tree, list[Any]] | None:
-    """All attributes of the instance: its fields, and what was set beside them."""
-    fields = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
-    state = {name: getattr(value, name) for name in fields}
-    state |= {k: v for k, v in getattr(value, "__dict__", {}).items() if k not in state}
-    if not all(map(_is_word, state)):
-        return None
-    return Tree("dataclass", name=name, keys=tuple(state)), list(state.values())
-
-
-def _open_output(value: Any, name: str) -> tuple[Tree, list[Any]] | None:
-    held, attributes = dict(OrderedDict.items(value)), vars(value)
-    state = {key: item for key, item in attributes.items() if key not in held}
-    same = all(attributes.get(key, item) is item for key, item in held.items())
-    if not same or not all(map(_is_word, (*held, *state))):
-        return None
-    tree = Tree("output", name=name, keys=(*held, *state), context=len(held))
-    return tree, [*held.values(), *state.values()]
-
-
-def _open_registered(value: Any, name: str) -> tuple[Tree, list[Any]] | None:
-    try:
-        items, context = pytree.SUPPORTED_NODES[type(value)].flatten_fn(value)
-    except Exception:  # whatever a class makes of a state that it cannot take apart
-        return None
-    known = _is_plain(context, 0)
-    return (Tree("registered", name=name, context=context), list(items)) if known else None
-
-
-def _rebuild_namedtuple(tree: Tree, kind: Any, items: list[Any]) -> Any:
-    if kind._fields != tree.keys:
-        raise ValueError("its fields are others")
-    return tuple.__new__(kind, items)
-
-
-def _rebuild_dataclass(tree: Tree, kind: Any, items: list[Any]) -> Any:
-    made = object.__new__(kind)
-    fields = {field.name for field in dataclasses.fields(kind)}
-    for key, item in zip(tree.keys, items, strict=True):
-        if key in fields:
-            object.__setattr__(made, key, item)
-        else:
-            vars(made)[key] = item
-    return made
-
-
-def _rebuild_output(tree: Tree, kind: Any, items: list[Any]) -> Any:
-    made: Any = OrderedDict.__new__(kind)
-    for key, item in zip(tree.keys[: tree.context], items, strict=False):
-        OrderedDict.__setitem__(made, key, item)
-    vars(made).update(zip(tree.keys, items, strict=True))
-    return made
-
-
-def _rebuild_registered(tree: Tree, kind: Any, items: list[Any]) -> Any:
-    return pytree.SUPPORTED_NODES[kind].unflatten_fn(items, tree.context)
-
-
-def _is_namedtuple(kind: type) -> bool:
-    fields = getattr(kind, "_fields", None)
-    return issubclass(kind, tuple) and isinstance(fields, tuple) and all(map(_is_word, fields))
-
-
-def _is_dataclass(kind: type) -> bool:
-    own = dataclasses.is_dataclass(kind) and kind.__new__ is object.__new__
-    return own and not issubclass(kind, torch.nn.Module)
-
-
-def _is_output(kind: type) -> bool:
-    return dataclasses.is_dataclass(kind) and issubclass(kind, OrderedDict)
-
-
-def _is_registered(kind: type) -> bool:
-    if kind not in pytree.SUPPORTED_NODES or kind.__module__ in ("collections", "builtins"):
-        return False
-    named = f"{kind.__module__}:{kind.__qualname__}" in _REGISTERED_BY_NAME
-    return named or issubclass(kind, (tuple, list, dict)) or dataclasses.is_dataclass(kind)
-
-
-_Open = Callable[[Any, str], tuple[Tree, list[Any]] | None]
-_Rebuild = Callable[[Tree, Any, list[Any]], Any]
-_CLASSES: dict[str, tuple[Callable[[type], bool], _Open, _Rebuild]] = {
-    "namedtuple": (_is_namedtuple, _open_namedtuple, _rebuild_namedtuple),
-    "dataclass": (_is_dataclass, _open_dataclass, _rebuild_dataclass),
-    "output": (_is_output, _open_output, _rebuild_output),
-    "registered": (_is_registered, _open_registered, _rebuild_registered),
-}
-"""Kinds of classes: which belong to it, how an object is taken apart, and how it is rebuilt."""
-
-
-def _class_of(tree: Tree) -> type:
-    """The class that a structure names; raises ValueError where it is not there, or is no class of
-    that kind."""
-    module, _, qualname = tree.name.partition(":")
-    kind = _find(tree.name) or _find(_in_main(tree.name))
-    if kind is None:
-        raise ValueError(f"there is no class {qualname} in {module}, or it is not imported yet")
-    if not _CLASSES[tree.kind][0](kind):
-        raise ValueError(f"{tree.name} is not of the kind {tree.kind!r}, which was written of it")
-    return kind
-
-
-def _find(name: str) -> type | None:
-    """The class of a name, among what has been imported; nothing is asked that could import."""
-    module, _, qualname = name.partition(":")
-    place: Any = sys.modules.get(module)
-    if not isinstance(place, ModuleType):
-        return None
-    for part in qualname.split("."):
-        place = vars(place).get(part)
-        if not isinstance(place, type):
-            return None
-    return place
-
-
-def _in_main(name: str) -> str:
-    """A script's classes have this name while it runs, and another when it is imported."""
-    return f"__main__:{name.partition(':')[2]}"
+    return Tree(word, name=name, keys=parts.keys, context=parts.context), parts.items
 
 
 def _placed(trees: Sequence[Tree], start: int) -> Iterator[tuple[Tree, list[int]]]:
@@ -367,12 +236,12 @@ def _is_known(kind: str, name: Any, keys: Any, context: Any, count: int) -> bool
         return name == "" and keys == [] and context is None
     if kind in _MAPPINGS:
         return name == "" and context is None and _names(keys, (str, int, bool), count)
-    if kind not in _CLASSES or not isinstance(name, str) or not _NAME.fullmatch(name):
+    if kind not in KINDS or not isinstance(name, str) or not is_name(name):
         return False
     if kind == "registered":
-        return keys == [] and _is_plain(context, 0)
+        return keys == [] and is_plain(context)
     fits = type(context) is int and 0 <= context <= count if kind == "output" else context is None
-    return fits and _names(keys, (str,), count) and all(map(_is_word, keys))
+    return fits and _names(keys, (str,), count) and all(map(is_word, keys))
 
 
 def _names(keys: Any, kinds: tuple[type, ...], count: int) -> bool:
@@ -383,20 +252,10 @@ def _are(items: Any, kinds: tuple[type, ...]) -> bool:
     return isinstance(items, list) and all(type(item) in kinds for item in items)
 
 
-def _is_word(key: Any) -> bool:
-    return type(key) is str and key.isidentifier() and not key.startswith("__")
-
-
-def _is_plain(context: Any, depth: int) -> bool:
-    if type(context) is list and depth < _DEPTH:
-        return all(_is_plain(item, depth + 1) for item in context)
-    return type(context) in (str, int, bool, type(None))
-
-
 def _count(depth: int, seen: list[int]) -> None:
     seen[0] += 1
-    if depth > _DEPTH or seen[0] > _NODES:
-        raise ValueError(f"a structure is nested more than {_DEPTH} deep, or has too many parts")
+    if depth > DEPTH or seen[0] > _NODES:
+        raise ValueError(f"a structure is nested more than {DEPTH} deep, or has too many parts")
 
 
 def _refuse_constant(text: str) -> Any:

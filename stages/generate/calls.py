@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from schemas.arguments import decode_arguments
 from schemas.errors import ArtifactError
-from schemas.graph import NONE, Graph, Op, decode_arguments
+from schemas.graph import NONE, Graph, Op
 from stages.device.operators import (
     WRITE_TARGET,
     decode,
@@ -87,7 +88,7 @@ def statements(
 
     Raises ArtifactError when the op is not a call that PyTorch has, or changes what it must not.
     """
-    encoded_args, encoded_kwargs = decode_arguments(op)
+    encoded_args, encoded_kwargs = decode_arguments(op.arguments)
     values = {value: Text(names[value]) for value in op.inputs}
     args = [decode(argument, values) for argument in encoded_args]
     kwargs = {name: decode(argument, values) for name, argument in encoded_kwargs.items()}

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from schemas.actions import Compute, Write
-from schemas.graph import LOSS_TARGET, NONE, Graph, Op, Value, decode_arguments
+from schemas.arguments import decode_arguments
+from schemas.graph import LOSS_TARGET, NONE, Graph, Op, Value
 from schemas.schedule import Step
 from stages.device.operators import decode, resolve
 from stages.generate.check import guards_in
@@ -128,7 +129,7 @@ def _views_on_the_way(graph: Graph, tangent: int, in_place: dict[int, int]) -> s
 def _follows_operands(op: Op) -> bool:
     """Whether an operator gives a result laid out as its operands are."""
     if op.target in _COPIES:
-        return "memory_format" not in decode_arguments(op)[1]
+        return "memory_format" not in decode_arguments(op.arguments)[1]
     return torch.Tag.pointwise in resolve(op.target).tags
 
 
@@ -156,7 +157,7 @@ def _strides(graph: Graph, op: Op, reached: set[int], order: Sequence[int]) -> l
         value: _ordered(graph.values[value], order) if value in reached else _meta(graph, value)
         for value in op.inputs
     }
-    args, kwargs = decode_arguments(op)
+    args, kwargs = decode_arguments(op.arguments)
     try:
         result: Any = resolve(op.target)(
             *(decode(argument, values) for argument in args),

@@ -25,12 +25,15 @@ from stages.replay.referee import replay
 
 _RUNTIME = Path(__file__).parent / "runtime"
 _COPIED = (
-    *("absent.py", "arrived.py", "call.py", "chain.py", "facts.py", "guards.py", "inner.py"),
-    *("lists.py", "mismatch.py", "outputs.py", "places.py", "regions.py", "strides.py"),
-    *("surroundings.py", "ties.py", "watch.py", "wrap.py"),
+    *("absent.py", "arrived.py", "call.py", "chain.py", "difference.py", "facts.py", "guards.py"),
+    *("inner.py", "lists.py", "looks.py", "mismatch.py", "outputs.py", "places.py", "regions.py"),
+    *("strides.py", "structure.py", "surroundings.py", "ties.py", "watch.py", "wrap.py"),
 )
 _DEVICE = Path(__file__).parents[1] / "device"
-_SHARED = ("caches.py", "form.py", "readings.py", "trees.py")
+_SHARED = (
+    *("caches.py", "classes.py", "form.py", "readings.py", "states.py", "trees.py"),
+    "written.py",
+)
 
 
 def write_package(

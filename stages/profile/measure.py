@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from schemas.costs import RANDOM_STATE_TARGET, REPEATED, Cost, op_key
+from schemas.arguments import decode_arguments
+from schemas.costs import RANDOM_STATE_TARGET, REPEATED, Allocations, Cost, op_key
 from schemas.errors import ModelError
-from schemas.graph import NONE, Graph, Op, decode_arguments
+from schemas.graph import NONE, Graph, Op
 from schemas.repeat import repeat_of
 from stages.device.meter import Timing, measure, time_calls
 from stages.device.operators import decode, in_place_calls, position_of, resolve, runner
@@ -120,7 +121,7 @@ class _OpRun:
     def cost(self, in_place: int) -> Cost:
         """Runs a form once to warm up, once for its memory, and often for its time."""
         call = self.call(in_place)
-        call()
+        lasting = self.lasting(call)
         usage, result = measure(self.device, call)
         del result
         allocated = sum(tensor.untyped_storage().nbytes() for tensor in self.operands.values())
@@ -135,7 +136,23 @@ class _OpRun:
 
         repeatable = renew is None
         timing = time_calls(self.device, call, before, limit=SECONDS, repeatable=repeatable)
-        return make_cost(self.graph, self.op, in_place, timing, usage.peak, usage.net)
+        cost = make_cost(self.graph, self.op, in_place, timing, usage.peak, usage.net)
+        if self.device.type != "cuda":
+            return cost
+        return replace(cost, allocations=Allocations(usage.moves, lasting))
+
+    def lasting(self, call: Callable[[], Any]) -> list[int]:
+        """Runs a call that warms up; returns the bytes, each, that libraries keep of it on CUDA."""
+        if self.device.type != "cuda":
+            call()
+            return []
+        torch._C._cuda_clearCublasWorkspaces()
+
+        def dropped() -> None:
+            call()
+
+        usage, _ = measure(self.device, dropped)
+        return list(Allocations(usage.moves, []).held().values())
 
     def call(self, in_place: int) -> Callable[[], Any]:
         """The call of a form."""
@@ -176,7 +193,7 @@ class _OpRun:
 
     def position(self, value: int) -> int:
         """Where among the arguments the value stands that an in-place form overwrites."""
-        args, _ = decode_arguments(self.op)
+        args, _ = decode_arguments(self.op.arguments)
         position = position_of(args, value, self.op.target, self.graph.device)
         if position is None:
             raise ValueError(f"it cannot overwrite value {value}")
@@ -197,7 +214,7 @@ class _OpRun:
 
     def decoded(self) -> tuple[list[Any], dict[str, Any]]:
         """The arguments of the call, with the operands in place of the values."""
-        args, kwargs = decode_arguments(self.op)
+        args, kwargs = decode_arguments(self.op.arguments)
         decoded = {name: decode(argument, self.operands) for name, argument in kwargs.items()}
         return [decode(argument, self.operands) for argument in args], decoded
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from schemas.graph import Graph, Op, Value, argument_values, decode_arguments
+from schemas.arguments import argument_values, decode_arguments
+from schemas.graph import Graph, Op, Value
 from stages.device.operators import decode
 
 Fill = Callable[[Tensor], None]
@@ -196,7 +197,7 @@ def _fills(graph: Graph, name: str, named: Mapping[str, Any]) -> dict[int, Fill]
 
 
 def _named_arguments(op: Op, overload: OpOverload) -> dict[str, Any]:
-    args, kwargs = decode_arguments(op)
+    args, kwargs = decode_arguments(op.arguments)
     names = [argument.name for argument in overload._schema.arguments]
     return {**dict(zip(names, args, strict=False)), **kwargs}
 

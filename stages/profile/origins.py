@@ -14,7 +14,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
-from schemas.graph import LOSS_TARGET, NONE, Graph, Op, Value, decode_arguments
+from schemas.arguments import decode_arguments
+from schemas.graph import LOSS_TARGET, NONE, Graph, Op, Value
 from stages.device.operators import decode, resolve
 from stages.profile.operands import Fill, extent, make_operands, make_tensor, normal, positive, unit
 
@@ -113,7 +114,7 @@ class _Origins:
 
     def run(self, maker: Op) -> None:
         """Keeps what an op gives; nothing where it does not take its operands."""
-        args, kwargs = decode_arguments(maker)
+        args, kwargs = decode_arguments(maker.arguments)
         try:
             results = resolve(maker.target)(
                 *[decode(argument, self.made) for argument in args],

@@ -80,7 +80,7 @@ def temporaries(graph: Graph, op: Op) -> int:
 
 def _arguments(graph: Graph, op: Op) -> dict[int, Value]:
     """The tensors among an op's positional arguments, by position, those in lists left out."""
-    args, _ = decode_arguments(op)
+    args, _ = decode_arguments(op.arguments)
     return {
         index: graph.values[argument["value"]]
         for index, argument in enumerate(args)
@@ -95,7 +95,7 @@ def _output(graph: Graph, op: Op) -> Value:
 def _convolution(graph: Graph, op: Op, backward: bool) -> float:
     """Each element of the weight meets each place of the output once in each product; those of a
     transposed one each place of the input."""
-    values, (args, _) = _arguments(graph, op), decode_arguments(op)
+    values, (args, _) = _arguments(graph, op), decode_arguments(op.arguments)
     weight = values[2 if backward else 1]
     transposed = args[7 if backward else 6] is True
     if transposed:
@@ -109,7 +109,7 @@ def _convolution(graph: Graph, op: Op, backward: bool) -> float:
 def _attention(op: Op, values: dict[int, Value], backward: bool) -> float:
     """Two products of queries with keys and values forward, five backward."""
     query, key = (values[1], values[2]) if backward else (values[0], values[1])
-    args, kwargs = decode_arguments(op)
+    args, kwargs = decode_arguments(op.arguments)
     work = (10.0 if backward else 4.0) * prod(query.shape) * key.shape[-2]
     return work / 2 if _is_causal(op.target, args, kwargs) else work
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from schemas.measurement import Measurement
-from schemas.plan import Plan
+from schemas.plan import GpuMemory, Plan
 from stages.report.curve import Curve, inks, plan_name, strategy_order, trade_off
 from stages.report.keeping import Column, Repeated, Row, block_rows, repeated_ops
 from stages.report.load import ModelResults, PlanResult
@@ -164,6 +164,8 @@ def _plan_facts(plan: Plan) -> list[Fact]:
         facts.append(
             ("Predicted", f"{exact(plan.peak)}, {duration(plan.time)} ({ratio(relative)})")
         )
+    if plan.gpu is not None and plan.feasible:
+        facts += _gpu_facts(plan.gpu)
     if plan.before_polish is not None and plan.time is not None:
         before = plan.before_polish
         facts.append(("Before polish", f"{exact(before.peak)}, {duration(before.time)}"))
@@ -183,6 +185,16 @@ def _plan_facts(plan: Plan) -> list[Fact]:
     return facts
 
 
+def _gpu_facts(gpu: GpuMemory) -> list[Fact]:
+    """What a plan takes of a GPU, with all that is there before the step."""
+    kept = f", {size(gpu.workspaces)} of them libraries' workspaces" if gpu.workspaces else ""
+    return [
+        ("Requested of the GPU in all", f"{exact(gpu.requested)}{kept}"),
+        ("Allocated in blocks", exact(gpu.allocated)),
+        ("Reserved, which the budget bounds", f"{exact(gpu.reserved)}, without CUDA's context"),
+    ]
+
+
 def _measured_facts(found: Measurement | None) -> list[Fact]:
     if found is None:
         return []
@@ -194,8 +206,13 @@ def _measured_facts(found: Measurement | None) -> list[Fact]:
         facts.append(("Measured peak", words))
     if found.accumulate_peak is not None:
         facts.append(("Peak while accumulating gradients", exact(found.accumulate_peak)))
-    if found.reserved_peak is not None:
-        facts.append(("Reserved by the allocator", exact(found.reserved_peak)))
+    for name, taken, foretold in (
+        ("Allocated, measured", found.allocated_peak, found.predicted_allocated),
+        ("Reserved, measured", found.reserved_peak, found.predicted_reserved),
+    ):
+        if taken is not None:
+            known = "" if foretold is None else f", {_difference(taken - foretold)}"
+            facts.append((name, exact(taken) + known))
     if found.measured_time is not None and found.unplanned_time is not None:
         pair = f"{duration(found.measured_time)} against {duration(found.unplanned_time)}"
         facts.append(("Measured time", f"{pair} unplanned"))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from schemas.budget import NO_BUDGET
-from schemas.measurement import FAILED
+from schemas.measurement import FAILED, Measurement
 from schemas.plan import Plan
 from schemas.strategies import baselines
 from stages.report.load import PlanResult
@@ -72,7 +72,7 @@ def outcome(result: PlanResult) -> Outcome:
     measured = found is not None and found.measured_peak is not None
     if found is not None and found.measured_peak is not None:
         peak, relative = found.measured_peak, found.time_ratio or relative
-    fits = peak is not None and (plan.budget_bytes is None or peak <= plan.budget_bytes)
+    fits = peak is not None and _fits(plan, found, peak)
     figures = _figures(peak or 0, relative, measured)
     if found is not None and found.verdict == FAILED:
         sentence = f"Failed: {found.sentence or figures}"
@@ -96,6 +96,16 @@ def outcome(result: PlanResult) -> Outcome:
     return Outcome("good", "fits", sentence, peak, relative, True, True)
 
 
+def _fits(plan: Plan, found: Measurement | None, peak: int) -> bool:
+    """Whether a step keeps the budget: with its peak, and on a GPU with what is reserved."""
+    if plan.budget_bytes is None or plan.budget_total is None:
+        return True
+    reserved = 0 if plan.gpu is None else plan.gpu.reserved
+    if found is not None and found.reserved_peak is not None:
+        reserved = found.reserved_peak
+    return peak <= plan.budget_bytes and reserved <= plan.budget_total
+
+
 def unvalidated(result: PlanResult) -> str:
     """Why a plan is not validated and will not be, "" where it is measured or waits for it."""
     if result.described is None or result.measurement is not None:
@@ -112,6 +122,8 @@ def _beyond_device(result: PlanResult) -> str:
     """How a plan exceeds the memory of a described device, "" where it does not."""
     plan, device = result.plan, result.described
     total = (plan.peak or 0) + plan.fixed.there_before
+    if plan.gpu is not None:
+        total = plan.gpu.reserved
     if device is None or not device.memory or total <= device.memory:
         return ""
     needed, there = _apart(total, device.memory)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,9 @@ from torch._functorch._aot_autograd import collect_metadata_analysis
 from torch.fx.experimental import proxy_tensor
 
 _KEPT = ("dropout", "native_batch_norm", "cudnn_batch_norm")
+RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+"""Operators that eager runs by cuDNN on a GPU, with the addresses of the weights, which tensors
+without memory do not have."""
 _KEYS = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
 _BACKWARD = "backward_pass_autocast"
 _MIRROR = "_mirror_autograd_meta_to"
@@ -28,11 +31,12 @@ _PACKED = "find_packed_sequence_indices"
 
 
 @contextlib.contextmanager
-def whole_operators() -> Iterator[None]:
-    """Within it PyTorch's operators run the kernels that eager runs, not Python in their place,
-    autocast casts a leaf once for all its uses and leaves the backward alone."""
+def whole_operators(kept: Sequence[str] = ()) -> Iterator[None]:
+    """Within it PyTorch's operators, but for those that are `kept`, run the kernels that eager
+    runs, not Python in their place, autocast casts a leaf once for all its uses and leaves the
+    backward alone."""
     hidden = []
-    for overload in _with_python():
+    for overload in _with_python((*_KEPT, *kept)):
         kernels = overload.py_kernels
         hidden.append((overload, {key: kernels.pop(key) for key in _KEYS if key in kernels}))
         _forget_choice(overload)
@@ -84,12 +88,13 @@ def _plain_backward() -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext()
 
 
-def _with_python() -> Iterator[torch._ops.OpOverload]:
-    """The operators that have a kernel in Python for one of the keys that only tracing asks for."""
+def _with_python(kept: Sequence[str]) -> Iterator[torch._ops.OpOverload]:
+    """The operators that have a kernel in Python for one of the keys that only tracing asks for,
+    without those that are kept."""
     for name in torch._C._dispatch_get_all_op_names():
         namespace, _, rest = name.partition("::")
         packet_name, _, overload_name = rest.partition(".")
-        if namespace != "aten" or packet_name in _KEPT:
+        if namespace != "aten" or packet_name in kept:
             continue
         packet = getattr(torch.ops.aten, packet_name, None)
         overload = getattr(packet, overload_name or "default", None)

@@ -11,16 +11,17 @@ from stages.trace.program import Call, Program, Variable
 aten = torch.ops.aten
 
 _BATCH_NORM = "aten::_native_batch_norm_legit_functional"
-_BATCH_NORM_BACKWARD = "aten::native_batch_norm_backward"
+_CHOOSING = "aten::_batch_norm_with_update_functional"
+_BATCH_NORM_BACKWARD = ("aten::native_batch_norm_backward", "aten::batch_norm_backward")
 
 
 def ignores_statistics(call: Call) -> bool:
     """True for batch normalisation in training: what the step uses of its results does not depend
     on the running statistics that it is given."""
     name = call.target._schema.name
-    return (name == _BATCH_NORM and call.args[5] is True) or (
-        name == _BATCH_NORM_BACKWARD and call.args[7] is True
-    )
+    if name in _BATCH_NORM_BACKWARD:
+        return call.args[7] is True
+    return name == _CHOOSING or (name == _BATCH_NORM and call.args[5] is True)
 
 
 def place_writes(program: Program) -> None:

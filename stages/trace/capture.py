@@ -21,8 +21,14 @@ from torch.fx import traceback as fx_traceback
 
 from schemas.errors import ModelError
 from stages.device.caches import register_caches
-from stages.device.factory import Built
-from stages.trace.as_eager import compiling, packed_sequences, replaced, whole_operators
+from stages.device.factory import Built, all_tensors
+from stages.trace.as_eager import (
+    RECURRENT,
+    compiling,
+    packed_sequences,
+    replaced,
+    whole_operators,
+)
 from stages.trace.following import first_difference
 from stages.trace.forward import FakeConstantError, Forward, Leaf
 from stages.trace.pythonic import PythonInBackward
@@ -92,12 +98,29 @@ def _capture(built: Built, forward: Forward) -> Capture:
 
     register_caches()
     python = PythonInBackward()
-    with contextlib.ExitStack() as stack, _without_memory(built, forward) as mode, python.looking():
+    with (
+        _let_go(),
+        contextlib.ExitStack() as stack,
+        _without_memory(built, forward) as mode,
+        python.looking(),
+    ):
         tensors = tuple(forward.tensors(mode))
         joint = aot_export_joint_with_descriptors(stack, forward.face(), tensors)
     described = _describe(built, joint.graph_module, forward)
     checkpointed = forward.checkpoints.any
     return replace(described, plain_backward=not python.found, checkpointed=checkpointed)
+
+
+@contextlib.contextmanager
+def _let_go() -> Iterator[None]:
+    """Afterwards PyTorch's record of random numbers holds nothing of the capture: by it weak
+    references to the model's tensors stay, which nobody can then swap for others."""
+    from torch._decomp.decompositions_for_rng import PhiloxStateTracker
+
+    try:
+        yield
+    finally:
+        PhiloxStateTracker.reset()
 
 
 def _run_again(built: Built, watcher: Watcher) -> None:
@@ -138,7 +161,7 @@ def _without_memory(built: Built, forward: Forward) -> Iterator[FakeTensorMode]:
     with (
         mode,
         torch.enable_grad(),
-        whole_operators(),
+        whole_operators(RECURRENT if _is_on_gpu(built) else ()),
         forward.checkpoints.left_out(),
         packed_sequences(forward.follower.known.count_up),
         compiling(),
@@ -149,6 +172,11 @@ def _without_memory(built: Built, forward: Forward) -> Iterator[FakeTensorMode]:
         replaced(torch.autograd.function.FunctionCtx, _MATERIALIZE, forward.noting),
     ):
         yield mode
+
+
+def _is_on_gpu(built: Built) -> bool:
+    """Whether a tensor of the model or of its samples is on a GPU."""
+    return any(tensor.device.type == "cuda" for tensor in all_tensors(built))
 
 
 def _not_recording(original: Callable[..., Any]) -> Callable[..., Any]:

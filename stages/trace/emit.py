@@ -8,21 +8,10 @@ from typing import Any
 
 import torch
 
+from schemas.arguments import argument_values, encode_arguments
 from schemas.dtypes import DTYPES
 from schemas.errors import ModelError
-from schemas.graph import (
-    FIXED_KINDS,
-    LOSS_TARGET,
-    NONE,
-    Gradient,
-    Graph,
-    Op,
-    Output,
-    Phase,
-    Value,
-    argument_values,
-    encode_arguments,
-)
+from schemas.graph import FIXED_KINDS, LOSS_TARGET, NONE, Gradient, Graph, Op, Output, Phase, Value
 from stages.device.operators import encode_plain, is_random, position_of
 from stages.device.trees import flatten
 from stages.trace.buffers import ignores_statistics

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from stages.device.readings import ATTENTION_STATES, STATES, installed
+from stages.device.readings import installed
+from stages.device.states import ATTENTION_STATES, STATES
 from stages.trace.codes import globals_read, line_that
 from stages.trace.functions import own_code
 from stages.trace.holders import set_torch_bytes, torch_bytes

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from schemas.arguments import decode_arguments
 from schemas.errors import ModelError
-from schemas.graph import LOSS_TARGET, NONE, Graph, Value, decode_arguments
+from schemas.graph import LOSS_TARGET, NONE, Graph, Value
 from stages.device.operators import decode, runner
 from stages.device.trees import flatten
 
@@ -44,7 +45,7 @@ def run_graph(
         if op.target == LOSS_TARGET:
             results: Any = loss(_outputs(graph, values))
         else:
-            call_args, call_kwargs = decode_arguments(op)
+            call_args, call_kwargs = decode_arguments(op.arguments)
             with torch.no_grad():
                 results = runner(op.target)(
                     *decode(call_args, values),

@@ -18,6 +18,7 @@ from stages.trace.dropout import exact_dropout
 from stages.trace.emit import Emitter, constant_text
 from stages.trace.gradients import own_gradients
 from stages.trace.layout import lay_out
+from stages.trace.library_norms import library_norms
 from stages.trace.loss import held_gradients, output_gradients
 from stages.trace.program import program_of
 
@@ -73,6 +74,7 @@ def _finished(
     program = program_of(captured, _names(built.model))
     if kind == "cpu":
         exact_dropout(program)
+    library_norms(program)
     arrange(program)
 
     def tangents(outputs: list[torch.Tensor]) -> list[torch.Tensor | None]:

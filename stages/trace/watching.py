@@ -7,7 +7,6 @@ tensors a plan would not do: it is refused.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import types
 from collections.abc import Iterator
@@ -17,15 +16,12 @@ import torch
 from torch import nn
 
 from schemas.errors import ModelError
-from stages.device.readings import (
-    ABSENT,
-    ATTENTION_STATES,
-    agree,
-    digest_of,
-    encode,
-)
+from stages.device.readings import ABSENT, digest_of, encode
+from stages.device.states import ATTENTION_STATES
+from stages.device.written import agree
+from stages.trace.changes import chosen, holds_the_same, restore, unchanged, undo
 from stages.trace.codes import line_that
-from stages.trace.holders import INTERNAL, NOWHERE, Holder, Kept, contents, is_generator, put_back
+from stages.trace.holders import INTERNAL, NOWHERE, Holder, Kept, is_generator
 from stages.trace.known import Known
 from stages.trace.lasting import Lasting
 from stages.trace.moved import Moved
@@ -94,7 +90,7 @@ class Watcher:
         self._stack.close()
         self._reader.forget_caches()
         for kept in self._reader.kept.values():
-            _restore(kept)
+            restore(kept)
         with _no_modes(), torch.no_grad():
             for tensor, copy in self._reader.tensors.values():
                 if digest_of(tensor) != digest_of(copy):
@@ -122,7 +118,7 @@ class Watcher:
             self._settled = self._lasting.settle(self.model, set(self.changed))
 
     def description(self) -> dict[str, Any]:
-        """What the forward hung on, as JSON: see `stages.device.readings.check_form`."""
+        """What the forward hung on, as JSON: see `stages.device.form`."""
         own = self._own
         hooks = self._structure["hooks"]
         if self._settled and self._lasting is not None:
@@ -171,7 +167,7 @@ class Watcher:
             return
         self._reader.forget_caches()
         for kept in self._reader.kept.values():
-            kept.at_start = _chosen(kept)
+            kept.at_start = chosen(kept)
         self._moved.start()
         self._reader.on = True
         try:
@@ -218,7 +214,7 @@ class Watcher:
         changed: dict[tuple[int, Any], Kept] = {}
         for kept in list(self._reader.kept.values()):
             if is_generator(kept.thing):
-                if _chosen(kept) != kept.at_start:
+                if chosen(kept) != kept.at_start:
                     self.problems.append(drawn(kept, self._moved.draws))
                 continue
             for name, sentence in self._changes(kept):
@@ -226,20 +222,20 @@ class Watcher:
                 changed[key] = kept
                 if self._lasting is None:
                     self.changed.setdefault(key, sentence)
-                    _undo(kept, name)
+                    undo(kept, name)
         if self._lasting is not None:
             self._lasting.runs.append(changed)
 
     def _changes(self, kept: Kept) -> Iterator[tuple[Any, str]]:
         """The names in a dictionary, or None for another thing, that the last run changed."""
-        now = _chosen(kept)
+        now = chosen(kept)
         if isinstance(kept.thing, dict):
             yield from self._changes_of_fields(kept, now)
         elif sentence := self._change(kept, now):
             yield None, sentence
 
     def _change(self, kept: Kept, now: Any) -> str | None:
-        if _holds_the_same(kept.at_start, now):
+        if holds_the_same(kept.at_start, now):
             return None
         name = kept.shown.removeprefix("the global ").rpartition(".")[2].partition("[")[0]
         codes = self._reader.codes
@@ -253,7 +249,7 @@ class Watcher:
         holder = self._reader.holders.get(("fields", id(kept.thing)))
         for name in [*now, *(name for name in kept.at_start if name not in now)]:
             before, after = kept.at_start.get(name, ABSENT), now.get(name, ABSENT)
-            if _unchanged(before, after) or name in HOOK_FIELDS or self._excused(kept, name):
+            if unchanged(before, after) or name in HOOK_FIELDS or self._excused(kept, name):
                 continue
             if id(kept.thing) in self._reader.hooks:
                 yield name, on_new_hook(kept.shown, after if before is ABSENT else before)
@@ -316,34 +312,6 @@ class Watcher:
                 )
 
 
-def _chosen(kept: Kept) -> Any:
-    now = contents(kept.thing)
-    if kept.names is None:
-        return now
-    return {name: now[name] for name in kept.names if name in now}
-
-
-def _restore(kept: Kept) -> None:
-    if kept.names is None:
-        put_back(kept.thing, kept.before)
-        return
-    for name in kept.names:
-        if name in kept.before:
-            kept.thing[name] = kept.before[name]
-        else:
-            kept.thing.pop(name, None)
-
-
-def _undo(kept: Kept, name: Any) -> None:
-    """Gives one part of a thing what it was when the forward began."""
-    if name is None:
-        put_back(kept.thing, kept.at_start)
-    elif name in kept.at_start:
-        kept.thing[name] = kept.at_start[name]
-    else:
-        kept.thing.pop(name, None)
-
-
 def _either_hooks(before: list[list[Any]], after: list[list[Any]]) -> list[list[Any]]:
     """The hooks of each submodule, twice where they are others afterwards."""
     one, other = ({path: names for path, *names in hooks} for hooks in (before, after))
@@ -351,32 +319,6 @@ def _either_hooks(before: list[list[Any]], after: list[list[Any]]) -> list[list[
     return [*before, *([path] for path in differing if path not in one)] + [
         [path, *other.get(path, [])] for path in differing
     ]
-
-
-def _unchanged(before: Any, after: Any) -> bool:
-    if before is after:
-        return True
-    plain = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
-    if type(before) is not type(after):
-        return False
-    if isinstance(before, tuple) and len(before) == len(after):
-        return all(map(_unchanged, before, after))
-    if isinstance(before, plain):
-        return before == after or (before != before and after != after)
-    return False
-
-
-def _holds_the_same(before: Any, now: Any) -> bool:
-    """True for two contents of one thing (`stages.trace.holders.contents`) that are the same."""
-    if isinstance(now, dict):
-        return all(_unchanged(before[name], value) for name, value in now.items())
-    if not isinstance(now, list | set | collections.deque):
-        return bool(before == now)
-    return len(before) == len(now) and all(map(_unchanged, _sorted(before), _sorted(now)))
-
-
-def _sorted(items: Any) -> Any:
-    return sorted(items, key=id) if isinstance(items, set) else items
 
 
 def _tensors(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:

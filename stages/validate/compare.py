@@ -29,13 +29,15 @@ class Trail:
 class Difference:
     """How two trails differ: the largest absolute difference of outputs, gradients and buffers
     (infinite where something is missing or of another shape), whether all bits are equal, and the
-    name of the first thing that differs."""
+    name of the first thing that differs. `share` is the largest as a part of what its dtype
+    tolerates (`tolerance`), infinite for what is no tensor of floating-point numbers."""
 
     output: float
     gradient: float
     buffer: float
     bits_equal: bool
     first: str
+    share: float = 0.0
 
     @property
     def largest(self) -> float:
@@ -59,6 +61,7 @@ class Difference:
             max(self.buffer, other.buffer),
             self.bits_equal and other.bits_equal,
             self.first or other.first,
+            max(self.share, other.share),
         )
 
 
@@ -111,7 +114,37 @@ def compare(mine: Trail, other: Trail) -> Difference:
     differing = [_differing(left, right) for left, right in pairs]
     output, gradient, buffer = (max(found.values(), default=0.0) for found in differing)
     first = next((name for found in differing for name in found), "")
-    return Difference(output, gradient, buffer, not first, first)
+    shares = (_shares(found, right) for found, (_, right) in zip(differing, pairs, strict=True))
+    return Difference(output, gradient, buffer, not first, first, max(shares))
+
+
+def _shares(found: dict[str, float], reference: dict[str, Any]) -> float:
+    """The largest of differences by name, as a part of what is tolerated."""
+    if not found:
+        return 0.0
+    largest = max(map(_largest, reference.values()), default=0.0)
+    return max(_share(size, reference.get(name), largest) for name, size in found.items())
+
+
+def _share(size: float, reference: Any, largest: float) -> float:
+    allowed = tolerance(reference.dtype) * largest if isinstance(reference, Tensor) else 0.0
+    return size / allowed if allowed else math.inf
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """What the kernels of two libraries may differ by, beside the largest element of all outputs,
+    gradients or buffers: half of the digits that a dtype has; 0 where that is not of floating
+    point. A gradient may be nothing but rounding, as that of a bias ahead of a batch norm."""
+    numbers = dtype.is_floating_point or dtype.is_complex
+    return math.sqrt(torch.finfo(dtype).eps) if numbers else 0.0
+
+
+def _largest(thing: Any) -> float:
+    """The largest finite element of a tensor of floating-point numbers; 0 for other things."""
+    if not (isinstance(thing, Tensor) and tolerance(thing.dtype) and thing.numel()):
+        return 0.0
+    wide = torch.complex128 if thing.is_complex() else torch.float64
+    return float(thing.to(wide).abs().nan_to_num(nan=0.0, posinf=0.0).max())
 
 
 def _differing(left: dict[str, Any], right: dict[str, Any]) -> dict[str, float]:

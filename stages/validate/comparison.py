@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from schemas.errors import ModelError
-from stages.device.devices import move_tensors, release
+from schemas.graph import Graph
+from stages.device.devices import kept_random_states, move_tensors, release
 from stages.device.factory import Sample
 from stages.validate.compare import Difference, Trail, compare
+from stages.validate.contents import own_copy
+from stages.validate.libraries import of_libraries
 from stages.validate.load import describe
 from stages.validate.rounds import KEEPS, RANDOM, ROUNDS, Round, numbers_matter
 from stages.validate.step import Stepper
@@ -30,13 +33,16 @@ NOTHING = Difference(0.0, 0.0, 0.0, True, "")
 class Comparison:
     """The largest differences of all rounds, and how much the original differs from itself in
     them; `complaint` is a clause that says what is not as it should be, "" for nothing, and
-    `skipped` one that says what was not compared. Without `compared` nothing was."""
+    `skipped` one that says what was not compared. Without `compared` nothing was. `libraries` are
+    the operators of the original whose kernels the plan does not have, where it differs for them
+    within the tolerance of its dtypes."""
 
     difference: Difference
     own: Difference
     complaint: str
     skipped: str = ""
     compared: bool = True
+    libraries: Sequence[str] = ()
 
     def skipping(self, clause: str) -> Comparison:
         """The same with one more clause on what the original had no memory for."""
@@ -58,6 +64,7 @@ class Comparer:
     samples: list[Sample]
     varying: bool
     device: torch.device
+    graph: Graph
 
     @classmethod
     def of(
@@ -67,13 +74,14 @@ class Comparer:
         samples: list[Sample],
         varying: bool,
         device: torch.device,
+        graph: Graph,
     ) -> Comparer:
         """A comparer with a copy of a model."""
         original = copied(model)
         if device.type != "cpu":
             move_tensors(original, "cpu")
             release(device)
-        return cls(original, stepper, samples, varying, device)
+        return cls(original, stepper, samples, varying, device, graph)
 
     def original_here(self) -> nn.Module:
         """A copy of the model on the device."""
@@ -93,6 +101,7 @@ class Comparer:
     def _compare(self, planned: nn.Module, itself: bool) -> Comparison:
         total = own = NOTHING
         skipped: list[str] = []
+        libraries: list[str] = []
         given, planned = planned, copied(planned) if itself else planned
         for one in ROUNDS:
             try:
@@ -118,9 +127,18 @@ class Comparer:
             varied = self._varied(one, reference) if not difference.bits_equal else NOTHING
             total, own = total.joined(difference), own.joined(varied)
             excused = not varied.bits_equal and difference.within(TIMES_OWN, varied)
-            if not (difference.bits_equal or excused):
+            if difference.bits_equal or excused:
+                continue
+            libraries = self.libraries() if difference.share <= 1.0 else []
+            if not libraries:
                 return Comparison(total, own, self._complaint(one, difference))
-        return Comparison(total, own, "", self._unlike(skipped))
+        return Comparison(total, own, "", self._unlike(skipped), libraries=libraries)
+
+    def libraries(self) -> list[str]:
+        """The operators of the original whose kernels the step has not."""
+        sample = own_copy(self.samples[0])
+        with kept_random_states():
+            return of_libraries(self.graph, self.original_here(), self.stepper, sample)
 
     def _unlike(self, rounds: list[str]) -> str:
         """A clause on the rounds for which the original has no memory."""
@@ -205,6 +223,17 @@ def copied(module: nn.Module) -> nn.Module:
             one.data = torch.empty_strided(size, strides, dtype=one.dtype, device=one.device)
             one.data.copy_(other.data)
     return made
+
+
+def other_kernels(compared: Comparison) -> str:
+    """A sentence on the operators for which a plan differs; "" where it does for none."""
+    if not compared.libraries:
+        return ""
+    return (
+        f"The original model runs {' and '.join(compared.libraries)}, whose kernels the plan does "
+        f"not have; its results differ by up to {compared.difference.largest:g}, within the "
+        "tolerance of their dtypes."
+    )
 
 
 def sentence(clause: str) -> str:

@@ -19,7 +19,7 @@ from torch import nn
 
 from schemas import store
 from schemas.errors import ArtifactError, TightfitError
-from schemas.module import digests_of
+from schemas.module import check_unchanged, digests_of
 
 _MOST_SOURCE = 2**28
 
@@ -85,8 +85,8 @@ def load_package(directory: Path | str, wanted: str = "") -> Any:
     """The package of a directory, run from bytes that are read once; no bytecode that lies beside
     them is looked at.
 
-    Raises ArtifactError where the directory is no package or, where a digest is `wanted`, before
-    anything of one with another digest is run.
+    Raises ArtifactError where the directory is no package, one that was changed since it was
+    generated or, where a digest is `wanted`, one with another digest, before anything of it is run.
     """
     directory = Path(directory).resolve()
     files = package_files(directory)
@@ -97,6 +97,7 @@ def load_package(directory: Path | str, wanted: str = "") -> Any:
     name += f"_{digest[:16]}"
     if name in sys.modules:
         return sys.modules[name]
+    check_unchanged(directory, files)
     _PACKAGES.enter(name, directory, files)
     try:
         return importlib.import_module(name)

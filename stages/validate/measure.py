@@ -14,6 +14,7 @@ from torch import nn
 from stages.device.devices import kept_random_states, release, wait_for
 from stages.device.factory import Sample
 from stages.device.meter import Timing, Usage, session, summarise
+from stages.replay.allocator import Taken
 from stages.validate.step import Stepper, forget_gradients
 
 
@@ -54,9 +55,9 @@ def _memory_of_step(module: nn.Module, stepper: Stepper, sample: Sample, device:
     return running.usage("begin", "end")
 
 
-def reserved_memory(module: nn.Module, stepper: Stepper, sample: Sample, device: str) -> int | None:
-    """The most bytes that the allocator took from a CUDA device for two steps, parameters, inputs
-    and workspaces of libraries included; None on the CPU.
+def taken_memory(module: nn.Module, stepper: Stepper, sample: Sample, device: str) -> Taken | None:
+    """The most bytes of a CUDA device that two steps took, by the three ways to count them,
+    parameters, inputs and workspaces of libraries included; None on the CPU.
 
     To be called before anything else has run there. Buffers and random states come back.
     """
@@ -69,7 +70,9 @@ def reserved_memory(module: nn.Module, stepper: Stepper, sample: Sample, device:
             stepper.run(module, sample)
             forget_gradients(module, sample)
         wait_for(device)
-        return torch.cuda.max_memory_reserved(device)
+        counters = torch.cuda.memory_stats(device)
+        ways = ("requested", "allocated", "reserved")
+        return Taken(*(counters[f"{way}_bytes.all.peak"] for way in ways))
 
 
 @contextlib.contextmanager

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from schemas.graph import Graph, Op, decode_arguments
+from schemas.arguments import decode_arguments
+from schemas.graph import Graph, Op
 
 _PUTS = ("aten.index_put.default", "aten._unsafe_index_put.default")
 
@@ -13,5 +14,5 @@ def unordered(graph: Graph) -> list[str]:
 
 
 def _accumulates(op: Op) -> bool:
-    args, kwargs = decode_arguments(op)
+    args, kwargs = decode_arguments(op.arguments)
     return bool(args[3] if len(args) > 3 else kwargs.get("accumulate", False))

@@ -19,14 +19,21 @@ from schemas.measurement import FAILED, LinePoint, Measurement, thin
 from stages.device.devices import device_named, device_of, entered, release
 from stages.device.factory import Built, Sample, all_tensors
 from stages.device.meter import Usage
-from stages.validate.comparison import SEED, Comparer, Comparison, sentence
+from stages.replay.allocator import Taken
+from stages.validate.comparison import (
+    SEED,
+    Comparer,
+    Comparison,
+    other_kernels,
+    sentence,
+)
 from stages.validate.load import describe, load_planned
 from stages.validate.measure import (
     Times,
     measure_alone,
     measure_memory,
     measure_times,
-    reserved_memory,
+    taken_memory,
 )
 from stages.validate.rounds import other_numbers
 from stages.validate.step import Stepper, forget_gradients, fresh_sample
@@ -63,9 +70,11 @@ def validate(
     The verdict "failed" is for a plan that differs by one bit on the CPU, misses its budget or its
     predicted peak, or fails to run. Its sentence says so, and what that is likely to come from.
     Where the original model's own results differ from run to run, a plan may differ by ten times as
-    much, and its sentence says so. Where the original's step does not fit on the device, the plan
-    is measured alone, and the sentence says what was not compared. Nothing is run for a plan
-    without a program (verdict "infeasible"). Raises ArtifactError when the plan lacks a key.
+    much, and its sentence says so; where the original runs kernels of a library that the plan does
+    not have, it may differ within the tolerance of its dtypes, and its sentence names them. Where
+    the original's step does not fit on the device, the plan is measured alone, and the sentence
+    says what was not compared. Nothing is run for a plan without a program (verdict "infeasible").
+    Raises ArtifactError when the plan lacks a key.
     """
     base = _base(graph, plan, plan_seconds)
     if base.verdict == "infeasible" or base.predicted_peak is None:
@@ -86,15 +95,16 @@ def check(graph: Graph, built: Built, planned: nn.Module) -> str:
     """Compares a planned module with its original as `validate` does, without measuring.
 
     Returns "" where they are equal, else a sentence that says what differs and what that is likely
-    to come from. Warns of what is not compared, since the original does not fit on the device.
+    to come from. Warns of what is not compared, since the original does not fit on the device, and
+    of a library's kernels for which a plan differs within the tolerance of its dtypes.
     Model, samples and random numbers are afterwards as they were.
     """
     try:
         pair = _Pair.of(graph, built)
         with entered(pair.device), other_numbers(SEED):
             compared = pair.comparer.compare(planned)
-            if compared.skipped:
-                warnings.warn(sentence(compared.skipped), stacklevel=2)
+            for said in filter(None, (sentence(compared.skipped), other_kernels(compared))):
+                warnings.warn(said, stacklevel=2)
             return sentence(compared.complaint)
     except ModelError as error:
         return sentence(str(error))
@@ -119,13 +129,13 @@ class _Pair:
         place = device_named(device) if device else device_of(all_tensors(built), graph.device)
         stepper, blamed = Stepper.of(graph, built), unordered(graph)
         varying = place.type != "cpu" or bool(blamed)
-        comparer = Comparer.of(built.model, stepper, built.samples, varying, place)
+        comparer = Comparer.of(built.model, stepper, built.samples, varying, place, graph)
         return cls(comparer, stepper, built, str(place), blamed)
 
     def judge(self, base: Measurement, planned: nn.Module, pairs: int) -> Validation:
         """Fills in a measurement."""
         first = fresh_sample(self.built.samples[0])
-        reserved = reserved_memory(planned, self.stepper, first, self.device)
+        taken = taken_memory(planned, self.stepper, first, self.device)
         compared = self.comparer.compare(planned, itself=True)
         gc.collect()
         sample = fresh_sample(self.built.samples[0])
@@ -144,8 +154,9 @@ class _Pair:
             unplanned_peak=unplanned[0],
             accumulate_peak=accumulating.peak,
             unplanned_accumulate_peak=unplanned[1],
-            reserved_peak=reserved,
-            within_budget=base.budget_bytes is None or fresh.peak <= base.budget_bytes,
+            allocated_peak=None if taken is None else taken.allocated,
+            reserved_peak=None if taken is None else taken.reserved,
+            within_budget=_within(base, fresh.peak, taken),
             peak_as_predicted=fresh.peak == base.predicted_peak,
         )
         lines = [
@@ -174,10 +185,7 @@ class _Pair:
         """The measurement with the verdict "failed" where it contradicts the plan."""
         complaints = [compared.complaint] if compared.complaint else []
         if not measured.within_budget:
-            complaints.append(
-                f"the step takes {measured.measured_peak} bytes, over its budget of "
-                f"{measured.budget_bytes}"
-            )
+            complaints.append(_over(measured))
         if not measured.peak_as_predicted:
             complaints.append(
                 f"the step takes {measured.measured_peak} bytes where {measured.predicted_peak} "
@@ -190,6 +198,9 @@ class _Pair:
             measured = replace(measured, sentence=said)
         if compared.difference.bits_equal:
             return measured
+        if compared.libraries:
+            said = f"{other_kernels(compared)} {sentence(compared.skipped)}".strip()
+            return replace(measured, sentence=said)
         blame = " and ".join(self.unordered) if self.device == "cpu" else "CUDA"
         said = (
             f"The original model's results differ from run to run, by up to "
@@ -201,17 +212,41 @@ class _Pair:
         return replace(measured, sentence=said)
 
 
+def _within(base: Measurement, peak: int, taken: Taken | None) -> bool:
+    """Whether a step kept its budget: on CUDA its reserved bytes in all, too."""
+    if base.budget_bytes is None:
+        return True
+    if taken is not None and base.budget_total is not None and taken.reserved > base.budget_total:
+        return False
+    return peak <= base.budget_bytes
+
+
+def _over(measured: Measurement) -> str:
+    """How a step misses its budget."""
+    peak, own = measured.measured_peak, measured.budget_bytes
+    if peak is not None and own is not None and peak > own:
+        return f"the step takes {peak} bytes, over its budget of {own}"
+    foretold = measured.predicted_reserved
+    said = "" if foretold is None else f", where {foretold} were predicted"
+    return (
+        f"PyTorch's allocator reserves {measured.reserved_peak} bytes, over the budget of "
+        f"{measured.budget_total}{said}"
+    )
+
+
 def _base(graph: Graph, plan: Mapping[str, Any], plan_seconds: float | None) -> Measurement:
     """The measurement of a plan that nothing was measured of yet."""
     for key in _PLAN_KEYS:
         if key not in plan:
             raise ArtifactError(f"the plan lacks the key {key!r}")
+    foretold = plan.get("gpu") or {}
     return Measurement(
         model=graph.model,
         device=graph.device,
         strategy=str(plan["strategy"]),
         budget=str(plan["budget"]),
         budget_bytes=plan["budget_bytes"],
+        budget_total=plan.get("budget_total"),
         verdict=str(plan["verdict"]),
         sentence=str(plan["sentence"]),
         gap=plan["gap"],
@@ -222,6 +257,9 @@ def _base(graph: Graph, plan: Mapping[str, Any], plan_seconds: float | None) -> 
         unplanned_peak=None,
         accumulate_peak=None,
         unplanned_accumulate_peak=None,
+        predicted_allocated=foretold.get("allocated"),
+        allocated_peak=None,
+        predicted_reserved=foretold.get("reserved"),
         reserved_peak=None,
         measured_time=None,
         unplanned_time=None,

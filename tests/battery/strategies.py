@@ -8,9 +8,11 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import stages
+from torch import nn
+
+import tightfit
 from schemas.errors import ConfigError, ModelError
 from stages.trace.trace import trace
 from stages.validate.validate import check
@@ -57,7 +59,7 @@ def _called(strategy: str, *budgets: str) -> Callable[[Case, Path], Load]:
         for number, budget in enumerate(budgets, 1):
             try:
                 with contextlib.redirect_stdout(io.StringIO()), case.around():
-                    module, _ = stages.plan(
+                    module, _ = tightfit.plan(
                         built.model, args, kwargs, budget=budget, strategy=strategy,
                         loss=built.loss, **settings,
                     )  # fmt: skip
@@ -65,9 +67,9 @@ def _called(strategy: str, *budgets: str) -> Callable[[Case, Path], Load]:
             except ConfigError:
                 if number == len(budgets):
                     raise
-        made: Any = module.__reduce_ex__(4)
-        load: Load = made[0]
-        return load
+        reduced: Any = module.__reduce_ex__(4)
+        again, (place, digest, files, _, otherwise) = reduced
+        return lambda model: cast(nn.Module, again(place, digest, files, model, otherwise))
 
     return plan
 
@@ -76,6 +78,7 @@ STRATEGIES = (
     Strategy("keep", _random(0, 0.0, False)),
     Strategy("recompute", _random(1, 0.7, True), fast=True),
     Strategy("checkpoint", _called("checkpoint", "none")),
+    Strategy("auto", _called("auto", "50%", "80%", "100%")),
     Strategy("rotor", _called("rotor", "60%", "80%", "100%")),
     Strategy("rockmate", _called("rockmate", "40%", "60%", "80%", "100%")),
 )

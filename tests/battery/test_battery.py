@@ -27,7 +27,7 @@ from tests.battery.models import Mlp
 from tests.battery.planning import Planner, outcomes
 from tests.battery.registry import Use
 from tests.battery.run import Run
-from tests.battery.strategies import STRATEGIES
+from tests.battery.strategies import STRATEGIES, Strategy
 from tests.battery.uses import USES
 
 torch.set_num_threads(1)
@@ -71,6 +71,13 @@ def fast(tmp_path_factory: pytest.TempPathFactory) -> Fast:
 def test_equal_or_refused(case: Case, fast: Fast) -> None:
     bad = [(where, found.detail) for where, found in fast.of(case) if found.kind in BAD]
     assert not bad, "\n".join(": ".join(said) for said in bad)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.name)
+def test_every_strategy_trains(strategy: Strategy, fast: Fast) -> None:
+    [mlp] = [case for case in CASES if case.name == "mlp"]
+    [(_, found)] = outcomes(fast.planner, mlp, strategy, [USES["plain_training"]])
+    assert found.kind == EQUAL, found.detail
 
 
 def test_most_are_equal(fast: Fast) -> None:

@@ -15,7 +15,8 @@ from torch import nn
 from schemas.costs import Costs, read_costs
 from schemas.frontier import Frontier, Point, read_frontier
 from schemas.graph import Graph, read_graph
-from stages.combine.choose import choose, fixed_bytes
+from stages.combine.choose import choose
+from stages.combine.fixed import fixed_bytes
 from stages.combine.schedule.opening import Opener
 from stages.device.factory import build
 from stages.generate.package import write_package

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from stages.device.devices import entered, kept_random_states
 from stages.device.factory import Sample, check_result, move
 from stages.validate.load import load_planned
-from stages.validate.measure import measure_alone, measure_memory, reserved_memory
+from stages.validate.measure import measure_alone, measure_memory, taken_memory
 from stages.validate.step import Stepper, forget_gradients
 from tests.gpu.models import MODELS
 
@@ -46,14 +46,15 @@ def measured(
         if way == COMPILE:
             stepper.run(model, sample)
             forget_gradients(model, sample)
-        reserved = reserved_memory(model, stepper, sample, device)
+        taken = taken_memory(model, stepper, sample, device)
         sketch = _sketch(model, stepper, sample)
         peak = measure_memory(model, stepper, sample, device)[0].peak
         seconds = measure_alone(model, stepper, sample, steps, device).planned
     fixed = sum(tensor.untyped_storage().nbytes() for tensor in _distinct(built.model, sample))
     return {
         "peak": peak,
-        "reserved": reserved,
+        "allocated": None if taken is None else taken.allocated,
+        "reserved": None if taken is None else taken.reserved,
         "fixed": fixed,
         "seconds": seconds.median,
         "spread": seconds.spread,

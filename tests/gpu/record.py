@@ -72,8 +72,8 @@ def markdown(data: dict[str, Any]) -> str:
     for name in NAMES:
         rows = _rows(name, steps)
         if rows:
-            heads = "way | peak MB | predicted | reserved MB | ms | / eager | gradients"
-            lines += [f"## {name}, {data['about']['size']}", "", f"| {heads} |", "|---" * 7 + "|"]
+            heads = "way | peak MB | predicted | reserved MB | predicted | ms | / eager | gradients"
+            lines += [f"## {name}, {data['about']['size']}", "", f"| {heads} |", "|---" * 8 + "|"]
             lines += [*rows, ""]
     lines += ["## Steps", "", "| step | | seconds | |", "|---|---|---|---|"]
     for name, found in steps.items():
@@ -94,10 +94,11 @@ def _rows(name: str, steps: dict[str, Result]) -> list[str]:
             continue
         if "peak" not in result:
             said = result.get("infeasible") or "does not fit"
-            rows.append(f"| {way} | {said} | | | | | |")
+            rows.append(f"| {way} | {said} | | | | | | |")
             continue
         plan = steps.get(f"{name}: plan {way}", {}).get("result") or {}
         cells = [way, _mb(result["peak"]), _mb(plan.get("peak")), _mb(result["reserved"])]
+        cells.append(_mb((plan.get("gpu") or {}).get("reserved")))
         cells += [f"{result['seconds'] * 1e3:.1f}", *_beside(result, eager)]
         rows.append(f"| {' | '.join(cells)} |")
     return rows

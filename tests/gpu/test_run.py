@@ -87,7 +87,7 @@ def test_one_model_from_trace_to_table(tmp_path: Path) -> None:
 def test_the_tests_and_the_battery_are_steps(tmp_path: Path) -> None:
     """Without a GPU the tests are skipped, which is no failure."""
     asked = Asked(tmp_path, "cpu", "tiny")
-    wanted = "tests tests/stages/device/test_allocator.py"
+    wanted = "tests tests/stages/replay/test_allocator.py"
     assert command.run(asked, 20, only=wanted) == 0
     assert command.run(asked, 20, only="battery") == 0
     found = Record(tmp_path, {"device": "cpu", "size": "tiny", "strategy": "rockmate"}).steps
@@ -183,9 +183,15 @@ def test_what_does_not_fit_and_what_differs_is_told() -> None:
     steps = {"gpt2: eager": mine, "gpt2: checkpoint": other, "gpt2: compile 0.5": lost}
     steps["gpt2: at a third"] = small
     text = markdown({"about": ABOUT, "machines": [], "steps": steps})
-    assert "| eager | 3.0 |  |  | 200.0 | 1.000 | equal |" in text
-    assert "| checkpoint | 3.0 |  |  | 300.0 | 1.500 | 2.5e-01 apart |" in text
+    assert "| eager | 3.0 |  |  |  | 200.0 | 1.000 | equal |" in text
+    assert "| checkpoint | 3.0 |  |  |  | 300.0 | 1.500 | 2.5e-01 apart |" in text
     assert "| compile 0.5 | does not fit |" in text
     assert "| at a third | 33% is too little |" in text
+    mine["result"]["reserved"] = 5_000_000
+    plan = {"state": DONE, "result": {"peak": 2_000_000, "gpu": {"reserved": 4_900_000}}}
+    planned = {"gpt2: at a half": mine, "gpt2: plan at a half": plan, "gpt2: at a fifth": mine}
+    planned["gpt2: plan at a fifth"] = plan
+    told = markdown({"about": ABOUT, "machines": [], "steps": planned})
+    assert "| at a fifth | 3.0 | 2.0 | 5.0 | 4.9 | 200.0 |" in told
     alone = markdown({"about": ABOUT, "machines": [], "steps": {"gpt2: checkpoint": other}})
     assert "| not compared |" in alone

@@ -97,7 +97,8 @@ def test_all_errors_are_told_at_once_with_path_and_expectation() -> None:
         'device: "gpu" was found, expected cpu, cuda, cuda:NUMBER, a described device (a100, ',
         'pairs: "many" was found, expected a whole number from 1 to 1000',
         "stroe: is no known key, did you mean store",
-        'strategies[0]: "magic" was found, expected unplanned, checkpoint, auto, rotor or rockmate',
+        'strategies[0]: "magic" was found, expected unplanned, checkpoint, auto, rotor, '
+        "rockmate or frees",
     ]
     assert len(found) == len(expected), found
     for sentence in expected:

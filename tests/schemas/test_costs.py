@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from schemas import store
+from schemas.arguments import encode_arguments
 from schemas.costs import (
     COSTS,
     RANDOM_STATE_TARGET,
+    Allocations,
     Cost,
     Costs,
     Device,
@@ -18,7 +20,7 @@ from schemas.costs import (
     write_costs,
 )
 from schemas.errors import ArtifactError
-from schemas.graph import LOSS_TARGET, NONE, Graph, Op, Output, Phase, Value, encode_arguments
+from schemas.graph import LOSS_TARGET, NONE, Graph, Op, Output, Phase, Value
 
 DEVICE = Device("cpu", "a processor", "2.0", 2, "measured")
 
@@ -153,4 +155,34 @@ def test_impossible_costs_are_refused(tmp_path: Path, change: dict[str, Any]) ->
 def test_costs_without_a_device_are_refused(tmp_path: Path) -> None:
     store.write(tmp_path / "c.arrow", COSTS, [], {"device_type": "cpu"})
     with pytest.raises(ArtifactError, match="does not name a device"):
+        read_costs(tmp_path / "c.arrow")
+
+
+def test_allocations_come_back_and_take_no_place_where_there_are_none(tmp_path: Path) -> None:
+    plain = Cost("b", "aten.mm.default", NONE, 0.25, 0.1, 30, 20)
+    known = replace(plain, key="a", allocations=Allocations([20, 10, -2], [512]))
+    write_costs(tmp_path / "c.arrow", Costs([plain, known], DEVICE))
+    found = read_costs(tmp_path / "c.arrow")
+    assert found.rows == {"a": known, "b": plain} and found.device == DEVICE
+    write_costs(tmp_path / "c.arrow", Costs([plain], DEVICE))
+    assert "allocations" not in store.read(tmp_path / "c.arrow", COSTS).metadata
+
+
+@pytest.mark.parametrize("moves", [[-1], [8, -2], [8, -1, -1], [0]])
+def test_what_was_not_taken_is_not_given_back(moves: list[int]) -> None:
+    with pytest.raises(ArtifactError, match="give back what they do not hold"):
+        Allocations(moves, [])
+
+
+def test_what_moves_leave_is_named_by_the_order_in_which_it_was_taken() -> None:
+    assert Allocations([8, 9, -1, 10], []).held() == {2: 9, 3: 10}
+    with pytest.raises(ArtifactError, match="no sizes of lasting"):
+        Allocations([], [0])
+
+
+@pytest.mark.parametrize("text", ["[]", "no JSON", '{"a": {"moves": [1]}}', '{"b": {"moves": 1}}'])
+def test_damaged_allocations_are_refused(tmp_path: Path, text: str) -> None:
+    about = {f"device_{key}": "0" for key in ("type", "name", "build", "threads", "source")}
+    store.write(tmp_path / "c.arrow", COSTS, [], {**about, "allocations": text})
+    with pytest.raises(ArtifactError, match="does not hold allocations"):
         read_costs(tmp_path / "c.arrow")

@@ -14,7 +14,7 @@ import torch
 
 import tightfit
 from schemas.graph import Graph
-from schemas.plan import Fixed
+from schemas.plan import Fixed, GpuMemory
 from stages.combine.holding import holding
 from stages.replay.referee import Replay
 from tests.tightfit.conftest import SETTINGS, tower
@@ -157,3 +157,37 @@ def test_one_point_is_a_frontier_too(store: Path) -> None:
     one = Choices(replace(whole, points=[point]), made)
     assert len(str(one).splitlines()) == 3
     ElementTree.fromstring(f"<body>{one._repr_html_()}</body>")
+
+
+def test_choices_for_a_gpu_are_budgets_of_reserved_bytes(store: Path) -> None:
+    """A plan that reserves more than a faster one is none to choose."""
+    from schemas.frontier import read_frontier
+
+    made = plan(store, "90%")
+    whole = read_frontier(made.module.parents[1] / "frontier.arrow")
+    slow, fast = replace(whole.points[0], peak=9000, seconds=3.0), whole.points[0]
+    points = [replace(fast, peak=11000, seconds=1.0), replace(fast, peak=10000, seconds=2.0), slow]
+    gpu = GpuMemory(12000, 12288, 2 << 20, 0, 8 << 20)
+    on_gpu = replace(made, peak=10000, time=2.0, gpu=gpu)
+    found = Choices(replace(whole, points=points), on_gpu, [6 << 20, 2 << 20, 4 << 20])
+    assert [choice.budget for choice in found] == [6 << 20, 2 << 20]
+    assert found.keep_all == 8 << 20 and found.chosen == 1
+    assert found[0].percent is not None and 74 < found[0].percent < 76
+
+
+def test_the_bytes_of_a_frontier_are_counted_as_budgets_are(store: Path, tmp_path: Path) -> None:
+    from schemas.costs import Costs, read_costs, write_costs
+    from schemas.frontier import read_frontier
+    from tightfit.variants import _totals
+
+    made = plan(store, "90%")
+    place = made.module.parents[1]
+    folders = list(place.parents)
+    graph = next(path for folder in folders if (path := folder / "graph.arrow").exists())
+    paid = next(path for folder in folders if (path := folder / "costs.arrow").exists())
+    whole, costs = read_frontier(place / "frontier.arrow"), read_costs(paid)
+    before = made.fixed.there_before
+    assert _totals(graph, paid, whole) == [before + point.peak for point in whole.points]
+    device = replace(costs.device, type="cuda", build="")
+    write_costs(tmp_path / "costs.arrow", Costs(costs.rows.values(), device))
+    assert set(_totals(graph, tmp_path / "costs.arrow", whole)) <= {2 << 20, 4 << 20}

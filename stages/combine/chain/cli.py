@@ -16,13 +16,9 @@ if TYPE_CHECKING:
     from schemas.chain import Chain
     from schemas.options import Option
     from schemas.plan import Fixed, Plan
-    from stages.combine.chain.frontier import ChainPlan, ProgramFrontier
+    from stages.combine.chain.frontier import ChainPlan, ChainPlans
+    from stages.combine.strategies.strategy import ChainStrategy
 
-CLASSES = {
-    "persistent": "persistent sequences of the chain",
-    "nested": "nested sequences of the join",
-}
-"""What sequences are called in sentences, and the class that a plan is optimal in."""
 ROUNDING = 1e-9
 """Relative difference of two sums of the same times in another order."""
 
@@ -58,12 +54,12 @@ def run(options: argparse.Namespace) -> None:
     from schemas.plan import write_plan
     from schemas.sequence import write_sequence
 
-    solved = _needs_options(options)
+    strategy = _strategy(options)
     chains = [read_chain(path) for path in options.chain]
     for path, chain in zip(options.chain[1:], chains[1:], strict=True):
         _check_loss(options.chain[0], chains[0], path, chain)
-    blocks = read_options(options.options) if solved else None
-    frontier = _frontier(chains, blocks, options.slots)
+    blocks = read_options(options.options) if strategy.about.solved else None
+    frontier = _plans(strategy, chains, blocks, options.slots)
     plan, chosen = plan_chain(chains, frontier, options.strategy, parse_budget(options.budget))
     digests = " ".join(store.read(path, CHAIN).digest for path in options.chain)
     write_sequence(options.out / "sequence.arrow", chosen.sequence if chosen else [], digests)
@@ -72,20 +68,23 @@ def run(options: argparse.Namespace) -> None:
 
 def made(options: argparse.Namespace) -> list[Made]:
     """What `run` made of what."""
-    read = [*options.chain, *([options.options] if _needs_options(options) else [])]
+    solved = _strategy(options).about.solved
+    read = [*options.chain, *([options.options] if solved else [])]
     settings = {name: getattr(options, name) for name in ("strategy", "budget", "slots")}
     return [Made([options.out / "sequence.arrow", options.out / "plan.json"], read, settings)]
 
 
-def _frontier(
-    chains: Sequence[Chain], blocks: dict[str, list[Option]] | None, slots: int
-) -> ProgramFrontier:
+def _plans(
+    strategy: ChainStrategy,
+    chains: Sequence[Chain],
+    blocks: dict[str, list[Option]] | None,
+    slots: int,
+) -> ChainPlans:
     """The plans of a chain, or of a join where there are several."""
     if len(chains) == 1:
-        from stages.combine.chain.frontier import ChainFrontier
         from stages.combine.chain.links import links_of_chain
 
-        return ChainFrontier(links_of_chain(chains[0], blocks), slots)
+        return strategy.plans_of_chain(links_of_chain(chains[0], blocks), slots)
     from stages.combine.join.branches import join_of_chains
     from stages.combine.join.frontier import JoinFrontier
 
@@ -104,7 +103,7 @@ def _check_loss(first_path: Path, first: Chain, path: Path, chain: Chain) -> Non
 
 
 def plan_chain(
-    chains: Sequence[Chain], frontier: ProgramFrontier, strategy: str, budget: Budget
+    chains: Sequence[Chain], frontier: ChainPlans, strategy: str, budget: Budget
 ) -> tuple[Plan, ChainPlan | None]:
     """The plan of a chain, or of the branches of a join, for a budget, with its sequence; None
     where the budget is too small.
@@ -113,12 +112,13 @@ def plan_chain(
     persistent sequences, or of nested ones of a join.
     """
     from schemas.plan import Cost, Plan, gap_of
+    from stages.combine.chain.frontier import CLASSES
 
     fixed = fixed_bytes(chains)
-    kind = "persistent" if len(chains) == 1 else "nested"
+    kind = frontier.kind
     keep_all = frontier.keep_all
     size = budget.total(fixed.inputs + fixed.gradients + fixed.outputs, keep_all.peak)
-    solver = f"dynamic program, {frontier.slots} slots"
+    solver = frontier.solver
     kept = Cost(keep_all.seconds, keep_all.peak)
     chosen = frontier.within(size)
     if chosen is None:
@@ -171,25 +171,21 @@ def fixed_bytes(chains: Sequence[Chain]) -> Fixed:
     )
 
 
-def _needs_options(options: argparse.Namespace) -> bool:
-    """Whether the strategy takes the options of blocks; raises ConfigError where a setting is
-    amiss."""
-    from stages.combine.strategies.registry import chain_strategies, strategy
+def _strategy(options: argparse.Namespace) -> ChainStrategy:
+    """The strategy by name; raises ConfigError where a setting is amiss."""
+    from stages.combine.strategies.registry import chain_strategy
 
-    known = chain_strategies()
-    if options.strategy not in known:
-        raise ConfigError(
-            f"--strategy {options.strategy}: a chain is planned by {' or '.join(known)}"
-        )
-    solved = strategy(options.strategy).about.solved
-    if solved and options.options is None:
+    strategy = chain_strategy(options.strategy)
+    if strategy.about.solved and options.options is None:
         raise ConfigError(f"chain --strategy {options.strategy} needs --options")
+    if len(options.chain) > 1 and not strategy.about.joins:
+        raise ConfigError(f"--strategy {options.strategy} plans one chain, and no join")
     if options.slots < 1:
         raise ConfigError(f"--slots {options.slots}: expected 1 or more")
-    return solved
+    return strategy
 
 
-def _lower_bound(frontier: ProgramFrontier, budget: int) -> float:
+def _lower_bound(frontier: ChainPlans, budget: int) -> float:
     """The seconds that no sequence of the class within the budget beats."""
     if budget >= frontier.keep_all.peak:
         return frontier.keep_all.seconds
@@ -197,7 +193,7 @@ def _lower_bound(frontier: ProgramFrontier, budget: int) -> float:
 
 
 def _optimal_in(
-    exact: str, frontier: ProgramFrontier, budget: int, chosen: ChainPlan, bound: float
+    exact: str, frontier: ChainPlans, budget: int, chosen: ChainPlan, bound: float
 ) -> str:
     """The class in which a plan is proven optimal, "" where it is not: its bound is reached, or
     the optimum of the dynamic program's rounded sizes is."""
@@ -210,12 +206,14 @@ def _optimal_in(
 
 def _sentence(
     kind: str,
-    frontier: ProgramFrontier,
+    frontier: ChainPlans,
     budget: int,
     chosen: ChainPlan,
     gap: float,
     optimal_in: str,
 ) -> str:
+    from stages.combine.chain.frontier import CLASSES
+
     extra = chosen.seconds / frontier.keep_all.seconds - 1 if frontier.keep_all.seconds else 0.0
     fits = f"The sequence fits {budget} bytes with {extra:.1%} more time than keeping everything"
     if optimal_in == CLASSES[kind]:

@@ -22,6 +22,12 @@ from stages.combine.chain.replay import ChainReplay, chain_replay
 from stages.combine.chain.slots import rounds_nothing
 from stages.combine.chain.table import Times, build_table, run_block
 
+CLASSES = {
+    "persistent": "persistent sequences of the chain",
+    "nested": "nested sequences of the join",
+    "possible": "all sequences of the chain",
+}
+"""What sequences are called in sentences, and the class that a plan is optimal in."""
 MOST_POSITIONS = 5000
 """Positions that the sequences of one table may have together."""
 LEAST_SEQUENCES = 48
@@ -67,6 +73,10 @@ class Program(Protocol):
     """A dynamic program with its referee, as a frontier needs it: of a chain or of a join."""
 
     @property
+    def kind(self) -> str:
+        """What its sequences are called: a key of `CLASSES`."""
+
+    @property
     def held(self) -> int:
         """The bytes that tables do not count."""
 
@@ -95,6 +105,7 @@ class ChainProgram:
     """The dynamic program of a chain."""
 
     links: Links
+    kind: str = "persistent"
 
     @property
     def held(self) -> int:
@@ -127,6 +138,38 @@ class ChainProgram:
         return chain_replay(self.links, sequence)
 
 
+class ChainPlans(Protocol):
+    """The plans of a chain or a join for any budget."""
+
+    slots: int
+    """To how many parts of the memory sizes are rounded, 0 where none is."""
+
+    @property
+    def kind(self) -> str:
+        """What their sequences are called: a key of `CLASSES`."""
+
+    @property
+    def solver(self) -> str:
+        """How the plans are found."""
+
+    @property
+    def keep_all(self) -> ChainPlan:
+        """The plan that runs nothing again."""
+
+    @property
+    def smallest_budget(self) -> int:
+        """The least bytes that any sequence of the kind needs."""
+
+    def within(self, budget: int) -> ChainPlan | None:
+        """The fastest plan found of at most `budget` bytes; None where no sequence fits."""
+
+    def bound(self, budget: int) -> float:
+        """Seconds that no sequence of the kind within `budget` bytes beats."""
+
+    def rounded(self, budget: int) -> float:
+        """The optimum, in seconds, of sizes as the solver rounds them."""
+
+
 class ProgramFrontier:
     """Plans that do not depend on the budgets that are asked for. Budgets and peaks
     count all that the chain or join counts. One table is in memory at a time."""
@@ -134,6 +177,8 @@ class ProgramFrontier:
     def __init__(self, program: Program, slots: int = SLOTS) -> None:
         self.program = program
         self.slots = slots
+        self.kind = program.kind
+        self.solver = f"dynamic program, {slots} slots"
         self.keep_all = self._plan(program.keep_all())
         self._least = program.least()
         self._table: tuple[int, BudgetTable] | None = None

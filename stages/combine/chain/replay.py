@@ -72,6 +72,8 @@ class Player:
         elif action.action == "loss":
             self._forward(where, action, self._way(action), None)
             self._backward(action.block, where)
+        elif action.action in ("free", "free_all"):
+            self._free(where, action)
         elif action.action in ("F_all", "F"):
             self._forward(where, action, self._way(action), following)
         else:
@@ -128,6 +130,16 @@ class Player:
         self.gradient = position - 1
         if self.gradient == 0:
             self.stored -= self.links.released
+
+    def _free(self, where: str, action: Operation) -> None:
+        """An output goes, or what was kept for a backward."""
+        position = action.block
+        if action.action == "free" and position in self.outputs:
+            self._forget(position)
+        elif action.action == "free_all" and position in self.kept:
+            self.stored -= self.kept.pop(position).save
+        else:
+            raise ScheduleError(f"{where} frees what is not there")
 
     def turn(self, where: str) -> None:
         """The loss of a join has run: its inputs go, the gradient of the last output is there."""

@@ -22,6 +22,7 @@ class JoinProgram:
     """The dynamic program of a join."""
 
     join: Join
+    kind: str = "nested"
 
     @property
     def held(self) -> int:

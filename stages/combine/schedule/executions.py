@@ -22,14 +22,17 @@ def executions_of(
     """The op ids that run, in order, recomputations repeated; `problem` is the whole step.
 
     The prelude comes first. F_ck and F_none run option 0, F_all the option that keeps everything.
-    A forward that its backward follows at once leaves out what only its output needs, and no op
-    runs again that must run once or whose outputs the caller holds anyway.
+    What only frees runs nothing: opening frees what nothing reads any more. A forward that its
+    backward follows at once leaves out what only its output needs, and no op runs again that must
+    run once or whose outputs the caller holds anyway.
     """
     writer = _Writer(problem, blocks)
     following = [*sequence[1:], None]
     for action, after in zip(sequence, following, strict=True):
         if action.action == "loss":
             writer.run([blocks.loss])
+            continue
+        if action.action in ("free", "free_all"):
             continue
         block = blocks.blocks[action.block - 1]
         rows = options_of(options, block.digest)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import cast
 
+from schemas.errors import ConfigError
 from schemas.registry import entry
 from schemas.strategies import STRATEGIES
-from stages.combine.strategies.strategy import Strategy
+from stages.combine.strategies.strategy import ChainStrategy, Strategy
 
 
 def strategy(name: str) -> Strategy:
@@ -16,6 +17,10 @@ def strategy(name: str) -> Strategy:
     return cast(Strategy, import_module(f"{__package__}.{about.name}").STRATEGY)
 
 
-def chain_strategies() -> list[str]:
-    """The names of those that plan chains from files."""
-    return [name for name, about in STRATEGIES.items() if about.chains]
+def chain_strategy(name: str) -> ChainStrategy:
+    """The strategy of that name, which plans chains from files; raises ConfigError when it does
+    not."""
+    known = [name for name, about in STRATEGIES.items() if about.chains]
+    if name not in known:
+        raise ConfigError(f"--strategy {name}: a chain is planned by {' or '.join(known)}")
+    return cast(ChainStrategy, strategy(name))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from schemas.strategies import STRATEGIES
-from stages.combine.chain.links import links_of_blocks
+from stages.combine.chain.frontier import ChainFrontier
+from stages.combine.chain.links import Links, links_of_blocks
 from stages.combine.strategies.rotor import candidates_of
 from stages.combine.strategies.strategy import Candidate, TrainingStep
 
@@ -21,6 +22,10 @@ class Rockmate:
         """Plans from keeping everything down to the least memory, with any option for each
         block."""
         return candidates_of(step, links_of_blocks(step.blocks, step.options))
+
+    def plans_of_chain(self, links: Links, slots: int) -> ChainFrontier:
+        """The plans of a chain from a file."""
+        return ChainFrontier(links, slots)
 
 
 STRATEGY = Rockmate()

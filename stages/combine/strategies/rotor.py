@@ -24,6 +24,10 @@ class Rotor:
         """Plans from keeping everything down to the least memory."""
         return candidates_of(step, links_of_blocks(step.blocks, step.options, True))
 
+    def plans_of_chain(self, links: Links, slots: int) -> ChainFrontier:
+        """The plans of a chain from a file."""
+        return ChainFrontier(links, slots)
+
 
 STRATEGY = Rotor()
 

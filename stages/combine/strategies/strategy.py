@@ -13,6 +13,8 @@ from schemas.options import Option
 from schemas.problem import Problem
 from schemas.sequence import Operation
 from schemas.strategies import About
+from stages.combine.chain.frontier import ChainPlans
+from stages.combine.chain.links import Links
 
 
 @dataclass(frozen=True)
@@ -55,3 +57,10 @@ class Strategy(Protocol):
 
     def candidates(self, step: TrainingStep) -> list[Candidate]:
         """Its plans of a step, at least one."""
+
+
+class ChainStrategy(Strategy, Protocol):
+    """A way to plan that takes chains from files, too."""
+
+    def plans_of_chain(self, links: Links, slots: int) -> ChainPlans:
+        """The plans of a chain, by a table of so many slots where there is one."""

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from .difference import Difference
 from .facts import Interface
 from .mismatch import PlanMismatch
-from .readings import same_plain
 from .trees import Tree, read_tree
-from .watch import Difference
+from .written import same_plain
 
 _AS_TENSOR = 'pass a number that changes as a tensor, or load the plan with otherwise="original"'
 

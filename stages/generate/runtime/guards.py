@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from .call import Call
+from .difference import Difference
 from .facts import Interface, Tensor
 from .mismatch import PlanMismatch
 from .ties import Ties
-from .watch import Difference, Watch, read_description
+from .watch import Watch, read_description
 
 _REMEDY = 'undo it, plan again with it, or load the plan with otherwise="original"'
 

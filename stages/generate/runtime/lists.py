@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from .readings import ABSENT, same_plain, slots_of
+from .readings import ABSENT, slots_of
+from .written import same_plain
 
 _PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 

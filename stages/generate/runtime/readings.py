@@ -2,15 +2,11 @@
 
 from stages.device.readings import (
     ABSENT,
-    STATES,
     VIEWS,
-    agree,
     bound_to,
     class_of,
     encode,
     is_array,
-    same_plain,
-    say,
     slots_of,
     type_of,
     underlying,
@@ -18,15 +14,11 @@ from stages.device.readings import (
 
 __all__ = [
     "ABSENT",
-    "STATES",
     "VIEWS",
-    "agree",
     "bound_to",
     "class_of",
     "encode",
     "is_array",
-    "same_plain",
-    "say",
     "slots_of",
     "type_of",
     "underlying",

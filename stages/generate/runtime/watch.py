@@ -7,7 +7,6 @@ import collections
 import functools
 import inspect
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -15,40 +14,22 @@ from typing import Any
 
 import torch
 
+from .difference import Difference, differs, not_there
 from .form import check_form
 from .lists import Lists
-from .places import cells, content, defaults, find, of_class
-from .readings import (
-    ABSENT,
-    STATES,
-    VIEWS,
-    agree,
-    bound_to,
-    class_of,
-    encode,
-    is_array,
-    say,
-    slots_of,
-    type_of,
-    underlying,
-)
+from .looks import LOOKS
+from .places import content, find
+from .readings import ABSENT, VIEWS, bound_to, encode, is_array, slots_of, underlying
+from .states import STATES
+from .structure import compare_structure, compare_type, own_paths
+from .written import agree
 
-_REGISTERED = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = [
     value
     for name, value in vars(torch.nn.modules.module).items()
     if name.startswith("_global_") and name.endswith("_hooks")
 ]
-
-
-class Difference(Exception):  # noqa: N818
-    """The model is not as it was when the plan was made; the message is a clause. `remedy` says
-    what to do, where that is something of its own."""
-
-    def __init__(self, clause: str, remedy: str = "") -> None:
-        super().__init__(clause)
-        self.remedy = remedy
 
 
 class Watch:
@@ -82,7 +63,7 @@ class Watch:
         ]
         self.asked = [ask for _, ask, _ in self.states]
         self.wanted = [value for _, _, value in self.states]
-        self._compare_tensors(description["tensors"], modules)
+        compare_structure(self.types, description["tensors"], modules)
         self._lay_out(list(modules.values()))
 
     def check(self, modules: Sequence[torch.nn.Module]) -> None:
@@ -119,61 +100,16 @@ class Watch:
                 return False
         return lists.contents_same()
 
-    def _compare_tensors(
-        self, tensors: list[list[Any]], modules: Mapping[str, torch.nn.Module]
-    ) -> None:
-        self._compare_modules(modules)
-        found = {}
-        for path, module in modules.items():
-            for kind, field in (("parameter", "_parameters"), ("buffer", "_buffers")):
-                for name, tensor in vars(module)[field].items():
-                    found[f"{path}.{name}" if path else name] = (kind, tensor)
-        for path, kind, shape, _ in tensors:
-            here = found.pop(path, None)
-            if here is None or here[0] != kind:
-                raise Difference(f"this model has no {kind} {path}")
-            tensor = here[1]
-            if (tensor is None) != (shape is None):
-                one, other = ("is", "was not") if tensor is None else ("is not", "was")
-                raise Difference(
-                    f"this model's {path} {one} None, when the plan was made it {other}"
-                )
-            if tensor is None:
-                continue
-            if list(tensor.shape) != shape:
-                raise Difference(
-                    f"this model's {path} has shape {tuple(tensor.shape)}, "
-                    f"the plan was made for {tuple(shape)}"
-                )
-        for path, (kind, _) in found.items():
-            raise Difference(f"this model has the {kind} {path}, the plan was made without it")
-
-    def _compare_modules(self, modules: Mapping[str, torch.nn.Module]) -> None:
-        for path, kind in self.types.items():
-            if path not in modules:
-                raise Difference(f"this model has no module {path}")
-            self._compare_type(path, modules[path], kind)
-        for path in modules:
-            if path not in self.types:
-                raise Difference(f"this model has the module {path}, the plan was made without it")
-
-    def _compare_type(self, path: str, module: torch.nn.Module, kind: list[str]) -> None:
-        found = type_of(module)
-        if not agree(["class", *kind], ["class", *found]):
-            name = ".".join(found) if found[1] == kind[1] else found[1]
-            made = ".".join(kind) if found[1] == kind[1] else kind[1]
-            raise Difference(f"{path or 'the model'} is a {name}, the plan was made with a {made}")
-
     def _lay_out(self, modules: Sequence[torch.nn.Module]) -> None:
         """Compares all that is watched and remembers where it stands."""
         lists = Lists()
         by_path = dict(zip(self.paths, modules, strict=True))
         for path, module in by_path.items():
-            self._compare_type(path, module, self.types[path])
+            compare_type(path, module, self.types[path])
         lists.take_modules(modules)
         self._take_hooks(by_path, lists)
         self._take_names(by_path, lists)
-        own = _own(by_path)
+        own = own_paths(by_path)
         for holder in self.holders:
             self._take_holder(holder, by_path, own, lists)
         self.lists = lists
@@ -226,13 +162,13 @@ class Watch:
     ) -> None:
         thing = find(holder["place"], modules)
         if thing is ABSENT:
-            raise _not_there(holder)
-        look_up = _LOOKS[holder["kind"]]
+            raise not_there(holder)
+        look_up = LOOKS[holder["kind"]]
         for name, expected in holder["reads"].items():
             found = look_up(thing, name, lists)
             written = self._encode(found, own)
             if not agree(expected, written):
-                raise Difference(_differs(holder, name, written, expected))
+                raise Difference(differs(holder, name, written, expected))
             self._take_contents(found, lists, own)
 
     def _take_contents(self, value: Any, lists: Lists, own: dict[int, str], depth: int = 0) -> None:
@@ -280,114 +216,8 @@ _of_dict: Callable[..., Any] = dict.get
 _of_class: Callable[..., Any] = MappingProxyType.get
 
 
-def _look_up_field(thing: Any, name: str, lists: Lists) -> Any:
-    fields = thing if type(thing) is dict else vars(thing)
-    value = fields.get(name, ABSENT)
-    lists.fields.add(fields, name, value)
-    if value is not ABSENT or not isinstance(thing, torch.nn.Module):
-        return value
-    if of_class(class_of(thing), name)[0] is ABSENT:
-        for field in _REGISTERED:
-            registered = fields[field]
-            if name in registered and registered[name] is not None:
-                return registered[name]
-            lists.fields.add(registered, name, registered.get(name, ABSENT))
-    return value
-
-
-def _look_up_names(thing: Any, name: str, lists: Lists) -> Any:
-    fields = vars(thing)
-    lists.keys.append((fields, list(fields)))
-    return sorted(map(str, fields))
-
-
-def _look_up_class(thing: Any, name: str, lists: Lists) -> Any:
-    kind = class_of(thing)
-    value, owner = of_class(kind, name)
-    for base in kind.__mro__[:-1]:
-        if base is owner:
-            lists.classes.add(vars(base), name, value)
-            break
-        if base is not torch.nn.Module:
-            lists.classes.add(vars(base), name, ABSENT)
-    return value
-
-
-def _look_up_cell(thing: Any, name: str, lists: Lists) -> Any:
-    if not inspect.isfunction(thing):
-        return ABSENT
-    cell = cells(thing).get(name)
-    if cell is None:
-        return ABSENT
-    value = content(cell)
-    lists.cells.append((cell, value))
-    return value
-
-
-def _look_up_default(thing: Any, name: str, lists: Lists) -> Any:
-    if not inspect.isfunction(thing):
-        return ABSENT
-    lists.functions.append((thing, thing.__defaults__, thing.__kwdefaults__))
-    if thing.__kwdefaults__:
-        named = thing.__kwdefaults__
-        lists.containers.append((named, list(named.values()), list(named)))
-    return defaults(thing).get(name, ABSENT)
-
-
-_LOOKS = {
-    "fields": _look_up_field,
-    "names": _look_up_names,
-    "class": _look_up_class,
-    "cells": _look_up_cell,
-    "defaults": _look_up_default,
-}
-
-
-def _own(modules: Mapping[str, torch.nn.Module]) -> dict[int, str]:
-    paths: dict[int, str] = {}
-    for path, module in modules.items():
-        paths.setdefault(id(vars(module)), path)
-    for path, module in modules.items():
-        for field in ("_parameters", "_buffers"):
-            for name, tensor in vars(module)[field].items():
-                if tensor is not None:
-                    paths.setdefault(id(tensor), f"{path}.{name}" if path else name)
-    return paths
-
-
 def _name_of(hook: Any) -> str:
     return str(getattr(hook, "__qualname__", None) or type(hook).__qualname__)
-
-
-def _not_there(holder: dict[str, Any]) -> Difference:
-    word, name = holder["place"][0]
-    if word == "python" and name not in sys.modules:
-        said = f"the module {name}, which the forward reads, is not imported"
-        return Difference(said, "import it first")
-    what = holder["shown"] or "what holds " + ", ".join(holder["reads"])
-    return Difference(f"{what} is not where it was when the plan was made")
-
-
-def _differs(holder: dict[str, Any], name: str, found: Any, expected: Any) -> str:
-    shown = holder["shown"]
-    if holder["place"][-1][0] in ("globals", "python") and not shown:
-        return (
-            f"the global {name} is {say(found, expected)}, the plan was made with {say(expected)}"
-        )
-    if holder["kind"] == "cells":
-        return (
-            f"{name}, which {shown} reads from around it, is {say(found, expected)}, "
-            f"the plan was made with {say(expected)}"
-        )
-    if holder["kind"] == "defaults":
-        return (
-            f"the default of {name} of {shown} is {say(found, expected)}, "
-            f"the plan was made with {say(expected)}"
-        )
-    what = shown or "the model"
-    if holder["kind"] == "names":
-        return f"{what} has other attributes than when the plan was made"
-    return f"{what} has {name} {say(found, expected)}, the plan was made with {say(expected)}"
 
 
 def read_description(package: Path) -> tuple[Any, list[str]]:

@@ -8,6 +8,7 @@ from tests.battery.uses import (
     gradients,
     hooks,
     inputs,
+    layers,
     modes,
     optimisers,
     outputs,
@@ -18,6 +19,6 @@ from tests.battery.uses import (
 __all__ = ["USES", "Use"]
 
 _THEMES = (
-    *(gradients, optimisers, flight, inputs, outputs, hooks, state, modes, attributes),
-    *(composition, transforms),
+    *(gradients, optimisers, flight, inputs, outputs, hooks, state, layers, modes),
+    *(attributes, composition, transforms),
 )

@@ -16,13 +16,16 @@ import torch
 @dataclass
 class Gpus:
     """Some devices, one of them current. `calls` is what was asked for, by name and device;
-    `requested` are the live bytes of each device, `peaks` the most since the last reset."""
+    `requested` are the live bytes of each device, `peaks` the most since the last reset, `traces`
+    what its allocator did, `settings` what that was set to."""
 
     count: int = 2
     current: int = 0
     calls: list[tuple[str, Any]] = field(default_factory=list)
     requested: dict[int, int] = field(default_factory=dict)
     peaks: dict[int, int] = field(default_factory=dict)
+    traces: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    settings: str = ""
 
     def number(self, device: Any = None) -> int:
         """The number of a device, of the current one where none is named."""
@@ -50,17 +53,32 @@ class Gpus:
         finally:
             self.current = before
 
-    def take(self, device: int, size: int) -> None:
+    def take(self, device: int, size: int, address: int = 0) -> None:
         """Bytes that are allocated on a device; negative ones are freed."""
         self.requested[device] = self.requested.get(device, 0) + size
         self.peaks[device] = max(self.peaks.get(device, 0), self.requested[device])
+        action = "alloc" if size > 0 else "free_completed"
+        entry = {"action": action, "addr": address, "size": abs(size)}
+        history = self.traces.setdefault(device, [])
+        history.append({**entry, "time_us": len(history)})
 
     def stats(self, device: Any = None) -> dict[str, int]:
-        """The double of torch.cuda.memory_stats."""
+        """The double of torch.cuda.memory_stats: blocks of 512 bytes, segments of 2 MiB."""
         number = self.number(device)
+        live, most = self.requested.get(number, 0), self.peaks.get(number, 0)
         return {
-            "requested_bytes.all.current": self.requested.get(number, 0),
-            "requested_bytes.all.peak": self.peaks.get(number, 0),
+            "requested_bytes.all.current": live,
+            "requested_bytes.all.peak": most,
+            "allocated_bytes.all.peak": -(-most // 512) * 512,
+            "reserved_bytes.all.peak": -(-most // (2 << 20)) * (2 << 20),
+        }
+
+    def snapshot(self, device: Any = None) -> dict[str, Any]:
+        """The double of torch.cuda.memory._snapshot."""
+        traces = [list(self.traces.get(number, [])) for number in range(self.count)]
+        return {
+            "device_traces": traces,
+            "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": self.settings},
         }
 
     def reset(self, device: Any = None) -> None:
@@ -97,7 +115,6 @@ def stand_in(patch: pytest.MonkeyPatch, count: int = 2, current: int = 0) -> Gpu
         "synchronize": gpus.noted("synchronize"),
         "empty_cache": gpus.noted("empty_cache"),
         "memory_stats": gpus.stats,
-        "max_memory_reserved": lambda device=None: gpus.peaks.get(gpus.number(device), 0),
         "reset_peak_memory_stats": gpus.reset,
         "Event": gpus.event,
         "_sleep": lambda cycles: gpus.calls.append(("fill", gpus.current)),
@@ -110,4 +127,6 @@ def stand_in(patch: pytest.MonkeyPatch, count: int = 2, current: int = 0) -> Gpu
     }
     for name, double in doubles.items():
         patch.setattr(torch.cuda, name, double)
+    patch.setattr(torch.cuda.memory, "_snapshot", gpus.snapshot)
+    patch.setattr(torch.cuda.memory, "_record_memory_history", lambda *_, **__: None)
     return gpus

@@ -12,14 +12,15 @@ from schemas.errors import ConfigError
 from stages.device import settings
 from stages.device.devices import require_device
 from stages.profile.device import describe_device
-from tests.stages.device.gpus import stand_in
+from stages.replay.allocator_settings import MIB, AllocatorSettings, settings_of
+from tests.stages.device.gpus import Gpus, stand_in
 
 
 @pytest.fixture(autouse=True)
-def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    stand_in(monkeypatch)
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpus]:
+    made = stand_in(monkeypatch)
     precision = torch.backends.cuda.matmul.fp32_precision
-    yield
+    yield made
     torch.backends.cuda.matmul.fp32_precision = precision
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
     torch.use_deterministic_algorithms(False)
@@ -49,6 +50,7 @@ def changes(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         "CUBLAS_WORKSPACE_CONFIG=:4096:8",
         "PYTORCH_CUDA_ALLOC_CONF=roundup_power2_divisions:4",
         "PYTORCH_ALLOC_CONF=max_split_size_mb:64",
+        "TORCH_CUBLAS_WORKSPACE_CACHE=1",
     ],
 )
 def test_a_setting_makes_another_profile(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
@@ -92,3 +94,31 @@ def test_settings_under_which_memory_cannot_be_foretold_are_refused_by_name(
     monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
     with pytest.raises(ConfigError, match="PYTORCH_NO_CUDA_MEMORY_CACHING is set"):
         require_device("cuda")
+
+
+def test_settings_of_the_allocator_that_the_prediction_does_not_follow_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "garbage_collection_threshold:0.8")
+    with pytest.raises(ConfigError, match=r"have garbage_collection_threshold:0\.8, which the"):
+        require_device("cuda")
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    require_device("cuda")
+
+
+def test_the_settings_that_costs_name_are_those_that_the_allocator_has(
+    monkeypatch: pytest.MonkeyPatch, gpus: Gpus
+) -> None:
+    """The newer variable counts before the older one, what a program set before both."""
+
+    def found() -> AllocatorSettings:
+        return settings_of(describe_device("cuda").build)
+
+    assert found() == AllocatorSettings()
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:2:16:8")
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64, large_segment_size_mb:40")
+    assert found() == AllocatorSettings(max_split=64 * MIB, large_segment=40 * MIB)
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "roundup_power2_divisions:[256:1,512:2,>:4]")
+    assert found().divisions[15] == 4 and found().max_split is None
+    gpus.settings = "expandable_segments:True"
+    assert found() == AllocatorSettings(expandable=True)

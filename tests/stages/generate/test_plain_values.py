@@ -20,7 +20,8 @@ import pytest
 import torch
 from torch import nn
 
-from stages.generate.runtime.readings import agree, encode, same_plain
+from stages.generate.runtime.readings import encode
+from stages.generate.runtime.written import agree, same_plain
 from stages.trace.holders import is_generator
 from tests.stages.generate.plans import generated
 from tests.stages.generate.watched import traced_watched

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from schemas.graph import Graph
 from stages.device.factory import Built
 from stages.trace.trace import trace
@@ -18,3 +20,8 @@ def traced_watched(made: Sequence[Any], label: str = "model") -> tuple[Graph, Bu
     """
     built = built_of(made, label)
     return trace(built, label), built
+
+
+def is_planned(output: torch.Tensor) -> bool:
+    """True when a planned step made the output."""
+    return output.grad_fn is not None and "_Output" in output.grad_fn.name()

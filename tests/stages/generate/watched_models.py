@@ -107,3 +107,22 @@ class Pair(nn.Module):
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         self.mean.add_(1)
         return self.weight * x + y * y
+
+
+def scaled_by(factors: list[float]) -> Any:
+    """A function with a list around it."""
+    return lambda x: x * factors[0]
+
+
+class Closing(nn.Linear):
+    """Calls functions of one code, each with a list of its own around it."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.one, self.other = [2.0], [3.0]
+        self.functions = [scaled_by(self.one), scaled_by(self.other)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for function in self.functions:
+            x = function(x)
+        return super().forward(x)

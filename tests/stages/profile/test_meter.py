@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from stages.device.meter import measure, session, summarise, time_calls
+from tests.stages.device.gpus import stand_in
 
 torch.set_num_threads(1)
 
@@ -98,3 +99,24 @@ def test_requested_bytes_on_cuda_are_not_rounded() -> None:
     assert [live for _, live in usage.line] == [0, 1001, 3003, 2002]
     del second
     assert time_calls("cuda", lambda: torch.ones(5, device="cuda")).median > 0
+
+
+def test_what_a_call_asks_of_the_allocator_of_a_gpu_is_told_in_its_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An address may be used again; what was there before the call is not told when it is freed."""
+    gpus = stand_in(monkeypatch)
+    gpus.take(1, 50, address=1)
+
+    def call() -> None:
+        gpus.take(1, 700, address=2)
+        gpus.take(0, 9, address=2)
+        gpus.take(1, -50, address=1)
+        gpus.take(1, 80, address=1)
+        gpus.take(1, -700, address=2)
+        gpus.take(1, 60, address=2)
+
+    usage, _ = measure("cuda:1", call)
+    assert usage.moves == [700, 80, -1, 60]
+    assert (usage.peak, usage.net) == (730, 90)
+    assert [live for _, live in usage.line] == [0, 700, 650, 730, 30, 90]

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from schemas.graph import Graph, Op, Value, argument_values, decode_arguments, encode_arguments
+from schemas.arguments import argument_values, decode_arguments, encode_arguments
+from schemas.graph import Graph, Op, Value
 from stages.device.operators import decode, resolve
 from stages.profile.operands import make_operands
 
@@ -57,7 +58,7 @@ def run(target: str, *args: Any, **kwargs: Any) -> tuple[dict[int, torch.Tensor]
         assert list(tensor.stride()) == graph.values[value].strides
         assert tensor.dtype == getattr(torch, graph.values[value].dtype)
     assert set(operands) == set(op.inputs)
-    encoded, kwargs = decode_arguments(op)
+    encoded, kwargs = decode_arguments(op.arguments)
     named = {name: decode(item, operands) for name, item in kwargs.items()}
     return operands, overload(*(decode(item, operands) for item in encoded), **named)
 

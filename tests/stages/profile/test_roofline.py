@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from schemas.arguments import encode_arguments
 from schemas.costs import Cost, Costs
-from schemas.graph import LOSS_TARGET, NONE, Graph, Op, Value, encode_arguments
+from schemas.graph import LOSS_TARGET, NONE, Graph, Op, Value
 from stages.device.factory import check_result
 from stages.profile.roofline import roofline
 from stages.profile.work import operations, temporaries

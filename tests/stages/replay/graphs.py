@@ -4,18 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace as with_fields
 
+from schemas.arguments import encode_arguments
 from schemas.costs import RANDOM_STATE_TARGET, REPEATED, Cost, Costs, Device, op_key
-from schemas.graph import (
-    LOSS_TARGET,
-    NONE,
-    Gradient,
-    Graph,
-    Op,
-    Output,
-    Value,
-    ValueKind,
-    encode_arguments,
-)
+from schemas.graph import LOSS_TARGET, NONE, Gradient, Graph, Op, Output, Value, ValueKind
 from schemas.problem import Node, Problem, Storage
 from tests.stages.combine.problems import two_layers
 

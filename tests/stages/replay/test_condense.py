@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from schemas.arguments import encode_arguments
 from schemas.costs import Cost, Costs, op_key
 from schemas.errors import ArtifactError
-from schemas.graph import NONE, Gradient, Graph, encode_arguments
+from schemas.graph import NONE, Gradient, Graph
 from schemas.problem import Node, Problem, Repeat, Reuse, Storage
 from stages.replay.condense import condense
 from tests.stages.combine.problems import problems, two_layers

@@ -16,9 +16,10 @@ from schemas.actions import (
     SaveRandom,
     Write,
 )
+from schemas.arguments import encode_arguments
 from schemas.costs import Cost, Costs, op_key
 from schemas.errors import ScheduleError
-from schemas.graph import NONE, Graph, Op, Value, encode_arguments
+from schemas.graph import NONE, Graph, Op, Value
 from schemas.problem import Node, Problem, Reuse, Storage
 from schemas.schedule import Step
 from stages.combine.schedule.opening import Opener

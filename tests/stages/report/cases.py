@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from schemas.arguments import encode_arguments
 from schemas.blocks import Block, Blocks, problem_digest, write_blocks
 from schemas.costs import Cost, Costs, Device, op_key, write_costs
 from schemas.frontier import Frontier, Point, pareto, write_frontier
@@ -18,7 +19,6 @@ from schemas.graph import (
     Phase,
     Value,
     ValueKind,
-    encode_arguments,
     write_graph,
 )
 from schemas.measurement import LinePoint, Measurement, write_line, write_measurement
@@ -253,7 +253,9 @@ def measurement_of(plan: Plan, **changes: object) -> Measurement:
         budget_bytes=plan.budget_bytes or 0, verdict=plan.verdict, sentence=plan.sentence,
         gap=plan.gap, predicted_peak=plan.peak, measured_peak=plan.peak,
         unplanned_peak=plan.keep_all.peak, accumulate_peak=plan.peak,
-        unplanned_accumulate_peak=plan.keep_all.peak, reserved_peak=None, predicted_time=time,
+        unplanned_accumulate_peak=plan.keep_all.peak, predicted_allocated=None, allocated_peak=None,
+        predicted_reserved=None, reserved_peak=None, budget_total=plan.budget_total,
+        predicted_time=time,
         measured_time=time, unplanned_time=plan.keep_all.time,
         time_ratio=time / plan.keep_all.time, time_ratio_first_quartile=1.0,
         time_ratio_third_quartile=1.4, pairs=15, output_difference=0.0, gradient_difference=0.0,

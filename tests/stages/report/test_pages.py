@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -17,6 +18,8 @@ import pytest
 
 from schemas.errors import ArtifactError, ConfigError
 from schemas.graph import write_graph
+from schemas.measurement import read_measurement, write_measurement
+from schemas.plan import GpuMemory, read_plan, write_plan
 from stages.report import cli
 from stages.report.index import run_index
 from stages.report.load import load_model, load_run
@@ -89,6 +92,30 @@ def test_structure_of_a_models_page(results: Path) -> None:
     assert "Fits 50% (6.3 MB for the step): 6.3 MB measured, 1.20x the unplanned step." in page.text
     assert "Does not fit 10%" in page.text
     assert "Not measured yet: rockmate at 90%." in page.text
+
+
+def test_a_plan_for_a_gpu_states_its_bytes_in_three_ways(results: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "small"
+    shutil.copytree(results / "small", folder)
+    place = folder / "rockmate" / "50pct"
+    gpu = GpuMemory(8_000_001, 8_000_512, 8_388_608, 1_000_000, 9_000_000)
+    plan = replace(read_plan(place / "plan.json"), gpu=gpu)
+    write_plan(place / "plan.json", plan)
+    found = replace(
+        read_measurement(place / "measurement.arrow"),
+        predicted_allocated=gpu.allocated, allocated_peak=gpu.allocated,
+        predicted_reserved=gpu.reserved, reserved_peak=gpu.reserved + 2_097_152,
+    )  # fmt: skip
+    write_measurement(place / "measurement.arrow", found)
+    html = page_of(folder)[0]
+    for said in (
+        "8,000,001 bytes, 1.0 MB of them libraries",
+        "8,388,608 bytes, without CUDA",
+        "8,000,512 bytes, as predicted to the byte",
+        "10,485,760 bytes, 2,097,152 bytes more than predicted",
+    ):
+        assert said in html
+    assert "Reserved" not in page_of(results / "small")[0]
 
 
 def test_ids_are_unique_and_links_lead_somewhere(results: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from schemas.costs import Device
-from schemas.plan import Plan
+from schemas.plan import GpuMemory, Plan
 from stages.report.load import PlanResult
 from stages.report.timeline import timeline
 from stages.report.verdicts import (
@@ -76,6 +76,19 @@ def test_a_plan_for_a_device_that_is_not_here_claims_no_check() -> None:
 def test_a_plan_that_uses_more_than_its_budget() -> None:
     found = outcome(result(PLAN, measured_peak=AGAIN.peak + 1))
     assert (found.state, found.word, found.fits) == ("bad", "over budget", False)
+
+
+def test_a_plan_that_reserves_more_of_a_gpu_than_its_budget() -> None:
+    """What was measured counts before what was predicted."""
+    total = PLAN.budget_total
+    assert total is not None
+    plan = replace(PLAN, gpu=GpuMemory(total - 9, total - 8, total, 0, 2 * total))
+    assert outcome(result(plan, measured=False)).word == "should fit"
+    assert outcome(result(plan, reserved_peak=total)).word == "fits"
+    assert outcome(result(plan, reserved_peak=total + 1)).word == "over budget"
+    above = replace(PLAN, gpu=GpuMemory(total - 9, total - 8, total + 1, 0, 2 * total))
+    assert outcome(result(above, measured=False)).word == "over budget"
+    assert outcome(result(above, reserved_peak=total)).word == "fits"
 
 
 def test_a_measurement_that_contradicts_the_plan() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import random
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -225,73 +223,6 @@ def mixed() -> Made:
     return Mixed(), ((torch.randn(3, 4),), {})
 
 
-class Branching(nn.Module):
-    """Control flow that depends on the data."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.linear(x)
-        if y.sum() > 0:
-            return y
-        return -y
-
-
-def branching() -> Made:
-    return Branching(), ((torch.randn(3, 4),), {})
-
-
-class Overwriting(nn.Module):
-    """Changes its input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x.mul_(2)
-        return self.linear(x)
-
-
-def overwriting() -> Made:
-    return Overwriting(), ((torch.randn(3, 4),), {})
-
-
-def sparse() -> Made:
-    return nn.Embedding(10, 4, sparse=True), ((torch.tensor([1, 2]),), {})
-
-
-def detached() -> Made:
-    class Detached(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward(x).detach()
-
-    return Detached(4, 4), ((torch.randn(3, 4),), {})
-
-
-class Slicing(nn.Module):
-    """Writes to slices, an output that is a strided view, einsum, topk."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(4, 4))
-        self.bias = nn.Parameter(torch.zeros(4))
-
-    def forward(self, x: torch.Tensor) -> Any:
-        y = x @ self.weight
-        y[:, 0] = 0
-        y = y + self.bias
-        z = y.clone()
-        z.add_(1)
-        return torch.einsum("ab,cb->ac", y, z).topk(2).values, y.view(-1)[::2]
-
-
-def slicing() -> Made:
-    return Slicing(), ((torch.randn(3, 4),), {})
-
-
 class Exposing(nn.Module):
     """Returns its parameter and a view of it, and is given one tensor twice."""
 
@@ -306,67 +237,6 @@ class Exposing(nn.Module):
 def exposing() -> Made:
     x = torch.randn(3, 4)
     return Exposing(), ((x, x), {})
-
-
-class Spectral(nn.Module):
-    """Complex weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(4, 3, dtype=torch.complex64))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.fft.irfft(torch.fft.rfft(x) * self.weight, n=4)
-
-
-def spectral() -> Made:
-    return Spectral(), ((torch.randn(2, 4, 4),), {})
-
-
-def images() -> Made:
-    """Layers of image models besides batch normalisation, in channels-last layout."""
-    model = nn.Sequential(
-        nn.Conv2d(3, 8, 3),
-        nn.GroupNorm(2, 8),
-        nn.SiLU(inplace=True),
-        nn.Dropout2d(0.2),
-        nn.Conv2d(8, 8, 3, stride=2),
-        nn.BatchNorm2d(8),
-        nn.PReLU(),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-    )
-    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    x = torch.randn(2, 3, 9, 9).contiguous(memory_format=torch.channels_last)
-    return model.train(), ((x,), {})
-
-
-def dropout(p: float, dtype: str) -> Made:
-    model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(p)).to(getattr(torch, dtype))
-    return model.train(), ((torch.randn(9, 64, dtype=getattr(torch, dtype)),), {})
-
-
-def recurrent() -> Made:
-    return nn.LSTM(4, 5, 2, batch_first=True).train(), ((torch.randn(2, 3, 4),), {})
-
-
-def checkpointed() -> Made:
-    from data.models import gpt2
-
-    model, sample = gpt2(1, 32, 2, 50, 2, 8)
-    model.gradient_checkpointing_enable()  # type: ignore[operator]
-    return model, (sample[0], {"output_hidden_states": True})
-
-
-class Decoding(nn.Module):
-    """Fails inside Python's own library."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * json.loads("no number")
-
-
-def decoding() -> Made:
-    return Decoding().train(), ((torch.randn(2, requires_grad=True),), {})
 
 
 class Reversal(torch.autograd.Function):
@@ -418,63 +288,6 @@ def stepping() -> Made:
     return Stepping(), ((torch.randn(3, 4),), {})
 
 
-class Showing(Stepping):
-    """Returns a view of the buffer that it writes."""
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return super().forward(x), self.scale.view(2, 2)
-
-
-def showing() -> Made:
-    return Showing(), ((torch.randn(3, 4),), {})
-
-
-class Listing(nn.Module):
-    """Keeps a layer where PyTorch does not see it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(4, 4)
-        self.others = [nn.Linear(4, 4)]
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.others[0](self.first(x))
-
-
-def listing() -> Made:
-    return Listing(), ((torch.randn(3, 4),), {})
-
-
-class Filling(nn.Linear):
-    """Writes into the dictionary that it is given."""
-
-    def forward(self, x: torch.Tensor, found: dict[str, torch.Tensor]) -> torch.Tensor:  # type: ignore[override]
-        found["hidden"] = super().forward(x)
-        return found["hidden"].tanh()
-
-
-def filling() -> Made:
-    return Filling(4, 4), ((torch.randn(3, 4), {"first": torch.randn(1)}), {})
-
-
-class Jumping(nn.Module):
-    """Leaves out a layer now and then, as Python's random numbers fall."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(8))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            if random.random() < 0.5:
-                x = layer(x)
-        return x + self.layers[0](x)
-
-
-def jumping() -> Made:
-    return Jumping(), ((torch.randn(3, 4),), {})
-
-
 class Pair(NamedTuple):
     left: torch.Tensor
     right: torch.Tensor
@@ -507,25 +320,3 @@ class Twice(nn.Linear):
 
 def twice() -> Made:
     return Twice(4, 4), ((torch.randn(3, 4, requires_grad=True),), {})
-
-
-def scaled_by(factors: list[float]) -> Any:
-    return lambda x: x * factors[0]
-
-
-class Closing(nn.Linear):
-    """Calls functions of one code, each with a list of its own around it."""
-
-    def __init__(self) -> None:
-        super().__init__(4, 4)
-        self.one, self.other = [2.0], [3.0]
-        self.functions = [scaled_by(self.one), scaled_by(self.other)]
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for function in self.functions:
-            x = function(x)
-        return super().forward(x)
-
-
-def closing() -> Made:
-    return Closing(), ((torch.randn(3, 4),), {})

@@ -12,7 +12,7 @@ from transformers import masking_utils
 
 from data.models import gpt2
 from stages.device.factory import Built
-from stages.trace.as_eager import packed_sequences, whole_operators
+from stages.trace.as_eager import RECURRENT, packed_sequences, whole_operators
 from stages.trace.trace import trace
 from tests.stages.trace.compare import check_against_eager
 
@@ -95,4 +95,16 @@ def test_where_there_is_nothing_to_replace_all_stays(monkeypatch: Any, missing: 
     with packed_sequences(nothing), whole_operators():
         assert missing == "masks" or kernels() == before
         assert hasattr(masking_utils, "find_packed_sequence_indices") == (missing == "operator")
+    assert kernels() == before
+
+
+def test_recurrent_layers_of_a_gpu_are_captured_without_cudnn() -> None:
+    before = kernels()
+    with whole_operators(RECURRENT):
+        within = kernels()
+    with whole_operators():
+        assert kernels()["aten.lstm.input"] != before["aten.lstm.input"]
+    for name in ("lstm.input", "gru.input", "rnn_tanh.input"):
+        assert within[f"aten.{name}"] == before[f"aten.{name}"]
+    assert within["aten.matmul.default"] != before["aten.matmul.default"]
     assert kernels() == before

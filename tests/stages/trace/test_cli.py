@@ -46,7 +46,7 @@ def test_a_model_with_tensor_attributes_is_built_for_real(tmp_path: Path) -> Non
 
 def test_nothing_is_written_when_it_fails(tmp_path: Path) -> None:
     with pytest.raises(ModelError):
-        run(command(tmp_path / "graph", "tests.stages.trace.modules:branching"))
+        run(command(tmp_path / "graph", "tests.stages.trace.refused:branching"))
     with pytest.raises(ConfigError, match="not JSON"):
         run(command(tmp_path / "graph", "data.models:gpt2", "{"))
     with pytest.raises(ConfigError, match="not a JSON object"):

@@ -3,8 +3,10 @@ it cannot."""
 
 from __future__ import annotations
 
+import gc
 import json
 import random
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +19,15 @@ from schemas.graph import LOSS_TARGET, NONE, Graph
 from stages.device.factory import Built, build
 from stages.trace.program import FakeConstantError
 from stages.trace.trace import trace
+from tests.stages.trace import layers, modules, refused
 from tests.stages.trace.compare import check_against_eager
 
-MODULES = "tests.stages.trace.modules"
+FILES = (modules, layers, refused)
 
 
 def made(name: str, fake: bool = False) -> Built:
-    return build(f"{MODULES}:{name}", {}, fake=fake)
+    file = next(file for file in FILES if hasattr(file, name))
+    return build(f"{file.__name__}:{name}", {}, fake=fake)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +52,7 @@ def test_without_memory_it_is_the_same_graph(name: str) -> None:
 @pytest.mark.parametrize("p", [0.1, 0.15, 0.42])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_dropout_is_that_of_eager(p: float, dtype: str, tmp_path: Path) -> None:
-    built = build(f"{MODULES}:dropout", {"p": p, "dtype": dtype})
+    built = build(f"{layers.__name__}:dropout", {"p": p, "dtype": dtype})
     check_against_eager(trace(built, "dropout"), built, tmp_path / "graph.arrow")
 
 
@@ -222,15 +226,15 @@ def test_in_place_forms_are_offered_where_an_input_is_alone_in_its_storage() -> 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("branching", ["tests/stages/trace/modules.py:", "depends on the data"]),
+        ("branching", ["tests/stages/trace/refused.py:", "depends on the data"]),
         ("overwriting", ["input", "in place"]),
         ("showing", ["buffer 'scale'", "clone"]),
         ("listing", ["does not register", "ModuleList"]),
         ("filling", ["dictionary that it is given"]),
-        ("jumping", ["tests/stages/trace/modules.py:", "Python's random"]),
+        ("jumping", ["tests/stages/trace/refused.py:", "Python's random"]),
         ("sparse", ["strided"]),
         ("detached", ["no output of the model depends"]),
-        ("decoding", ["tests/stages/trace/modules.py:", "JSONDecodeError"]),
+        ("decoding", ["tests/stages/trace/refused.py:", "JSONDecodeError"]),
     ],
 )
 def test_what_cannot_be_traced_is_told_in_a_sentence(name: str, words: list[str]) -> None:
@@ -240,3 +244,12 @@ def test_what_cannot_be_traced_is_told_in_a_sentence(name: str, words: list[str]
     assert "\n" not in text
     for word in words:
         assert word in text, text
+
+
+def test_nothing_of_the_trace_refers_to_the_tensors_of_the_model() -> None:
+    """A parameter that anything refers to weakly cannot be swapped, as conversions may want to."""
+    built = made("normalised")
+    trace(built, "normalised")
+    gc.collect()
+    state = [*built.model.parameters(), *built.model.buffers()]
+    assert [weakref.getweakrefcount(tensor) for tensor in state] == [0] * len(state)

@@ -15,7 +15,7 @@ from torch import nn
 
 from schemas.errors import ArtifactError
 from stages.device.factory import Built
-from stages.generate.package import write_directory
+from stages.generate.package import signed, write_directory
 from stages.trace.trace import trace
 from stages.validate.load import load_planned, package_files
 from tests.stages.generate.plans import generated, load_package
@@ -129,3 +129,17 @@ def test_no_package_is_refused(tmp_path: Path) -> None:
             load_planned(tmp_path / name, Shifted())
     with pytest.raises(ArtifactError, match=r"given a Shifted .* load\(FOLDER, model\)"):
         package_files(Shifted())  # type: ignore[arg-type]
+
+
+def test_a_package_that_was_changed_does_not_run(package: Path) -> None:
+    """The manifest is that of a plan's packages; one without it says nothing of its files."""
+    files = signed(package_files(package), *["0" * 64] * 3)
+    changed = {**files, "chain.py": files["chain.py"].replace(b"reversed(", b"sorted(")}
+    cut = {name: data for name, data in files.items() if name != "ties.py"}
+    assert changed["chain.py"] != files["chain.py"]
+    for broken, said in ((changed, "chain.py was changed"), (cut, "lacks ties.py")):
+        write_directory(package, broken)
+        with pytest.raises(ArtifactError, match=said):
+            load_planned(package, Shifted())
+    write_directory(package, files)
+    assert isinstance(load_planned(package, Shifted()), Shifted)

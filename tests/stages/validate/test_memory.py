@@ -11,12 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from schemas.graph import Graph
+from schemas.measurement import Measurement
 from stages.device.devices import move_tensors
 from stages.device.factory import Built, check_result
+from stages.replay.allocator import Taken
 from stages.trace.trace import trace
 from stages.validate.compare import leave_trail
 from stages.validate.contents import fresh_contents
-from stages.validate.measure import reserved_memory
+from stages.validate.measure import taken_memory
 from stages.validate.step import Stepper, random_tangents
 from stages.validate.validate import check, validate
 from tests.stages.device.gpus import stand_in
@@ -114,7 +116,7 @@ def test_a_plan_that_does_not_fit_fails(
     assert found.verdict == "failed" and "OutOfMemoryError" in found.sentence
 
 
-def test_reserved_memory_is_that_of_the_named_device_and_changes_nothing(
+def test_taken_memory_is_that_of_the_named_device_and_changes_nothing(
     built: Built, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpus = stand_in(monkeypatch)
@@ -123,18 +125,48 @@ def test_reserved_memory_is_that_of_the_named_device_and_changes_nothing(
     before = {name: buffer.clone() for name, buffer in built.model.named_buffers()}
     drawn = torch.get_rng_state()
     monkeypatch.setattr(torch.random, "fork_rng", lambda devices: original(devices=[]))
-    found = reserved_memory(built.model, Stepper([0, 1], None), built.samples[0], "cuda:1")
-    assert found == 7000
+    found = taken_memory(built.model, Stepper([0, 1], None), built.samples[0], "cuda:1")
+    assert found == Taken(7000, 7168, 2 << 20)
     assert ("empty_cache", 1) in gpus.calls
     assert {name for name, _ in gpus.calls} == {"empty_cache", "synchronize"}
     assert {device for _, device in gpus.calls} == {1}
     for name, buffer in built.model.named_buffers():
         assert torch.equal(buffer, before[name])
     assert torch.equal(torch.get_rng_state(), drawn)
-    assert reserved_memory(built.model, Stepper([0], None), built.samples[0], "cpu") is None
+    assert taken_memory(built.model, Stepper([0], None), built.samples[0], "cpu") is None
 
 
 original = torch.random.fork_rng
+
+
+def judged(graph: Graph, built: Built, monkeypatch: pytest.MonkeyPatch, total: int) -> Measurement:
+    """A plan for a GPU of which 900 bytes were reserved, 800 of them in blocks."""
+    peak = validate(graph, built, PLAN, Planned(built.model), pairs=0).measurement.measured_peak
+    monkeypatch.setattr(
+        "stages.validate.validate.taken_memory", lambda *_: Taken(700, 800, 900)
+    )  # fmt: skip
+    gpu = {"requested": 700, "allocated": 790, "reserved": 890, "workspaces": 0, "keep_all": 999}
+    plan = {**PLAN, "peak": peak, "budget_bytes": peak, "budget_total": total, "gpu": gpu}
+    return validate(graph, built, plan, Planned(built.model), pairs=0).measurement
+
+
+def test_what_is_allocated_and_reserved_stands_beside_what_was_predicted(
+    graph: Graph, built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = judged(graph, built, monkeypatch, 900)
+    assert (found.predicted_allocated, found.allocated_peak) == (790, 800)
+    assert (found.predicted_reserved, found.reserved_peak) == (890, 900)
+    assert found.verdict == "feasible" and found.within_budget
+
+
+def test_a_plan_that_reserves_more_than_its_budget_fails(
+    graph: Graph, built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = judged(graph, built, monkeypatch, 899)
+    assert found.verdict == "failed" and not found.within_budget
+    assert found.sentence.startswith(
+        "PyTorch's allocator reserves 900 bytes, over the budget of 899, where 890 were predicted"
+    )
 
 
 def test_trails_are_copies_on_the_host(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,8 @@ from schemas.costs import Costs, op_key
 from schemas.frontier import Frontier
 from schemas.problem import Problem
 from stages.combine.bounds import least_seconds
-from stages.combine.choose import choose, fixed_bytes
+from stages.combine.choose import choose
+from stages.combine.fixed import fixed_bytes
 from stages.combine.frontier import frontier
 from stages.combine.schedule.executions import runs
 from stages.combine.schedule.opening import Opener

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from schemas.errors import TightfitError
-from stages.device.allocator_settings import MIB, UNIT, AllocatorSettings
+from stages.replay.allocator_settings import MIB, UNIT, AllocatorSettings
 
 SMALL, SMALL_SEGMENT = MIB, 2 * MIB
 MIDDLE, ROUND_LARGE = 10 * MIB, 2 * MIB

@@ -15,13 +15,14 @@ from schemas.errors import ConfigError
 MIB = 1 << 20
 UNIT = 512
 
+NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""The variables of the environment that hold the settings, the one that counts first."""
+
 _IGNORED = (
     *("release_lock_on_cudamalloc", "pinned_use_cuda_host_register", "pinned_num_register_threads"),
-    *(
-        "pinned_use_background_threads",
-        "pinned_reserve_segment_size_mb",
-        "graph_capture_record_stream_reuse",
-    ),
+    *("pinned_use_background_threads", "pinned_reserve_segment_size_mb"),
+    *("pinned_max_round_threshold_mb", "pinned_max_cached_size_mb"),
+    *("graph_capture_record_stream_reuse",),
 )
 """Options that change neither sizes nor which block is taken."""
 
@@ -56,6 +57,21 @@ def _next_division(size: int, divisions: int) -> int:
     floor = 1 << (size.bit_length() - 1)
     part = floor // divisions
     return size if size == floor else -(-size // part) * part
+
+
+def named(text: str) -> list[str]:
+    """Settings as one item of the description of a device's build; none where there are none."""
+    return [f"{NAMES[0]}={''.join(text.split())}"] if text else []
+
+
+def settings_of(build: str) -> AllocatorSettings:
+    """The settings that the description of a device's build names, PyTorch's own without any.
+
+    Raises ConfigError, by name, for an option that the simulation does not follow.
+    """
+    start = f"{NAMES[0]}="
+    found = [item.removeprefix(start) for item in build.split(", ") if item.startswith(start)]
+    return parse_settings(found[0] if found else "")
 
 
 def parse_settings(text: str) -> AllocatorSettings:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import ConfigError
-from stages.device.allocator import (
+from stages.replay.allocator import (
     Allocate,
     Allocator,
     DoesNotFitError,
@@ -24,7 +24,7 @@ from stages.device.allocator import (
     reserved_of_trace,
     simulate,
 )
-from stages.device.allocator_settings import MIB, AllocatorSettings, parse_settings
+from stages.replay.allocator_settings import MIB, AllocatorSettings, parse_settings
 
 KIB = 1024
 ROOT = Path(__file__).parents[3]
@@ -210,8 +210,8 @@ def test_a_trace_of_pytorch_is_read() -> None:
 
 PLAYED = """
 import os, random, torch
-from stages.device.allocator import Taken, events_of_trace, simulate
-from stages.device.allocator_settings import parse_settings
+from stages.replay.allocator import Taken, events_of_trace, simulate
+from stages.replay.allocator_settings import parse_settings
 
 torch.cuda.init()
 chance = random.Random(3)

@@ -1,0 +1,68 @@
+"""The plans of a short chain by a search over all that can be stored: one search a budget."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from schemas.errors import ConfigError
+from schemas.sequence import Operation
+from stages.combine.chain.frontier import ChainPlan, keep_all_sequence
+from stages.combine.chain.least import Least
+from stages.combine.chain.links import Links
+from stages.combine.chain.replay import chain_replay
+from stages.combine.chain.search import MOST_STATES, Search
+
+
+class FreedChain:
+    """The fastest plans of a chain at any budget, to the byte. Raises ConfigError where a search
+    ends before it is through."""
+
+    slots = 0
+    kind = "possible"
+    solver = "search of all states"
+
+    def __init__(self, links: Links) -> None:
+        self.links = links
+        self.search = Search(links)
+        self.keep_all = self._plan(keep_all_sequence(links))
+        self._known: dict[int, ChainPlan | None] = {}
+
+    @cached_property
+    def smallest_budget(self) -> int:
+        """The least bytes in which any sequence can run, by bisection."""
+        low, high = 0, Least(self.links).budget
+        while low < high:
+            middle = (low + high) // 2
+            if self.within(middle) is None:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def within(self, budget: int) -> ChainPlan | None:
+        """The fastest plan of at most `budget` bytes; None where no sequence fits."""
+        if budget >= self.keep_all.peak:
+            return self.keep_all
+        if budget not in self._known:
+            found = self.search.fastest(budget)
+            if found.gave_up:
+                raise ConfigError(
+                    f"a chain of {len(self.links)} positions is too long to search all that can be "
+                    f"stored: {MOST_STATES:,} states were looked at; take another strategy"
+                )
+            sequence = found.sequence
+            self._known[budget] = None if sequence is None else self._plan(sequence)
+        return self._known[budget]
+
+    def bound(self, budget: int) -> float:
+        """Seconds that no sequence within a budget beats: those of the fastest."""
+        plan = self.within(budget)
+        return float("inf") if plan is None else plan.seconds
+
+    def rounded(self, budget: int) -> float:
+        """The same: no size is rounded."""
+        return self.bound(budget)
+
+    def _plan(self, sequence: list[Operation]) -> ChainPlan:
+        played = chain_replay(self.links, sequence)
+        return ChainPlan(played.peak, played.seconds, played.recomputed, sequence)

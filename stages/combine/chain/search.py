@@ -1,0 +1,189 @@
+"""The fastest sequence of a short chain where anything stored may be freed at any time.
+
+S Table 2.1 knows no operation that only frees. With one, sequences can beat the optimum of all that
+are made of its operations. The search goes over all that can be stored: best first, with a bound on
+what is left, so that the first sequence that is complete is the fastest.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from schemas.sequence import NO_OPTION, Kind, Operation
+from stages.combine.chain.links import Link, Links, Way
+
+MOST_STATES = 200_000
+"""States that a search looks at before it gives up, unless told otherwise."""
+
+
+@dataclass(frozen=True)
+class State:
+    """The positions whose outputs are stored, and the ways that are kept by position, both in
+    order; `gradient` is the position whose backward is next."""
+
+    outputs: frozenset[int]
+    kept: frozenset[tuple[int, int]]
+    gradient: int
+
+
+@dataclass(frozen=True)
+class Found:
+    """The fastest sequence within a budget; None where there is none, or (`gave_up`) where the
+    search ended before it had looked at all."""
+
+    sequence: list[Operation] | None
+    seconds: float
+    gave_up: bool = False
+
+
+@dataclass(frozen=True)
+class _Move:
+    seconds: float
+    peak: int
+    operations: tuple[Operation, ...]
+    after: State
+
+
+class Search:
+    """Searches the sequences of one chain."""
+
+    def __init__(self, links: Links) -> None:
+        self.links = links
+        self.last = links.loss_position
+        self.done = [0] * (self.last + 1)
+        for position in range(self.last, 0, -1):
+            self.done[position - 1] = self.done[position] + links.at(position).gradient
+
+    def fastest(self, budget: int, most: int = MOST_STATES) -> Found:
+        """The fastest sequence of at most `budget` bytes; `most` states are looked at."""
+        start = State(frozenset(), frozenset(), self.last)
+        seconds = {start: self.links.first_seconds}
+        reached: dict[State, tuple[State, tuple[Operation, ...]]] = {}
+        number = itertools.count()
+        queue = [(seconds[start] + self.left(start), next(number), start)]
+        closed: set[State] = set()
+        while queue:
+            _, _, state = heapq.heappop(queue)
+            if state.gradient == 0:
+                return Found(_walked(reached, state), seconds[state])
+            if state in closed:
+                continue
+            closed.add(state)
+            if len(closed) > most:
+                return Found(None, float("inf"), gave_up=True)
+            for move in self.moves(state, budget):
+                total = seconds[state] + move.seconds
+                if total < seconds.get(move.after, float("inf")):
+                    seconds[move.after] = total
+                    reached[move.after] = (state, move.operations)
+                    left = self.left(move.after)
+                    heapq.heappush(queue, (total + left, next(number), move.after))
+        return Found(None, float("inf"))
+
+    def left(self, state: State) -> float:
+        """Seconds that all ways to go on take at least: each backward that is left, and the forward
+        of each that nothing is kept for."""
+        kept = dict(state.kept)
+        return sum(
+            self.links.at(position).ways[kept[position]].backward_seconds
+            if position in kept
+            else min(way.seconds - way.output_seconds for way in self.links.at(position).ways)
+            for position in range(1, state.gradient + 1)
+        )
+
+    def stored(self, state: State) -> int:
+        """The bytes of all that is stored, without the gradient of an output."""
+        outputs = sum(self.links.at(position).output for position in state.outputs)
+        kept = sum(self.links.at(position).ways[way].save for position, way in state.kept)
+        return self.links.held + outputs + kept + self.done[state.gradient]
+
+    def moves(self, state: State, budget: int) -> Iterator[_Move]:
+        """What can follow within the budget; frees where something else does not fit."""
+        fitting = True
+        for move in self._runs(state):
+            if move.peak <= budget:
+                yield move
+            else:
+                fitting = False
+        if fitting:
+            return
+        for position in sorted(state.outputs):
+            after = State(state.outputs - {position}, state.kept, state.gradient)
+            yield _Move(0.0, 0, (Operation("free", position),), after)
+        for position, way in sorted(state.kept):
+            after = State(state.outputs, state.kept - {(position, way)}, state.gradient)
+            yield _Move(0.0, 0, (Operation("free_all", position),), after)
+
+    def _runs(self, state: State) -> Iterator[_Move]:
+        kept = dict(state.kept)
+        there = self.stored(state)
+        now = state.gradient
+        beside = there + self.links.at(now).delta
+        for position in range(1, now + 1):
+            plain = position == 1 or position - 1 in state.outputs
+            if not plain and position - 1 not in kept:
+                continue
+            link = self.links.at(position)
+            if position == self.last:
+                yield self._loss(state, link.ways[0], beside, there)
+            elif position in kept:
+                if position == now:
+                    yield self._backward(state, position, link.ways[kept[position]], there)
+            else:
+                if position not in state.outputs and position < now:
+                    yield from self._passes(state, position, link, beside, plain)
+                yield from self._keeps(state, position, link, beside, there)
+
+    def _passes(
+        self, state: State, position: int, link: Link, beside: int, plain: bool
+    ) -> Iterator[_Move]:
+        made = state.outputs | {position}
+        after = State(made, state.kept, state.gradient)
+        held = Operation("F_ck", position)
+        yield _Move(link.pass_seconds, beside + link.pass_peak, (held,), after)
+        if plain and position > 1 and link.in_place:
+            peak = beside + link.pass_peak - self.links.at(position - 1).output
+            after = State(made - {position - 1}, state.kept, state.gradient)
+            yield _Move(link.pass_seconds, peak, (Operation("F_none", position),), after)
+
+    def _keeps(
+        self, state: State, position: int, link: Link, beside: int, there: int
+    ) -> Iterator[_Move]:
+        for number, way in enumerate(link.ways):
+            kind: Kind = "F_all" if way.option == NO_OPTION else "F"
+            forward, peak = Operation(kind, position, way.option), beside + way.forward_peak
+            if not way.at_once:
+                kept = state.kept | {(position, number)}
+                after = State(state.outputs, kept, state.gradient)
+                yield _Move(way.forward_seconds, peak, (forward,), after)
+            if position == state.gradient:
+                ended = self._backward(state, position, way, there + way.save)
+                seconds = way.forward_seconds - way.output_seconds + ended.seconds
+                both = (forward, *ended.operations)
+                yield _Move(seconds, max(peak, ended.peak), both, ended.after)
+
+    def _backward(self, state: State, position: int, way: Way, there: int) -> _Move:
+        kept = frozenset(pair for pair in state.kept if pair[0] != position)
+        after = State(state.outputs - {position - 1}, kept, position - 1)
+        peak = there - way.save + way.backward_peak
+        return _Move(way.backward_seconds, peak, (Operation("B", position),), after)
+
+    def _loss(self, state: State, way: Way, beside: int, there: int) -> _Move:
+        ended = self._backward(state, self.last, way, there + way.save)
+        seconds = way.forward_seconds + ended.seconds
+        peak = max(beside + way.forward_peak, ended.peak)
+        return _Move(seconds, peak, (Operation("loss", self.last),), ended.after)
+
+
+def _walked(
+    reached: dict[State, tuple[State, tuple[Operation, ...]]], state: State
+) -> list[Operation]:
+    """The operations that lead to a state, in order."""
+    steps = []
+    while state in reached:
+        state, operations = reached[state]
+        steps.append(operations)
+    return [operation for operations in reversed(steps) for operation in operations]

@@ -1,0 +1,116 @@
+"""What a budget counts: the bytes that a step takes in all. On the CPU they are those that it
+requests with what was there before, on CUDA those that PyTorch's allocator reserves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from schemas.budget import parse_budget
+from schemas.costs import Costs
+from schemas.frontier import Frontier, Point
+from schemas.graph import Graph
+from schemas.plan import Fixed, GpuMemory
+from schemas.problem import Problem
+from schemas.schedule import Step
+from stages.combine.fixed import fixed_bytes
+from stages.combine.refine import Player, refined
+from stages.combine.schedule.opening import Opener
+from stages.replay.gpu_memory import on_gpu
+
+TRIES = 6
+"""How often the requested bytes are lowered until those that are reserved fit."""
+
+
+@dataclass(frozen=True)
+class InAll:
+    """Counts for the plans of one frontier."""
+
+    player: Player
+    fixed: Fixed
+
+    @classmethod
+    def of_step(cls, graph: Graph, costs: Costs, problem: Problem) -> InAll:
+        """That of a graph, its costs and its condensed form."""
+        return cls(Player(graph, costs, Opener(graph, problem)), fixed_bytes(graph))
+
+    @property
+    def reserves(self) -> bool:
+        """Whether budgets count reserved bytes."""
+        return self.player.costs.device.type == "cuda"
+
+    def keep_all(self, frontier: Frontier) -> int:
+        """The bytes of the step that keeps everything."""
+        if not self.reserves:
+            return self.fixed.there_before + frontier.keep_all_peak
+        return self._reserved(self.player.keep_all_steps())
+
+    def budget(self, written: str, frontier: Frontier) -> int:
+        """A budget as written, in bytes; raises ConfigError where it is none."""
+        return parse_budget(written).total(self.fixed.floor, self.keep_all(frontier))
+
+    def of(self, point: Point) -> int:
+        """The bytes of a point."""
+        if not self.reserves:
+            return self.fixed.there_before + point.peak
+        return self._reserved(self.player.opener.opened(point))
+
+    def least(self, frontier: Frontier) -> Point:
+        """The point that takes the least."""
+        if not self.reserves:
+            return frontier.points[-1]
+        return min(reversed(frontier.points), key=self.of)
+
+    def memory(self, steps: Sequence[Step], frontier: Frontier) -> GpuMemory | None:
+        """What a schedule takes of a GPU; None on the CPU."""
+        if not self.reserves:
+            return None
+        found = on_gpu(self.player.graph, self.player.costs, steps)
+        most = found.most
+        return GpuMemory(
+            requested=most.requested,
+            allocated=most.allocated,
+            reserved=most.reserved,
+            workspaces=found.workspaces,
+            keep_all=self.keep_all(frontier),
+        )
+
+    def fitted(self, frontier: Frontier, first: Point | None, total: int) -> Point | None:
+        """The fastest plan known whose reserved bytes are within a total, None where none is.
+
+        It starts from the `first`, whose requested bytes are, lowers these by what is reserved in
+        excess, a few times, and looks at the points of the frontier.
+        """
+        found = self._lowered(frontier, first, total)
+        for point in sorted(frontier.points, key=lambda point: (point.seconds, point.peak)):
+            if found is not None and found.seconds <= point.seconds:
+                return found
+            if self.of(point) <= total:
+                return point
+        return found
+
+    def _lowered(self, frontier: Frontier, point: Point | None, total: int) -> Point | None:
+        for _ in range(TRIES):
+            if point is None:
+                return None
+            excess = self.of(point) - total
+            if excess <= 0:
+                return point
+            point = refined(self.player, frontier, point.peak - excess, [])
+        return None
+
+    def _reserved(self, steps: Sequence[Step]) -> int:
+        return on_gpu(self.player.graph, self.player.costs, steps).most.reserved
+
+
+def margin(memory: GpuMemory | None) -> str:
+    """What a verdict says of the bytes that the allocator needs beyond those that are requested, as
+    a clause; "" on the CPU."""
+    if memory is None:
+        return ""
+    kept = f", {memory.workspaces:,} of them libraries' workspaces" if memory.workspaces else ""
+    return (
+        f"; PyTorch's allocator reserves {memory.reserved:,} bytes of the GPU, "
+        f"{memory.reserved - memory.requested:,} more than the {memory.requested:,} that are "
+        f"requested of it{kept}, and CUDA's context comes on top"
+    )

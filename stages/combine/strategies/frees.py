@@ -1,0 +1,50 @@
+"""Frees: the fastest sequence of a short chain, where anything stored may be freed at any time."""
+
+from __future__ import annotations
+
+from schemas.strategies import STRATEGIES
+from stages.combine.chain.freed import FreedChain
+from stages.combine.chain.frontier import ChainFrontier, spread
+from stages.combine.chain.links import Links, links_of_blocks
+from stages.combine.chain.search import Search
+from stages.combine.schedule.executions import executions_of, runs
+from stages.combine.strategies.strategy import Candidate, TrainingStep
+
+BUDGETS = 12
+STATES = 20_000
+"""States that are looked at for one of them; where these do not do, the persistent plan stays."""
+LONGEST = 10
+"""Positions of the longest chain that is searched."""
+
+
+class Frees:
+    """A search over all that can be stored, of blocks that keep everything or nothing."""
+
+    about = STRATEGIES["frees"]
+
+    def supports(self, step: TrainingStep) -> str:
+        """A step that is a chain of a few blocks."""
+        count = len(step.blocks.blocks)
+        if count <= LONGEST:
+            return ""
+        return f"it has {count} blocks, and a search of all that can be stored takes {LONGEST}"
+
+    def candidates(self, step: TrainingStep) -> list[Candidate]:
+        """The fastest plans at budgets spread over the peaks of the persistent ones."""
+        links = links_of_blocks(step.blocks, step.options, True)
+        persistent = ChainFrontier(links).plans()
+        chosen = [persistent[index] for index in spread(len(persistent), BUDGETS)]
+        search, made = Search(links), []
+        for plan in chosen:
+            sequence = search.fastest(plan.peak, STATES).sequence or plan.sequence
+            executions = executions_of(step.problem, step.blocks, step.options, sequence)
+            actions = runs(step.problem, executions)
+            made.append(Candidate(actions, sequence, f"search within {plan.peak} bytes"))
+        return made
+
+    def plans_of_chain(self, links: Links, slots: int) -> FreedChain:
+        """The plans of a chain from a file; nothing is rounded to slots."""
+        return FreedChain(links)
+
+
+STRATEGY = Frees()

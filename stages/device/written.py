@@ -1,0 +1,96 @@
+"""Values as `readings` writes them down: whether two are the same, and what a sentence says of one.
+
+The file travels with a generated package and needs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_NAMED = ("function", "class", "object", "property", "enum")
+
+
+def agree(expected: Any, found: Any) -> bool:
+    """True where two written values are the same.
+
+    The module of a function or class is ignored where it is the script that was started; digests
+    are compared where both are there and, for code, of one version of Python. `["either", one,
+    other]` is the same as each of the two.
+    """
+    if isinstance(expected, list) and len(expected) == 3 and expected[0] == "either":
+        return agree(expected[1], found) or agree(expected[2], found)
+    if type(expected) is not type(found):
+        return False
+    if not isinstance(expected, list):
+        return same_plain(expected, found)
+    if len(expected) != len(found):
+        return False
+    if not expected or expected[0] != found[0]:
+        return all(map(agree, expected, found))
+    if expected[0] in ("items", "dict", *_NAMED) and len(expected) > 2:
+        return _same_name(expected, found) and all(map(_same_part, expected[3:], found[3:]))
+    if expected[0] == "tensor" and len(expected) == 4:
+        return expected[1:3] == found[1:3] and _same_part(expected[3], found[3])
+    return all(map(agree, expected, found))
+
+
+def same_plain(one: Any, other: Any) -> bool:
+    """True where two plain values are the same to whatever reads them: not 0.0 and -0.0, which are
+    equal, but NaN and NaN, which are not."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, float | complex):
+        return repr(one) == repr(other)
+    return bool(one == other)
+
+
+def _same_name(expected: list[Any], found: list[Any]) -> bool:
+    script = "__main__" in (expected[1], found[1])
+    return expected[2] == found[2] and (script or expected[1] == found[1])
+
+
+def _same_part(expected: Any, found: Any) -> bool:
+    if isinstance(expected, list):
+        return agree(expected, found)
+    if expected is None or found is None or expected == found:
+        return True
+    return ":" in expected and expected.partition(":")[0] != found.partition(":")[0]
+
+
+def say(written: Any, other: Any = None) -> str:
+    """A written value in a few words, for a sentence; `other` is what it differs from."""
+    if not isinstance(written, list) or not written:
+        text = repr(written)
+        return text if len(text) < 60 else f"a {type(written).__name__} of {len(text)} characters"
+    word = written[0]
+    if word == "absent":
+        return "nothing"
+    if word == "either":
+        return f"{say(written[1])} or {say(written[2])}"
+    if word == "own":
+        return written[1] or "the model itself"
+    if word in ("plain", "torch", "python"):
+        return str(written[-1])
+    if word == "enum":
+        return ".".join(written[2:])
+    if word in ("items", "dict"):
+        return _say_items(written, other)
+    if word == "tensor":
+        alike = isinstance(other, list) and other[:3] == written[:3]
+        return "other values" if alike else f"a {written[2]} tensor of shape {written[1]}"
+    if word in _NAMED:
+        kind = "" if word == "class" else "a " if word == "object" else f"the {word} "
+        alike = isinstance(other, list) and other[:3] == written[:3]
+        return f"{kind}{written[2]}" + (" of other code" if alike else "")
+    if word == "bound":
+        owner = other[2] if isinstance(other, list) and other[:2] == written[:2] else None
+        return f"{written[1]} of {say(written[2], owner)}"
+    return "another value"
+
+
+def _say_items(written: list[Any], other: Any) -> str:
+    kind, items = written[2], written[3]
+    if len(items) > 4 or any(isinstance(item, list) for item in items):
+        alike = isinstance(other, list) and other[:3] == written[:3]
+        return f"a {kind} with other items" if alike else f"a {kind} of {len(items)} items"
+    return f"a {kind} of {', '.join(map(say, items))}" if items else f"an empty {kind}"

@@ -1,0 +1,183 @@
+"""What a training step takes of a GPU: a schedule, played through PyTorch's allocator on paper.
+
+A process begins with parameters, buffers, constants and inputs, and takes two steps; before the
+second one the gradients and outputs of the first are gone. Ops take what was measured of them, or
+where nothing was, their outputs and then one block for all else. What libraries keep, such as the
+workspaces of cuBLAS, is taken by the first op of each thread that uses it: the loss and what is
+before it run in the thread of the caller, what comes after in autograd's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from schemas.actions import Compute, FreeRandom, Loss, RestoreRandom, SaveRandom, Write
+from schemas.costs import REPEATED, Allocations, Cost, Costs
+from schemas.graph import NONE, Graph, Op
+from schemas.repeat import repeat_of
+from schemas.schedule import Step
+from stages.replay.allocator import Allocator, Taken
+from stages.replay.allocator_settings import settings_of
+from stages.replay.walk import Effect, effects
+
+STEPS = 2
+"""The steps that are played: the second finds free what the first has left."""
+
+
+@dataclass(frozen=True)
+class OnGpu:
+    """The most bytes of a GPU at any moment, by the three ways to count them, with all that the
+    process had before the step; `workspaces` are those of them that libraries asked for and
+    keep."""
+
+    most: Taken
+    workspaces: int
+
+
+def on_gpu(graph: Graph, costs: Costs, steps: Sequence[Step]) -> OnGpu:
+    """What a schedule that the referee lets pass takes of the GPU that the costs are of.
+
+    Raises ConfigError where the costs were measured with settings of the allocator that are not
+    followed.
+    """
+    process = _Process(graph, costs, Allocator(settings_of(costs.device.build)))
+    process.begin()
+    walked = list(effects(graph, steps))
+    for _ in range(STEPS):
+        for effect in walked:
+            process.play(effect)
+        process.end_step()
+    return OnGpu(process.allocator.peak, process.workspaces)
+
+
+@dataclass
+class _Process:
+    """The blocks of a process, by the storage that they hold.
+
+    `further` are blocks of a step that hold no storage, `states` those of random states by op,
+    `restoring` that of one while it is set again, `kept` how many blocks of a size libraries keep,
+    by whether it is in autograd's thread.
+    """
+
+    graph: Graph
+    costs: Costs
+    allocator: Allocator
+    blocks: dict[int, int] = field(default_factory=dict)
+    further: list[int] = field(default_factory=list)
+    states: dict[int, int] = field(default_factory=dict)
+    kept: dict[bool, Counter[int]] = field(
+        default_factory=lambda: {False: Counter(), True: Counter()}
+    )
+    workspaces: int = 0
+    after_loss: bool = False
+    restoring: int | None = None
+    _named: int = 0
+
+    def __post_init__(self) -> None:
+        self.fixed = self.graph.fixed_storages()
+        self.views = {op.id for op in self.graph.ops if self.graph.is_view(op)}
+
+    def begin(self) -> None:
+        """What is there before the first step."""
+        for kind in ("parameter", "buffer", "constant", "input"):
+            for value in self.graph.values:
+                if value.kind == kind and value.storage not in self.blocks:
+                    self.blocks[value.storage] = self.take(self.graph.storages[value.storage])
+
+    def play(self, effect: Effect) -> None:
+        """One step of the schedule."""
+        action = effect.step.action
+        if effect.runs and effect.op is not None and effect.op.id not in self.views:
+            self.run(effect, effect.op)
+            return
+        if isinstance(action, SaveRandom):
+            self.states[action.op] = self.take(self.costs.random_state().net)
+        elif isinstance(action, RestoreRandom):
+            self.restoring = self.take(self.costs.random_state().net)
+        elif isinstance(action, FreeRandom):
+            self.allocator.free(self.states.pop(action.op))
+        for storage in effect.drops:
+            self.allocator.free(self.blocks.pop(storage))
+
+    def end_step(self) -> None:
+        """The caller lets outputs and gradients go."""
+        for storage in [storage for storage in self.blocks if storage not in self.fixed]:
+            self.allocator.free(self.blocks.pop(storage))
+        for block in self.further:
+            self.allocator.free(block)
+        self.further, self.after_loss = [], False
+
+    def run(self, effect: Effect, op: Op) -> None:
+        """An op: what libraries keep, then its own; an output takes over what is overwritten."""
+        action = effect.step.action
+        in_place = action.in_place if isinstance(action, Compute | Write) else NONE
+        repeated = effect.repeated and repeat_of(self.graph, op) is not None
+        cost = self.costs.of(self.graph, op, REPEATED if repeated else in_place)
+        made = self.new_storages(effect)
+        for storage in effect.drops:
+            self.blocks[made.pop(0)] = self.blocks.pop(storage)
+        asked = cost.allocations or _assumed(cost, [self.graph.storages[each] for each in made])
+        self.keep(asked)
+        held = self.moved(asked)
+        for storage in made:
+            self.blocks[storage] = self.claimed(held, self.graph.storages[storage])
+        rest = [block for block, _ in held]
+        if self.restoring is not None:
+            rest.append(self.restoring)
+            self.restoring = None
+        if isinstance(action, Loss):
+            self.further += rest
+            self.after_loss = True
+            return
+        for block in rest:
+            self.allocator.free(block)
+
+    def new_storages(self, effect: Effect) -> list[int]:
+        """The storages that a run makes, in the order of its outputs; what it overwrites makes
+        place for the first."""
+        there = set(self.blocks) - set(effect.drops)
+        storages = (self.graph.values[value].storage for value in effect.makes)
+        return [storage for storage in dict.fromkeys(storages) if storage not in there]
+
+    def keep(self, asked: Allocations) -> None:
+        """Takes what libraries keep in this thread, unless it is there."""
+        kept = self.kept[self.after_loss]
+        for size in (Counter(asked.lasting) - kept).elements():
+            kept[size] += 1
+            self.take(size)
+            self.workspaces += size
+
+    def moved(self, asked: Allocations) -> list[tuple[int, int]]:
+        """Takes and gives back what an op does; returns the blocks that stay, with their bytes."""
+        taken: list[tuple[int, int]] = []
+        for move in asked.moves:
+            if move > 0:
+                taken.append((self.take(move), move))
+            else:
+                self.allocator.free(taken[-move - 1][0])
+        return [taken[number - 1] for number in asked.held()]
+
+    def claimed(self, held: list[tuple[int, int]], size: int) -> int:
+        """The first of the blocks that stay that has a size; a new one where none has."""
+        for place, (block, bytes_) in enumerate(held):
+            if bytes_ == size:
+                del held[place]
+                return block
+        return self.take(size)
+
+    def take(self, size: int) -> int:
+        """The name of a new block."""
+        self._named += 1
+        self.allocator.allocate(self._named, size)
+        return self._named
+
+
+def _assumed(cost: Cost, outputs: Sequence[int]) -> Allocations:
+    """The allocations of an op of which only the peak is known: its outputs in their order, what it
+    leaves beyond them, and one block that it gives back."""
+    beyond = max(cost.net - sum(outputs), 0)
+    made = [size for size in (*outputs, beyond) if size > 0]
+    own = cost.peak - sum(made)
+    return Allocations([*made, *([own, -len(made) - 1] if own > 0 else [])], [])

@@ -1,0 +1,67 @@
+"""Whether a run changed what is kept of a thing, and how the thing is given that again."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+import torch
+
+from stages.trace.holders import Kept, contents, put_back
+
+
+def chosen(kept: Kept) -> Any:
+    """What a thing holds now, of the names that are compared."""
+    now = contents(kept.thing)
+    if kept.names is None:
+        return now
+    return {name: now[name] for name in kept.names if name in now}
+
+
+def restore(kept: Kept) -> None:
+    """Gives a thing what it was when it was first seen."""
+    if kept.names is None:
+        put_back(kept.thing, kept.before)
+        return
+    for name in kept.names:
+        if name in kept.before:
+            kept.thing[name] = kept.before[name]
+        else:
+            kept.thing.pop(name, None)
+
+
+def undo(kept: Kept, name: Any) -> None:
+    """Gives one part of a thing what it was when the forward began."""
+    if name is None:
+        put_back(kept.thing, kept.at_start)
+    elif name in kept.at_start:
+        kept.thing[name] = kept.at_start[name]
+    else:
+        kept.thing.pop(name, None)
+
+
+def unchanged(before: Any, after: Any) -> bool:
+    """True for one object, for plain values that are the same, and for tuples of these."""
+    if before is after:
+        return True
+    plain = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+    if type(before) is not type(after):
+        return False
+    if isinstance(before, tuple) and len(before) == len(after):
+        return all(map(unchanged, before, after))
+    if isinstance(before, plain):
+        return before == after or (before != before and after != after)
+    return False
+
+
+def holds_the_same(before: Any, now: Any) -> bool:
+    """True for two contents of one thing (`stages.trace.holders.contents`) that are the same."""
+    if isinstance(now, dict):
+        return all(unchanged(before[name], value) for name, value in now.items())
+    if not isinstance(now, list | set | collections.deque):
+        return bool(before == now)
+    return len(before) == len(now) and all(map(unchanged, _sorted(before), _sorted(now)))
+
+
+def _sorted(items: Any) -> Any:
+    return sorted(items, key=id) if isinstance(items, set) else items

@@ -1,0 +1,122 @@
+"""How planning grows with depth: transformers of many layers on a described device."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from schemas.costs import Costs, read_costs
+from schemas.frontier import read_frontier
+from schemas.graph import Graph, read_graph
+from schemas.plan import read_plan
+from stages.combine.fixed import fixed_bytes
+from stages.replay.condense import condense
+
+DEVICE = {"name": "h100", "type": "cpu", "flops": 5e14, "bandwidth": 2.5e12, "latency": 4e-6}
+"""What the design's prototype took an H100 for."""
+SHARES = (0.5, 0.3, 0.2)
+"""Of what keeping everything takes beyond what stays to the end of the step."""
+BUDGETS = (*(f"{share:.0%}" for share in SHARES), "least")
+HEAD = (
+    "| layers | dropout | nodes | frontier, CPU s | points | "
+    + " | ".join(f"{budget}: time, bound, gap, CPU s" for budget in BUDGETS)
+    + " |\n|"
+    + "---|" * (5 + len(BUDGETS))
+)
+
+
+@dataclass(frozen=True)
+class Deep:
+    """GPT-2 with so many layers: `width` as its published sizes have it, 8 x 1024 tokens."""
+
+    layers: int
+    dropout: float = 0.0
+
+    @property
+    def arguments(self) -> dict[str, object]:
+        """The arguments of the factory."""
+        width, heads = (1600, 25) if self.layers == 48 else (1024, 16)
+        sizes = {"width": width, "heads": heads, "vocabulary": 50257, "batch": 8, "tokens": 1024}
+        return {"layers": self.layers, "dropout": self.dropout, **sizes}
+
+
+DEPTHS = (Deep(6), Deep(12), Deep(24), Deep(24, 0.1), Deep(48), Deep(96))
+
+
+def row_of(deep: Deep, folder: Path) -> str:
+    """A row of the table in Markdown: CPU seconds of commands of one thread, times as a ratio to
+    that of keeping everything; the least budget is that of the frontier's last plan."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "device.json").write_text(json.dumps(DEVICE))
+    for stage in _stages(deep, folder):
+        seconds = _run(*stage)
+    graph, frontier = read_graph(folder / "graph.arrow"), read_frontier(folder / "frontier.arrow")
+    stays = _stays(graph, read_costs(folder / "costs.arrow"))
+    before, room = fixed_bytes(graph).there_before, frontier.keep_all_peak - stays
+    budgets = [before + stays + int(share * room) for share in SHARES]
+    cells = [_cell(folder, budget) for budget in (*budgets, before + frontier.points[-1].peak)]
+    count = sum(not graph.is_view(op) for op in graph.ops)
+    told = [deep.layers, deep.dropout, count, f"{seconds:.1f}", len(frontier.points), *cells]
+    return "| " + " | ".join(map(str, told)) + " |"
+
+
+def rows_of_depths(folder: Path) -> Iterator[str]:
+    """The rows of all depths, the shallow ones first."""
+    for deep in DEPTHS:
+        yield row_of(deep, folder / f"deep{deep.layers}-{deep.dropout}")
+
+
+def _stages(deep: Deep, folder: Path) -> Iterator[list[str | Path]]:
+    """The commands up to the frontier, which is the last."""
+    arguments = json.dumps(deep.arguments)
+    factory = ["--factory", "data.models:gpt2", "--arguments", arguments, "--name", folder.name]
+    described: list[str | Path] = ["--source", "roofline", "--description", folder / "device.json"]
+    blocks: list[str | Path] = ["--blocks", folder / "blocks.arrow"]
+    options, given = folder / "options.arrow", _given(folder)
+    yield ["trace", *factory, "--out", folder / "graph.arrow"]
+    yield ["profile", *given[:2], *described, "--out", folder / "costs.arrow"]
+    yield ["partition", *given, "--out", folder / "blocks.arrow"]
+    yield ["solve", *blocks, "--store", folder / "store", "--engine", "none", "--out", options]
+    made = [*given, *blocks, "--options", options]
+    yield ["combine", *made, "--strategy", "auto", "--out", folder / "frontier.arrow"]
+
+
+def _given(folder: Path) -> list[str | Path]:
+    return ["--graph", folder / "graph.arrow", "--costs", folder / "costs.arrow"]
+
+
+def _stays(graph: Graph, costs: Costs) -> int:
+    """The bytes that stay to the end of the step once they are made."""
+    return sum(s.bytes for s in condense(graph, costs).storages if s.stays)
+
+
+def _cell(folder: Path, budget: int) -> str:
+    """The figures of a budget in bytes."""
+    out = folder / f"plan-{budget}"
+    given = ["--frontier", folder / "frontier.arrow", *_given(folder)]
+    seconds = _run("choose", *given, "--budget", str(budget), "--out", out)
+    plan = read_plan(out / "plan.json")
+    if plan.time is None or plan.lower_bound is None:
+        return plan.verdict
+    time, bound = plan.time / plan.keep_all.time, plan.lower_bound / plan.keep_all.time
+    return f"{time:.4f}, {bound:.4f}, {1 - bound / time:.2%}, {seconds:.1f}"
+
+
+def _run(*arguments: str | Path) -> float:
+    """Runs a stage with one thread; the seconds of CPU that it took."""
+    before = _cpu_seconds()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+    words = [sys.executable, "-m", "stages", *map(str, arguments)]
+    subprocess.run(words, check=True, env=environment)
+    return _cpu_seconds() - before
+
+
+def _cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime

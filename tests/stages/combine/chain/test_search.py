@@ -1,0 +1,94 @@
+"""The fastest sequences with frees: known optima, and never slower than persistent ones."""
+
+from __future__ import annotations
+
+from math import inf
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.chain import Chain, write_chain
+from schemas.errors import ConfigError, ScheduleError
+from schemas.plan import read_plan
+from schemas.sequence import Operation, read_sequence
+from stages.__main__ import main
+from stages.combine.chain import freed
+from stages.combine.chain.freed import FreedChain
+from stages.combine.chain.links import links_of_chain
+from stages.combine.chain.replay import chain_replay
+from stages.combine.chain.search import Found, Search
+from tests.stages.combine.chains import chains
+from tests.stages.combine.persistent import cases, chain_of_case, optimum
+
+
+@pytest.mark.parametrize("case", cases(), ids=lambda case: case["id"])
+def test_the_optimum_with_frees_of_every_known_case(case: dict) -> None:
+    links = links_of_chain(chain_of_case(case))
+    found = Search(links).fastest(case["memory"])
+    expected = case["expected_opt_free_discard"]
+    assert found.seconds == (inf if expected is None else expected)
+    if found.sequence is not None:
+        played = chain_replay(links, found.sequence)
+        assert played.seconds == found.seconds and played.peak <= case["memory"]
+
+
+@given(chains(), st.integers(0, 40))
+@settings(max_examples=150, deadline=None)
+def test_no_persistent_sequence_is_faster(chain: Chain, budget: int) -> None:
+    links = links_of_chain(chain)
+    found = Search(links).fastest(budget)
+    assert found.seconds <= optimum(links, budget)
+    if found.sequence is not None:
+        played = chain_replay(links, found.sequence)
+        assert played.seconds == pytest.approx(found.seconds) and played.peak <= budget
+
+
+@given(chains())
+@settings(max_examples=50, deadline=None)
+def test_the_smallest_budget_works_and_less_does_not(chain: Chain) -> None:
+    plans = FreedChain(links_of_chain(chain))
+    smallest = plans.within(plans.smallest_budget)
+    assert smallest is not None and smallest.peak == plans.smallest_budget
+    assert plans.within(plans.smallest_budget - 1) is None
+
+
+def test_a_chain_from_a_file_beats_the_persistent_optimum(tmp_path: Path) -> None:
+    case = max(cases(), key=lambda case: case["L"])
+    write_chain(tmp_path / "chain.arrow", chain_of_case(case))
+    asked = ["--chain", str(tmp_path / "chain.arrow"), "--budget", str(case["memory"])]
+    for strategy in ("frees", "rotor"):
+        words = ["chain", *asked, "--strategy", strategy, "--out", str(tmp_path / strategy)]
+        assert main(words) == 0
+    plan, persistent = (read_plan(tmp_path / name / "plan.json") for name in ("frees", "rotor"))
+    assert plan.time == case["expected_opt_free_discard"] < case["expected_persistent_opt"]
+    assert persistent.time == case["expected_persistent_opt"]
+    assert (plan.verdict, plan.optimal_in) == ("optimal", "all sequences of the chain")
+    assert plan.sentence.endswith("; no possible sequence is faster.")
+    sequence = read_sequence(tmp_path / "frees" / "sequence.arrow")
+    assert {"free", "free_all"} & {operation.action for operation in sequence}
+
+
+def test_a_join_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_chain(tmp_path / "chain.arrow", chain_of_case(cases()[0]))
+    twice = ["--chain", str(tmp_path / "chain.arrow")] * 2
+    words = ["chain", *twice, "--budget", "50%", "--strategy", "frees", "--out", str(tmp_path)]
+    assert main(words) == 1
+    assert "--strategy frees plans one chain, and no join" in capsys.readouterr().err
+
+
+def test_a_search_that_gives_up_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = cases()[0]
+    links = links_of_chain(chain_of_case(case))
+    assert Search(links).fastest(case["memory"], most=3) == Found(None, inf, gave_up=True)
+    monkeypatch.setattr(Search, "fastest", lambda *_: Found(None, inf, gave_up=True))
+    with pytest.raises(ConfigError, match="a chain of 8 positions is too long to search"):
+        freed.FreedChain(links).within(case["memory"])
+
+
+@pytest.mark.parametrize("kind", ["free", "free_all"])
+def test_what_is_not_there_is_not_freed(kind: str) -> None:
+    links = links_of_chain(chain_of_case(cases()[0]))
+    with pytest.raises(ScheduleError, match=rf"step 0 \({kind} 2\) frees what is not there"):
+        chain_replay(links, [Operation(kind, 2)])  # type: ignore[arg-type]

@@ -1,0 +1,140 @@
+"""A plan that lacks the kernels of a library is compared within the tolerance of its dtypes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from schemas.graph import Graph
+from schemas.measurement import Measurement
+from stages.device.factory import Built, check_result
+from stages.trace.trace import trace
+from stages.validate import libraries
+from stages.validate.compare import Trail, compare, tolerance
+from stages.validate.step import Stepper
+from stages.validate.validate import check, validate
+from tests.stages.validate.test_memory import Planned
+from tests.stages.validate.test_validate import PLAN, net
+
+OURS = "aten._native_batch_norm_legit_functional.default"
+EAGER = "aten.native_batch_norm.default"
+
+
+class Rounded(Planned):
+    """A planned module whose results are by a part larger."""
+
+    part = 1e-5
+
+    def forward(self, x: Tensor) -> Any:
+        return {name: value * (1 + self.part) for name, value in self.model(x).items()}
+
+
+@pytest.fixture
+def built() -> Built:
+    torch.manual_seed(1)
+    return check_result(net(), "net")
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    return trace(check_result(net(), "net"), "net")
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch norm that eager runs here stands for that of a library."""
+    monkeypatch.setattr(libraries, "KERNELS", {EAGER: ("aten.other.default",)})
+
+
+def judged(graph: Graph, built: Built, module: nn.Module) -> Measurement:
+    return validate(graph, built, {**PLAN, "peak": 1}, module, pairs=0).measurement
+
+
+def test_a_plan_without_the_kernels_of_a_library_may_round_otherwise(
+    graph: Graph, built: Built, library: None
+) -> None:
+    peak = judged(graph, built, Rounded(built.model)).measured_peak
+    found = validate(graph, built, {**PLAN, "peak": peak}, Rounded(built.model), 0).measurement
+    assert found.verdict == "feasible" and found.bits_equal is False
+    assert found.output_difference is not None and found.output_difference > 0
+    assert found.sentence.startswith(
+        f"The original model runs {EAGER}, whose kernels the plan does not have; its results "
+        "differ by up to "
+    )
+    with pytest.warns(UserWarning, match=r"whose kernels the plan does not have; its results"):
+        assert check(graph, built, Rounded(built.model)) == ""
+
+
+def test_what_is_beyond_the_tolerance_fails(
+    graph: Graph, built: Built, library: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Rounded, "part", 1e-2)
+    found = judged(graph, built, Rounded(built.model))
+    assert found.verdict == "failed" and "differs from the original model" in found.sentence
+    assert "differs from the original model" in check(graph, built, Rounded(built.model))
+
+
+@pytest.mark.parametrize("kernels", [{}, {EAGER: (OURS,)}])
+def test_a_plan_with_the_same_kernels_has_the_same_bits(
+    graph: Graph, built: Built, monkeypatch: pytest.MonkeyPatch, kernels: Any
+) -> None:
+    monkeypatch.setattr(libraries, "KERNELS", kernels)
+    assert "differs from the original model" in check(graph, built, Rounded(built.model))
+
+
+def test_an_operator_that_runs_more_often_than_the_plan_has_it_counts(
+    graph: Graph, built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(libraries, "KERNELS", {EAGER: (OURS,)})
+    stepper, sample = Stepper.of(graph, built), built.samples[0]
+    assert libraries.of_libraries(graph, built.model, stepper, sample) == []
+    twice = Twice(built.model)
+    assert libraries.of_libraries(graph, twice, stepper, sample) == [EAGER]
+    assert all(parameter.grad is None for parameter in built.model.parameters())
+
+
+class Twice(Planned):
+    """Runs the model two times."""
+
+    def forward(self, x: Tensor) -> Any:
+        self.model(x)
+        return self.model(x)
+
+
+def test_cudnn_is_what_libraries_are_asked_for() -> None:
+    assert set(libraries.KERNELS) == {
+        "aten.cudnn_batch_norm.default", "aten._cudnn_rnn.default"
+    }  # fmt: skip
+    for name in [*libraries.KERNELS, *sum(libraries.KERNELS.values(), ())]:
+        packet, _, overload = name.removeprefix("aten.").partition(".")
+        assert str(getattr(getattr(torch.ops.aten, packet), overload)) == name
+
+
+@pytest.mark.parametrize(
+    ("dtype", "allowed"),
+    [(torch.float32, 3.45e-4), (torch.bfloat16, 8.84e-2), (torch.complex128, 1.49e-8)],
+)
+def test_the_tolerance_is_half_of_the_digits(dtype: torch.dtype, allowed: float) -> None:
+    assert tolerance(dtype) == pytest.approx(allowed, rel=1e-2)
+    assert tolerance(torch.int64) == 0.0
+
+
+def test_the_share_is_that_beside_the_largest_element_of_all() -> None:
+    """Infinite and undefined elements are no measure; numbers of no floating point have none."""
+    large = torch.tensor([1000.0, math.inf, math.nan])
+    one = {"large": large, "small": torch.tensor([1e-3]), "n": torch.tensor(10**9)}
+
+    def share(**changed: Any) -> float:
+        return compare(Trail({}, {**one, **changed}, {}), Trail({}, one, {})).share
+
+    assert share() == 0.0
+    assert share(small=torch.tensor([0.101])) == pytest.approx(0.1 / 0.34527, rel=1e-3)
+    assert share(n=torch.tensor(10**9 + 1)) == math.inf
+    assert share(small=torch.tensor([math.nan])) == math.inf
+    assert share(large=large[:1]) == math.inf
+    assert compare(Trail(one, {}, {}), Trail({}, {}, {})).share == math.inf
+    assert compare(Trail({}, {}, one), Trail({}, {}, one)).share == 0.0
