@@ -18,7 +18,19 @@ from schemas.plan import read_plan
 from stages.combine.fixed import fixed_bytes
 from stages.replay.condense import condense
 
-DEVICE = {"name": "h100", "type": "cpu", "flops": 5e14, "bandwidth": 2.5e12, "latency": 4e-6}
+DEVICE = {
+    "artifact": "tightfit.machine/1",
+    "name": "h100",
+    "devices": [
+        {
+            "name": "cpu",
+            "memory": 80_000_000_000,
+            "flops": 5e14,
+            "bandwidth": 2.5e12,
+            "latency": 4e-6,
+        }
+    ],
+}
 """What the design's prototype took an H100 for."""
 SHARES = (0.5, 0.3, 0.2)
 """Of what keeping everything takes beyond what stays to the end of the step."""
@@ -76,7 +88,7 @@ def _stages(deep: Deep, folder: Path) -> Iterator[list[str | Path]]:
     """The commands up to the frontier, which is the last."""
     arguments = json.dumps(deep.arguments)
     factory = ["--factory", "data.models:gpt2", "--arguments", arguments, "--name", folder.name]
-    described: list[str | Path] = ["--source", "roofline", "--description", folder / "device.json"]
+    described: list[str | Path] = ["--source", "roofline", "--machine", folder / "device.json"]
     blocks: list[str | Path] = ["--blocks", folder / "blocks.arrow"]
     options, given = folder / "options.arrow", _given(folder)
     yield ["trace", *factory, "--out", folder / "graph.arrow"]
