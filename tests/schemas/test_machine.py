@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from schemas.errors import ArtifactError, ConfigError
@@ -148,6 +148,7 @@ PLAIN = st.recursive(
 )
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(key=st.sampled_from([*DEVICE, "links", "memories", "sources", "devices"]), value=PLAIN)
 def test_anything_in_any_place_is_read_or_refused(
     tmp_path_factory: pytest.TempPathFactory, key: str, value: Any
