@@ -1,4 +1,4 @@
-"""Which inputs may come with other gaps between their elements, as a slice of a longer tensor does."""
+"""Which inputs may come with other gaps between their elements, as slices do."""
 
 from __future__ import annotations
 

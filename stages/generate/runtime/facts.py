@@ -77,7 +77,8 @@ class Interface:
     `aliased` are outputs that share memory with another output or a tensor, `inner` outputs that
     the step goes on from, `unwritable` outputs that nobody may write into, as one of several views
     of one function. `spaced` are the inputs that may come with other gaps between their
-    elements, of which the step takes a copy. `order` is the one in which autograd comes to the outputs.
+    elements, of which the step takes a copy. `order` is the one in which autograd comes to the
+    outputs.
     `eval_modules` are the submodules that were in evaluation mode. `autocast` is, by device type,
     the dtype that autocast was on with, or None, and `autocast_cache` whether it kept its casts.
     `cast` are the positions of the tensors that are cast as autocast would, `spared` the dtypes of

@@ -45,8 +45,8 @@ def has_layout(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
 
 
 def spaced_as(tensor: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
-    """A copy with other gaps, those of these strides, of a tensor of this shape whose dimensions lie
-    in order, as those of a slice do; any other tensor as it is."""
+    """A copy with other gaps, those of these strides, of a tensor of this shape whose dimensions
+    lie in order, as those of a slice do; any other tensor as it is."""
     if tuple(tensor.shape) != tuple(shape) or not in_order(shape, tensor.stride()):
         return tensor
     if has_layout(tensor, strides):
