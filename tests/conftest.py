@@ -21,7 +21,9 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
 
 
-def pytest_collection_finish() -> None:
-    """Leaves what was imported out of collections of garbage, of which validation makes many."""
+@pytest.fixture(autouse=True, scope="module")
+def _young_garbage() -> None:
+    """Leaves what was there before the tests of a file out of collections of garbage, of which
+    validation makes many."""
     gc.collect()
     gc.freeze()
