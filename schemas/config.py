@@ -51,7 +51,9 @@ class Request:
 class Config:
     """A valid configuration with its defaults filled in; the fields are those of the schema.
 
-    `machine` is the description of the device, None where the device is here."""
+    `operators` maps the namespaces of operators that graphs may call beside PyTorch's own to the
+    modules that register them, `machine` is the description of the device, None where the device is
+    here."""
 
     models: dict[str, Model]
     device: str
@@ -60,6 +62,7 @@ class Config:
     saves: int
     pairs: int
     search_path: list[str]
+    operators: dict[str, str]
     results: str
     store: str
     machine: Path | None = None
@@ -108,6 +111,7 @@ def parse_config(document: Mapping[str, Any], source: str = "config.yaml") -> Co
         saves=solver["saves"],
         pairs=filled["pairs"],
         search_path=filled["search_path"],
+        operators=filled["operators"],
         results=filled["results"],
         store=filled["store"],
         machine=machine_file(filled["device"]),

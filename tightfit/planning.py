@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -41,6 +41,7 @@ def plan(
     loss: Callable[[Any], Tensor] | None = None,
     store: Path | str | None = None,
     device: str | None = None,
+    operators: Iterable[str] = (),
     engine: Literal["highs", "cbc", "none"] = "none",
     peaks: int = 4,
     saves: int = 6,
@@ -58,7 +59,9 @@ def plan(
     one budget (a share is that of the largest), over the same parameters. The call chooses; the
     plan that is returned is the first of its `plans`. `loss` is a function from the model's output
     to a scalar, where it shall be planned too. `device` is that of the model's parameters unless
-    given. What was found out is kept in `store`, unless given the folder `tightfit` in the user's
+    given. `operators` are the namespaces of operators beside PyTorch's own ("mylib" of
+    torch.ops.mylib) that the model may call; they need a fake kernel and a derivative. What was
+    found out is kept in `store`, unless given the folder `tightfit` in the user's
     cache folder. `engine`, `peaks` and `saves` are the solver's settings, `jobs` the number of
     blocks solved at a time. `otherwise` says what a call of other shapes does: raise, or run the
     original model. With `check` the planned module is compared with the original on other contents
@@ -71,6 +74,8 @@ def plan(
     """
     import torch
 
+    from stages.device.foreign import allowing
+
     store = default_store() if store is None else Path(store)
     check_settings(strategy, store, engine, peaks, saves, jobs, otherwise)
     written = NO_BUDGET if strategy in baselines() else written_budget(budget)
@@ -81,6 +86,7 @@ def plan(
         _quiet(),
         torch.inference_mode(False),
         torch.enable_grad(),
+        allowing(operators),
     ):
         given, device = builts(model, samples_of(args, kwargs, samples), loss, device)
         solver = (engine, str(peaks), str(saves))

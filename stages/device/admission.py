@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from stages.device.foreign import OWN
+
 _PLAIN = ("BoolType", "FloatType", "IntType", "NumberType", "SymIntType", "SymBoolType")
 _SETTINGS = (*_PLAIN, "StringType", "DeviceObjType", "GeneratorType", "ComplexType")
 _FACTORY = {"dtype", "device"}
@@ -41,7 +43,7 @@ def objection(overload: torch._ops.OpOverload, mutates: bool) -> str | None:
     name = schema.name.partition("::")[2]
     if overload.name() not in _dispatched():
         return "is none that tensors are computed with"
-    if _FORBIDDEN.fullmatch(name):
+    if overload.namespace in OWN and _FORBIDDEN.fullmatch(name):
         return "has effects beside its results, or is for other tensors than a graph has"
     if schema.is_mutable and not mutates:
         return "changes its arguments"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -52,9 +52,7 @@ def load_factory(spec: str, search_path: Sequence[Path | str] = ()) -> Callable[
     module_name, colon, function_name = spec.partition(":")
     if not (module_name and colon and function_name):
         raise ModelError(f"the factory {spec!r} is not of the form 'package.module:function'")
-    for entry in (*search_path, Path.cwd()):
-        if str(Path(entry).resolve()) not in sys.path:
-            sys.path.insert(0, str(Path(entry).resolve()))
+    search(search_path)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -69,6 +67,13 @@ def load_factory(spec: str, search_path: Sequence[Path | str] = ()) -> Callable[
     if not callable(function):
         raise ModelError(f"the factory {spec!r} is no function")
     return function
+
+
+def search(search_path: Iterable[Path | str]) -> None:
+    """Lets imports look into these folders and the current one before the installed packages."""
+    for entry in (*search_path, Path.cwd()):
+        if str(Path(entry).resolve()) not in sys.path:
+            sys.path.insert(0, str(Path(entry).resolve()))
 
 
 def build(

@@ -18,29 +18,47 @@ import torch
 from schemas.dtypes import DTYPES
 from schemas.errors import ArtifactError
 from stages.device.admission import objection
+from stages.device.foreign import is_foreign, may_call
 from stages.device.recurrent import LAYER, recurrent_layer
 
 WRITE_TARGET = "aten.copy_.default"
 """The one operator with a side effect that a graph may call: it writes a buffer."""
 
-NAMESPACES = ("aten", "prims")
-_TARGET = re.compile(r"([a-z]+)\.([A-Za-z_][A-Za-z0-9_]*)\.([A-Za-z_][A-Za-z0-9_]*)")
+_TARGET = re.compile(
+    r"([A-Za-z_][A-Za-z0-9_]*)\.([A-Za-z_][A-Za-z0-9_]*)\.([A-Za-z_][A-Za-z0-9_]*)"
+)
 _MEMORY_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
 
 
-@functools.cache
 def resolve(target: str) -> torch._ops.OpOverload:
     """The operator that "namespace.name.overload" names.
 
-    Raises ArtifactError unless it is an existing operator of PyTorch itself that takes and makes
-    tensors without side effects, an in-place form of the table below, or the write of a buffer.
+    Raises ArtifactError unless it is an existing operator of PyTorch itself, or of a namespace that
+    the user allows (`stages.device.foreign`), that takes and makes tensors without side effects, an
+    in-place form of the table below, or the write of a buffer.
     """
     match = _TARGET.fullmatch(target)
-    if match is None or match[1] not in NAMESPACES:
+    if match is None:
         raise ArtifactError(f"{target!r} is not the name of an operator that a graph may call")
-    packet = getattr(getattr(torch.ops, match[1]), match[2], None)
-    overload = getattr(packet, match[3], None)
+    namespace, name, overload = match.groups()
+    if not may_call(namespace):
+        raise ArtifactError(
+            f"{target!r} is not the name of an operator that a graph may call: {namespace!r} is "
+            "not PyTorch's own, and not allowed as one of `operators`"
+        )
+    return _resolved(namespace, name, overload)
+
+
+@functools.cache
+def _resolved(namespace: str, name: str, overload_name: str) -> torch._ops.OpOverload:
+    target = f"{namespace}.{name}.{overload_name}"
+    packet = getattr(getattr(torch.ops, namespace), name, None)
+    overload = getattr(packet, overload_name, None)
     if not isinstance(overload, torch._ops.OpOverload):
+        if is_foreign(target):
+            raise ArtifactError(
+                f"there is no operator {target!r}: import the module that registers it first"
+            )
         raise ArtifactError(f"this PyTorch ({torch.__version__}) has no operator {target!r}")
     reason = objection(overload, target == WRITE_TARGET or target in _MUTABLE)
     if reason is not None:

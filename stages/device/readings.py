@@ -123,9 +123,8 @@ def _code(value: Any, own: Mapping[int, str], depth: int) -> Any:
         return ["class", *_named(value)]
     if isinstance(value, types.ModuleType):
         return ["python", value.__name__]
-    if isinstance(value, _DESCRIPTORS) or type(value).__module__.startswith(
-        ("torch._ops", "numpy")
-    ):
+    of_numpy = type(value).__module__.startswith("numpy")
+    if isinstance(value, _DESCRIPTORS) or is_operator(value) or of_numpy:
         return ["plain", type(value).__name__, str(value)]
     if (slots := slots_of(value)) and depth <= _DEEPEST:
         return ["dict", *_named(type(value)), _pairs(slots, own, depth)]
@@ -184,6 +183,11 @@ def is_array(value: Any) -> bool:
     """True for an array of NumPy, of whatever class."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, numpy.ndarray)
+
+
+def is_operator(value: Any) -> bool:
+    """True for an operator of PyTorch's dispatcher, whoever registered it."""
+    return type(value).__module__.startswith(("torch._ops", "torch._library"))
 
 
 def class_of(thing: Any) -> type:

@@ -12,6 +12,7 @@ import torch
 from schemas.arguments import decode_arguments
 from schemas.errors import ArtifactError
 from schemas.graph import NONE, Graph, Op
+from stages.device.foreign import is_foreign
 from stages.device.operators import (
     WRITE_TARGET,
     decode,
@@ -75,9 +76,12 @@ class Operators:
 
     def imports(self) -> list[str]:
         """The lines that import what some of the names are bound to."""
-        return ["from .recurrent import recurrent_layer"] if LAYER in self._bound else []
+        lines = ["from .foreign import operator"] if any(map(is_foreign, self._bound)) else []
+        return [*lines, "from .recurrent import recurrent_layer"] if LAYER in self._bound else lines
 
     def _bound_to(self, target: str) -> str:
+        if is_foreign(target):
+            return f'operator("{target}")'
         return "recurrent_layer" if target == LAYER else f"torch.ops.{target}"
 
 

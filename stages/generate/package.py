@@ -72,6 +72,8 @@ def package(
         texts[name] = (_RUNTIME / name).read_text()
     for name in _SHARED:
         texts[name] = (_DEVICE / name).read_text()
+    if "from .foreign import" in program.text:
+        texts["foreign.py"] = (_RUNTIME / "foreign.py").read_text()
     if "from .repeat import" in program.text:
         texts["repeat.py"] = (_DEVICE / "repeat.py").read_text()
     if "from .recurrent import" in program.text:

@@ -28,7 +28,7 @@ from stages.replay.walk import Effect, effects
 
 _RUNTIME = (
     "torch", "step", "random_state", "drawing_from", "batch_norm_repeat", "recurrent_layer",
-    "joining", "outputs", "tangents", "gradients",
+    "joining", "operator", "outputs", "tangents", "gradients",
 )  # fmt: skip
 _WIDTH = 84
 _INDENT = "    "

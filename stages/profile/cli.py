@@ -12,6 +12,7 @@ from schemas.errors import ConfigError
 from schemas.graph import Graph, read_graph
 from schemas.machine import machine_file
 from schemas.made import Made
+from stages.device.operators_option import add_operators_argument, operators_settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--factory", help="the model's factory, where the graph has a loss")
     parser.add_argument("--arguments", default="{}", help="JSON object of the factory's arguments")
     parser.add_argument("--search-path", action="append", default=[], help="where factories are")
+    add_operators_argument(parser)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -50,7 +52,10 @@ def run(options: argparse.Namespace) -> None:
 
         costs = from_file(graph, _required(options, "costs"))
     else:
-        costs = _measure(graph, options)
+        from stages.device.foreign import registered
+
+        with registered(options.operators, options.search_path):
+            costs = _measure(graph, options)
     write_costs(options.out, costs)
 
 
@@ -59,7 +64,7 @@ def made(options: argparse.Namespace) -> list[Made]:
     machine = [_machine(options)] if options.machine else []
     read = [options.graph, *machine, *filter(None, [options.costs])]
     settings = {"source": options.source, "device": options.device, "remeasure": options.remeasure}
-    settings |= {
+    settings |= operators_settings(options) | {
         name: getattr(options, name)
         for name in ("library", "threads", "factory")
         if getattr(options, name) is not None

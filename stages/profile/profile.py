@@ -11,6 +11,7 @@ from schemas.costs import Cost, Costs
 from schemas.errors import ConfigError, ModelError
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op
 from stages.device.devices import device_named, entered, kept_random_states
+from stages.device.foreign import is_foreign
 from stages.profile.forms import RANDOM_STATE_KEY, distinct_forms
 from stages.profile.library import Library
 from stages.profile.loss import Loss, library_key, measure_loss
@@ -36,16 +37,19 @@ def profile(
     What the library has is taken from it, the rest is measured on `device` (the current one of the
     graph's kind unless given) and added to it; with `remeasure` all is measured. The loss is run
     where the graph has one; the library knows the time of a loss with the same code, closures and
-    all. At no time is more memory taken than the largest op takes with its operands. Raises
-    ConfigError when the graph has a loss and `loss` is None, ModelError when an op cannot be run or
-    leaves other bytes than the graph says.
+    all. Operators that are not PyTorch's own may change under their name: they are measured anew,
+    and the library does not learn them. At no time is more memory taken than the largest op takes
+    with its operands. Raises ConfigError when the graph has a loss and `loss` is None, ModelError
+    when an op cannot be run or leaves other bytes than the graph says.
     """
     if graph.has_loss and loss is None:
         raise ConfigError(f"the graph of {graph.model} has a loss, its profile needs the factory")
     forms = distinct_forms(graph)
     losses = {key for key, (op, _) in forms.items() if op.target == LOSS_TARGET}
     plain = [key for key in forms if key not in losses]
-    by_op = _by_op(forms, [key for key in plain if remeasure or library.find(key) is None])
+    foreign = {key for key in plain if is_foreign(forms[key][0].target)}
+    wanted = [k for k in plain if remeasure or k in foreign or library.find(k) is None]
+    by_op = _by_op(forms, wanted)
     place = device_named(device or graph.device)
     limit = max(footprint(graph, op) for op in graph.ops)
     measured: list[Cost] = []
@@ -66,8 +70,9 @@ def profile(
             if remeasure or library.find(RANDOM_STATE_KEY) is None:
                 measured.append(measure_random_state(place))
         finally:
-            library.add(measured)
-    rows += [library.costs.rows[key] for key in [*plain, RANDOM_STATE_KEY]]
+            library.add(row for row in measured if row.key not in foreign)
+    known = library.costs.rows | {row.key: row for row in measured}
+    rows += [known[key] for key in [*plain, RANDOM_STATE_KEY]]
     costs = Costs(rows, library.costs.device)
     check_sizes(graph, costs)
     return costs

@@ -32,7 +32,14 @@ from stages.trace.as_eager import (
 from stages.trace.following import first_difference
 from stages.trace.forward import FakeConstantError, Forward, Leaf
 from stages.trace.pythonic import PythonInBackward
-from stages.trace.refusals import check_model, check_placeholder, reason, tensor_constant
+from stages.trace.refusals import (
+    UNDERIVED,
+    check_derivatives,
+    check_model,
+    check_placeholder,
+    reason,
+    tensor_constant,
+)
 from stages.trace.source import location_of
 from stages.trace.watching import Watcher, watching
 
@@ -329,9 +336,11 @@ def _errors(built: Built) -> Iterator[None]:
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("ignore")
+            warnings.filterwarnings("always", message=UNDERIVED)
             yield
+        check_derivatives(built.label, [str(warning.message) for warning in said])
     except ModelError:
         raise
     except Exception as error:

@@ -8,6 +8,7 @@ from typing import Any
 
 from schemas.errors import ConfigError
 from schemas.made import Made
+from stages.device.operators_option import add_operators_argument, operators_settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,23 +21,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--search-path", action="append", default=[], help="a directory with the factory's package"
     )
+    add_operators_argument(parser)
 
 
 def run(options: argparse.Namespace) -> None:
     """Builds the model without memory where it can be, captures it and writes the graph."""
     from schemas.graph import write_graph
     from stages.device.factory import build
+    from stages.device.foreign import registered
     from stages.trace.program import FakeConstantError
     from stages.trace.trace import trace
 
     arguments = parse_arguments(options.arguments)
     where = (options.search_path, options.device)
-    try:
-        built = build(options.factory, arguments, True, *where)
-        graph = trace(built, options.name, options.device)
-    except FakeConstantError:
-        built = build(options.factory, arguments, False, *where)
-        graph = trace(built, options.name, options.device)
+    with registered(options.operators, options.search_path):
+        try:
+            built = build(options.factory, arguments, True, *where)
+            graph = trace(built, options.name, options.device)
+        except FakeConstantError:
+            built = build(options.factory, arguments, False, *where)
+            graph = trace(built, options.name, options.device)
     write_graph(options.out, graph)
 
 
@@ -47,6 +51,7 @@ def made(options: argparse.Namespace) -> list[Made]:
         "arguments": parse_arguments(options.arguments),
         "name": options.name,
         "device": options.device,
+        **operators_settings(options),
     }
     return [Made([options.out], [], settings, options.factory, options.search_path)]
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stages.device.readings import ABSENT, VIEWS, installed, is_array, slots_of
+from stages.device.readings import ABSENT, VIEWS, installed, is_array, is_operator, slots_of
 
 Place = tuple[tuple[Any, ...], ...]
 """Steps from a module of the model, or a module of Python, to a thing; see
@@ -222,7 +222,7 @@ def is_object(value: Any) -> bool:
     objects of a user's class."""
     if type(value) in _PLAIN or isinstance(value, (torch.Tensor, type, *_CODE, nn.Module, Enum)):
         return False
-    if is_generator(value):
+    if is_generator(value) or is_operator(value):
         return False
     if not type(value).__dictoffset__ or not isinstance(vars(value), dict):
         return False

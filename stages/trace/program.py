@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from schemas.errors import ModelError
 from schemas.graph import ValueKind
-from stages.device.operators import NAMESPACES
+from stages.device.foreign import may_call
 from stages.trace.capture import Capture
 from stages.trace.forward import FakeConstantError
 from stages.trace.source import module_of, source_of
@@ -112,6 +112,19 @@ class Program:
         return readers
 
 
+def _operator(node: fx.Node) -> torch._ops.OpOverload:
+    """What a node calls; raises ModelError where that is nothing that a graph may call."""
+    target, where = node.target, source_of(node.meta) or "the model"
+    if not isinstance(target, torch._ops.OpOverload):
+        raise ModelError(f"{where}: {target} cannot be planned, it is no operator")
+    if not may_call(target.namespace):
+        raise ModelError(
+            f"{where}: the operator {target} is none of PyTorch's own: it is planned where its "
+            f"namespace {target.namespace!r} is named as one of `operators`"
+        )
+    return target
+
+
 def program_of(capture: Capture, names: dict[str, list[str]]) -> Program:
     """Lowers a capture: getitems folded, no-ops dropped, tied parameters made one.
 
@@ -209,24 +222,19 @@ class _Lowering:
         return self.fixed[path]
 
     def call(self, node: fx.Node) -> Any:
-        target = node.target
         args: Any
         kwargs: Any
         args, kwargs = fx.node.map_aggregate(
             (node.args, node.kwargs),
             lambda leaf: self.environment[leaf] if isinstance(leaf, fx.Node) else leaf,
         )
-        if target is operator.getitem:
+        if node.target is operator.getitem:
             return args[0][args[1]]
+        target = _operator(node)
         if target in _PASS_THROUGH:
             return args[0]
         if target is aten.copy.default and _only_copies(*args[:2]):
             return args[1]
-        if not isinstance(target, torch._ops.OpOverload) or target.namespace not in NAMESPACES:
-            raise ModelError(
-                f"{source_of(node.meta) or 'the model'}: the operator {target} cannot be planned, "
-                "it is none of PyTorch's own"
-            )
         if target._opname.startswith(_NO_EFFECT):
             return None
         results = node.meta["val"]

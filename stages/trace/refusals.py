@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -18,6 +20,14 @@ _LOOKING = (
 _SHAPED = ("DynamicOutputShape",)
 _WRITING = ("entirely functional graph", "n=copy_")
 _COMPILED = ("fail_on_recompile",)
+_UNFAKED = re.compile(
+    r"no fake impl registered for <CustomOpDef\(([\w:.]+)\)>"
+    r"|([\w:.]+): attempted to run this operator with Meta tensors"
+    r"|UnsupportedOperatorException ([\w:.]+)"
+)
+UNDERIVED = r"(?!aten::)([\w:.]+): an autograd kernel was not registered"
+"""How PyTorch's warning begins of an operator without a derivative that autograd meets."""
+_RAISED = re.compile(r"backward through ([\w:.]+) but no autograd formula")
 _WRAPPERS = {
     "OptimizedModule": "compiled: plan the module inside of it (its _orig_mod) and compile what "
     "plan gives",
@@ -55,6 +65,13 @@ def reason(model: nn.Module, error: BaseException) -> str:
         return _looking(model)
     if any(word in said for word in _COMPILED):
         return "torch.compile is within it: plan it as it is without, and compile what plan gives"
+    if match := _UNFAKED.search(said):
+        return (
+            f"the operator {next(filter(None, match.groups()))} has no fake kernel, which planning "
+            "needs: register one (torch.library.register_fake)"
+        )
+    if match := _RAISED.search(said):
+        return _underived(match[1])
     if isinstance(error, AssertionError) and any(word in said for word in _WRITING):
         return (
             "the forward writes in place into a tensor that it has from elsewhere and that is no "
@@ -68,6 +85,20 @@ def reason(model: nn.Module, error: BaseException) -> str:
             "it outside of the model"
         )
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def check_derivatives(label: str, warned: Iterable[str]) -> None:
+    """Raises ModelError where PyTorch warned of an operator without a derivative."""
+    for text in warned:
+        if match := re.match(UNDERIVED, text):
+            raise ModelError(f"{label}: {_underived(match[1])}")
+
+
+def _underived(operator: str) -> str:
+    return (
+        f"the operator {operator} has no derivative: register one "
+        "(torch.library.register_autograd), or call it under torch.no_grad"
+    )
 
 
 def _looking(model: nn.Module) -> str:

@@ -12,6 +12,7 @@ from schemas.graph import read_graph
 from schemas.made import Made
 from schemas.measurement import write_line, write_measurement
 from schemas.module import module_digest
+from stages.device.operators_option import add_operators_argument, operators_settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--factory", required=True, help="the model's factory, module:function")
     parser.add_argument("--arguments", default="{}", help="JSON object of the factory's arguments")
     parser.add_argument("--search-path", action="append", default=[], help="where factories are")
+    add_operators_argument(parser)
     parser.add_argument("--graph", required=True, help="graph.arrow of the model")
     parser.add_argument("--plan", required=True, help="plan.json of the planned module")
     parser.add_argument("--module", required=True, help="directory of the planned module")
@@ -36,6 +38,7 @@ def run(options: argparse.Namespace) -> None:
 
     from stages.device.devices import require_device
     from stages.device.factory import build
+    from stages.device.foreign import registered
     from stages.validate.validate import SEED, validate
 
     graph, plan = read_graph(options.graph), store.read_json(options.plan)
@@ -51,13 +54,14 @@ def run(options: argparse.Namespace) -> None:
     except ValueError as error:
         raise ConfigError(f"--arguments: is not JSON ({error})") from error
     torch.manual_seed(SEED)
-    built = build(
-        options.factory, arguments, search_path=options.search_path, device=options.device
-    )
-    digest = module_digest(options.module)
-    result = validate(
-        graph, built, plan, options.module, options.pairs, options.plan_seconds, options.device
-    )
+    with registered(options.operators, options.search_path):
+        built = build(
+            options.factory, arguments, search_path=options.search_path, device=options.device
+        )
+        digest = module_digest(options.module)
+        result = validate(
+            graph, built, plan, options.module, options.pairs, options.plan_seconds, options.device
+        )
     write_line(_line(options), result.line)
     write_measurement(options.out, result.measurement, digest)
 
@@ -69,6 +73,7 @@ def made(options: argparse.Namespace) -> list[Made]:
         "arguments": json.loads(options.arguments),
         "device": options.device,
         "pairs": options.pairs,
+        **operators_settings(options),
         **({} if options.threads is None else {"threads": options.threads}),
     }
     read = [options.graph, options.plan, options.module]

@@ -114,6 +114,12 @@ def test_all_errors_are_told_at_once_with_path_and_expectation() -> None:
         ({"models": {}}, "models: {} was found, expected a mapping from names to models"),
         ({"models": {"a": None}}, "models.a: nothing was found, expected a mapping with the key"),
         ({"models": {3: {"factory": "a:b"}}}, "models.3: the key 3 is no text"),
+        (
+            minimal(operators=["m"]),
+            'operators: ["m"] was found, expected a mapping from namespaces',
+        ),
+        (minimal(operators={"a.b": "c"}), "operators.a.b: is no name to use, expected the name of"),
+        (minimal(operators={"a": "c d"}), 'operators.a: "c d" was found, expected the module that'),
         (minimal(budgets=[]), "budgets: [] was found, expected a list of budgets"),
         (minimal(budgets=["50%", "50 %"]), "budgets[1]: '50 %' repeats '50%'"),
         (minimal(budgets=["50%", "50%"]), 'budgets: ["50%", "50%"] was found, expected a list'),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,19 +19,24 @@ def broken(width=1):
     raise ValueError("no such luck")
 """
 
+OPERATORS = Path(__file__).parents[1] / "stages/device/mine.py"
+
 Finished = tuple[Workplace, subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
 def finished(workplace: Workplace, tiny: dict[str, Any]) -> Finished:
-    """A run of a model that can be planned, with a budget that is too small, and of one whose
-    factory raises."""
+    """A run of a model that can be planned, with a budget that is too small, of one whose factory
+    raises, and of one that calls operators which are not PyTorch's own."""
     (workplace.folder / "mine.py").write_text(FACTORIES)
+    shutil.copy2(OPERATORS, workplace.folder / "mine_operators.py")
     models = {
         "tiny": {**tiny, "budgets": ["50%", "1kB"], "strategies": ["unplanned", "rockmate"]},
         "broken": {"factory": "mine:broken", "strategies": ["unplanned"]},
+        "calling": {"factory": "mine_operators:calling", "strategies": ["unplanned"]},
     }
-    workplace.configure({"models": models, "solver": {"peaks": 2, "saves": 2}, "pairs": 2})
+    document = {"models": models, "solver": {"peaks": 2, "saves": 2}, "pairs": 2}
+    workplace.configure({**document, "operators": {"mine": "mine_operators"}})
     return workplace, workplace.snakemake()
 
 
@@ -59,6 +65,14 @@ def test_a_plan_within_its_budget_is_as_predicted(finished: Finished) -> None:
     assert found.within_budget
     assert found.measured_peak == plan.peak
     assert {"__init__.py", "step.py"} <= {path.name for path in (point / "module").iterdir()}
+
+
+def test_a_model_that_calls_operators_of_its_own_is_as_predicted(finished: Finished) -> None:
+    point = finished[0].folder / "results/calling/unplanned/none"
+    found = read_measurement(point / "measurement.arrow")
+    assert found.bits_equal
+    assert found.measured_peak == read_plan(point / "plan.json").peak
+    assert 'operator("mine.scaled.default")' in (point / "module/step.py").read_text()
 
 
 def test_a_budget_that_is_too_small_is_a_verdict_and_stops_no_other_point(

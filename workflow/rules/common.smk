@@ -83,10 +83,32 @@ def reported(model):
 def source(wildcards):
     """Names the factory of a model as options of a stage."""
     model = SETTINGS.models[wildcards.model]
-    words = ["--factory", model.factory, "--arguments", model.arguments_json]
-    for folder in SETTINGS.search_path:
-        words += ["--search-path", folder]
-    return words
+    return [
+        "--factory",
+        model.factory,
+        "--arguments",
+        model.arguments_json,
+        *search_path(),
+    ]
+
+
+def search_path():
+    """Names the folders in which modules are looked for as options of a stage."""
+    return [
+        word for folder in SETTINGS.search_path for word in ("--search-path", folder)
+    ]
+
+
+def operators(wildcards):
+    """Names the operators that are not PyTorch's own as options of a stage."""
+    words = [f"{name}={module}" for name, module in SETTINGS.operators.items()]
+    return [option for word in words for option in ("--operators", word)]
+
+
+@cache
+def operators_code():
+    """The fingerprints of the code that registers operators."""
+    return [code_behind(f"{module}:") for module in SETTINGS.operators.values()]
 
 
 def costs_from(wildcards):

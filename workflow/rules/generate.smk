@@ -8,9 +8,13 @@ rule generate:
     log:
         f"{POINT}/logs/generate.txt",
     params:
+        operators=operators,
+        operators_code=operators_code(),
+        search_path=search_path(),
         code=code_of("generate"),
     message:
         "{wildcards.model}: writing the module of {wildcards.strategy} {wildcards.budget}"
     shell:
         "python -m stages generate --graph {input.graph:q} --schedule {input.schedule:q}"
-        " --plan {input.plan:q} --out {output:q} --error-file {log:q}"
+        " --plan {input.plan:q} {params.operators:q} {params.search_path:q}"
+        " --out {output:q} --error-file {log:q}"

@@ -11,6 +11,8 @@ rule profile:
         **MEASURING,
     params:
         source=source,
+        operators=operators,
+        operators_code=operators_code(),
         costs_from=costs_from,
         description=description(),
         doing=(
@@ -22,5 +24,5 @@ rule profile:
     message:
         "{wildcards.model}: {params.doing}"
     shell:
-        "python -m stages profile {params.source:q} --graph {input.graph:q} {params.costs_from:q}"
-        " --out {output:q} --error-file {log:q}"
+        "python -m stages profile {params.source:q} {params.operators:q} --graph {input.graph:q}"
+        " {params.costs_from:q} --out {output:q} --error-file {log:q}"

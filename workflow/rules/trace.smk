@@ -7,14 +7,16 @@ rule trace:
         **GPU,
     params:
         source=source,
+        operators=operators,
+        operators_code=operators_code(),
         source_code=source_code,
         device=SETTINGS.here,
         code=code_of("trace"),
     message:
         "{wildcards.model}: tracing the training step"
     shell:
-        "python -m stages trace {params.source:q} --name {wildcards.model} --device {params.device:q}"
-        " --out {output:q} --error-file {log:q}"
+        "python -m stages trace {params.source:q} {params.operators:q} --name {wildcards.model}"
+        " --device {params.device:q} --out {output:q} --error-file {log:q}"
 
 
 # What is traced anew while plans of it are there: they are redone only if the graph changed, which

@@ -14,12 +14,14 @@ rule validate:
         **MEASURING,
     params:
         source=source,
+        operators=operators,
+        operators_code=operators_code(),
         device=SETTINGS.device,
         pairs=SETTINGS.pairs,
         code=code_of("validate"),
     message:
         "{wildcards.model}: running {wildcards.strategy} {wildcards.budget} against the model"
     shell:
-        "python -m stages validate {params.source:q} --graph {input.graph:q} --plan {input.plan:q}"
-        " --module {input.module:q} --device {params.device:q} --pairs {params.pairs:q}"
+        "python -m stages validate {params.source:q} {params.operators:q} --graph {input.graph:q}"
+        " --plan {input.plan:q} --module {input.module:q} --device {params.device:q} --pairs {params.pairs:q}"
         " --line {output.line:q} --out {output.measurement:q} --error-file {log:q}"

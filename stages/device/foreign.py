@@ -1,0 +1,76 @@
+"""Operators that are not PyTorch's own: of libraries, of extensions, of a user's `torch.library`.
+
+A graph may call them where the user names their namespace; no artifact can.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import re
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
+from pathlib import Path
+
+from schemas.errors import ConfigError
+from stages.device.factory import search
+
+OWN = ("aten", "prims")
+"""The namespaces of PyTorch's own operators."""
+_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+_WRITTEN = re.compile(rf"({_NAME})=({_NAME}(?:\.{_NAME})*)")
+
+_allowed: ContextVar[frozenset[str]] = ContextVar("allowed", default=frozenset())
+
+
+@contextlib.contextmanager
+def allowing(namespaces: Iterable[str]) -> Iterator[None]:
+    """Within it graphs may call the operators of these namespaces, too.
+
+    Raises ConfigError for what is no name of a namespace.
+    """
+    chosen = list(namespaces)
+    for name in chosen:
+        if not isinstance(name, str) or not re.fullmatch(_NAME, name):
+            raise ConfigError(
+                f"operators: {name!r} is no namespace of operators, expected a name like mylib"
+            )
+    token = _allowed.set(_allowed.get() | frozenset(chosen))
+    try:
+        yield
+    finally:
+        _allowed.reset(token)
+
+
+def may_call(namespace: str) -> bool:
+    """True for a namespace of PyTorch itself and for one that the user allows."""
+    return namespace in OWN or namespace in _allowed.get()
+
+
+@contextlib.contextmanager
+def registered(written: Iterable[str], search_path: Iterable[Path | str]) -> Iterator[None]:
+    """Imports the modules that register operators, "namespace=module" each, and allows these.
+
+    Raises ConfigError where one is not written so or cannot be imported.
+    """
+    namespaces = []
+    search(search_path)
+    for words in written:
+        match = _WRITTEN.fullmatch(words)
+        if match is None:
+            raise ConfigError(f"--operators {words}: is not of the form NAMESPACE=MODULE")
+        namespaces.append(match[1])
+        try:
+            importlib.import_module(match[2])
+        except Exception as error:  # whatever the user's module raises
+            said = f"{type(error).__name__}: {error}"
+            raise ConfigError(
+                f"--operators {words}: {match[2]} cannot be imported ({said})"
+            ) from error
+    with allowing(namespaces):
+        yield
+
+
+def is_foreign(target: str) -> bool:
+    """True for the name "namespace.name.overload" of an operator that is not PyTorch's own."""
+    return target.partition(".")[0] not in OWN

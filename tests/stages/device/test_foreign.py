@@ -1,0 +1,98 @@
+"""Operators that are not PyTorch's own: allowed by the user alone, never by an artifact."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from schemas.errors import ArtifactError, ConfigError, ModelError
+from stages.device.factory import check_result
+from stages.device.foreign import allowing, registered
+from stages.device.operators import resolve
+from stages.profile.device import describe_device
+from stages.profile.library import open_library
+from stages.profile.profile import profile
+from stages.trace.trace import trace
+from tests.stages.device import mine
+
+SCALED = "mine.scaled.default"
+
+
+def graph_of(operator: Any, grad: bool = True) -> Any:
+    made: tuple[Any, ...] = mine.Calling(operator, grad), ((torch.randn(4, 32),), {})
+    with allowing(["mine"]):
+        return trace(check_result(made, "mine"), "mine")
+
+
+def test_resolves_where_the_namespace_is_allowed_and_nowhere_else() -> None:
+    with pytest.raises(ArtifactError, match="'mine' is not PyTorch's own, and not allowed as one"):
+        resolve(SCALED)
+    with allowing(["mine"]):
+        assert resolve(SCALED) is torch.ops.mine.scaled.default
+        with pytest.raises(ArtifactError, match=r"no operator 'mine.+default': import the mod"):
+            resolve("mine.gone.default")
+        with pytest.raises(ArtifactError, match="changes its arguments"):
+            resolve("mine.writing.default")
+        with pytest.raises(ArtifactError, match="'other' is not PyTorch's own"):
+            resolve("other.scaled.default")
+    with pytest.raises(ArtifactError, match="not allowed"):
+        resolve(SCALED)
+
+
+@pytest.mark.parametrize("name", ["a.b", "", "mine=x", 3])
+def test_a_namespace_is_a_name(name: Any) -> None:
+    with pytest.raises(ConfigError, match="is no namespace of operators"), allowing([name]):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("mine", "is not of the form NAMESPACE=MODULE"),
+        ("mine=os;x", "is not of the form NAMESPACE=MODULE"),
+        ("mine=tests.not_there", "tests.not_there cannot be imported"),
+    ],
+)
+def test_a_module_that_registers_nothing_is_told(written: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said), registered([written], []):
+        pass
+
+
+def test_a_graph_calls_it_only_where_it_is_allowed() -> None:
+    made: tuple[Any, ...] = mine.Calling(mine.shifted), ((torch.randn(4, 32),), {})
+    with pytest.raises(ModelError, match=r"mine.py:\d+: .*namespace 'mine' is named as one of `op"):
+        trace(check_result(made, "mine"), "mine")
+    assert SCALED in [op.target for op in graph_of(mine.shifted).ops]
+    assert SCALED in [op.target for op in graph_of(lambda x: mine.scaled(x, 0.5)).ops]
+
+
+@pytest.mark.parametrize(
+    ("operator", "said"),
+    [
+        (mine.unfaked, "mine::unfaked has no fake kernel, which planning needs"),
+        (mine.underived, r"mine[.:]+underived\S* has no derivative"),
+        (torch.ops.mine.bare, "mine::bare has no derivative"),
+    ],
+)
+def test_what_planning_lacks_is_named(operator: Any, said: str) -> None:
+    with pytest.raises(ModelError, match=said):
+        graph_of(operator)
+
+
+@pytest.mark.parametrize("operator", [mine.underived, torch.ops.mine.bare])
+def test_no_derivative_is_needed_where_there_is_no_gradient(operator: Any) -> None:
+    assert any(op.target.startswith("mine.") for op in graph_of(operator, grad=False).ops)
+
+
+def test_the_library_does_not_learn_what_may_change_under_its_name(tmp_path: Path) -> None:
+    graph = graph_of(mine.shifted)
+    with allowing(["mine"]), open_library(tmp_path, describe_device("cpu")) as library:
+        costs = profile(graph, None, library)
+        assert SCALED in [row.target for row in costs.rows.values()]
+        assert SCALED not in [row.target for row in library.costs.rows.values()]
+        asked: list[str] = []
+        profile(graph, None, library, report=lambda done, total, target: asked.append(target))
+    assert asked == [SCALED]
