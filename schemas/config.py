@@ -6,7 +6,7 @@ import difflib
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -98,13 +98,13 @@ def parse_config(document: Mapping[str, Any], source: str = "config.yaml") -> Co
     schema = _schema()
     plain, problems = _plain(document)
     problems += [_sentence(error) for error in Draft202012Validator(schema).iter_errors(plain)]
-    problems += _budget_problems(plain) + _device_problems(plain)
+    problems += _budget_problems(plain) + _device_problems(plain) + _sample_problems(plain)
     if problems:
         raise ConfigError(_message(source, sorted(set(problems))))
     filled = _with_defaults(plain, schema)
     solver = filled["solver"]
     return Config(
-        models={name: _model(name, filled) for name in filled["models"]},
+        models={model.name: model for name in filled["models"] for model in _models(name, filled)},
         device=filled["device"],
         engine=solver["engine"],
         peaks=solver["peaks"],
@@ -158,15 +158,24 @@ def _budgets_of(strategy: str, budgets: Iterable[str]) -> list[tuple[str, str]]:
     return [(budget, parse_budget(budget).directory) for budget in budgets]
 
 
-def _model(name: str, document: dict[str, Any]) -> Model:
+def _models(name: str, document: dict[str, Any]) -> Iterator[Model]:
+    """The model of a name, or one for each of its samples."""
     model = document["models"][name]
-    return Model(
-        name,
-        model["factory"],
-        model["arguments"],
-        model.get("strategies", document["strategies"]),
-        [parse_budget(budget).text for budget in model.get("budgets", document["budgets"])],
-    )
+    named: dict[str, dict[str, Any]] = {name: {}}
+    if "samples" in model:
+        named = dict(zip(_sample_names(name, model["samples"]), model["samples"], strict=True))
+    for each, further in named.items():
+        yield Model(
+            each,
+            model["factory"],
+            {**model["arguments"], **further},
+            model.get("strategies", document["strategies"]),
+            [parse_budget(budget).text for budget in model.get("budgets", document["budgets"])],
+        )
+
+
+def _sample_names(name: str, samples: Sequence[Any]) -> list[str]:
+    return [f"{name}.{number}" for number in range(1, len(samples) + 1)]
 
 
 def _schema() -> dict[str, Any]:
@@ -220,6 +229,19 @@ def _budget_problems(document: Any) -> list[str]:
                     f"{key}: {written!r} repeats {seen[directory]!r}, expected each budget once"
                 )
             seen.setdefault(directory, written)
+    return problems
+
+
+def _sample_problems(document: Any) -> list[str]:
+    """A sentence for each sample whose name is that of a model, too."""
+    models = document.get("models") if isinstance(document, dict) else None
+    problems = []
+    for name, model in models.items() if isinstance(models, dict) else ():
+        samples = model.get("samples") if isinstance(model, dict) else None
+        for index, taken in enumerate(_sample_names(name, samples or ())):
+            if taken in models:  # type: ignore[operator]
+                where = _path(["models", name, "samples", index])
+                problems.append(f"{where}: is planned as {taken}, which is a model of its own")
     return problems
 
 

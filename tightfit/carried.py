@@ -10,6 +10,7 @@ import functools
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from schemas.errors import ArtifactError
@@ -25,12 +26,31 @@ def loader(directory: Path | str, digest: str = "") -> Callable[[nn.Module, str]
 
     Raises ArtifactError where the directory is no package, or one of another digest than asked for.
     """
-    from stages.validate.load import load_package, package_digest, package_files, planned_by
+    from stages.validate.load import planned_by
+
+    package = _carrying(directory, digest)
+    return lambda model, otherwise: planned_by(package, directory, model, otherwise=otherwise)
+
+
+def shapes_of_package(directory: Path | str) -> str:
+    """The shapes of the tensors of the calls that a package's plan takes, "" where there is none.
+
+    Raises ArtifactError where the directory is no package.
+    """
+    interface = getattr(_carrying(directory, ""), "INTERFACE", None)
+    if interface is None:
+        return ""
+    places = [leaf for leaf in interface.leaves if isinstance(leaf, int)]
+    return ", ".join(str(tuple(interface.tensors[place].shape)) for place in places)
+
+
+def _carrying(directory: Path | str, digest: str) -> ModuleType:
+    from stages.validate.load import load_package, package_digest, package_files
 
     digest = digest or package_digest(package_files(directory))
     package = load_package(directory, digest)
     vars(package)["carrying"] = functools.partial(_reduced, str(Path(directory).resolve()), digest)
-    return lambda model, otherwise: planned_by(package, directory, model, otherwise=otherwise)
+    return package
 
 
 def _reduced(place: str, digest: str, model: nn.Module, otherwise: str) -> tuple[Any, ...]:

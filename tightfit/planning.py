@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from schemas.budget import NO_BUDGET
+from schemas.errors import ConfigError
 from schemas.strategies import baselines
 from tightfit.choices import Choice, ChosenPlan
 from tightfit.house import default_store
@@ -121,13 +122,24 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def load(package: Path | str, model: nn.Module, otherwise: Otherwise = "error") -> nn.Module:
-    """The module that takes the place of `model`, by the generated package in a folder.
+def load(
+    package: Path | str | Sequence[Path | str], model: nn.Module, otherwise: Otherwise = "error"
+) -> nn.Module:
+    """The module that takes the place of `model`, by the generated package in a folder, or by those
+    in several, which were planned for calls of other shapes: each call runs the plan that was made
+    for it.
 
-    `otherwise` says what a call that differs from the plan does: raise PlanMismatch, or run the
-    original model. Raises ArtifactError where the folder holds no package, or one for another
-    model.
+    `otherwise` says what a call that differs from the plans does: raise PlanMismatch, or run the
+    original model. Raises ArtifactError where a folder holds no package, or one for another model.
     """
-    from tightfit.carried import loader
+    from tightfit.carried import loader, shapes_of_package
 
-    return loader(package)(model, otherwise)
+    if isinstance(package, str | Path):
+        return loader(package)(model, otherwise)
+    folders = list(package)
+    if not folders:
+        raise ConfigError("load is given no package")
+    if len(folders) == 1:
+        return loader(folders[0])(model, otherwise)
+    loads = [loader(folder) for folder in folders]
+    return Plans(loads, [shapes_of_package(folder) for folder in folders], otherwise).join(model)

@@ -63,6 +63,25 @@ def test_a_model_may_have_its_own_budgets_and_strategies() -> None:
     assert config.models["own"].arguments_json == '{"names": ["x"], "width": 3}'
 
 
+def test_samples_of_several_shapes_are_planned_each_for_itself() -> None:
+    document = minimal(strategies=["rotor"])
+    document["models"]["own"] = {
+        "factory": "a.b:c",
+        "arguments": {"tokens": 1, "width": 3},
+        "samples": [{"tokens": 2}, {}],
+        "budgets": ["40%"],
+    }
+    models = parse_config(document).models
+    assert list(models) == ["small", "own.1", "own.2"]
+    assert models["own.1"].arguments == {"tokens": 2, "width": 3}
+    assert models["own.2"].arguments == {"tokens": 1, "width": 3}
+    assert [request.model for request in parse_config(document).requests("own.2")] == ["own.2"]
+    document["models"]["own.2"] = {"factory": "a.b:c"}
+    assert problems(document) == [
+        "models.own.samples[1]: is planned as own.2, which is a model of its own"
+    ]
+
+
 def test_defaults_are_not_shared_between_configurations() -> None:
     parse_config(minimal()).search_path.append("elsewhere")
     assert parse_config(minimal()).search_path == ["."]
@@ -114,6 +133,14 @@ def test_all_errors_are_told_at_once_with_path_and_expectation() -> None:
         ({"models": {}}, "models: {} was found, expected a mapping from names to models"),
         ({"models": {"a": None}}, "models.a: nothing was found, expected a mapping with the key"),
         ({"models": {3: {"factory": "a:b"}}}, "models.3: the key 3 is no text"),
+        (
+            {"models": {"a": {"factory": "b:c", "samples": []}}},
+            "models.a.samples: [] was found, expected a list of mappings from argument names",
+        ),
+        (
+            {"models": {"a": {"factory": "b:c", "samples": [3]}}},
+            "models.a.samples[0]: 3 was found, expected a mapping from argument names to plain",
+        ),
         (
             minimal(operators=["m"]),
             'operators: ["m"] was found, expected a mapping from namespaces',

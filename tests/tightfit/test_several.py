@@ -104,6 +104,24 @@ def test_one_budget_in_bytes_for_all(store: Path) -> None:
     assert least.plans[0].budget_total == least.plans[0].smallest_budget
 
 
+def test_packages_for_several_shapes_are_loaded_as_one_module(store: Path) -> None:
+    folders = [one.module for one in plan(store, net())[1].plans]
+    fitted = tightfit.load(folders, net())
+    assert equal(train(fitted, ORDERS[2]), train(net(), ORDERS[2]))
+    assert equal(train(copy.deepcopy(fitted), SAMPLES), train(fitted, SAMPLES))
+    with pytest.raises(
+        tightfit.PlanMismatch, match=r"that for \(64, 16\).*for \(24, 16\), \(24,\)"
+    ):
+        fitted(rows(3))
+    other = tightfit.load(folders, net(), "original")
+    assert torch.isfinite(other(rows(3)))
+    assert equal(train(tightfit.load(folders[:1], net()), SAMPLES[:1]), train(net(), SAMPLES[:1]))
+    with pytest.raises(tightfit.ConfigError, match="load is given no package"):
+        tightfit.load([], net())
+    with pytest.raises(tightfit.ArtifactError, match="load refuses the"):
+        tightfit.load(folders, torch.nn.Linear(16, 5))
+
+
 def test_no_plan_for_one_shape_names_it(store: Path) -> None:
     with pytest.raises(
         tightfit.ConfigError, match=r"shapes \(64, 16\): infeasible: 1% is .* is 7\d% "
