@@ -1,4 +1,4 @@
-"""`tightfit.frontier/4`: the plans of one strategy for one model and profile, from most to least
+"""`tightfit.frontier/5`: the plans of one strategy for one model and profile, from most to least
 memory. What a budget takes comes from the points around it, so that it never matters which other
 budgets were asked."""
 
@@ -23,9 +23,9 @@ class Point:
 
     `peak` (bytes) and `seconds` are what replay says of it; `before_peak` and `before_seconds` are
     those of the strategy's own sequence, as it was given. A point is `polished` where a search made
-    another sequence of that. `in_place` and `room` (bytes) say which ops overwrite inputs that end
-    with them (`stages.replay.line`). `sequence` is what the strategy does with the positions of its
-    chain and `origin` how the point was found.
+    another sequence of that. `in_place` and `ceiling` (bytes) say which ops overwrite inputs that
+    end with them (`stages.replay.line`). `sequence` is what the strategy does with the positions
+    of its chain and `origin` how the point was found.
     """
 
     peak: int
@@ -34,7 +34,7 @@ class Point:
     before_seconds: float
     polished: bool
     in_place: bool
-    room: int
+    ceiling: int
     executions: list[int]
     sequence: list[Operation]
     origin: str
@@ -75,7 +75,7 @@ class Frontier:
 
 FRONTIER = store.ArtifactType(
     "tightfit.frontier",
-    4,
+    5,
     pa.schema(
         [
             integer("peak"),
@@ -84,7 +84,7 @@ FRONTIER = store.ArtifactType(
             number("before_seconds"),
             flag("polished"),
             flag("in_place"),
-            integer("room"),
+            integer("ceiling"),
             integers("executions"),
             records("sequence", *OPERATION_FIELDS),
             text("origin"),

@@ -83,7 +83,7 @@ class _Plan:
     executions: Sequence[int]
     polished: bool = False
     in_place: bool = False
-    room: int = 0
+    ceiling: int = 0
 
 
 class _Played:
@@ -95,9 +95,9 @@ class _Played:
         self.opener = Opener(graph, problem)
         self._given: dict[tuple[int, ...], Cost] = {}
 
-    def cost(self, ops: Sequence[int], in_place: bool, room: int) -> Cost:
+    def cost(self, ops: Sequence[int], in_place: bool, ceiling: int) -> Cost:
         """What replay says of a plan."""
-        steps = self.opener.schedule(ops, in_place, room)
+        steps = self.opener.schedule(ops, in_place, ceiling)
         played = replay(self.graph, self.costs, steps)
         return Cost(played.seconds, played.peak)
 
@@ -113,7 +113,7 @@ class _Played:
         candidate = plan.candidate
         before = self.given(candidate)
         as_given = not (plan.polished or plan.in_place)
-        after = before if as_given else self.cost(plan.executions, plan.in_place, plan.room)
+        after = before if as_given else self.cost(plan.executions, plan.in_place, plan.ceiling)
         return Point(
             peak=after.peak,
             seconds=after.time,
@@ -121,7 +121,7 @@ class _Played:
             before_seconds=before.time,
             polished=plan.polished,
             in_place=plan.in_place,
-            room=plan.room,
+            ceiling=plan.ceiling,
             executions=list(plan.executions),
             sequence=list(candidate.sequence),
             origin=candidate.origin + (", polished" if plan.polished else ""),
@@ -144,13 +144,13 @@ def _plans(
         yield _Plan(source, source.executions)
         sequence = [position[op] for op in source.executions]
         peak = max(run.peak for run in executions(problem, sequence, in_place=False))
-        for room in (peak, 0):
-            yield _Plan(source, source.executions, in_place=True, room=room)
+        for ceiling in (peak, 0):
+            yield _Plan(source, source.executions, in_place=True, ceiling=ceiling)
     unique: dict[tuple[int, ...], Polished] = {}
-    seeds = Moments(problem).seeds
-    for polished in Polisher(problem).sweep(starts, least_peak(problem), workers, report, seeds):
+    drafts = Moments(problem).drafts
+    for polished in Polisher(problem).sweep(starts, least_peak(problem), workers, report, drafts):
         unique.setdefault((polished.peak, *polished.sequence), polished)
     for polished in unique.values():
         source = keep_all if polished.start is None else candidates[polished.start]
         ops = [nodes[index].op for index in polished.sequence]
-        yield _Plan(source, ops, polished=True, in_place=True, room=polished.room)
+        yield _Plan(source, ops, polished=True, in_place=True, ceiling=polished.ceiling)

@@ -73,7 +73,7 @@ def refined(
             within or frontier.points[-1],
             polished=True,
             in_place=True,
-            room=found.room,
+            ceiling=found.ceiling,
             executions=[problem.nodes[position].op for position in found.sequence],
         )
     )

@@ -45,12 +45,12 @@ class Execution:
 
 
 def executions(
-    problem: Problem, sequence: Sequence[int], in_place: bool, room: int = 0
+    problem: Problem, sequence: Sequence[int], in_place: bool, ceiling: int = 0
 ) -> list[Execution]:
     """The runs of a sequence of positions of nodes, in its order.
 
     With `in_place` a node overwrites the first of its reusable inputs that ends with it, where that
-    takes no longer, or where it would need more than `room` bytes otherwise.
+    takes no longer, or where it would need more than `ceiling` bytes otherwise.
     """
     repeated = _repeated(sequence)
     drops = _drops(problem, sequence, repeated)
@@ -62,7 +62,7 @@ def executions(
         live += states[0]
         made = live + sum(problem.storages[storage].bytes for storage in form.outputs)
         peak = max(live + states[1] + form.peak, made)
-        reuse = _reuse(form, dropped, peak, room) if in_place else None
+        reuse = _reuse(form, dropped, peak, ceiling) if in_place else None
         if reuse is not None:
             overwritten = problem.storages[reuse.storage].bytes
             peak = max(live + states[1] + reuse.peak, made - overwritten)
@@ -115,9 +115,9 @@ def _states(
     return size if first else 0, 0 if first else size, 0 if left[node] else size
 
 
-def _reuse(form: Node | Repeat, dropped: list[int], peak: int, room: int) -> Reuse | None:
+def _reuse(form: Node | Repeat, dropped: list[int], peak: int, ceiling: int) -> Reuse | None:
     """The in-place form that a run takes; without it the most would be `peak`."""
     reuse = next((reuse for reuse in form.reuses if reuse.storage in dropped), None)
-    if reuse is not None and reuse.seconds > form.seconds and peak <= room:
+    if reuse is not None and reuse.seconds > form.seconds and peak <= ceiling:
         return None
     return reuse

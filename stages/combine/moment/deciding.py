@@ -2,7 +2,7 @@
 (`program`) at the moments that ask for the most.
 
 The first moment is the one of the heaviest dependency chain at which the relaxed program is worth
-the most. Each further one is where the sequence that the solution makes (`seed`) exceeds the budget
+the most. Each further one is where the sequence of the solution (`draft`) exceeds the budget
 the most. Every program's bound holds, so that the best of them does.
 """
 
@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from schemas.problem import Problem
+from stages.combine.moment.draft import sequence_of
+from stages.combine.moment.intervals import Order
 from stages.combine.moment.matrix import SparseProgram
-from stages.combine.moment.periods import Order
 from stages.combine.moment.program import Program, seconds_of_all
-from stages.combine.moment.seed import sequence_of
 from stages.combine.moment.solver import Limits, Solved, integral, relaxed
 from stages.replay.line import executions
 
@@ -81,7 +81,7 @@ class Moments:
         return Decided(unit * (1.0 + bound), sequences, clock)
 
     def _program(self, moments: Sequence[int], budget: int) -> tuple[Program, SparseProgram]:
-        program = Program(self.problem, self.order.periods(moments), budget)
+        program = Program(self.problem, self.order.intervals(moments), budget)
         return program, program.matrix.sparse()
 
     def _first(self, budget: int) -> tuple[int, Solved]:
@@ -104,11 +104,11 @@ class Moments:
     def _worst(self, sequence: Sequence[int], budget: int) -> int | None:
         """The node of the chain whose first run exceeds the budget the most, None where none does:
         on a chain, any nodes can be moments together."""
-        runs = executions(self.problem, sequence, in_place=True, room=budget)
+        runs = executions(self.problem, sequence, in_place=True, ceiling=budget)
         first = {run.node: run.peak for run in runs if not run.repeated}
         worst = max(self.chain, key=lambda node: first[node])
         return worst if first[worst] > budget else None
 
-    def seeds(self, budget: int) -> list[list[int]]:
+    def drafts(self, budget: int) -> list[list[int]]:
         """Starts for the search, for one of many budgets: with less work than a bound takes."""
         return self.decide(budget, SEEDED, SEED_WORK).sequences

@@ -1,18 +1,18 @@
 """What a plan keeps across a few moments and what it runs between them, as an integer program.
 
 Its least value is at most the seconds of every plan within the budget, whatever its order, since
-each plan gives a solution of at most its seconds. Read off a plan, for each node, storage, period
-(`periods`) and moment:
+each plan gives a solution of at most its seconds. Read off a plan, for each node, storage, interval
+(`intervals`) and moment:
 
-- `first`: whether the first run is in the period; known where dependencies say so;
-- `again`: whether further runs are in the period;
+- `first`: whether the first run is in the interval; known where dependencies say so;
+- `again`: whether further runs are in the interval;
 - `runs`: how many of them;
-- `over`: whether the first run, in the period, overwrites a certain input;
+- `over`: whether the first run, in the interval, overwrites a certain input;
 - `kept`: whether the storage is there when the moment's node starts.
 
 Every plan keeps to the rows:
 
-- What a run reads was there when its period began, or a run in the period made it.
+- What a run reads was there when its interval began, or a run in the interval made it.
 - What is there at a moment was there at the one before or was made since. Each making begins a life
   and each overwriting ends one, so that lives begun, less lives that overwriting ended, bound what
   is there. Of the overwriting, only that by first runs is counted.
@@ -21,17 +21,17 @@ Every plan keeps to the rows:
 
 A plan takes the seconds of its first runs, less what overwriting saves, and those of its further
 runs, each at least the fastest form's. An overwriting that saves neither time nor, at a moment,
-bytes counts as the plain form, which takes no longer. Further runs in the period of the first one
+bytes counts as the plain form, which takes no longer. Further runs in the interval of the first one
 count only where something overwrites what they make, and no more than `_often` do: the rows hold
-without the others, since what they make was made in the period. Random states are left out, and
+without the others, since what they make was made in the interval. Random states are left out, and
 what would not fit at any other time. All of this only lowers the value.
 """
 
 from __future__ import annotations
 
 from schemas.problem import Node, Problem, Reuse
+from stages.combine.moment.intervals import Intervals
 from stages.combine.moment.matrix import NOTHING, ONE, Matrix, Term
-from stages.combine.moment.periods import Periods
 
 
 def seconds_of_all(problem: Problem) -> float:
@@ -40,12 +40,12 @@ def seconds_of_all(problem: Problem) -> float:
 
 
 class Program:
-    """The program of a problem, its periods and a budget in bytes. The value of `matrix` is the
+    """The program of a problem, its intervals and a budget in bytes. The value of `matrix` is the
     seconds beyond `seconds_of_all`, in shares of these."""
 
-    def __init__(self, problem: Problem, periods: Periods, budget: int) -> None:
+    def __init__(self, problem: Problem, intervals: Intervals, budget: int) -> None:
         self.problem = problem
-        self.periods = periods
+        self.intervals = intervals
         self.matrix = Matrix()
         self.unit = seconds_of_all(problem)
         self.first: dict[tuple[int, int], Term] = {}
@@ -68,18 +68,18 @@ class Program:
             self._reads(position)
         for number in range(1, self.last):
             self._close(number)
-        for number, moment in enumerate(periods.moments, 1):
+        for number, moment in enumerate(intervals.moments, 1):
             self._within(number, moment, budget)
 
     @property
     def last(self) -> int:
-        """The last period."""
-        return len(self.periods.moments)
+        """The last interval."""
+        return len(self.intervals.moments)
 
     def _worthwhile(self, position: int) -> list[Reuse]:
         """The forms in place of a first run that may save time, or bytes at a moment."""
         node = self.problem.nodes[position]
-        moment = position in self.periods.moments
+        moment = position in self.intervals.moments
         return [
             reuse
             for reuse in node.reuses
@@ -96,32 +96,32 @@ class Program:
         return [sum(count[s] for s in node.form(True).outputs) for node in self.problem.nodes]
 
     def _add_first(self, position: int) -> None:
-        periods = self.periods.first(position)
-        if len(periods) == 1:
-            self.first[position, periods[0]] = ONE
+        intervals = self.intervals.first(position)
+        if len(intervals) == 1:
+            self.first[position, intervals[0]] = ONE
             return
-        terms = [self.matrix.binary() for _ in periods]
+        terms = [self.matrix.binary() for _ in intervals]
         self.matrix.at_least(1.0, [(1.0, term) for term in terms])
         self.matrix.at_least(-1.0, [(-1.0, term) for term in terms])
-        for period, term in zip(periods, terms, strict=True):
-            self.first[position, period] = term
+        for interval, term in zip(intervals, terms, strict=True):
+            self.first[position, interval] = term
 
     def _add_over(self, position: int) -> None:
         """A run overwrites at most one of its inputs."""
         node = self.problem.nodes[position]
-        for period in self.periods.first(position) if self.reuses[position] else ():
+        for interval in self.intervals.first(position) if self.reuses[position] else ():
             found = [
                 (reuse, self.matrix.binary((reuse.seconds - node.seconds) / self.unit))
                 for reuse in self.reuses[position]
             ]
-            self.over[position, period] = found
+            self.over[position, interval] = found
             for reuse, term in found:
-                self.overwritten.setdefault((reuse.storage, period), []).append(term)
+                self.overwritten.setdefault((reuse.storage, interval), []).append(term)
             terms = [(-1.0, term) for _, term in found]
-            self.matrix.at_least(0.0, [(1.0, self.first[position, period]), *terms])
+            self.matrix.at_least(0.0, [(1.0, self.first[position, interval]), *terms])
 
     def _add_further(self, position: int) -> None:
-        """Further runs count from the period after the first one on, where something overwrites
+        """Further runs count from the interval after the first one on, where something overwrites
         what they make from that one on."""
         node = self.problem.nodes[position]
         if not node.repeatable or any(
@@ -130,43 +130,43 @@ class Program:
             return
         often = self._often[position]
         cost = fastest_again(node) / self.unit
-        for period in self.periods.further(position):
-            before = self._first_up_to(position, period if often else period - 1)
+        for interval in self.intervals.further(position):
+            before = self._first_up_to(position, interval if often else interval - 1)
             if not before:
                 continue
             if not often:
                 term = self.matrix.binary(cost)
-                self.again[position, period] = self.runs[position, period] = term
+                self.again[position, interval] = self.runs[position, interval] = term
             else:
                 term = self.matrix.binary()
                 many = self.matrix.share(cost, often + 1.0)
-                self.again[position, period], self.runs[position, period] = term, many
+                self.again[position, interval], self.runs[position, interval] = term, many
                 self.matrix.implied(term, [many])
                 self.matrix.at_least(0.0, [(often + 1.0, term), (-1.0, many)])
             self.matrix.implied(term, before)
 
-    def _first_up_to(self, position: int, period: int) -> list[Term]:
-        """Whether the first run is in a period or before; empty where it cannot be."""
-        periods = range(self.periods.earliest[position], period + 1)
-        return [self.first[key] for p in periods if (key := (position, p)) in self.first]
+    def _first_up_to(self, position: int, interval: int) -> list[Term]:
+        """Whether the first run is in an interval or before; empty where it cannot be."""
+        intervals = range(self.intervals.earliest[position], interval + 1)
+        return [self.first[key] for p in intervals if (key := (position, p)) in self.first]
 
-    def _makes(self, storage: int, period: int, runs: dict[tuple[int, int], Term]) -> list[Term]:
-        """The first and the further runs in a period that make a storage; `runs` are `again` or
+    def _makes(self, storage: int, interval: int, runs: dict[tuple[int, int], Term]) -> list[Term]:
+        """The first and the further runs in an interval that make a storage; `runs` are `again` or
         `runs`."""
         maker = self.problem.storages[storage].producer
-        found = [self.first.get((maker, period), NOTHING)]
+        found = [self.first.get((maker, interval), NOTHING)]
         if storage in self.problem.nodes[maker].form(True).outputs:
-            found.append(runs.get((maker, period), NOTHING))
+            found.append(runs.get((maker, interval), NOTHING))
         return found
 
     def _add_kept(self, storage: int) -> None:
         stored = self.problem.storages[storage]
-        for number, moment in enumerate(self.periods.moments, 1):
+        for number, moment in enumerate(self.intervals.moments, 1):
             before = self._first_up_to(stored.producer, number - 1)
             if not before:
                 continue
             needed = storage in self.problem.nodes[moment].inputs
-            sure = stored.stays and self.periods.latest[stored.producer] < number
+            sure = stored.stays and self.intervals.latest[stored.producer] < number
             term = ONE if needed or sure else self.matrix.binary()
             self.kept[storage, number] = term
             if stored.stays:
@@ -176,39 +176,39 @@ class Program:
         if not stored.stays:
             self._lives(NOTHING, storage, self.last)
 
-    def _lives(self, after: Term, storage: int, period: int) -> None:
-        """What is there after a period was there before it or made in it, and not overwritten."""
-        overwritten = self.overwritten.get((storage, period), [])
+    def _lives(self, after: Term, storage: int, interval: int) -> None:
+        """What is there after an interval was there before or made in it, and not overwritten."""
+        overwritten = self.overwritten.get((storage, interval), [])
         if not overwritten and after is NOTHING:
             return
-        made = self._makes(storage, period, self.runs)
+        made = self._makes(storage, interval, self.runs)
         if made[0] is ONE and not overwritten:
             return
-        begun = [self.kept.get((storage, period), NOTHING), *made]
+        begun = [self.kept.get((storage, interval), NOTHING), *made]
         ended = [after, *overwritten]
         self.matrix.at_least(0.0, [*((1.0, t) for t in begun), *((-1.0, t) for t in ended)])
 
     def _reads(self, position: int) -> None:
         node = self.problem.nodes[position]
-        for period in self.periods.first(position):
-            claim = self.first[position, period]
+        for interval in self.intervals.first(position):
+            claim = self.first[position, interval]
             for storage in node.inputs:
-                self._there(claim, storage, period)
-        for period in self.periods.further(position):
-            if (position, period) in self.again:
+                self._there(claim, storage, interval)
+        for interval in self.intervals.further(position):
+            if (position, interval) in self.again:
                 for storage in node.form(True).inputs:
-                    self._there(self.again[position, period], storage, period)
+                    self._there(self.again[position, interval], storage, interval)
 
-    def _there(self, claim: Term, storage: int, period: int) -> None:
-        """What a run reads was there before its period or is made in it."""
+    def _there(self, claim: Term, storage: int, interval: int) -> None:
+        """What a run reads was there before its interval or is made in it."""
         if self.problem.storages[storage].producer >= 0:
-            made = self._makes(storage, period, self.again)
+            made = self._makes(storage, interval, self.again)
             if made[0] is not ONE:
-                self.matrix.implied(claim, [self.kept.get((storage, period), NOTHING), *made])
+                self.matrix.implied(claim, [self.kept.get((storage, interval), NOTHING), *made])
 
     def _close(self, number: int) -> None:
         """The rows of a moment as if it were the only one. For whole numbers they follow from the
-        others; they keep parts of a storage from counting once more in each later period."""
+        others; they keep parts of a storage from counting once more in each later interval."""
         late = self._since(self.first, number)
         again = self._since(self.again, number)
         once = {
@@ -241,10 +241,10 @@ class Program:
                 there([term], storage)
 
     def _since(self, terms: dict[tuple[int, int], Term], number: int) -> dict[int, list[Term]]:
-        """By node, the terms of the periods from a moment on."""
+        """By node, the terms of the intervals from a moment on."""
         found: dict[int, list[Term]] = {}
-        for (position, period), term in terms.items():
-            if period >= number:
+        for (position, interval), term in terms.items():
+            if interval >= number:
                 found.setdefault(position, []).append(term)
         return found
 

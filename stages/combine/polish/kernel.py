@@ -46,10 +46,10 @@ def step_back(a: Arrays, row: int, used: Flags) -> int:
 
 @njit(cache=True, nogil=True)
 def memory_line(
-    a: Arrays, sequence: Positions, length: int, room: int, line: Integers
+    a: Arrays, sequence: Positions, length: int, ceiling: int, line: Integers
 ) -> tuple[int, float]:
     """Fills `line[:length]` with the peak within each execution, in bytes; returns the largest and
-    the seconds of all executions. `room` decides where they run in place, as in `line`."""
+    the seconds of all executions. `ceiling` decides where they run in place, as in `line`."""
     nodes = a.once.size
     rows = rows_of(a, sequence, length)
     freed = np.zeros(length, np.int64)
@@ -83,7 +83,7 @@ def memory_line(
             live += a.size[a.output_item[k]]
         line[i] = max(before + a.peak[row], live)
         k = reuse[i]
-        if k >= 0 and (a.reuse_seconds[k] <= a.seconds[row] or line[i] > room):
+        if k >= 0 and (a.reuse_seconds[k] <= a.seconds[row] or line[i] > ceiling):
             line[i] = max(before + a.reuse_peak[k], live - a.size[a.reuse_item[k]])
             seconds += a.reuse_seconds[k]
         else:

@@ -22,7 +22,7 @@ from stages.combine.polish.kernel import memory_line
 
 Report = Callable[[int, int], None]
 """Takes how much is done, of how much."""
-Seeds = Callable[[int], Sequence[Sequence[int]]]
+Drafts = Callable[[int], Sequence[Sequence[int]]]
 """Takes a budget in bytes and gives further sequences to start from."""
 STEP = 0.975
 """Ratio of two neighbouring budgets on the grid of a frontier."""
@@ -32,10 +32,10 @@ ALONE, BESIDE = 120, 50
 """Moves per node of a search from a start, and from what another search found."""
 ROUNDS = 6
 """How often a refinement goes on from the best."""
-SEED_EVERY = 6
-"""One budget of a grid in this many has seeds: they take longer than the search, and neighbouring
+DRAFT_EVERY = 6
+"""One budget of a grid in this many has drafts: they take longer than the search, and neighbouring
 budgets start from what it finds."""
-FEWEST, WORK = 4000, 3_000_000_000
+LEAST_MOVES, MOST_WORK = 4000, 3_000_000_000
 """Moves of a search at least, and moves times nodes at most: a move takes the longer the more
 nodes there are."""
 LARGE = 20_000
@@ -45,14 +45,14 @@ LARGE = 20_000
 @dataclass(frozen=True)
 class Polished:
     """A sequence of node positions with its peak in bytes and its seconds, where ops run in place
-    as `room` bytes ask for. `start` is the index of the given sequence it came from, None for
+    as `ceiling` bytes ask for. `start` is the index of the given sequence it came from, None for
     the captured order."""
 
     sequence: list[int]
     peak: int
     seconds: float
     start: int | None
-    room: int
+    ceiling: int
 
 
 class Polisher:
@@ -63,26 +63,28 @@ class Polisher:
         self.nodes = len(problem.nodes)
         self.keep_all = list(range(self.nodes))
 
-    def measure(self, sequence: Sequence[int], room: int = 0) -> tuple[int, float]:
+    def measure(self, sequence: Sequence[int], ceiling: int = 0) -> tuple[int, float]:
         """Peak in bytes and seconds of a sequence of node positions, ops in place where they take
-        no longer, or more than `room` bytes otherwise."""
+        no longer, or more than `ceiling` bytes otherwise."""
         line = np.empty(len(sequence), np.int64)
-        return memory_line(self.arrays, np.array(sequence, np.int32), len(sequence), room, line)
+        return memory_line(self.arrays, np.array(sequence, np.int32), len(sequence), ceiling, line)
 
     def polish(
         self,
         starts: Mapping[int, Sequence[int]],
         budget: int,
-        seeds: Seeds | None = None,
+        drafts: Drafts | None = None,
     ) -> Polished:
         """The fastest sequence within the budget that the search finds from the starts, by index,
-        and from seeds; where it finds none, the one that is least above it. Keep-all is taken where
-        it fits, and is the start where there is no other. Nothing given is better."""
+        and from drafts; where it finds none, the one that is least above it. Keep-all is taken
+        where it fits, and is the start where there is no other. Nothing given is better."""
         given = [self._plan(self.keep_all, budget, None)]
         given += [self._plan(sequence, budget, index) for index, sequence in starts.items()]
         if given[0].peak <= budget:
             return self._search(given, given[:1], budget, ALONE)
-        given += [self._plan(sequence, budget, None) for sequence in seeds(budget)] if seeds else []
+        given += (
+            [self._plan(sequence, budget, None) for sequence in drafts(budget)] if drafts else []
+        )
         return self._search(given, given[1:] or given, budget, ALONE)
 
     def refine(self, starts: Sequence[Sequence[int]], budget: int) -> Polished:
@@ -124,7 +126,7 @@ class Polisher:
         """How many moves a search makes of `share` for each node."""
         if self.nodes > LARGE:
             return 0
-        return min(max(share * self.nodes, FEWEST), WORK // self.nodes)
+        return min(max(share * self.nodes, LEAST_MOVES), MOST_WORK // self.nodes)
 
     def sweep(
         self,
@@ -132,7 +134,7 @@ class Polisher:
         least: int,
         workers: int,
         report: Report | None = None,
-        seeds: Seeds | None = None,
+        drafts: Drafts | None = None,
     ) -> list[Polished]:
         """Polished sequences for a grid of budgets from keep-all's peak down to the first for which
         none is found; `least` is a peak that no sequence goes below.
@@ -140,7 +142,7 @@ class Polisher:
         Each budget that a start fits is polished by itself, each further one from what the one
         before it found; then each again from what its neighbours found, and it takes over what a
         smaller budget found, where that is faster. None of this depends on `workers`, the number
-        of threads. `seeds` gives further starts for some of the first of these. `report` is told
+        of threads. `drafts` gives further starts for some of the first of these. `report` is told
         how many budgets are done, half of one for each search, of at most how many.
         """
         budgets = _grid(self.measure(self.keep_all, PLENTY)[0], least)
@@ -148,11 +150,11 @@ class Polisher:
         measured = [self.measure(sequence, -1) for sequence in starts]
         lowest = min((peak for peak, _ in measured), default=PLENTY)
         near = [budget for budget in budgets if budget >= lowest]
-        seeded = budgets[SEED_EVERY - 1 :: SEED_EVERY]
+        drafted = budgets[DRAFT_EVERY - 1 :: DRAFT_EVERY]
 
         def alone(budget: int) -> Polished:
             chosen = {index: starts[index] for index in _nearest(measured, budget)}
-            return told(self.polish(chosen, budget, seeds if budget in seeded else None))
+            return told(self.polish(chosen, budget, drafts if budget in drafted else None))
 
         with ThreadPoolExecutor(workers) as pool:
             found = list(pool.map(alone, near))
@@ -160,8 +162,8 @@ class Polisher:
                 above = found[-1].sequence if found else self.keep_all
                 start = found[-1].start if found else None
                 known = [self._plan(above, budget, start)]
-                if seeds and budget in seeded:
-                    known += [self._plan(each, budget, None) for each in seeds(budget)]
+                if drafts and budget in drafted:
+                    known += [self._plan(each, budget, None) for each in drafts(budget)]
                 found.append(told(self._search(known, known, budget, ALONE)))
                 if found[-1].peak > budget:
                     break

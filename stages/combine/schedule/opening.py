@@ -46,25 +46,25 @@ class Opener:
         self.problem = problem
         self.positions = {node.op: position for position, node in enumerate(problem.nodes)}
 
-    def schedule(self, executions: Sequence[int], in_place: bool, room: int = 0) -> list[Step]:
+    def schedule(self, executions: Sequence[int], in_place: bool, ceiling: int = 0) -> list[Step]:
         """The schedule that runs the ops `executions` (ids of ops that are no views, the loss
         included) in this order.
 
         Every storage is freed right after its last use before it is made again; a view is made
         right before it is first read and again after its storage was made again. `in_place` and
-        `room` say where ops overwrite their inputs (`stages.replay.line`). Raises ScheduleError for
-        an id that is no such op.
+        `ceiling` say where ops overwrite their inputs (`stages.replay.line`). Raises ScheduleError
+        for an id that is no such op.
         """
         unknown = [op for op in executions if op not in self.positions]
         if unknown:
             raise ScheduleError(f"op {unknown[0]} is a view or no op of the graph")
         sequence = [self.positions[op] for op in executions]
-        runs = executions_of(self.problem, sequence, in_place, room)
+        runs = executions_of(self.problem, sequence, in_place, ceiling)
         return _Opening(self.graph, self.problem, runs).steps()
 
     def opened(self, point: Point) -> list[Step]:
         """The schedule of a point of a frontier."""
-        return self.schedule(point.executions, point.in_place, point.room)
+        return self.schedule(point.executions, point.in_place, point.ceiling)
 
 
 class _Opening:

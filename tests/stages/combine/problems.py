@@ -107,10 +107,10 @@ def sequences(draw: st.DrawFn, problem: Problem) -> list[int]:
 
 
 def plain_line(
-    problem: Problem, sequence: Sequence[int], in_place: bool, room: int = 0
+    problem: Problem, sequence: Sequence[int], in_place: bool, ceiling: int = 0
 ) -> tuple[list[int], float]:
     """The peak within each execution and the seconds of all."""
-    played = executions(problem, sequence, in_place, room)
+    played = executions(problem, sequence, in_place, ceiling)
     return [run.peak for run in played], sum(run.seconds for run in played)
 
 

@@ -71,11 +71,11 @@ def test_polish_starts_from_seeds_where_the_captured_order_does_not_fit() -> Non
     polisher = Polisher(problem)
     most, asked = polisher.measure(polisher.keep_all)[0], list[int]()
 
-    def seeds(budget: int) -> list[list[int]]:
+    def drafts(budget: int) -> list[list[int]]:
         asked.append(budget)
         return [[0, *polisher.keep_all]]
 
-    assert polisher.polish({}, most, seeds).sequence == polisher.keep_all
+    assert polisher.polish({}, most, drafts).sequence == polisher.keep_all
     assert asked == []
-    polisher.polish({}, most - 1, seeds)
+    polisher.polish({}, most - 1, drafts)
     assert asked == [most - 1]

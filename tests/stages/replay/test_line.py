@@ -44,11 +44,11 @@ def state_bytes(problem: Problem, sequence: Sequence[int], position: int) -> int
 @settings(max_examples=200, deadline=None)
 @given(problems(repeats=True), st.booleans(), st.integers(0, 60), st.data())
 def test_the_line_is_that_of_looking_ahead_at_each_step(
-    problem: Problem, in_place: bool, room: int, data: st.DataObject
+    problem: Problem, in_place: bool, ceiling: int, data: st.DataObject
 ) -> None:
     sequence = data.draw(sequences(problem))
     live: set[int] = set()
-    for position, run in enumerate(executions(problem, sequence, in_place, room)):
+    for position, run in enumerate(executions(problem, sequence, in_place, ceiling)):
         form = form_at(problem, sequence, position)
         size = sum(problem.storages[storage].bytes for storage in live)
         states = state_bytes(problem, sequence, position)
@@ -58,7 +58,7 @@ def test_the_line_is_that_of_looking_ahead_at_each_step(
         assert sorted(run.drops) == sorted({*form.inputs, *made} - after)
         plain = size + states + form.peak
         ending = [reuse for reuse in form.reuses if reuse.storage not in after]
-        if in_place and ending and (plain > room or ending[0].seconds <= form.seconds):
+        if in_place and ending and (plain > ceiling or ending[0].seconds <= form.seconds):
             assert (run.reuse, run.seconds) == (ending[0], ending[0].seconds)
         else:
             assert (run.reuse, run.seconds) == (None, form.seconds)

@@ -319,7 +319,7 @@ def _point(result: Replay, executions: list[int]) -> Point:
         before_seconds=result.seconds,
         polished=False,
         in_place=False,
-        room=0,
+        ceiling=0,
         executions=executions,
         sequence=[],
         origin="",

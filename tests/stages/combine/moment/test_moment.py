@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from schemas.problem import Node, Problem
 from stages.combine.bounds import least_peak
 from stages.combine.moment.deciding import Moments
-from stages.combine.moment.periods import Order
+from stages.combine.moment.intervals import Order
 from stages.combine.moment.program import Program, seconds_of_all
 from stages.combine.moment.solver import Limits, dual_bound, integral, relaxed
 from stages.combine.polish.polisher import Polisher
@@ -54,7 +54,7 @@ def test_no_program_is_worth_more_than_the_optimum(problem: Problem, data: st.Da
     except TooLargeError:
         assume(False)
     moments = moments_of(problem, data)
-    program = Program(problem, Order(problem).periods(moments), budget)
+    program = Program(problem, Order(problem).intervals(moments), budget)
     arrays = program.matrix.sparse()
     unit = seconds_of_all(problem)
     parts, whole = relaxed(arrays, EXACT), integral(arrays, EXACT)
@@ -72,7 +72,7 @@ def test_no_sequence_is_below_a_program_at_its_peak(problem: Problem, data: st.D
     sequence = data.draw(sequences(problem))
     peak, seconds = Polisher(problem).measure(sequence)
     moments = moments_of(problem, data)
-    arrays = Program(problem, Order(problem).periods(moments), peak).matrix.sparse()
+    arrays = Program(problem, Order(problem).intervals(moments), peak).matrix.sparse()
     for solve in (relaxed, integral):
         assert seconds_of_all(problem) * (1 + solve(arrays, EXACT).bound) <= seconds + 1e-9
 
@@ -142,8 +142,8 @@ def test_further_moments_add_to_the_bound_and_never_take_away() -> None:
     problem = chain([6, 3, 3, 6, 2, 4, 6, 3], [1, 3, 5, 4, 5, 2, 3, 4])
     order, found = Order(problem), list[float]()
     for budget in range(14, 30):
-        one = relaxed(Program(problem, order.periods([8]), budget).matrix.sparse(), EXACT)
-        two = relaxed(Program(problem, order.periods([8, 12]), budget).matrix.sparse(), EXACT)
+        one = relaxed(Program(problem, order.intervals([8]), budget).matrix.sparse(), EXACT)
+        two = relaxed(Program(problem, order.intervals([8, 12]), budget).matrix.sparse(), EXACT)
         assert two.bound >= one.bound - 1e-7
         found.append(two.bound - one.bound)
     assert max(found) > 0.01
@@ -151,7 +151,7 @@ def test_further_moments_add_to_the_bound_and_never_take_away() -> None:
 
 def test_any_prices_give_a_bound() -> None:
     problem = chain([6, 3, 3, 2, 2], [1, 3, 5, 4, 5])
-    arrays = Program(problem, Order(problem).periods([5]), 12).matrix.sparse()
+    arrays = Program(problem, Order(problem).intervals([5]), 12).matrix.sparse()
     known, draw = relaxed(arrays, EXACT).bound, np.random.default_rng(0)
     assert known > 0
     for _ in range(20):

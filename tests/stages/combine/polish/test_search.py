@@ -64,13 +64,13 @@ def positions(sequence: list[int]) -> np.ndarray:
 @settings(max_examples=300, deadline=None)
 @given(problems(repeats=True), st.booleans(), st.integers(0, 60), st.data())
 def test_the_compiled_memory_line_is_the_plain_one(
-    problem: Problem, in_place: bool, room: int, data: st.DataObject
+    problem: Problem, in_place: bool, ceiling: int, data: st.DataObject
 ) -> None:
     sequence = data.draw(sequences(problem))
     line = np.zeros(len(sequence), np.int64)
-    given = positions(sequence), len(sequence), room, line
+    given = positions(sequence), len(sequence), ceiling, line
     largest, seconds = memory_line(arrays(problem, in_place), *given)
-    peaks, total = plain_line(problem, sequence, in_place, room)
+    peaks, total = plain_line(problem, sequence, in_place, ceiling)
     assert (line.tolist(), largest) == (peaks, max(peaks))
     assert abs(seconds - total) < 1e-9
 

@@ -173,10 +173,10 @@ def test_where_a_form_in_place_takes_longer_only_memory_asks_for_it(
         position = {node.op: index for index, node in enumerate(problem.nodes)}
         sequence = [position[op] for op in point.executions]
         plain = executions(problem, sequence, in_place=False)
-        chosen = executions(problem, sequence, point.in_place, point.room)
+        chosen = executions(problem, sequence, point.in_place, point.ceiling)
         overwriting = [(a, b) for a, b in zip(chosen, plain, strict=True) if a.reuse is not None]
         for run, otherwise in overwriting:
-            assert run.seconds <= otherwise.seconds or otherwise.peak > point.room
+            assert run.seconds <= otherwise.seconds or otherwise.peak > point.ceiling
 
 
 def test_only_a_plan_of_the_strategy_itself_is_optimal_in_its_class(

@@ -29,13 +29,13 @@ def test_replay_accepts_what_polish_makes_and_finds_the_same_peak_and_time(
     found = polisher.polish({}, polisher.measure(polisher.keep_all)[0] * percent // 100)
     for sequence in (polisher.keep_all, found.sequence):
         ops = [condensed.nodes[node].op for node in sequence]
-        steps = opener.schedule(ops, in_place, found.room)
+        steps = opener.schedule(ops, in_place, found.ceiling)
         played = replay(graph, costs, steps)
-        line, seconds = plain_line(problem, sequence, in_place, found.room)
+        line, seconds = plain_line(problem, sequence, in_place, found.ceiling)
         assert played.peak == max(line)
         assert played.seconds == pytest.approx(seconds)
         assert replay(graph, costs, steps, accumulate=True).peak <= played.peak
-    line, seconds = plain_line(problem, found.sequence, True, found.room)
+    line, seconds = plain_line(problem, found.sequence, True, found.ceiling)
     assert (max(line), seconds) == (found.peak, pytest.approx(found.seconds))
 
 

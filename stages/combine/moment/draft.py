@@ -11,23 +11,23 @@ from stages.combine.moment.program import Program
 
 
 def sequence_of(program: Program, values: Sequence[float] | Floats) -> list[int]:
-    """The first runs of each period in captured order, each after what it reads and what is not
-    there is made again; what a period made is taken to be there to its end."""
-    problem, periods = program.problem, program.periods
+    """The first runs of each interval in captured order, each after what it reads and what is not
+    there is made again; what an interval made is taken to be there to its end."""
+    problem, intervals = program.problem, program.intervals
     found: list[int] = []
     done: set[int] = set()
-    for period in range(program.last + 1):
+    for interval in range(program.last + 1):
         there = {
             storage
             for (storage, number), term in program.kept.items()
-            if number == period and _value(term, values) > 0.5
+            if number == interval and _value(term, values) > 0.5
         }
         first = {
             position
             for (position, number), term in program.first.items()
-            if number == period and _value(term, values) > 0.5
+            if number == interval and _value(term, values) > 0.5
         }
-        moment = [periods.moments[period - 1]] if period else []
+        moment = [intervals.moments[interval - 1]] if interval else []
         for position in [*moment, *sorted(first.difference(moment))]:
             _run(problem, position, there, done, found)
     return found

@@ -10,7 +10,7 @@ from schemas.problem import Problem
 
 
 @dataclass(frozen=True)
-class Periods:
+class Intervals:
     """The times between moments, 0 to the number of moments.
 
     A moment is the first run of a node of `moments`, each of which depends on the one before it,
@@ -24,15 +24,15 @@ class Periods:
     latest: list[int]
 
     def fixed(self, node: int) -> bool:
-        """Whether the period of the first run is known."""
+        """Whether the interval of the first run is known."""
         return self.earliest[node] == self.latest[node]
 
     def first(self, node: int) -> range:
-        """The periods in which the first run can be."""
+        """The intervals in which the first run can be."""
         return range(self.earliest[node], self.latest[node] + 1)
 
     def further(self, node: int) -> range:
-        """The periods in which a further run can be."""
+        """The intervals in which a further run can be."""
         return range(self.earliest[node], len(self.moments) + 1)
 
 
@@ -88,8 +88,8 @@ class Order:
             found.append(source[found[-1]])
         return found[::-1]
 
-    def periods(self, moments: Sequence[int]) -> Periods:
-        """The periods between nodes of which each precedes the next."""
+    def intervals(self, moments: Sequence[int]) -> Intervals:
+        """The intervals between nodes of which each precedes the next."""
         count = len(moments)
         earliest, latest = [0] * len(self.makers), [count] * len(self.makers)
         for number, moment in reversed(list(enumerate(moments))):
@@ -101,4 +101,4 @@ class Order:
                 if node == moment or self.precedes(moment, node):
                     earliest[node] = number
             latest[moment] = number
-        return Periods(tuple(moments), earliest, latest)
+        return Intervals(tuple(moments), earliest, latest)
