@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +39,20 @@ class Allocations:
 
     `moves` are its own, in their order: n > 0 takes n bytes, -k gives back what the k-th of them
     took that took any, the first being 1. `lasting` are the bytes that libraries take in its first
-    run in a thread, and keep for all later ones in that thread.
+    run in a thread, and keep for all later ones in that thread; `lasting_backward` are those that
+    the backward of a loss takes so in autograd's thread.
     """
 
     moves: list[int]
     lasting: list[int]
+    lasting_backward: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Raises ArtifactError where what is given back was not taken, or a size is none."""
         self.held()
-        if any(size <= 0 for size in self.lasting):
-            raise ArtifactError(f"{self.lasting} are no sizes of lasting allocations")
+        for sizes in (self.lasting, self.lasting_backward):
+            if any(size <= 0 for size in sizes):
+                raise ArtifactError(f"{sizes} are no sizes of lasting allocations")
 
     def held(self) -> dict[int, int]:
         """The bytes that the moves leave taken, by the number of their move among those that

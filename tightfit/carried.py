@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def loader(directory: Path | str, digest: str = "") -> Callable[[nn.Module, str], nn.Module]:
+def loader(
+    directory: Path | str, digest: str = "", cuda_graphs: bool = False
+) -> Callable[[nn.Module, str], nn.Module]:
     """A function of a model, and of what happens otherwise, which gives a package's planned module,
     whose pickles carry the package. Raises ArtifactError where the package refuses the model.
 
@@ -29,7 +31,10 @@ def loader(directory: Path | str, digest: str = "") -> Callable[[nn.Module, str]
     from stages.validate.load import planned_by
 
     package = _carrying(directory, digest)
-    return lambda model, otherwise: planned_by(package, directory, model, otherwise=otherwise)
+    more = {"cuda_graphs": True} if cuda_graphs else {}
+    return lambda model, otherwise: planned_by(
+        package, directory, model, otherwise=otherwise, **more
+    )
 
 
 def shapes_of_package(directory: Path | str) -> str:
@@ -53,25 +58,33 @@ def _carrying(directory: Path | str, digest: str) -> ModuleType:
     return package
 
 
-def _reduced(place: str, digest: str, model: nn.Module, otherwise: str) -> tuple[Any, ...]:
+def _reduced(
+    place: str, digest: str, model: nn.Module, otherwise: str, cuda_graphs: bool = False
+) -> tuple[Any, ...]:
     """How a planned module is pickled. Raises ArtifactError where its package is gone."""
     from stages.validate.load import package_digest, package_files
 
     files = package_files(place)
     if package_digest(files) != digest:
         raise ArtifactError(f"{place}: was changed since the planned module was made: plan again")
-    return load_again, (place, digest, files, model, otherwise)
+    more = (True,) if cuda_graphs else ()
+    return load_again, (place, digest, files, model, otherwise, *more)
 
 
 def load_again(
-    place: str, digest: str, files: Mapping[str, bytes], model: nn.Module, otherwise: str
+    place: str,
+    digest: str,
+    files: Mapping[str, bytes],
+    model: nn.Module,
+    otherwise: str,
+    cuda_graphs: bool = False,
 ) -> nn.Module:
     """The planned module of a pickle; see `carried_loader`."""
-    return carried_loader(place, digest, files)(model, otherwise)
+    return carried_loader(place, digest, files, cuda_graphs)(model, otherwise)
 
 
 def carried_loader(
-    place: str, digest: str, files: Mapping[str, bytes]
+    place: str, digest: str, files: Mapping[str, bytes], cuda_graphs: bool = False
 ) -> Callable[[nn.Module, str], nn.Module]:
     """The loader of a package that a pickle carries. Raises ArtifactError where `files` are not
     those of the digest, before anything of them is run."""
@@ -80,7 +93,7 @@ def carried_loader(
     whole = isinstance(place, str) and all(map(_is_file, files, files.values()))
     if not whole or package_digest(files) != digest:
         raise ArtifactError("the package in the pickle is not the one that was put into it")
-    return loader(_folder(place, digest, files), digest)
+    return loader(_folder(place, digest, files), digest, cuda_graphs)
 
 
 def _folder(place: str, digest: str, files: Mapping[str, bytes]) -> Path:

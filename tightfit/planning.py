@@ -19,7 +19,7 @@ from tightfit.choices import Choice, ChosenPlan
 from tightfit.house import default_store
 from tightfit.progress import Progress
 from tightfit.route import ALONE, Route
-from tightfit.settings import Sample, builts, check_settings, samples_of
+from tightfit.settings import Sample, builts, check_cuda_graphs, check_settings, samples_of
 from tightfit.several import Plans
 from tightfit.variants import Variant, plans_of, shapes_of, written_budget
 
@@ -50,6 +50,7 @@ def plan(
     otherwise: Otherwise = "error",
     check: bool = True,
     progress: bool = True,
+    cuda_graphs: bool = False,
 ) -> tuple[nn.Module, ChosenPlan]:
     """Plans the training step `model(*args, **kwargs)` under a budget.
 
@@ -67,11 +68,12 @@ def plan(
     blocks solved at a time. `otherwise` says what a call of other shapes does: raise, or run the
     original model. With `check` the planned module is compared with the original on other contents
     of the sample's shapes, which takes a few steps of both and the memory that the original takes.
-    With `progress` standard error tells what is being done. An interruption while the frontier is
-    made gives the best plan so far, where one fits. Threads that plan do so one after the other; no
-    other is to run a model meanwhile. Raises ConfigError when the budget is no size
-    or too small, ModelError when the model cannot be captured or the planned module does not do
-    what the original does.
+    With `progress` standard error tells what is being done. With `cuda_graphs`, on a GPU and for
+    samples of one shape, the module launches its step as CUDA graphs; see `load`. An interruption
+    while the frontier is made gives the best plan so far, where one fits. Threads that plan do so
+    one after the other; no other is to run a model meanwhile. Raises ConfigError when the budget is
+    no size or too small, ModelError when the model cannot be captured or the planned module does
+    not do what the original does.
     """
     import torch
 
@@ -90,19 +92,25 @@ def plan(
         allowing(operators),
     ):
         given, device = builts(model, samples_of(args, kwargs, samples), loss, device)
+        check_cuda_graphs(cuda_graphs, device, len(given))
         solver = (engine, str(peaks), str(saves))
         route = Route(store, device, strategy, solver, jobs, telling)
-        return _planned(route, given, written, otherwise, check)
+        return _planned(route, given, written, otherwise, check, cuda_graphs)
 
 
 def _planned(
-    route: Route, given: Sequence[Built], written: str, otherwise: Otherwise, check: bool
+    route: Route,
+    given: Sequence[Built],
+    written: str,
+    otherwise: Otherwise,
+    check: bool,
+    cuda_graphs: bool,
 ) -> tuple[nn.Module, ChosenPlan]:
     from tightfit.carried import loader
 
     variants = [Variant.of(route, built, written) for built in given]
     plans = plans_of(route, variants, written)
-    loads = [loader(made.module) for made in plans]
+    loads = [loader(made.module, cuda_graphs=cuda_graphs) for made in plans]
     model = given[0].model
     for variant, load_one in zip(variants, loads, strict=True) if check else ():
         route.check(variant.graph, variant.built, load_one(model, "error"))
@@ -123,23 +131,38 @@ def _quiet() -> Iterator[None]:
 
 
 def load(
-    package: Path | str | Sequence[Path | str], model: nn.Module, otherwise: Otherwise = "error"
+    package: Path | str | Sequence[Path | str],
+    model: nn.Module,
+    otherwise: Otherwise = "error",
+    cuda_graphs: bool = False,
 ) -> nn.Module:
     """The module that takes the place of `model`, by the generated package in a folder, or by those
     in several, which were planned for calls of other shapes: each call runs the plan that was made
     for it.
 
     `otherwise` says what a call that differs from the plans does: raise PlanMismatch, or run the
-    original model. Raises ArtifactError where a folder holds no package, or one for another model.
+    original model.
+
+    With `cuda_graphs` a step on a GPU is launched as CUDA graphs, one for the forward and one for
+    each part of the backward that hands gradients over, in a pool of memory of the plan's size. The
+    first step runs as plain calls, the second is captured. The guards are looked at before each
+    replay, outputs are copies, gradients of parameters lie where the graphs leave them until
+    somebody clears them; those that are still accumulated at the next forward are copied. Beside
+    the plan's bytes it takes those of inputs, outputs and outputs' gradients once more. A forward
+    whose predecessor can still go backward runs as plain calls.
+
+    Raises ArtifactError where a folder holds no package, or one for another model, or one that
+    cannot be CUDA graphs: made for the CPU, or one that draws random numbers once more; ConfigError
+    where no package is given, or several for CUDA graphs.
     """
     from tightfit.carried import loader, shapes_of_package
 
-    if isinstance(package, str | Path):
-        return loader(package)(model, otherwise)
-    folders = list(package)
+    folders = [package] if isinstance(package, str | Path) else list(package)
     if not folders:
         raise ConfigError("load is given no package")
     if len(folders) == 1:
-        return loader(folders[0])(model, otherwise)
+        return loader(folders[0], cuda_graphs=cuda_graphs)(model, otherwise)
+    if cuda_graphs:
+        raise ConfigError("load: cuda_graphs is for one package, of which the graphs keep memory")
     loads = [loader(folder) for folder in folders]
     return Plans(loads, [shapes_of_package(folder) for folder in folders], otherwise).join(model)

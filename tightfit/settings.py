@@ -74,6 +74,20 @@ def check_settings(
         raise ConfigError(f"plan: jobs is {jobs!r}, expected a number of at least 1")
 
 
+def check_cuda_graphs(cuda_graphs: bool, device: str, shapes: int) -> None:
+    """Raises ConfigError where a step cannot be CUDA graphs, on a device and for samples of so many
+    shapes."""
+    if not isinstance(cuda_graphs, bool):
+        raise ConfigError(f"plan: cuda_graphs is {cuda_graphs!r}, expected True or False")
+    if cuda_graphs and not device.startswith("cuda"):
+        raise ConfigError(f"plan: cuda_graphs needs a GPU, and the model is on {device}")
+    if cuda_graphs and shapes > 1:
+        raise ConfigError(
+            f"plan: cuda_graphs is given samples of {shapes} shapes, and the graphs of each keep "
+            "memory of their own: plan for one shape"
+        )
+
+
 def check_call(model: Any, args: Any, kwargs: Any) -> None:
     """Raises ModelError where what is to be planned is no call of a module."""
     import torch

@@ -25,9 +25,17 @@ from stages.replay.referee import replay
 
 _RUNTIME = Path(__file__).parent / "runtime"
 _COPIED = (
-    *("absent.py", "arrived.py", "call.py", "chain.py", "difference.py", "facts.py", "guards.py"),
-    *("inner.py", "lists.py", "looks.py", "mismatch.py", "outputs.py", "places.py", "regions.py"),
-    *("strides.py", "structure.py", "surroundings.py", "ties.py", "watch.py", "wrap.py"),
+    *("absent.py", "arrived.py", "call.py", "chain.py", "difference.py", "facts.py", "graphed.py"),
+    *("guards.py", "inner.py", "lists.py", "looks.py", "mismatch.py", "outputs.py", "places.py"),
+    *(
+        "regions.py",
+        "strides.py",
+        "structure.py",
+        "surroundings.py",
+        "ties.py",
+        "watch.py",
+        "wrap.py",
+    ),
 )
 _DEVICE = Path(__file__).parents[1] / "device"
 _SHARED = (
@@ -221,7 +229,7 @@ __all__ = ["PlanMismatch", "load"]
     + _CONSTANTS
     + '''
 
-def load(model, otherwise="error"):
+def load(model, otherwise="error", cuda_graphs=False):
     """A module that takes the place of `model` and trains inside the budget.
 
     It is of the model's class, shares all its state, and is called as the model is. In the other
@@ -229,8 +237,12 @@ def load(model, otherwise="error"):
     differs from what the plan was made for raises PlanMismatch or, with otherwise="original", runs
     the model's own forward: so do hooks on submodules, which are not called, and attributes,
     globals and settings that the plan's trace read and that have changed since.
+
+    With `cuda_graphs`, on a GPU, the step is launched as CUDA graphs from the second call on, which
+    takes one more time the bytes of inputs, outputs and the gradients of these. RuntimeError says
+    why where it cannot be.
     """
-    return wrap(model, INTERFACE, step, otherwise, load)
+    return wrap(model, INTERFACE, step, otherwise, load, cuda_graphs)
 '''
 )
 
@@ -241,7 +253,7 @@ _INFEASIBLE = (
     + _CONSTANTS
     + '''
 
-def load(model, otherwise="error"):
+def load(model, otherwise="error", cuda_graphs=False):
     """Raises RuntimeError: there is no plan."""
     raise RuntimeError(SENTENCE)
 '''

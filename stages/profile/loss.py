@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from schemas.costs import Cost, op_key
+from schemas.costs import Allocations, Cost, op_key
 from schemas.errors import ModelError
 from schemas.graph import LOSS_TARGET, NONE, Graph
 from stages.device.devices import device_named
@@ -36,9 +36,9 @@ def measure_loss(
     one of the graph's kind unless given).
 
     `net` is what is allocated when the last tangent arrives: the tangents, and the loss and its
-    own gradient, which the caller and autograd hold to the end of the step. The memory is measured
-    each time; where it is that of `known`, what a loss of the same code cost, that is the cost.
-    Raises ModelError when the loss fails.
+    own gradient, which the caller and autograd hold to the end of the step. On CUDA `allocations`
+    are those up to that moment. The memory is measured each time; where it is that of `known`, what
+    a loss of the same code cost, that is the cost. Raises ModelError when the loss fails.
     """
     with trained_state(graph):
         return _measure_loss(graph, loss, known, device or device_named(graph.device))
@@ -49,21 +49,25 @@ def _measure_loss(graph: Graph, loss: Loss, known: Cost | None, device: torch.de
     run = _LossRun(graph, loss, device)
     try:
         run.call()
-        with session(device) as running:
+        on_cuda = device.type == "cuda"
+        lasting = run.lasting() if on_cuda else ([], [])
+        with session(device, lines=on_cuda) as running:
             run.prepare(lambda: running.mark("tangents"))
             running.mark("start")
             result = run.step()
             running.mark("end")
         to_tangents, whole = running.usage("start", "tangents"), running.usage("start", "end")
         del result
+        asked = Allocations(to_tangents.moves, *lasting) if on_cuda else None
         made = make_cost(graph, op, NONE, UNTIMED, whole.peak, to_tangents.net)
         if known is not None and (known.peak, known.net) == (made.peak, made.net):
-            return replace(known, key=made.key)
+            return replace(known, key=made.key, allocations=asked)
         timing = time_calls(device, run.step, run.prepare, limit=0.3)
     except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(f"the loss of {graph.model} cannot be run: {reason}") from error
-    return make_cost(graph, op, NONE, timing, whole.peak, to_tangents.net)
+    cost = make_cost(graph, op, NONE, timing, whole.peak, to_tangents.net)
+    return replace(cost, allocations=asked)
 
 
 def library_key(graph: Graph, loss: Loss) -> str | None:
@@ -95,7 +99,7 @@ class _LossRun:
     """Runs the loss on leaves that stand for the model's outputs."""
 
     def __init__(self, graph: Graph, loss: Loss, device: torch.device) -> None:
-        self.loss = loss
+        self.loss, self.device = loss, device
         self.leaves: list[Any] = []
         self.differentiable: list[Tensor] = []
         made: dict[int, Tensor] = {}
@@ -141,3 +145,21 @@ class _LossRun:
         """One step, to warm up; gives the loss."""
         self.prepare()
         return self.step()
+
+    def lasting(self) -> tuple[list[int], list[int]]:
+        """The bytes, each, that libraries keep of the loss on CUDA, and those of its backward,
+        which runs in autograd's thread."""
+        torch._C._cuda_clearCublasWorkspaces()
+        self.prepare()
+        with session(self.device, lines=True) as running:
+            running.mark("start")
+            value = self.loss(self.output)
+            running.mark("made")
+            value.backward()
+            del value
+            self.prepare()
+            running.mark("end")
+        taken = sum(move > 0 for move in running.usage("start", "made").moves)
+        kept = Allocations(running.usage("start", "end").moves, []).held()
+        forward = [size for number, size in kept.items() if number <= taken]
+        return forward, [size for number, size in kept.items() if number > taken]

@@ -3,8 +3,9 @@
 A process begins with parameters, buffers, constants and inputs, and takes two steps; before the
 second one the gradients and outputs of the first are gone. Ops take what was measured of them, or
 where nothing was, their outputs and then one block for all else. What libraries keep, such as the
-workspaces of cuBLAS, is taken by the first op of each thread that uses it: the loss and what is
-before it run in the thread of the caller, what comes after in autograd's.
+workspaces of cuBLAS, is taken by the first op of each thread that uses it: what is before the loss
+and the loss itself run in the thread of the caller, the loss's backward and what comes after in
+autograd's.
 """
 
 from __future__ import annotations
@@ -142,12 +143,16 @@ class _Process:
         return [storage for storage in dict.fromkeys(storages) if storage not in there]
 
     def keep(self, asked: Allocations) -> None:
-        """Takes what libraries keep in this thread, unless it is there."""
-        kept = self.kept[self.after_loss]
-        for size in (Counter(asked.lasting) - kept).elements():
-            kept[size] += 1
-            self.take(size)
-            self.workspaces += size
+        """Takes what libraries keep in this thread and, for a loss, in autograd's, unless it is
+        there."""
+        for lasting, kept in (
+            (asked.lasting, self.kept[self.after_loss]),
+            (asked.lasting_backward, self.kept[True]),
+        ):
+            for size in (Counter(lasting) - kept).elements():
+                kept[size] += 1
+                self.take(size)
+                self.workspaces += size
 
     def moved(self, asked: Allocations) -> list[tuple[int, int]]:
         """Takes and gives back what an op does; returns the blocks that stay, with their bytes."""

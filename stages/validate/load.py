@@ -24,7 +24,7 @@ from schemas.module import check_unchanged, digests_of
 _MOST_SOURCE = 2**28
 
 
-def load_planned(directory: Path | str, model: nn.Module, **options: str) -> nn.Module:
+def load_planned(directory: Path | str, model: nn.Module, **options: Any) -> nn.Module:
     """The planned module that a generated package makes of a model, by its `load(model)`;
     `options` are passed on to it.
 
@@ -34,7 +34,7 @@ def load_planned(directory: Path | str, model: nn.Module, **options: str) -> nn.
     return planned_by(load_package(directory), directory, model, **options)
 
 
-def planned_by(package: Any, directory: Path | str, model: nn.Module, **options: str) -> nn.Module:
+def planned_by(package: Any, directory: Path | str, model: nn.Module, **options: Any) -> nn.Module:
     """What the `load` of a package from a directory makes of a model; see `load_planned`."""
     load = getattr(package, "load", None)
     if not callable(load):

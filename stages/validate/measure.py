@@ -57,8 +57,10 @@ def _memory_of_step(module: nn.Module, stepper: Stepper, sample: Sample, device:
     return running.usage("begin", "end")
 
 
-def taken_memory(module: nn.Module, stepper: Stepper, sample: Sample, device: str) -> Taken | None:
-    """The most bytes of a CUDA device that two steps took, by the three ways to count them,
+def taken_memory(
+    module: nn.Module, stepper: Stepper, sample: Sample, device: str, steps: int = 2
+) -> Taken | None:
+    """The most bytes of a CUDA device that some steps took, by the three ways to count them,
     parameters, inputs and workspaces of libraries included; None on the CPU.
 
     To be called before anything else has run there. Buffers and random states come back.
@@ -68,7 +70,7 @@ def taken_memory(module: nn.Module, stepper: Stepper, sample: Sample, device: st
     release(device)
     torch.cuda.reset_peak_memory_stats(device)
     with kept_random_states(), _kept_buffers(module):
-        for _ in range(2):
+        for _ in range(steps):
             stepper.run(module, sample)
             forget_gradients(module, sample)
         wait_for(device)

@@ -27,7 +27,11 @@ from tests.gpu.models import MODELS
 SEED, PROJECTIONS = 7, 8
 
 EAGER, CHECKPOINT, COMPILE, PLAN = "eager", "checkpoint", "compile", "plan"
-WAYS = (EAGER, CHECKPOINT, COMPILE, PLAN)
+GRAPHS = "graphs"
+"""A plan that is launched as CUDA graphs."""
+WAYS = (EAGER, CHECKPOINT, COMPILE, PLAN, GRAPHS)
+WARM = 3
+"""Steps after which a plan's CUDA graphs are captured and were replayed."""
 
 
 def measured(
@@ -39,6 +43,8 @@ def measured(
     model, sample, stepper = built.model, built.samples[0], Stepper([0], None)
     if way == PLAN:
         model = load_planned(module, model)
+    elif way == GRAPHS:
+        model = load_planned(module, model, cuda_graphs=True)
     elif way == COMPILE:
         backend = "inductor" if device.startswith("cuda") else "aot_eager_decomp_partition"
         model = torch.compile(model, backend=backend)  # type: ignore[assignment]
@@ -46,7 +52,7 @@ def measured(
         if way == COMPILE:
             stepper.run(model, sample)
             forget_gradients(model, sample)
-        taken = taken_memory(model, stepper, sample, device)
+        taken = taken_memory(model, stepper, sample, device, WARM if way == GRAPHS else 2)
         sketch = _sketch(model, stepper, sample)
         peak = measure_memory(model, stepper, sample, device)[0].peak
         seconds = measure_alone(model, stepper, sample, steps, device).planned
@@ -130,7 +136,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
-    if asked.way == PLAN:
+    if asked.way in (PLAN, GRAPHS):
         plan = json.loads((Path(asked.module).parent / "plan.json").read_text())
         if plan["verdict"] == "infeasible":
             asked.out.write_text(json.dumps({"infeasible": plan["sentence"]}))

@@ -15,6 +15,11 @@ DONE, FAILED, LACKS, LATE, WAITS = "done", "failed", "lacks", "too long", "waits
 
 Result = dict[str, Any]
 
+HEADS = (
+    *("way", "peak MB", "predicted", "reserved MB", "predicted", "ms", "/ eager", "gradients"),
+    *("ms as CUDA graphs", "reserved MB", "gradients"),
+)
+
 
 class Record:
     """What is known of each step, by its name, kept in FOLDER/gpu.json after each change."""
@@ -72,8 +77,8 @@ def markdown(data: dict[str, Any]) -> str:
     for name in NAMES:
         rows = _rows(name, steps)
         if rows:
-            heads = "way | peak MB | predicted | reserved MB | predicted | ms | / eager | gradients"
-            lines += [f"## {name}, {data['about']['size']}", "", f"| {heads} |", "|---" * 8 + "|"]
+            lines += [f"## {name}, {data['about']['size']}", "", f"| {' | '.join(HEADS)} |"]
+            lines += ["|---" * len(HEADS) + "|"]
             lines += [*rows, ""]
     lines += ["## Steps", "", "| step | | seconds | |", "|---|---|---|---|"]
     for name, found in steps.items():
@@ -94,14 +99,27 @@ def _rows(name: str, steps: dict[str, Result]) -> list[str]:
             continue
         if "peak" not in result:
             said = result.get("infeasible") or "does not fit"
-            rows.append(f"| {way} | {said} | | | | | | |")
+            rows.append(f"| {way} | {said} {'| ' * (len(HEADS) - 2)}|")
             continue
         plan = steps.get(f"{name}: plan {way}", {}).get("result") or {}
         cells = [way, _mb(result["peak"]), _mb(plan.get("peak")), _mb(result["reserved"])]
         cells.append(_mb((plan.get("gpu") or {}).get("reserved")))
         cells += [f"{result['seconds'] * 1e3:.1f}", *_beside(result, eager)]
+        cells += _as_graphs(steps.get(f"{name}: {way} as CUDA graphs", {}), result)
         rows.append(f"| {' | '.join(cells)} |")
     return rows
+
+
+def _as_graphs(step: Result, plain: Result) -> list[str]:
+    """A plan that is launched as CUDA graphs: its time, what it takes of the device, and its
+    gradients beside those of the same plan without."""
+    found = step.get("result")
+    if not found:
+        return ["", "", str(step.get("said", "")).replace("|", "/")]
+    if "peak" not in found:
+        return ["does not fit", "", ""]
+    gradients = _beside(found, plain)[1]
+    return [f"{found['seconds'] * 1e3:.1f}", _mb(found["reserved"]), gradients]
 
 
 def _beside(result: Result, eager: Result | None) -> list[str]:

@@ -59,6 +59,12 @@ def steps(asked: Asked) -> list[Step]:
     found += [_plans(asked), _battery(asked)]
     for name in NAMES:
         found += _budgets(asked, name)
+    if asked.device.startswith("cuda"):
+        found += [
+            _measured(asked, name, "graphs", share, after=[f"{name}: plan at a {share}"])
+            for share in SHARES
+            for name in NAMES
+        ]
     return found
 
 
@@ -173,9 +179,9 @@ def _measured(
     words += ["--device", asked.device]
     if way == "compile":
         words += ["--budget", setting]
-    elif way == "plan":
+    elif way in ("plan", "graphs"):
         words += ["--module", asked.out / name / setting / "module"]
-    label = f"{name}: at a {setting}" if way == "plan" else label
+        label = f"{name}: at a {setting}{' as CUDA graphs' if way == 'graphs' else ''}"
     command = _python("tests.gpu.contestant", *words)
     return Step(label, [command], 180, STAGES, after, result)
 

@@ -3,6 +3,8 @@ CPU, so that these tests are known to work."""
 
 from __future__ import annotations
 
+import copy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +14,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from stages.combine.schedule.opening import open_schedule
-from stages.device.factory import check_result, move
+from stages.device.factory import Built, check_result, move
 from stages.generate.package import package, write_directory
 from stages.profile.device import describe_device
 from stages.profile.library import open_library
 from stages.profile.profile import profile
 from stages.replay.referee import replay
 from stages.trace.trace import trace
+from stages.validate.measure import taken_memory
+from stages.validate.step import Stepper, forget_gradients
 from stages.validate.validate import validate
 from tests.gpu.models import gpt2, llama, resnet
-from tests.stages.generate.plans import PLAN, recompute
+from tests.stages.generate.captures import stand_in
+from tests.stages.generate.plans import PLAN, generated, keep_all, recompute
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 LAST = ["cpu", pytest.param("last", marks=pytest.mark.cuda)]
@@ -79,6 +84,87 @@ def judged(made: Any, device: str, folder: Path) -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_a_recomputing_plan(model: str, device: str, tmp_path: Path) -> None:
     judged(MODELS[model](), device, tmp_path)
+
+
+def packaged(made: Any, device: str, folder: Path) -> tuple[Any, Built]:
+    """The package of a plan that recomputes what draws no numbers, with the model on a device."""
+    torch.manual_seed(0)
+    built = move(check_result(made, "model"), device)
+    graph = trace(built, "model", device)
+    drawing = any(op.random for op in graph.ops)
+    executions = keep_all(graph) if drawing else recompute(graph, 1, 0.7)
+    package_of_it = generated(graph, folder, executions, in_place=True)
+    if device == "cpu":
+        wrapping: Any = sys.modules[f"{package_of_it.__name__}.wrap"]
+        wrapping.refusal = lambda step, interface: ""
+    return package_of_it, built
+
+
+def trail(model: nn.Module, built: Built, steps: int) -> list[Tensor]:
+    """The outputs and gradients of some seeded steps, and the buffers that they leave."""
+    found: list[Tensor] = []
+    stepper = Stepper([0], None)
+    for seed in range(steps):
+        forget_gradients(model, built.samples[0])
+        torch.manual_seed(seed)
+        found.append(stepper.run(model, built.samples[0])[0].detach().clone())
+        found += [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    forget_gradients(model, built.samples[0])
+    return [*found, *(buffer.clone() for buffer in model.buffers())]
+
+
+def apart(one: list[Tensor], other: list[Tensor]) -> float:
+    """The largest difference of two trails; 0.0 where all bits are equal."""
+    return max(
+        0.0 if torch.equal(a, b) else float((a.double() - b.double()).abs().max())
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("model", MODELS)
+def test_a_plan_as_cuda_graphs_gives_the_bits_of_plain_calls(
+    model: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As far as these repeat themselves. On the CPU the graphs are doubles."""
+    if device == "cpu":
+        stand_in(monkeypatch)
+    made, built = packaged(MODELS[model](), device, tmp_path / "module")
+    plain, again, graphs = (
+        trail(made.load(copy.deepcopy(built.model), cuda_graphs=asked), built, 4)
+        for asked in (False, False, True)
+    )
+    assert apart(plain, graphs) <= 10 * apart(plain, again)
+
+
+class Wide(nn.Module):
+    """Layers that make 16 MiB each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(512, 512), nn.GELU())
+                                      for _ in range(6)))  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).mean()
+
+
+@pytest.mark.cuda
+def test_a_plan_as_cuda_graphs_takes_the_bytes_of_the_plan(tmp_path: Path) -> None:
+    """And those of inputs, outputs and tangents once more. The pool has segments of its own, of
+    which one large and one small may be begun."""
+    made, built = packaged(
+        (Wide().train(), ((torch.randn(8192, 512),), {})), "cuda", tmp_path / "m"
+    )
+    stepper, taken = Stepper([0], None), {}
+    for asked in (False, True):
+        model = made.load(copy.deepcopy(built.model), cuda_graphs=asked)
+        found = taken_memory(model, stepper, built.samples[0], "cuda", 4)
+        assert found is not None
+        taken[asked] = found.reserved
+        del model
+    inputs = built.samples[0][0][0].untyped_storage().nbytes()
+    assert taken[True] <= taken[False] + inputs + (22 << 20)
 
 
 @pytest.mark.parametrize("device", LAST)

@@ -101,6 +101,9 @@ def test_every_file_with_tests_for_a_gpu_is_a_step(tmp_path: Path) -> None:
         assert f"tests tests/{file}.py" in names
     assert {f"{name}: at a {share}" for name in ("gpt2", "llama", "resnet")
             for share in ("half", "third", "fifth")} <= names  # fmt: skip
+    graphs = {name for name in names if name.endswith("as CUDA graphs")}
+    assert len(graphs) == 9 and "gpt2: at a half as CUDA graphs" in graphs
+    assert not any("CUDA graphs" in step.name for step in steps(Asked(tmp_path, "cpu", "tiny")))
 
 
 def doing(name: str, code: str, **fields: Any) -> Step:
@@ -193,5 +196,11 @@ def test_what_does_not_fit_and_what_differs_is_told() -> None:
     planned["gpt2: plan at a fifth"] = plan
     told = markdown({"about": ABOUT, "machines": [], "steps": planned})
     assert "| at a fifth | 3.0 | 2.0 | 5.0 | 4.9 | 200.0 |" in told
+    graphs = {"state": DONE, "result": mine["result"] | {"seconds": 0.15, "reserved": 6_000_000}}
+    planned["gpt2: at a fifth as CUDA graphs"] = graphs
+    planned["gpt2: at a half as CUDA graphs"] = {"state": FAILED, "said": "it draws | again"}
+    told = markdown({"about": ABOUT, "machines": [], "steps": planned})
+    assert "| not compared | 150.0 | 6.0 | equal |" in told
+    assert "| not compared |  |  | it draws / again |" in told
     alone = markdown({"about": ABOUT, "machines": [], "steps": {"gpt2: checkpoint": other}})
     assert "| not compared |" in alone

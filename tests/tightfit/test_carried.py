@@ -18,7 +18,9 @@ from torch import multiprocessing
 
 import tightfit
 from tests.tightfit.conftest import SETTINGS, Tower, gradients, tower
+from tightfit import ArtifactError, carried
 from tightfit.carried import load_again
+from tightfit.settings import check_cuda_graphs
 
 ROOT = Path(__file__).parents[2]
 ROWS = torch.randn(64, 16, generator=torch.Generator().manual_seed(1))
@@ -205,3 +207,27 @@ def test_a_package_that_is_gone_is_named_when_pickled(store: Path, tmp_path: Pat
     shutil.rmtree(folder)
     with pytest.raises(tightfit.ArtifactError, match="there is no generated package"):
         pickle.dumps(model)
+
+
+def test_cuda_graphs_go_along_and_are_refused_on_the_cpu(store: Path) -> None:
+    model, made = planned(store)
+    said = (
+        "CUDA graphs need a GPU, and the plan was made for cpu: load the plan without cuda_graphs"
+    )
+    with pytest.raises(ArtifactError, match=said):
+        tightfit.load(made.module, tower(), cuda_graphs=True)
+    reduced = model.__reduce_ex__(2)
+    assert isinstance(reduced, tuple)
+    load, parts = reduced[:2]
+    assert len(parts) == 5
+    place, digest, files, *_ = parts
+    again, more = carried._reduced(place, digest, tower(), "original", True)
+    assert again is load and more[:3] == (place, digest, files) and more[4:] == ("original", True)
+    with pytest.raises(ArtifactError, match=said):
+        load(*more)
+
+
+def test_the_graphs_of_several_shapes_are_refused() -> None:
+    check_cuda_graphs(True, "cuda:1", 1)
+    with pytest.raises(tightfit.ConfigError, match="samples of 2 shapes, and the graphs of each"):
+        check_cuda_graphs(True, "cuda:1", 2)

@@ -104,6 +104,8 @@ def test_what_is_no_call_of_a_model(arguments: Any, words: str, store: Path) -> 
         ({"engine": "gurobi"}, 'engine: "gurobi"'),
         ({"strategy": "rokmate"}, "rokmate.*rockmate"),
         ({"otherwise": "orig"}, 'otherwise is \'orig\', expected "error" or "original"'),
+        ({"cuda_graphs": True}, "cuda_graphs needs a GPU, and the model is on cpu"),
+        ({"cuda_graphs": "yes"}, "cuda_graphs is 'yes', expected True or False"),
         ({"store": "/proc/none"}, "cannot be made"),
         ({"store": __file__}, "is a file, expected a folder"),
         ({"store": "a\0b"}, "cannot be made"),

@@ -6,6 +6,7 @@ import copy
 import functools
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -14,6 +15,7 @@ import torch
 from .caches import register_caches
 from .chain import Step, execute
 from .facts import Interface
+from .graphed import Graphed, refusal
 from .guards import Guards
 from .mismatch import PlanMismatch
 from .outputs import assembler
@@ -30,8 +32,10 @@ def wrap(
     step: Step,
     otherwise: Otherwise,
     load: Callable[..., torch.nn.Module],
+    cuda_graphs: bool = False,
 ) -> Model:
-    """A module of the model's own class that shares all its state and runs the planned step.
+    """A module of the model's own class that shares all its state and runs the planned step, with
+    `cuda_graphs` as CUDA graphs (see `graphed`).
 
     Module and model share the attributes themselves: what is set, moved or replaced on one is so on
     the other. `load` rebuilds it when it is copied or unpickled; where whoever loaded the package
@@ -46,7 +50,33 @@ def wrap(
         raise RuntimeError(
             "the model's forward was replaced on the instance, a planned module cannot replace it"
         )
-    return _face(_planned_class(base, model, interface, step, otherwise, load), model)
+    if cuda_graphs:
+        refused = refusal(step, interface)
+        if refused:
+            raise RuntimeError(f"{refused}: load the plan without cuda_graphs")
+    loading = Loading(load, otherwise, cuda_graphs)
+    return _face(_planned_class(base, model, interface, step, loading), model)
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How a planned module was loaded, and is loaded again where it is copied or unpickled."""
+
+    load: Callable[..., torch.nn.Module]
+    otherwise: Otherwise
+    cuda_graphs: bool
+
+    def again(self, model: torch.nn.Module) -> torch.nn.Module:
+        """The planned module of another model."""
+        return self.load(model, self.otherwise, self.cuda_graphs)
+
+    def reduced(self, model: torch.nn.Module) -> tuple[Any, ...]:
+        """How the planned module of a model is pickled."""
+        carrying = getattr(sys.modules.get(self.load.__module__), "carrying", None)
+        if carrying is None:
+            return self.load, (model, self.otherwise, self.cuda_graphs)
+        reduced: tuple[Any, ...] = carrying(model, self.otherwise, self.cuda_graphs)
+        return reduced
 
 
 def _planned_class(
@@ -54,10 +84,10 @@ def _planned_class(
     model: Model,
     interface: Interface,
     step: Step,
-    otherwise: Otherwise,
-    load: Callable[..., torch.nn.Module],
+    loading: Loading,
 ) -> type[Model]:
     register_caches()
+    run = Graphed(step, interface) if loading.cuda_graphs else step
     guards = Guards(interface, _face(base, model), Path(__file__).parent)
     assemble = assembler(interface)
 
@@ -73,33 +103,29 @@ def _planned_class(
                 tensors = guards.gather(self, args, kwargs)
                 check_kinds(tensors)
             except PlanMismatch:
-                if otherwise == "error":
+                if loading.otherwise == "error":
                     raise
                 tensors = None
             if tensors is not None:
-                return assemble(*execute(step, interface, tensors), tensors)
+                return assemble(*execute(run, interface, tensors), tensors)
         return base.forward(self, *args, **kwargs)
 
     # Dynamo breaks its graph here and lets the step run as it is.
     forward._torchdynamo_disable = True  # type: ignore[attr-defined]
 
     def reduce(self: Model, protocol: Any) -> tuple[Any, ...]:
-        carrying = getattr(sys.modules.get(load.__module__), "carrying", None)
-        if carrying is not None:
-            reduced: tuple[Any, ...] = carrying(_face(base, self), otherwise)
-            return reduced
-        return load, (_face(base, self), otherwise)
+        return loading.reduced(_face(base, self))
 
     def deepcopy(self: Model, memo: dict[int, Any]) -> Any:
         copied = object.__new__(base)
         memo[id(self)] = memo[id(model)] = copied
         object.__setattr__(copied, "__dict__", copy.deepcopy(vars(self), memo))
-        return load(copied, otherwise)
+        return loading.again(copied)
 
     def shallow(self: Model) -> Any:
         copied = object.__new__(base)
         object.__setattr__(copied, "__dict__", vars(self).copy())
-        return load(copied, otherwise)
+        return loading.again(copied)
 
     body: dict[str, Any] = {
         "__doc__": base.__doc__,

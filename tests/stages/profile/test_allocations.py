@@ -1,4 +1,4 @@
-"""What an op asks of the allocator of a GPU, measured on doubles of torch.cuda."""
+"""What an op, or a loss, asks of the allocator of a GPU, measured on doubles of torch.cuda."""
 
 from __future__ import annotations
 
@@ -11,10 +11,15 @@ import torch
 
 from schemas.costs import Allocations
 from schemas.graph import NONE
+from stages.profile import loss as loss_room
 from stages.profile import measure as room
+from stages.profile.loss import measure_loss
 from stages.profile.measure import measure_op
+from stages.profile.operands import make_tensor
 from tests.stages.device.gpus import Gpus, stand_in
 from tests.stages.profile.test_profile import graph_of
+
+ON_CPU = torch.device("cpu")
 
 
 class Product:
@@ -59,11 +64,10 @@ def test_an_op_has_its_own_allocations_and_those_that_libraries_keep(
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", product.clear, raising=False)
     monkeypatch.setattr(room, "make_sweep", lambda *_: None)
     accepted: Callable[..., Any] = room._accepted
-    on_cpu = torch.device("cpu")
     monkeypatch.setattr(
         room, "_accepted",
         lambda graph, op, overload, device, limit: replace(
-            accepted(graph, op, overload, on_cpu, limit), device=device
+            accepted(graph, op, overload, ON_CPU, limit), device=device
         ),
     )  # fmt: skip
     monkeypatch.setattr(room._OpRun, "call", lambda self, in_place: product)
@@ -71,5 +75,81 @@ def test_an_op_has_its_own_allocations_and_those_that_libraries_keep(
     assert cost.allocations == Allocations([400, 60, -2], [8000])
     assert (cost.peak, cost.net) == (460, 400)
     monkeypatch.undo()
-    [plain] = measure_op(graph, op, {NONE}, on_cpu)
+    [plain] = measure_op(graph, op, {NONE}, ON_CPU)
     assert plain.allocations is None
+
+
+class Squares:
+    """A loss that takes, of a GPU, 300 bytes for its forward and keeps them to its backward, which
+    takes 40 for the tangent and 8 in between; each thread has a workspace, until it is cleared."""
+
+    def __init__(self, gpus: Gpus) -> None:
+        self.gpus = gpus
+        self.workspaces: set[int] = set()
+
+    def clear(self) -> None:
+        for address in sorted(self.workspaces):
+            self.gpus.take(0, -8000 - address, address)
+        self.workspaces.clear()
+
+    def use(self, address: int) -> None:
+        """Takes the workspace of a thread."""
+        if address not in self.workspaces:
+            self.workspaces.add(address)
+            self.gpus.take(0, 8000 + address, address)
+
+    def __call__(self, output: torch.Tensor) -> torch.Tensor:
+        self.use(91)
+        self.gpus.take(0, 300, address=1)
+        value: torch.Tensor = Square.apply(output, self)
+        return value
+
+
+class Square(torch.autograd.Function):
+    """A sum of squares whose backward says what it takes."""
+
+    @staticmethod
+    def forward(ctx: Any, output: torch.Tensor, owner: Squares) -> torch.Tensor:
+        ctx.owner = owner
+        ctx.save_for_backward(output)
+        return output.square().sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        gpus = ctx.owner.gpus
+        ctx.owner.use(92)
+        gpus.take(0, 40, address=2)
+        gpus.take(0, 8, address=3)
+        gpus.take(0, -8, address=3)
+        gpus.take(0, -300, address=1)
+        return ctx.saved_tensors[0] * 2 * gradient, None
+
+
+def test_a_loss_has_its_own_allocations_and_those_that_libraries_keep_in_each_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A tangent goes where the caller drops it, of which the double is not told."""
+    model = torch.nn.Linear(4, 5).train()
+    graph = graph_of((model, ((torch.ones(2, 4),), {}), lambda output: output.sum()), "m")
+    gpus = stand_in(monkeypatch)
+    squares = Squares(gpus)
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", squares.clear, raising=False)
+    monkeypatch.setattr(
+        loss_room, "make_tensor", lambda value, fill, _: make_tensor(value, fill, ON_CPU)
+    )
+    prepare: Callable[..., Any] = loss_room._LossRun.prepare
+
+    def dropping(run: Any, arrived: Any = None) -> None:
+        if any(leaf.grad is not None for leaf in run.differentiable):
+            gpus.take(0, -40, address=2)
+        prepare(run, arrived)
+
+    monkeypatch.setattr(loss_room._LossRun, "prepare", dropping)
+    cost = measure_loss(graph, squares, device=torch.device("cuda", 0))
+    assert cost.allocations == Allocations([300, 40, 8, -3, -1], [8091], [8092])
+    assert (cost.peak, cost.net) == (348, 40)
+    known = replace(cost, seconds=1.0, allocations=None)
+    again = measure_loss(graph, squares, known, torch.device("cuda", 0))
+    assert (again.seconds, again.allocations) == (1.0, cost.allocations)
+    monkeypatch.undo()
+    assert measure_loss(graph, lambda output: output.sum(), device=ON_CPU).allocations is None

@@ -44,10 +44,10 @@ def taken(graph: Graph, costs: Costs, build: str = "") -> OnGpu:
     return on_gpu(graph, Costs(costs.rows.values(), replace(costs.device, build=build)), steps)
 
 
-def measured(costs: Costs, target: str, moves: list[int], lasting: list[int]) -> Costs:
+def measured(costs: Costs, target: str, moves: list[int], *lasting: list[int]) -> Costs:
     """Costs in which the allocations of an op are known."""
     rows = [
-        replace(row, allocations=Allocations(moves, lasting)) if row.target == target else row
+        replace(row, allocations=Allocations(moves, *lasting)) if row.target == target else row
         for row in costs.rows.values()
     ]
     return Costs(rows, costs.device)
@@ -102,6 +102,31 @@ def test_libraries_keep_workspaces_once_in_each_thread() -> None:
     both = taken(graph, measured(costs, "aten.op3.default", [4], [size]))
     assert both.workspaces == 2 * size
     assert both.most.requested == plain.most.requested + 2 * size
+
+
+def test_a_loss_is_played_with_its_own_allocations() -> None:
+    """Its two blocks of 30 MiB one after the other take the place of one, at a time they take two;
+    what stays beside the tangent is there to the end of the step."""
+    graph, costs = step(700, 3 * MIB)
+    size = 30 * MIB
+    apart = measured(costs, "tightfit.loss", [size, -1, size, -2, 4], [])
+    together = measured(costs, "tightfit.loss", [size, size, -2, -1, 4], [])
+    staying = measured(costs, "tightfit.loss", [size, 4], [])
+    assert taken(graph, apart).most.reserved == (2 + 20 + 30) * MIB
+    assert taken(graph, together).most.reserved == (2 + 20 + 30 + 30) * MIB
+    plain = taken(graph, costs).most.requested
+    assert taken(graph, staying).most.requested == plain + size
+
+
+def test_the_backward_of_a_loss_has_the_workspaces_of_autograds_thread() -> None:
+    graph, costs = step(700, 3 * MIB)
+    size = 8 * MIB
+    costs = measured(costs, "aten.op0.default", [700], [size])
+    costs = measured(costs, "aten.op3.default", [4], [size])
+    both = measured(costs, "tightfit.loss", [4], [size], [size])
+    assert taken(graph, both).workspaces == taken(graph, costs).workspaces == 2 * size
+    other = measured(costs, "tightfit.loss", [4], [], [3 * size])
+    assert taken(graph, other).workspaces == 5 * size
 
 
 def test_the_second_step_finds_what_the_first_has_left() -> None:
