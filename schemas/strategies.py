@@ -60,6 +60,15 @@ _ALL = [
         "anything stored may be freed at any time",
         chains=True,
     ),
+    About(
+        "checkmate",
+        "one integer program over all ops of a small step, up to 120, in captured order",
+    ),
+    About(
+        "tw_remat",
+        "a heuristic for any graph: a tree decomposition of the step says what is kept while its "
+        "parts run",
+    ),
 ]
 
 STRATEGIES: dict[str, About] = {about.name: about for about in _ALL}
