@@ -45,9 +45,9 @@ class Hierarchy:
 
     `prelude` are ops that run once, ahead of all clusters; `forward` are the others, ids of the
     graph. `backward` are the ops of the backward as they were captured, and `places` says for each
-    at which place of `forward` it belongs. `nodes`, `clusters` and `top` are the most members of a lowest cluster, of any other one,
-    and of the whole; `alpha` is the exponent of Z eq. 3.1. `digest` is that of the whole. `levels`
-    are from the lowest on.
+    at which place of `forward` it belongs. `nodes`, `clusters` and `top` are the most members of a
+    lowest cluster, of any other one, and of the whole; `alpha` is the exponent of Z eq. 3.1.
+    `digest` is that of the whole. `levels` are from the lowest on.
     """
 
     model: str

@@ -69,6 +69,11 @@ _ALL = [
         "a heuristic for any graph: a tree decomposition of the step says what is kept while its "
         "parts run",
     ),
+    About(
+        "hiremate",
+        "each cluster of a hierarchy runs by one of many options; an integer program chooses among "
+        "them, from the lowest clusters up, for graphs that are no sequence",
+    ),
 ]
 
 STRATEGIES: dict[str, About] = {about.name: about for about in _ALL}

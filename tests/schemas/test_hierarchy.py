@@ -79,6 +79,6 @@ def test_a_file_is_checked_as_it_is_read(tmp_path: Path) -> None:
     store.write(path, HIERARCHY, [row, row])
     with pytest.raises(ArtifactError, match="holds 2 hierarchies instead of one"):
         read_hierarchy(path)
-    store.write(path, replace(HIERARCHY, version=2), [row])
-    with pytest.raises(ArtifactError, match="has version 2 of tightfit"):
+    store.write(path, replace(HIERARCHY, version=3), [row])
+    with pytest.raises(ArtifactError, match="has version 3 of tightfit"):
         read_hierarchy(path)

@@ -10,7 +10,7 @@ from stages.combine.bounds import least_peak
 from stages.combine.moment.solver import Limits
 from stages.combine.schedule.executions import runs
 from stages.combine.strategies.strategy import Candidate, TrainingStep
-from stages.combine.unrolled.frontier import Solution, fastest, nodes_of
+from stages.combine.unrolled.frontier import Solution, fastest, nodes_of, worth
 from stages.combine.unrolled.tasks import (
     Stage,
     Tasks,
@@ -55,13 +55,6 @@ class Checkmate:
 
 
 STRATEGY = Checkmate()
-
-
-def worth(solution: Solution) -> str:
-    """What is proven of a solution, as a clause."""
-    if solution.optimal:
-        return "the fastest of its kind"
-    return f"{solution.gap:.1%} above a bound"
 
 
 def _program(problem: Problem) -> tuple[str, Tasks, list[Stage]]:

@@ -65,3 +65,10 @@ def fastest(
 def nodes_of(chosen: Sequence[Chosen]) -> list[int]:
     """The positions of the nodes that runs execute, in order."""
     return [node for _, _, way in chosen for node in way.runs]
+
+
+def worth(solution: Solution) -> str:
+    """What is proven of a solution, as a clause."""
+    if solution.optimal:
+        return "the fastest of its kind"
+    return f"{solution.gap:.1%} above a bound"

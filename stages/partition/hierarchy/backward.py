@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Hashable, Sequence
 
 from schemas.problem import Problem
@@ -17,21 +19,28 @@ def places_of(problem: Problem, forward: Sequence[int], origin: Sequence[Hashabl
     rise. Without a node of its origin it belongs where the last of what it reads of the backward
     does.
     """
-    place = {node: index for index, node in enumerate(forward)}
     alike: dict[Hashable, list[int]] = {}
-    for node in forward:
-        alike.setdefault(origin[node], []).append(node)
+    touching: dict[tuple[Hashable, int], list[int]] = {}
+    for place, node in enumerate(forward):
+        alike.setdefault(origin[node], []).append(place)
+        for storage in {*problem.nodes[node].inputs, *problem.nodes[node].outputs}:
+            touching.setdefault((origin[node], storage), []).append(place)
     last = max(len(forward) - 1, 0)
     found: dict[int, int] = {}
     for position in range(problem.loss + 1, len(problem.nodes)):
         reads = problem.nodes[position].inputs
         makers = {problem.storages[storage].producer for storage in reads}
         highest = min((found[maker] for maker in makers if maker in found), default=last)
-        best, own = -1, highest
-        for node in alike.get(origin[position], ()):
-            touched = {*problem.nodes[node].inputs, *problem.nodes[node].outputs}
-            shared = len(touched.intersection(reads))
-            if place[node] <= highest and shared >= best:
-                best, own = shared, place[node]
-        found[position] = own
+        near = Counter(
+            place
+            for storage in reads
+            for place in touching.get((origin[position], storage), ())
+            if place <= highest
+        )
+        same = alike.get(origin[position], [])
+        before = bisect_right(same, highest)
+        if near:
+            found[position] = max(near, key=lambda place: (near[place], place))
+        else:
+            found[position] = same[before - 1] if before else highest
     return list(found.values())

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from schemas.problem import Problem
 from stages.combine.moment.solver import Limits
-from stages.combine.strategies.checkmate import LARGEST, STRATEGY, worth
+from stages.combine.strategies.checkmate import LARGEST, STRATEGY
 from stages.combine.strategies.strategy import TrainingStep
-from stages.combine.unrolled.frontier import Solution, fastest, nodes_of
+from stages.combine.unrolled.frontier import Solution, fastest, nodes_of, worth
 from stages.combine.unrolled.tasks import (
     Stage,
     Tasks,
