@@ -64,7 +64,8 @@ def forward_of(graph: Graph, facts: Facts) -> Forward:
     Left out is the prelude: nodes that no gradient and no random number reaches and that make what
     several others read, masks for instance. What they make is given, and has no bytes since it is
     there throughout. A node that must run before another without making anything for it (both draw
-    random numbers, or one writes a buffer that the other reads) makes a value without bytes for it.
+    random numbers, both run once, or one writes a buffer that the other reads) makes a value
+    without bytes for it.
     """
     problem = facts.problem
     prelude = _prelude(facts)
@@ -119,6 +120,7 @@ def _in_turn(graph: Graph, facts: Facts, places: list[int]) -> Iterator[tuple[in
         for value in op.writes
     }
     drawn: int | None = None
+    once: int | None = None
     writer: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
     for position in places:
@@ -127,6 +129,10 @@ def _in_turn(graph: Graph, facts: Facts, places: list[int]) -> Iterator[tuple[in
             if drawn is not None:
                 yield drawn, position
             drawn = position
+        if not op.repeatable:
+            if once is not None:
+                yield once, position
+            once = position
         writes = {graph.values[value].storage for value in op.writes}
         reads = {graph.values[value].storage for value in op.inputs} & written
         before = {writer[s] for s in reads | writes if s in writer}
