@@ -1,8 +1,12 @@
-"""`tightfit.hierarchy/1`: the forward of a training step as clusters of clusters (Z 3.3).
+"""`tightfit.hierarchy/2`: a training step as clusters of clusters (Z 3.3).
 
 The ops of `forward` are in an order in which they can run. Each lowest cluster is a row of them,
 each further one a row of clusters of the level below, and what is left at the top is a row of
 clusters of the last level; without levels, of ops. So no value leaves a cluster and comes back.
+
+An op of the backward belongs where the op stands that it is the backward of, or ahead of that: what
+it reads of the backward belongs there or later. So a cluster has a backward, and backwards in the
+reverse order of the forwards read what was made.
 """
 
 from __future__ import annotations
@@ -40,14 +44,17 @@ class Hierarchy:
     """The clusters of a model's forward.
 
     `prelude` are ops that run once, ahead of all clusters; `forward` are the others, ids of the
-    graph. `nodes`, `clusters` and `top` are the most members of a lowest cluster, of any other one,
-    and of the whole; `alpha` is the exponent of Z eq. 3.1. `digest` is that of the whole. `levels`
-    are from the lowest on.
+    graph. `backward` are the ops of the backward as they were captured, and `places` says for each
+    at which place of `forward` it belongs. `nodes`, `clusters` and `top` are the most members of a
+    lowest cluster, of any other one, and of the whole; `alpha` is the exponent of Z eq. 3.1.
+    `digest` is that of the whole. `levels` are from the lowest on.
     """
 
     model: str
     prelude: list[int]
     forward: list[int]
+    backward: list[int]
+    places: list[int]
     nodes: int
     clusters: int
     top: int
@@ -65,12 +72,14 @@ class Hierarchy:
 
 HIERARCHY = store.ArtifactType(
     "tightfit.hierarchy",
-    1,
+    2,
     pa.schema(
         [
             text("model"),
             integers("prelude"),
             integers("forward"),
+            integers("backward"),
+            integers("places"),
             integer("nodes"),
             integer("clusters"),
             integer("top"),
@@ -106,9 +115,15 @@ def _check(hierarchy: Hierarchy, where: str) -> None:
         if not condition:
             raise ArtifactError(f"{where}: {sentence}")
 
-    ops = [*hierarchy.prelude, *hierarchy.forward]
+    ops = [*hierarchy.prelude, *hierarchy.forward, *hierarchy.backward]
     require(len(set(ops)) == len(ops), "an op is in two places of the hierarchy")
     require(min(ops, default=0) >= 0, "the hierarchy has an op of negative id")
+    places = hierarchy.places
+    require(len(places) == len(hierarchy.backward), "the backward has not one place for each op")
+    require(
+        all(0 <= place < max(len(hierarchy.forward), 1) for place in places),
+        "an op of the backward belongs to no place of the forward",
+    )
     limits = (hierarchy.nodes, hierarchy.clusters, hierarchy.top)
     require(min(limits) >= 2, f"the hierarchy has limits of less than two members: {limits}")
     require(

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 SLOTS = 500
 """Into how many parts the dynamic programs of strategies cut a budget."""
+HIERARCHY = {"nodes": 12, "clusters": 6, "top": 12}
+"""The limits of a hierarchy that strategies plan with, as `partition` takes them: its integer
+programs are solved in seconds."""
 
 
 @dataclass(frozen=True)
@@ -14,15 +17,16 @@ class About:
 
     `summary` is a line for people. A `baseline` takes no budget and is not polished. One that is
     `solved` takes the options that integer programs found, and hangs on how these ended. One that
-    plans `chains` takes chains that come as files, and one that plans `joins` several that end in
-    one loss. `optimal_in` names the class that its sequences
-    are optimal in, "" for none.
+    takes `clusters` is given a hierarchy of them (`HIERARCHY` says how large). One that plans
+    `chains` takes chains that come as files, and one that plans `joins` several that end in one
+    loss. `optimal_in` names the class that its sequences are optimal in, "" for none.
     """
 
     name: str
     summary: str
     baseline: bool = False
     solved: bool = False
+    clusters: bool = False
     chains: bool = False
     joins: bool = False
     optimal_in: str = ""
@@ -59,6 +63,21 @@ _ALL = [
         "the fastest sequence of a chain of few blocks that keep everything or nothing, where "
         "anything stored may be freed at any time",
         chains=True,
+    ),
+    About(
+        "checkmate",
+        "one integer program over all ops of a small step, up to 120, in captured order",
+    ),
+    About(
+        "tw_remat",
+        "a heuristic for any graph: a tree decomposition of the step says what is kept while its "
+        "parts run",
+    ),
+    About(
+        "hiremate",
+        "each cluster of a hierarchy runs by one of many options; an integer program chooses among "
+        "them, from the lowest clusters up, for graphs that are no sequence",
+        clusters=True,
     ),
 ]
 

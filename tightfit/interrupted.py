@@ -57,7 +57,11 @@ def _unpolished(name: str, graph: Path, costs: Path, place: Path) -> list[Fronti
     if not blocks.exists() or not (solved or name == "unplanned"):
         return []
     strategy = strategy_of(name)
-    given = Inputs.read(graph, costs, blocks, options if solved else None)
+    clusters = place / "hierarchy.arrow"
+    given = Inputs.read(
+        *(graph, costs, blocks, options if solved else None),
+        clusters if clusters.exists() else None,
+    )
     if strategy.supports(given.step):
         return []
     return [given.frontier(strategy, replace(strategy.about, baseline=True))]

@@ -22,6 +22,7 @@ from schemas.lineage import keep_records
 from schemas.made import Made
 from schemas.plan import Plan, read_plan
 from schemas.store import read_bytes, write_bytes
+from schemas.strategies import HIERARCHY, STRATEGIES
 from tightfit.progress import Progress
 
 if TYPE_CHECKING:
@@ -104,14 +105,21 @@ class Route:
                 return known
         files = ("--graph", graph, "--costs", costs)
         workers = self.jobs or os.cpu_count() or 1
-        self.run("partition", *files, "--out", blocks)
+        clusters = self._clusters(place)
+        limits = [word for name, most in HIERARCHY.items() for word in (f"--{name}", most)]
+        self.run("partition", *files, "--out", blocks, *clusters, *(limits if clusters else ()))
         grid = ("--engine", engine, "--peaks", peaks, "--saves", saves)
         solving = ("--blocks", blocks, "--store", self.store, *grid, "--jobs", workers)
         self.run("solve", *solving, "--out", options, parts=_blocks_of(_distinct(blocks)))
         made = ("--blocks", blocks, "--options", options, "--strategy", self.strategy)
         more = ("--given",) if given else ("--workers", workers)
-        self.run("combine", *files, *made, *more, "--out", path, parts=_budgets)
+        self.run("combine", *files, *made, *clusters, *more, "--out", path, parts=_budgets)
         return path
+
+    def _clusters(self, place: Path) -> tuple[object, ...]:
+        """The hierarchy as an option of a stage, where the strategy takes it."""
+        taken = STRATEGIES[self.strategy].clusters
+        return ("--hierarchy", place / "hierarchy.arrow") if taken else ()
 
     def choose(self, graph: Path, costs: Path, frontier: Path, budget: str) -> tuple[Plan, Path]:
         """The plan for a budget as written, and its folder."""

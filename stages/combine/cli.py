@@ -20,6 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--costs", type=Path, required=True, help="costs.arrow on the device")
     parser.add_argument("--blocks", type=Path, required=True, help="blocks.arrow of the model")
     parser.add_argument("--options", type=Path, required=True, help="options.arrow of the blocks")
+    parser.add_argument(
+        "--hierarchy", type=Path, help="hierarchy.arrow of the model, for strategies that take it"
+    )
     parser.add_argument("--strategy", required=True, help="how to plan, by name")
     parser.add_argument("--workers", type=int, default=1, help="threads that polish at a time")
     parser.add_argument(
@@ -39,7 +42,8 @@ def run(options: argparse.Namespace) -> None:
 
     strategy = strategy_of(options.strategy)
     about = replace(strategy.about, baseline=strategy.about.baseline or options.given)
-    given = Inputs.read(options.graph, options.costs, options.blocks, options.options)
+    files = (options.graph, options.costs, options.blocks, options.options, options.hierarchy)
+    given = Inputs.read(*files)
     if said := strategy.supports(given.step):
         raise ConfigError(f"{about.name} cannot plan {given.graph.model}: {said}")
     if not about.baseline:
@@ -67,5 +71,6 @@ class _Telling:
 def made(options: argparse.Namespace) -> list[Made]:
     """What `run` made of what."""
     read = [options.graph, options.costs, options.blocks, options.options]
+    read += [] if options.hierarchy is None else [options.hierarchy]
     settings = {"strategy": options.strategy, **({"given": True} if options.given else {})}
     return [Made([options.out], read, settings)]

@@ -10,6 +10,7 @@ from schemas.costs import Costs, read_costs
 from schemas.errors import ArtifactError
 from schemas.frontier import Frontier
 from schemas.graph import GRAPH, Graph, read_graph
+from schemas.hierarchy import read_hierarchy
 from schemas.options import Option, read_options
 from schemas.store import read
 from stages.combine.frontier import frontier
@@ -29,13 +30,21 @@ class Inputs:
     step: TrainingStep
 
     @classmethod
-    def read(cls, graph: Path, costs: Path, blocks: Path, options: Path | None) -> Inputs:
-        """Reads them; without options only plans that take none can be made."""
+    def read(
+        cls,
+        graph: Path,
+        costs: Path,
+        blocks: Path,
+        options: Path | None,
+        hierarchy: Path | None = None,
+    ) -> Inputs:
+        """Reads them; without options or hierarchy only plans that take none can be made."""
         traced, paid = read_graph(graph), read_costs(costs)
         chain = read_blocks(blocks)
         found = {} if options is None else read_options(options)
         _check_nodes(chain, found, str(options))
-        step = TrainingStep(condense(traced, paid), chain, found)
+        clusters = None if hierarchy is None else read_hierarchy(hierarchy)
+        step = TrainingStep(condense(traced, paid), chain, found, clusters)
         return cls(traced, read(graph, GRAPH).digest, paid, step)
 
     def frontier(

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--partitioner", default="cuts", help="how to cut, by name: cuts")
     parser.add_argument("--out", type=Path, help="the blocks to write")
     hierarchy = parser.add_argument_group(
-        "hierarchy", "Clusters of clusters of the forward. No strategy plans with them yet."
+        "hierarchy", "Clusters of clusters of the step, for the strategies that plan with them."
     )
     hierarchy.add_argument("--hierarchy", type=Path, help="the hierarchy to write")
     for name, (most, what) in LIMITS.items():

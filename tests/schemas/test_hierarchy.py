@@ -12,7 +12,10 @@ from schemas.hierarchy import HIERARCHY, Hierarchy, Tier, read_hierarchy, write_
 A, B, C, D = ("a" * 64, "b" * 64, "c" * 64, "d" * 64)
 LOWEST = Tier([2, 2, 1], [A, A, B])
 UPPER = Tier([2, 1], [C, D])
-WHOLE = Hierarchy("model", [0], [3, 1, 4, 2, 9], 2, 2, 4, 0.5, "0" * 64, [LOWEST, UPPER])
+WHOLE = Hierarchy(
+    *("model", [0], [3, 1, 4, 2, 9], [12, 11, 15], [4, 4, 0]),
+    *(2, 2, 4, 0.5, "0" * 64, [LOWEST, UPPER]),
+)
 
 
 def test_a_hierarchy_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -21,7 +24,7 @@ def test_a_hierarchy_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_one_without_clusters_comes_back(tmp_path: Path) -> None:
-    plain = replace(WHOLE, forward=[5, 6], levels=[])
+    plain = replace(WHOLE, forward=[5, 6], places=[1, 1, 0], levels=[])
     write_hierarchy(tmp_path / "hierarchy", plain)
     assert read_hierarchy(tmp_path / "hierarchy") == plain
 
@@ -36,11 +39,18 @@ def test_spans_are_places_in_the_forward() -> None:
     [
         (replace(WHOLE, forward=[3, 1, 4, 2, 0]), "an op is in two places"),
         (replace(WHOLE, forward=[3, 1, 4, 2, -9]), "an op of negative id"),
+        (replace(WHOLE, backward=[12, 11, 4]), "an op is in two places"),
+        (replace(WHOLE, places=[4, 4]), "not one place for each op"),
+        (replace(WHOLE, places=[5, 4, 0]), "belongs to no place of the forward"),
+        (replace(WHOLE, places=[4, 4, -1]), "belongs to no place of the forward"),
         (replace(WHOLE, nodes=1), "limits of less than two members"),
         (replace(WHOLE, alpha=-0.5), "exponent of the score is -0.5"),
         (replace(WHOLE, alpha=float("nan")), "exponent of the score is nan"),
         (replace(WHOLE, digest="0" * 63), "the hierarchy's digest is none"),
-        (replace(WHOLE, forward=[3, 1]), "level 0 of the hierarchy does not hold all"),
+        (
+            replace(WHOLE, forward=[3, 1], places=[1, 1, 0]),
+            "level 0 of the hierarchy does not hold all",
+        ),
         (replace(WHOLE, levels=[LOWEST, Tier([2], [C])]), "level 1 .* does not hold all"),
         (replace(WHOLE, levels=[Tier([3, 1, 1], [A, B, B])]), "a cluster of less than one"),
         (replace(WHOLE, levels=[Tier([2, 2, 1, 0], [A, A, B, D])]), "a cluster of less than one"),
@@ -69,6 +79,6 @@ def test_a_file_is_checked_as_it_is_read(tmp_path: Path) -> None:
     store.write(path, HIERARCHY, [row, row])
     with pytest.raises(ArtifactError, match="holds 2 hierarchies instead of one"):
         read_hierarchy(path)
-    store.write(path, replace(HIERARCHY, version=2), [row])
-    with pytest.raises(ArtifactError, match="has version 2 of tightfit"):
+    store.write(path, replace(HIERARCHY, version=3), [row])
+    with pytest.raises(ArtifactError, match="has version 3 of tightfit"):
         read_hierarchy(path)

@@ -5,18 +5,20 @@ rule frontier:
         costs=f"{MODEL}/costs.arrow",
         blocks=f"{MODEL}/blocks.arrow",
         options=f"{MODEL}/options.arrow",
+        hierarchy=clusters_for,
     output:
         f"{STRATEGY}/frontier.arrow",
     log:
         f"{STRATEGY}/logs/frontier.txt",
     params:
+        hierarchy=given_clusters,
         code=code_of("combine"),
     message:
         "{wildcards.model}: planning with {wildcards.strategy}"
     shell:
         "python -m stages combine --graph {input.graph:q} --costs {input.costs:q}"
         " --blocks {input.blocks:q} --options {input.options:q} --strategy {wildcards.strategy}"
-        " --out {output:q} --error-file {log:q}"
+        " {params.hierarchy:q} --out {output:q} --error-file {log:q}"
 
 
 rule choose:

@@ -11,6 +11,7 @@ sys.path.insert(0, str(CHECKOUT))
 from schemas.config import parse_config, require_folders
 from schemas.errors import ConfigError
 from schemas.fingerprint import factory_fingerprint, stage_fingerprint
+from schemas.strategies import HIERARCHY, STRATEGIES
 
 if "models" not in config:
 
@@ -78,6 +79,17 @@ def reported(model):
     files = [f"{MODEL}/{name}.arrow" for name in ("graph", "blocks", "options")]
     made = of_plans(model, "sequence.arrow", "schedule.arrow", *MEASURED[1:])
     return compared(model) + expand(files, model=model) + made if APART else []
+
+
+def clusters_for(wildcards):
+    """The hierarchy of a model, where a strategy takes it."""
+    takes = STRATEGIES[wildcards.strategy].clusters
+    return expand(f"{MODEL}/hierarchy.arrow", model=wildcards.model) if takes else []
+
+
+def given_clusters(wildcards, input):
+    """Names the hierarchy as options of a stage."""
+    return [word for file in input.hierarchy for word in ("--hierarchy", file)]
 
 
 def source(wildcards):

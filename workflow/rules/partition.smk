@@ -13,3 +13,24 @@ rule partition:
     shell:
         "python -m stages partition --graph {input.graph:q} --costs {input.costs:q}"
         " --out {output:q} --error-file {log:q}"
+
+
+# For strategies that plan with clusters.
+rule hierarchy:
+    input:
+        graph=f"{MODEL}/graph.arrow",
+        costs=f"{MODEL}/costs.arrow",
+    output:
+        f"{MODEL}/hierarchy.arrow",
+    log:
+        f"{MODEL}/logs/hierarchy.txt",
+    params:
+        limits=[
+            word for name, most in HIERARCHY.items() for word in (f"--{name}", most)
+        ],
+        code=code_of("partition"),
+    message:
+        "{wildcards.model}: cutting the graph into clusters"
+    shell:
+        "python -m stages partition --graph {input.graph:q} --costs {input.costs:q}"
+        " --hierarchy {output:q} {params.limits} --error-file {log:q}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,9 @@ in shares of the step."""
 ROUNDING = 1e-9
 """What a bound by weak duality is lowered by, for the rounding of its sums."""
 NOTHING = np.zeros(0)
+SEARCHES = ("mip_allow_restart", "mip_heuristic_run_rins", "mip_heuristic_run_rens")
+Start = Sequence[tuple[int, float]]
+"""Columns with their values."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +76,12 @@ def dual_bound(program: SparseProgram, price: Floats) -> float:
     return math.fsum(price * program.least) + math.fsum(columns) - ROUNDING
 
 
-def integral(program: SparseProgram, limits: Limits) -> Solved:
-    """The program as it is; its bound is what the search has proven, not the solution's value."""
+def integral(program: SparseProgram, limits: Limits, start: Start | None = None) -> Solved:
+    """The program as it is; its bound is what the search has proven, not the solution's value. With
+    a start, columns and their values, which may be none, solutions are searched for, too."""
     if not program.possible:
         return Solved(math.inf, NOTHING, 0, False)
-    model = _solved(program, limits, whole=True)
+    model = _solved(program, limits, whole=True, start=start)
     iterations = max(model.getInfo().simplex_iteration_count, 0)
     if is_infeasible(model):
         return Solved(math.inf, NOTHING, iterations, False)
@@ -86,7 +91,9 @@ def integral(program: SparseProgram, limits: Limits) -> Solved:
     return Solved(bound, values, iterations, ended_by_clock(model))
 
 
-def _solved(program: SparseProgram, limits: Limits, whole: bool) -> Highs:
+def _solved(
+    program: SparseProgram, limits: Limits, whole: bool, start: Start | None = None
+) -> Highs:
     import highspy
 
     model = highspy.Highs()
@@ -100,9 +107,7 @@ def _solved(program: SparseProgram, limits: Limits, whole: bool) -> Highs:
         ("mip_abs_gap", limits.gap),
         ("mip_max_nodes", limits.nodes),
         # Searches for better solutions take most of the time and add nothing to the bound.
-        ("mip_allow_restart", False),
-        ("mip_heuristic_run_rins", False),
-        ("mip_heuristic_run_rens", False),
+        *((name, start is not None) for name in SEARCHES),
     ):
         model.setOptionValue(name, value)
     lp = highspy.HighsLp()
@@ -119,5 +124,8 @@ def _solved(program: SparseProgram, limits: Limits, whole: bool) -> Highs:
         kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
         lp.integrality_ = [kinds[int(mark)] for mark in program.integral]
     model.passModel(lp)
+    if start:
+        columns, values = zip(*start, strict=True)
+        model.setSolution(len(start), np.array(columns, np.int32), np.array(values, np.float64))
     model.run()
     return model

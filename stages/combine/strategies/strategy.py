@@ -9,6 +9,7 @@ from typing import Protocol
 
 from schemas.actions import Action, Run
 from schemas.blocks import Blocks
+from schemas.hierarchy import Hierarchy
 from schemas.options import Option
 from schemas.problem import Problem
 from schemas.sequence import Operation
@@ -19,12 +20,13 @@ from stages.combine.chain.links import Links
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """A training step as strategies see it: the condensed graph, its blocks, and the options of
-    each distinct block by digest."""
+    """A training step as strategies see it: the condensed graph, its blocks, the options of each
+    distinct block by digest, and its hierarchy of clusters, where it came with one."""
 
     problem: Problem
     blocks: Blocks
     options: Mapping[str, list[Option]]
+    hierarchy: Hierarchy | None = None
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from schemas.graph import Graph
 from schemas.hierarchy import Hierarchy, Tier
 from schemas.problem import Node
 from stages.partition.facts import Facts, gather_facts
+from stages.partition.hierarchy.backward import places_of
 from stages.partition.hierarchy.flow import ALPHA, Array, Flow, Limits
 from stages.partition.hierarchy.items import starts_of
 from stages.partition.hierarchy.partition import h_partition
@@ -31,14 +32,20 @@ class Forward:
 def hierarchy_of(
     graph: Graph, costs: Costs, limits: Limits | None = None, alpha: float = ALPHA
 ) -> Hierarchy:
-    """The hierarchy of a step's forward. Raises ConfigError where it cannot keep the limits."""
+    """The hierarchy of a step. Raises ConfigError where it cannot keep the limits."""
     limits = limits or Limits()
     forward = forward_of(graph, gather_facts(graph, condense(graph, costs, ordered=False)))
     tree = h_partition(forward.flow, limits, alpha)
+    ops = [forward.ops[node] for node in tree.order]
+    problem = condense(graph, costs)
+    origin = [(graph.ops[node.op].module, graph.ops[node.op].source) for node in problem.nodes]
+    position = {node.op: index for index, node in enumerate(problem.nodes)}
     return Hierarchy(
         model=graph.model,
         prelude=forward.prelude,
-        forward=[forward.ops[node] for node in tree.order],
+        forward=ops,
+        backward=[node.op for node in problem.nodes[problem.loss + 1 :]],
+        places=places_of(problem, [position[op] for op in ops], origin),
         nodes=limits.nodes,
         clusters=limits.clusters,
         top=limits.top,
@@ -57,7 +64,8 @@ def forward_of(graph: Graph, facts: Facts) -> Forward:
     Left out is the prelude: nodes that no gradient and no random number reaches and that make what
     several others read, masks for instance. What they make is given, and has no bytes since it is
     there throughout. A node that must run before another without making anything for it (both draw
-    random numbers, or one writes a buffer that the other reads) makes a value without bytes for it.
+    random numbers, both run once, or one writes a buffer that the other reads) makes a value
+    without bytes for it.
     """
     problem = facts.problem
     prelude = _prelude(facts)
@@ -112,6 +120,7 @@ def _in_turn(graph: Graph, facts: Facts, places: list[int]) -> Iterator[tuple[in
         for value in op.writes
     }
     drawn: int | None = None
+    once: int | None = None
     writer: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
     for position in places:
@@ -120,6 +129,10 @@ def _in_turn(graph: Graph, facts: Facts, places: list[int]) -> Iterator[tuple[in
             if drawn is not None:
                 yield drawn, position
             drawn = position
+        if not op.repeatable:
+            if once is not None:
+                yield once, position
+            once = position
         writes = {graph.values[value].storage for value in op.writes}
         reads = {graph.values[value].storage for value in op.inputs} & written
         before = {writer[s] for s in reads | writes if s in writer}

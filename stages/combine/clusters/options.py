@@ -1,0 +1,184 @@
+"""The options of clusters, each found once for all equal ones, from the lowest up (Z 3.2.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeAlias
+
+from schemas.blocks import problem_digest
+from schemas.problem import Problem
+from stages.combine.clusters.cluster import Cluster, local, throughout
+from stages.combine.clusters.ways import Option, Optional, tasks_of_clusters
+from stages.combine.moment.solver import Limits
+from stages.combine.unrolled.frontier import fastest, nodes_of
+from stages.combine.unrolled.tasks import Tasks, repeats, stages_after_loss, tasks_of_nodes
+from stages.replay.line import executions
+from stages.replay.useless import without_useless
+
+Key: TypeAlias = tuple[str, str]
+
+
+LIMITS = Limits(gap=3e-3, nodes=20, checks=100)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How closely options are searched: `peaks` x `saves` pairs of limits a cluster, of which
+    `options` are offered to a cluster of clusters, and what a solve may take."""
+
+    peaks: int = 3
+    saves: int = 4
+    options: int = 4
+    limits: Limits = LIMITS
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What an option of a cluster costs: bytes between its forward and its backward, the most of
+    both, and seconds."""
+
+    save: int
+    peak: int
+    seconds: float
+
+
+class Options:
+    """Finds options of clusters."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+        self.known: dict[Key, list[Option]] = {}
+
+    def of(self, problem: Problem, cluster: Cluster) -> list[Option]:
+        """The options of a cluster of a problem, in its positions; keep everything is first."""
+        alone, inner = local(problem, cluster, throughout(problem))
+        key = (problem_digest(alone), repr(inner.members))
+        if key not in self.known:
+            self.known[key] = self._found(alone, inner)
+        nodes = [*cluster.forward, problem.loss, *cluster.backward]
+        return [
+            Option(
+                tuple(nodes[node] for node in option.forward),
+                tuple(nodes[node] for node in option.backward),
+            )
+            for option in self.known[key]
+        ]
+
+    def members(self, problem: Problem, cluster: Cluster) -> list[Optional]:
+        """The members of a cluster with as many of their options as are offered, shared out by
+        their nodes (Z 3.4.5)."""
+        count = len(cluster.forward) + len(cluster.backward)
+        total = self.grid.options * len(cluster.members)
+        found = []
+        for member in cluster.members:
+            own = len(member.forward) + len(member.backward)
+            number = max(min(total * own // max(count, 1), 2 * self.grid.options), 2)
+            options = self.of(problem, member)
+            found.append(Optional(member, selected(options, number)))
+        return found
+
+    def _found(self, problem: Problem, cluster: Cluster) -> list[Option]:
+        """The options of a cluster that is a problem by itself."""
+        everything = Option(cluster.forward, cluster.backward)
+        found = [everything, *_recomputed(problem)]
+        if len(found) > 1:
+            found += self._solved(problem, cluster, found)
+        return worth_having(problem, found)
+
+    def _solved(
+        self, problem: Problem, cluster: Cluster, known: Sequence[Option]
+    ) -> Iterator[Option]:
+        """What the program finds for the limits of the grid, the loosest first."""
+        tasks = (
+            tasks_of_clusters(problem, [], self.members(problem, cluster), throughout(problem))
+            if cluster.members
+            else tasks_of_nodes(problem)
+        )
+        stages = stages_after_loss(tasks)
+        figures = [figures_of(problem, option) for option in known]
+        proven: list[tuple[int, int, float]] = []
+        for peak, save in _limits(figures, self.grid):
+            fits = [f.seconds for f in figures if f.peak <= peak and f.save <= save]
+            bound = max((b for p, s, b in proven if p >= peak and s >= save), default=0.0)
+            if fits and min(fits) <= bound * (1 + self.grid.limits.gap):
+                continue
+            solution = fastest(tasks, stages, peak, save, self.grid.limits)
+            if solution is None:
+                continue
+            proven.append((peak, save, solution.bound))
+            option = _option(problem, tasks, nodes_of(solution.chosen))
+            figures.append(figures_of(problem, option))
+            yield option
+
+
+def figures_of(problem: Problem, option: Option) -> Figures:
+    """What an option of a cluster costs that is a problem by itself."""
+    order = [*option.forward, problem.loss, *option.backward]
+    played = executions(problem, order, in_place=False)
+    return Figures(
+        save=played[len(option.forward)].before,
+        peak=max(run.peak for run in played),
+        seconds=sum(run.seconds for run in played),
+    )
+
+
+def worth_having(problem: Problem, options: Sequence[Option]) -> list[Option]:
+    """The first option and those that none beats in all that it costs, the most kept first."""
+    rated = [(figures_of(problem, option), option) for option in dict.fromkeys(options)]
+    kept = rated[:1]
+    for figures, option in sorted(rated[1:], key=lambda pair: pair[0].seconds):
+        if not any(
+            other.save <= figures.save
+            and other.peak <= figures.peak
+            and other.seconds <= figures.seconds
+            for other, _ in kept
+        ):
+            kept.append((figures, option))
+    ranked = sorted(kept[1:], key=lambda pair: (-pair[0].save, pair[0].seconds))
+    return [kept[0][1], *(option for _, option in ranked)]
+
+
+def selected(options: Sequence[Option], count: int) -> list[Option]:
+    """At most so many options of those in order of what they keep: the most, the least, the one in
+    the middle between two that are chosen, and so on (Z 3.4.5, where the order is that of peaks).
+    """
+    if len(options) <= count:
+        return list(options)
+    places = [0, len(options) - 1]
+    while len(places) < count:
+        pairs = pairwise(sorted(places))
+        low, high = max(pairs, key=lambda pair: pair[1] - pair[0])
+        places.append((low + high) // 2)
+    return [options[place] for place in sorted(places)]
+
+
+def _recomputed(problem: Problem) -> Iterator[Option]:
+    """Everything that can is made again ahead of the backward."""
+    loss = problem.loss
+    again = [node for node in range(loss) if repeats(problem, problem.nodes[node])]
+    late = range(loss + 1, len(problem.nodes))
+    order = without_useless(problem, [*range(loss + 1), *again, *late])
+    if len(order) > len(problem.nodes):
+        yield Option(tuple(order[:loss]), tuple(order[loss + 1 :]))
+
+
+def _option(problem: Problem, tasks: Tasks, sequence: Sequence[int]) -> Option:
+    order = without_useless(problem, sequence)
+    middle = order.index(problem.loss)
+    return Option(tuple(order[:middle]), tuple(order[middle + 1 :]))
+
+
+def _limits(figures: Sequence[Figures], grid: Grid) -> Iterator[tuple[int, int]]:
+    """Pairs of limits for peak and save, the loosest first, between what is known."""
+    peaks = [max(f.peak for f in figures), min(f.peak for f in figures)]
+    saves = [max(f.save for f in figures), min(f.save for f in figures)]
+    for peak in _spread(peaks[0], peaks[1], grid.peaks):
+        for save in _spread(min(saves[0], peak), saves[1], grid.saves):
+            yield peak, save
+
+
+def _spread(high: int, low: int, count: int) -> list[int]:
+    steps = max(count - 1, 1)
+    return sorted({high - (high - low) * step // steps for step in range(count)}, reverse=True)

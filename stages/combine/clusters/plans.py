@@ -1,0 +1,110 @@
+"""Plans of a whole step by the options of the clusters of its highest level."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from schemas.hierarchy import Hierarchy
+from schemas.problem import Problem
+from stages.combine.bounds import least_peak
+from stages.combine.clusters.cluster import clusters_of, throughout
+from stages.combine.clusters.options import Grid, Options
+from stages.combine.clusters.ways import tasks_of_clusters
+from stages.combine.moment.solver import Limits
+from stages.combine.unrolled.frontier import Solution, fastest, nodes_of, worth
+from stages.combine.unrolled.program import Chosen
+from stages.combine.unrolled.tasks import NOTHING_KEPT, Stage, Tasks, Way, stages_after_loss
+from stages.replay.line import executions
+from stages.replay.useless import without_useless
+
+BUDGETS = 12
+LIMITS = Limits(gap=1e-3, nodes=20, checks=150)
+"""Of the program of the highest level."""
+
+
+@dataclass(frozen=True)
+class ClusterPlan:
+    """The positions of the nodes that a plan runs, and how it was found."""
+
+    sequence: list[int]
+    origin: str
+
+
+def plans_of(problem: Problem, hierarchy: Hierarchy, grid: Grid | None = None) -> list[ClusterPlan]:
+    """Plans of falling peaks. The first two keep everything and make every cluster again; none of
+    the others is slower within its budget than any of those that are within it, too."""
+    whole = clusters_of(problem, hierarchy)
+    if not whole.members:
+        whole = replace(whole, members=(whole,))
+    position = {node.op: index for index, node in enumerate(problem.nodes)}
+    first = [position[op] for op in hierarchy.prelude]
+    lasting = throughout(problem)
+    lasting |= {storage for node in first for storage in problem.nodes[node].outputs}
+    options = Options(grid or Grid())
+    tasks = tasks_of_clusters(problem, first, options.members(problem, whole), lasting)
+    stages = stages_after_loss(tasks)
+    known = [_start(tasks, stages, again=False), _start(tasks, stages, again=True)]
+    plans = [
+        ClusterPlan(_sequence(problem, chosen), origin)
+        for chosen, origin in zip(known, ("every cluster kept", "every cluster again"), strict=True)
+    ]
+    for solution in _solutions(problem, tasks, stages, known):
+        said = f"options of {len(whole.members)} clusters, within {solution.peak} bytes"
+        plans.append(ClusterPlan(_sequence(problem, solution.chosen), f"{said}, {worth(solution)}"))
+    return plans
+
+
+def _solutions(
+    problem: Problem, tasks: Tasks, stages: Sequence[Stage], starts: Sequence[list[Chosen]]
+) -> Iterator[Solution]:
+    """Solutions for evenly spread budgets, down to the first that has none."""
+    known = [(_cost(problem, chosen), chosen) for chosen in starts]
+    highest = known[0][0][0]
+    least = min(cost[0] for cost, _ in known)
+    least = min(least, max(least_peak(problem), least - (highest - least) // 3))
+    for number in range(1, BUDGETS + 1):
+        budget = highest - (highest - least) * number // BUDGETS
+        fitting = [(cost[1], place) for place, (cost, _) in enumerate(known) if cost[0] <= budget]
+        start = None
+        if fitting:
+            seconds, place = min(fitting)
+            start = Solution(known[place][1], budget, None, seconds, 0.0)
+        solution = fastest(tasks, stages, budget, None, LIMITS, start)
+        if solution is None:
+            return
+        known.append((_cost(problem, solution.chosen), solution.chosen))
+        yield solution
+
+
+def _start(tasks: Tasks, stages: Sequence[Stage], again: bool) -> list[Chosen]:
+    """Every cluster by its first option: kept from the forward, or made again for its backward."""
+    found: list[Chosen] = []
+    backward = {task.forward: k for k, task in enumerate(tasks.tasks) if task.forward >= 0}
+    for t, stage in enumerate(stages):
+        for k in stage.steps:
+            task = tasks.tasks[k]
+            own = backward.get(k, -1) in stage.tail
+            if k not in stage.tail:
+                if again and own and task.late:
+                    found.append((t, k, _by(task.late, 1)))
+            elif k in backward and again and task.again:
+                found.append((t, k, _by(task.first, NOTHING_KEPT)))
+            else:
+                found.append((t, k, _by(task.first, 1)))
+    return found
+
+
+def _by(ways: Sequence[Way], option: int) -> Way:
+    """The way by an option, the first one where there is none: the option keeps nothing."""
+    return next((way for way in ways if way.option == option), ways[0])
+
+
+def _sequence(problem: Problem, chosen: Sequence[Chosen]) -> list[int]:
+    return without_useless(problem, nodes_of(chosen))
+
+
+def _cost(problem: Problem, chosen: Sequence[Chosen]) -> tuple[int, float]:
+    """The peak of runs, and what the program counts as their seconds."""
+    played = executions(problem, _sequence(problem, chosen), in_place=False)
+    return max(run.peak for run in played), sum(way.seconds for _, _, way in chosen)

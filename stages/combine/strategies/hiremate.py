@@ -1,0 +1,34 @@
+"""HiRemate: options of clusters of clusters, found from the lowest up (Z 3)."""
+
+from __future__ import annotations
+
+from schemas.strategies import STRATEGIES
+from stages.combine.clusters.plans import plans_of
+from stages.combine.schedule.executions import runs
+from stages.combine.strategies.strategy import Candidate, TrainingStep
+
+
+class HiRemate:
+    """The integer program over the clusters of the highest level, each with options."""
+
+    about = STRATEGIES["hiremate"]
+
+    def supports(self, step: TrainingStep) -> str:
+        """A step that comes with a hierarchy."""
+        if step.hierarchy is None:
+            return "it came without a hierarchy of clusters (combine --hierarchy)"
+        return "" if step.hierarchy.forward else "its forward is empty"
+
+    def candidates(self, step: TrainingStep) -> list[Candidate]:
+        """Every cluster kept, every one computed again, and what the program finds for falling
+        budgets."""
+        assert step.hierarchy is not None
+        problem = step.problem
+        found = []
+        for plan in plans_of(problem, step.hierarchy):
+            ops = [problem.nodes[node].op for node in plan.sequence]
+            found.append(Candidate(runs(problem, ops), [], plan.origin))
+        return found
+
+
+STRATEGY = HiRemate()

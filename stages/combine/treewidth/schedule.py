@@ -1,0 +1,209 @@
+"""The recursive schedule of a tree decomposition (Kumar et al. 2019, section 4).
+
+A part of the step that fits a limit runs as it was captured, and all that it makes is kept until
+it is through. Of a larger part the nodes of the bag that halves it run first, each by the same
+rule, and are kept; then each of the rests that they cut it into is a part. What a part needs of the
+nodes that ran before and are not kept runs again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from schemas.problem import Problem
+from stages.combine.treewidth.decomposition import Decomposition
+from stages.combine.unrolled.tasks import repeats
+
+LONGEST = 4
+"""A schedule that runs more than this many times the nodes of a step is given up."""
+DEEPEST = 60
+"""How often parts are halved at most."""
+
+
+class TooLongError(Exception):
+    """A schedule runs too much again."""
+
+
+class Recursion:
+    """One schedule of a step. `runs` are the positions of its nodes in order. A part that runs
+    within `limit` bytes, beside what is kept, is not cut."""
+
+    def __init__(self, problem: Problem, decomposition: Decomposition, limit: int) -> None:
+        self.problem = problem
+        self.decomposition = decomposition
+        self.limit = limit
+        self.runs: list[int] = []
+        self.ran: set[int] = set()
+        self.there: set[int] = set()
+        self.weight = [
+            float(sum(problem.storages[s].bytes for s in node.outputs)) for node in problem.nodes
+        ]
+        self.again = [repeats(problem, node) for node in problem.nodes]
+        self.in_turn = [
+            position
+            for position, node in enumerate(problem.nodes[: problem.loss + 1])
+            if node.random or not node.repeatable
+        ]
+
+    def visit(self, part: Collection[int], depth: int = 0) -> None:
+        """Runs all nodes of a part that have not run."""
+        missing = {node for node in part if node not in self.ran}
+        if not missing:
+            return
+        needed = missing | self._missing(missing)
+        if depth == DEEPEST or self._fits(needed):
+            self._straight(needed)
+            return
+        bag = self.decomposition.halving(needed, self.weight) & needed
+        kept = self._computed(bag, depth)
+        rests = self._rests(needed - bag)
+        if len(rests) == 1 and not bag:
+            self._straight(needed)
+        else:
+            for rest in rests:
+                self.visit(rest, depth + 1)
+        self._drop(kept)
+
+    def compute(self, target: int, depth: int) -> None:
+        """Runs a node, ahead of it what it needs, and keeps what it makes."""
+        needed = self._missing([target])
+        if depth < DEEPEST and not self._fits(needed):
+            bag = self.decomposition.halving(needed, self.weight) & needed
+            if bag and bag != needed:
+                kept = self._computed(bag, depth)
+                self.compute(target, depth + 1)
+                self._drop(kept - self._made(target))
+                return
+        self._straight([*needed, target], kept=target)
+
+    def _computed(self, bag: Iterable[int], depth: int) -> set[int]:
+        """Computes the nodes of a bag that are not there; returns the storages to drop later."""
+        kept: set[int] = set()
+        for node in sorted(bag):
+            if node not in self.ran or not self.there.issuperset(self._made(node)):
+                before = set(self.there)
+                self.compute(node, depth + 1)
+                kept |= self.there - before
+        return kept
+
+    def _made(self, node: int) -> set[int]:
+        """What a node makes when it runs again."""
+        return set(self.problem.nodes[node].form(True).outputs)
+
+    def _missing(self, wanted: Iterable[int]) -> set[int]:
+        """The nodes that have to run ahead of some that are wanted, these left out."""
+        wanted = set(wanted)
+        found: set[int] = set()
+        pending = list(wanted)
+        while pending:
+            node = pending.pop()
+            new = {maker for maker in self._makers(node) if maker not in found}
+            found |= new
+            pending += new
+        return found - wanted
+
+    def _makers(self, node: int) -> list[int]:
+        """The nodes that make what a run of a node now reads and is not there."""
+        form = self.problem.nodes[node].form(node in self.ran)
+        makers = [
+            self.problem.storages[storage].producer
+            for storage in form.inputs
+            if storage not in self.there and self.problem.storages[storage].producer >= 0
+        ]
+        if node not in self.ran:
+            makers += self._before(node)
+        return makers
+
+    def _before(self, node: int) -> list[int]:
+        """What has to have run when a node runs first, beside what makes its inputs: the loss ahead
+        of the backward; ahead of that, and of one another, nodes that draw random numbers or run
+        once."""
+        loss = self.problem.loss
+        if node > loss:
+            return [] if loss in self.ran else [loss]
+        if node != loss and node not in self.in_turn:
+            return []
+        return [earlier for earlier in self.in_turn if earlier < node and earlier not in self.ran]
+
+    def _fits(self, part: Collection[int]) -> bool:
+        """Whether a part runs within the limit, beside what is kept, when what nothing else reads
+        is dropped after its last read."""
+        nodes, storages = self.problem.nodes, self.problem.storages
+        order = sorted(part)
+        last = {s: node for node in order for s in nodes[node].inputs}
+        live = sum(storages[s].bytes for s in self.there)
+        peak = 0
+        for node in order:
+            made = sum(storages[s].bytes for s in nodes[node].outputs)
+            peak = max(peak, live + max(nodes[node].peak, made))
+            live += made
+            used = (*nodes[node].inputs, *nodes[node].outputs)
+            live -= sum(
+                storages[s].bytes
+                for s in used
+                if last.get(s, node) == node and self._ends_in(s, part)
+            )
+        return len(order) < 2 or peak <= self.limit
+
+    def _ends_in(self, storage: int, part: Collection[int]) -> bool:
+        """Whether nothing outside of a part needs a storage."""
+        kind = self.problem.storages[storage]
+        readers = self.problem.readers[storage]
+        return not kind.stays and kind.producer in part and all(r in part for r in readers)
+
+    def _straight(self, part: Iterable[int], kept: int = -1) -> None:
+        """Runs nodes in captured order; but for what `kept` makes nothing is there afterwards."""
+        before = set(self.there)
+        for node in sorted(part):
+            self._run(node)
+        self._drop(self.there - before - (self._made(kept) if kept >= 0 else set()))
+
+    def _run(self, node: int) -> None:
+        if len(self.runs) > LONGEST * len(self.problem.nodes):
+            raise TooLongError
+        form = self.problem.nodes[node].form(node in self.ran)
+        self.runs.append(node)
+        self.ran.add(node)
+        self.there.update(form.outputs)
+
+    def _drop(self, storages: Iterable[int]) -> None:
+        """Forgets what can be made again."""
+        for storage in storages:
+            maker = self.problem.storages[storage].producer
+            if self.again[maker] and storage in self._made(maker):
+                self.there.discard(storage)
+
+    def _rests(self, nodes: set[int]) -> list[list[int]]:
+        """The parts that reads connect, the one that begins first ahead."""
+        storages = self.problem.storages
+        near: dict[int, set[int]] = {node: set() for node in nodes}
+        for node in nodes:
+            for storage in self.problem.nodes[node].inputs:
+                maker = storages[storage].producer
+                if maker in nodes:
+                    near[node].add(maker)
+                    near[maker].add(node)
+        found: list[list[int]] = []
+        left = set(nodes)
+        for node in sorted(nodes):
+            if node not in left:
+                continue
+            left.discard(node)
+            part, pending = [node], [node]
+            while pending:
+                new = near[pending.pop()] & left
+                left -= new
+                part += new
+                pending += new
+            found.append(part)
+        return found
+
+
+def scheduled(problem: Problem, decomposition: Decomposition, limit: int) -> list[int] | None:
+    """The positions of the nodes that a schedule runs, None where it is given up."""
+    recursion = Recursion(problem, decomposition, limit)
+    try:
+        recursion.visit(range(len(problem.nodes)))
+    except TooLongError:
+        return None
+    return recursion.runs

@@ -1,0 +1,172 @@
+"""What an unrolled program plans: tasks that run in ways, values that pass between them.
+
+Of a step as it stands each node is a task (`tasks_of_nodes`) with one way to run. The forward and
+the backward of a cluster are two tasks (`stages.combine.unrolled.ways`); the forward has a way for
+each option and one that keeps nothing, the backward one for each option.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from schemas.graph import NONE
+from schemas.problem import Node, Problem, Repeat
+
+NOTHING_KEPT = 0
+"""The option of a way that keeps nothing for a backward."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """Bytes that a way needs itself at some time (`own`: what it makes, and of a backward what was
+    kept for it), and which of the values that it reads it has read for the last time (`ended`)."""
+
+    own: int
+    ended: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to run a task: its option, its time, the values that it reads and makes, its levels and
+    the positions of the nodes that it runs."""
+
+    option: int
+    seconds: float
+    reads: frozenset[int]
+    makes: frozenset[int]
+    levels: tuple[Level, ...]
+    runs: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Task:
+    """How a task can run `first`, and `again`: not at all where there are no ways. `late` are those
+    in the stage of its backward. `forward` is, of the backward of a cluster, the task that is its
+    forward."""
+
+    first: tuple[Way, ...]
+    again: tuple[Way, ...] = ()
+    late: tuple[Way, ...] = ()
+    forward: int = NONE
+
+
+@dataclass(frozen=True)
+class Value:
+    """Bytes that the task `maker` makes, NONE where none does. What `stays` is never dropped."""
+
+    bytes: int
+    maker: int
+    stays: bool
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """Tasks in the order in which they run first, with the position of the loss. `saved` are the
+    bytes that an option (task, option) keeps from the forward of a cluster to its backward; one
+    that keeps none is not in it."""
+
+    tasks: Sequence[Task]
+    values: Sequence[Value]
+    loss: int
+    saved: Mapping[tuple[int, int], int] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        """What the fastest first ways of all take."""
+        return sum(min(way.seconds for way in task.first) for task in self.tasks)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """`candidates` may run again, in ascending order, before `tail` runs; both are tasks."""
+
+    candidates: tuple[int, ...]
+    tail: tuple[int, ...]
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """All tasks that may run in the stage, in order."""
+        return self.candidates + self.tail
+
+
+def tasks_of_nodes(problem: Problem) -> Tasks:
+    """Each node of a problem as a task."""
+    return Tasks(
+        [
+            Task(
+                (_way_of_node(problem, position, node),),
+                (_way_of_node(problem, position, node.form(True)),)
+                if repeats(problem, node)
+                else (),
+            )
+            for position, node in enumerate(problem.nodes)
+        ],
+        [Value(s.bytes, s.producer, s.stays) for s in problem.storages],
+        problem.loss,
+    )
+
+
+def repeats(problem: Problem, node: Node) -> bool:
+    """Whether a node can run again: nothing of what it then makes has to stay."""
+    return node.repeatable and not any(problem.storages[s].stays for s in node.form(True).outputs)
+
+
+def _way_of_node(problem: Problem, position: int, form: Node | Repeat) -> Way:
+    made = sum(problem.storages[storage].bytes for storage in form.outputs)
+    reads = (storage for storage in form.inputs if problem.storages[storage].producer >= 0)
+    level = Level(max(form.peak, made), frozenset())
+    return Way(
+        NOTHING_KEPT,
+        form.seconds,
+        frozenset(reads),
+        frozenset(form.outputs),
+        (level,),
+        (position,),
+    )
+
+
+def every_stage(tasks: Tasks) -> list[Stage]:
+    """One stage a task, all that can run again before it: as Z 2.1.1 has it."""
+    again = [k for k, task in enumerate(tasks.tasks) if task.again]
+    return [Stage(tuple(k for k in again if k < t), (t,)) for t in range(len(tasks.tasks))]
+
+
+def stages_after_loss(tasks: Tasks) -> list[Stage]:
+    """All up to the loss in one stage, then one for each task that reads what could have been
+    dropped. Only tasks of the forward run again, where this stage or a later one may need them."""
+    repeatable = {k for k in range(tasks.loss) if tasks.tasks[k].again}
+    remade = {d for k in repeatable for d in _reached(tasks, tasks.tasks[k].again, "makes")}
+    tails: list[list[int]] = [list(range(tasks.loss + 1))]
+    for k in range(tasks.loss + 1, len(tasks.tasks)):
+        task = tasks.tasks[k]
+        if task.forward < 0 and remade.isdisjoint(_reached(tasks, task.first, "reads")):
+            tails[-1].append(k)
+        else:
+            tails.append([k])
+    stages: list[Stage] = []
+    useful: set[int] = set()
+    for number in reversed(range(len(tails))):
+        useful |= _makers(tasks, tails[number], repeatable)
+        candidates = sorted(useful) if number else []
+        stages.append(Stage(tuple(candidates), tuple(tails[number])))
+    return stages[::-1]
+
+
+def _reached(tasks: Tasks, ways: Iterable[Way], what: str) -> set[int]:
+    return {value for way in ways for value in getattr(way, what)}
+
+
+def _makers(tasks: Tasks, wanted: Iterable[int], among: set[int]) -> set[int]:
+    """The tasks `among` some that the wanted ones may need, directly or not."""
+    found: set[int] = set()
+    pending = list(wanted)
+    while pending:
+        task = tasks.tasks[pending.pop()]
+        ways = (*task.first, *task.again)
+        makers = {tasks.values[value].maker for way in ways for value in way.reads}
+        makers |= {task.forward}
+        new = (makers & among) - found
+        found |= new
+        pending += new
+    return found

@@ -1,0 +1,128 @@
+"""The program of all nodes of a step, against trying all its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.problem import Problem
+from stages.combine.moment.solver import Limits
+from stages.combine.strategies.checkmate import LARGEST, STRATEGY
+from stages.combine.strategies.strategy import TrainingStep
+from stages.combine.unrolled.frontier import Solution, fastest, nodes_of, worth
+from stages.combine.unrolled.tasks import (
+    Stage,
+    Tasks,
+    every_stage,
+    stages_after_loss,
+    tasks_of_nodes,
+)
+from stages.replay.line import executions
+from tests.stages.combine.moment.brute import optimum
+from tests.stages.combine.problems import problems, two_layers
+
+LIMITS = Limits(gap=0.0, nodes=10_000, checks=100_000)
+CLASSES = {"any": every_stage, "after the loss": stages_after_loss}
+
+
+def peak_of(problem: Problem, sequence: Sequence[int]) -> int:
+    return max(run.peak for run in executions(problem, sequence, in_place=False))
+
+
+def every_order(problem: Problem, stages: Sequence[Stage]) -> Iterator[list[int]]:
+    """All orders of these stages that can run."""
+    choices = [(t, k) for t, stage in enumerate(stages) for k in stage.candidates]
+    for taken in product((False, True), repeat=len(choices)):
+        again = {choice for choice, yes in zip(choices, taken, strict=True) if yes}
+        order = [
+            k
+            for t, stage in enumerate(stages)
+            for k in (*(k for k in stage.candidates if (t, k) in again), *stage.tail)
+        ]
+        made: set[int] = set()
+        possible = True
+        for run in executions(problem, order, in_place=False):
+            given = {s for s in run.form.inputs if problem.storages[s].producer < 0}
+            possible = possible and made.issuperset(set(run.form.inputs) - given)
+            made.update(run.form.outputs)
+        if possible:
+            yield order
+
+
+def within(problem: Problem, orders: Sequence[list[int]], budget: int) -> float | None:
+    fitting = [order for order in orders if peak_of(problem, order) <= budget]
+    times = [sum(r.seconds for r in executions(problem, order, False)) for order in fitting]
+    return min(times, default=None)
+
+
+@pytest.mark.parametrize("kind", list(CLASSES))
+@settings(deadline=None, max_examples=60)
+@given(problem=problems(forward=2, repeats=True), share=st.floats(0.5, 1.0))
+def test_it_finds_what_trying_all_runs_finds(kind: str, problem: Problem, share: float) -> None:
+    problem = replace(problem, state_bytes=0)
+    tasks = tasks_of_nodes(problem)
+    stages = CLASSES[kind](tasks)
+    budget = int(peak_of(problem, range(len(problem.nodes))) * share)
+    best = within(problem, list(every_order(problem, stages)), budget)
+    found = fastest(tasks, stages, budget, None, LIMITS)
+    if best is None:
+        assert found is None
+        return
+    assert found is not None and found.optimal
+    assert found.seconds == pytest.approx(best)
+    sequence = nodes_of(found.chosen)
+    assert peak_of(problem, sequence) <= budget
+    assert sum(r.seconds for r in executions(problem, sequence, False)) == pytest.approx(best)
+
+
+@settings(deadline=None, max_examples=25)
+@given(problems(forward=3))
+def test_no_plan_of_any_order_is_faster_than_in_place_and_reordered(problem: Problem) -> None:
+    problem = replace(problem, state_bytes=0)
+    tasks = tasks_of_nodes(problem)
+    budget = peak_of(problem, range(len(problem.nodes))) - 1
+    found = fastest(tasks, every_stage(tasks), budget, None, LIMITS)
+    if found is not None:
+        best = optimum(problem, budget)
+        assert best is not None and best <= found.seconds + 1e-9
+
+
+def test_work_that_does_not_suffice_is_told() -> None:
+    problem = two_layers()
+    tasks = tasks_of_nodes(problem)
+    whole = Solution([], 1, None, 2.0, 1.0)
+    assert not whole.optimal and worth(whole) == "50.0% above a bound"
+    known = fastest(tasks, every_stage(tasks), 100, None, LIMITS)
+    assert known is not None and worth(known) == "the fastest of its kind"
+    start = fastest(tasks, every_stage(tasks), 100, None, Limits(nodes=0, checks=1), known)
+    assert start is not None and start.seconds == known.seconds
+
+
+def test_a_start_stays_where_nothing_is_faster() -> None:
+    problem = two_layers()
+    tasks: Tasks = tasks_of_nodes(problem)
+    stages = every_stage(tasks)
+    first = fastest(tasks, stages, 100, None, LIMITS)
+    again = fastest(tasks, stages, 100, None, LIMITS, first)
+    assert first is not None and again is not None
+    assert again.chosen is first.chosen and again.seconds == first.seconds
+
+
+def test_a_large_step_is_refused(large: TrainingStep) -> None:
+    count = len(large.problem.nodes)
+    said = f"it has {count} ops, and an integer program of a whole step takes {LARGEST}"
+    assert STRATEGY.supports(large) == said
+
+
+@pytest.fixture
+def large() -> TrainingStep:
+    from schemas.blocks import Blocks
+
+    problem = two_layers()
+    blocks = Blocks("none", [], 0.0, 0, 0, 0.0, 0, [], {})
+    return TrainingStep(replace(problem, nodes=problem.nodes * LARGEST), blocks, {})
