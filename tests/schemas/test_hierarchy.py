@@ -13,8 +13,17 @@ A, B, C, D = ("a" * 64, "b" * 64, "c" * 64, "d" * 64)
 LOWEST = Tier([2, 2, 1], [A, A, B])
 UPPER = Tier([2, 1], [C, D])
 WHOLE = Hierarchy(
-    *("model", [0], [3, 1, 4, 2, 9], [12, 11, 15], [4, 4, 0]),
-    *(2, 2, 4, 0.5, "0" * 64, [LOWEST, UPPER]),
+    model="model",
+    prelude=[0],
+    forward=[3, 1, 4, 2, 9],
+    backward=[12, 11, 15],
+    places=[4, 4, 0],
+    nodes=2,
+    clusters=2,
+    top=4,
+    alpha=0.5,
+    digest="0" * 64,
+    levels=[LOWEST, UPPER],
 )
 
 

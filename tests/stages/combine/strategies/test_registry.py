@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -20,6 +21,7 @@ from stages.combine.strategies.registry import strategy as strategy_of
 from stages.combine.strategies.strategy import Candidate, TrainingStep
 from stages.partition.facts import Facts
 from tests.stages.audit.towers import solve_tower
+from tests.stages.combine.clusters.trees import rows_of
 from tests.stages.combine.strategies.test_strategies import blocks_of, check_candidate, options_of
 from tests.stages.partition.steps import random_steps
 
@@ -34,6 +36,9 @@ def test_every_strategy_gives_plans_that_can_run(name: str, facts: Facts) -> Non
     assert strategy.about is STRATEGIES[name]
     blocks = blocks_of(facts)
     step = TrainingStep(facts.problem, blocks, options_of(blocks))
+    if strategy.about.clusters:
+        assert "came without a hierarchy" in strategy.supports(step)
+        step = replace(step, hierarchy=rows_of(facts.problem, [3, 2]))
     assert strategy.supports(step) == ""
     candidates = strategy.candidates(step)
     assert candidates
