@@ -100,12 +100,11 @@ def run_of(op: Op, in_place: int = NONE) -> Run:
 
 
 def row_of(action: Action) -> dict[str, Any]:
-    """An action as a row: its name and `COLUMNS`."""
-    return {
-        "action": NAMES[type(action)],
-        **dict.fromkeys(COLUMNS, NONE),
-        **asdict(action),
-    }
+    """An action as a row: its name and `COLUMNS`; raises ArtifactError where it says more."""
+    said = asdict(action)
+    if more := sorted(said.keys() - set(COLUMNS)):
+        raise ArtifactError(f"a {type(action).__name__} says {more[0]!r}, which no column holds")
+    return {"action": NAMES[type(action)], **dict.fromkeys(COLUMNS, NONE), **said}
 
 
 def action_of(row: Mapping[str, Any], what: str) -> Action:

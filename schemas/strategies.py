@@ -16,6 +16,7 @@ class About:
     """What is known of a strategy before it runs.
 
     `summary` is a line for people. A `baseline` takes no budget and is not polished. One that is
+    kept `apart` is no part of `auto`: once polished its plans are seldom better. One that is
     `solved` takes the options that integer programs found, and hangs on how these ended. One that
     takes `clusters` is given a hierarchy of them (`HIERARCHY` says how large). One that plans
     `chains` takes chains that come as files, and one that plans `joins` several that end in one
@@ -25,6 +26,7 @@ class About:
     name: str
     summary: str
     baseline: bool = False
+    apart: bool = False
     solved: bool = False
     clusters: bool = False
     chains: bool = False
@@ -40,7 +42,9 @@ _ALL = [
         baseline=True,
     ),
     About(
-        "auto", "the plans of all strategies that take one, the best at each budget", solved=True
+        "auto",
+        "the plans of `rotor`, `rockmate` and `frees`, the best at each budget",
+        solved=True,
     ),
     About(
         "rotor",
@@ -67,16 +71,19 @@ _ALL = [
     About(
         "checkmate",
         "one integer program over all ops of a small step, up to 120, in captured order",
+        apart=True,
     ),
     About(
         "tw_remat",
         "a heuristic for any graph: a tree decomposition of the step says what is kept while its "
         "parts run",
+        apart=True,
     ),
     About(
         "hiremate",
         "each cluster of a hierarchy runs by one of many options; an integer program chooses among "
         "them, from the lowest clusters up, for graphs that are no sequence",
+        apart=True,
         clusters=True,
     ),
 ]

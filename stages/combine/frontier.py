@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from schemas.actions import Run
+from schemas.actions import Compute, Loss, Run, Write
 from schemas.costs import Costs
 from schemas.errors import ArtifactError, ScheduleError
 from schemas.frontier import Frontier, Point, pareto
-from schemas.graph import Graph
+from schemas.graph import NONE, Graph
 from schemas.plan import Cost
 from schemas.problem import Problem
 from stages.combine.bounds import least_peak, least_seconds
@@ -41,6 +41,8 @@ def frontier(
     `workers`, the number of threads; `report` is told of polish, as `Polisher.sweep` says. Raises
     ScheduleError when a candidate has an action that is added to it, or replay refuses a plan.
     """
+    if about.baseline and not candidates:
+        raise ScheduleError(f"{about.name} makes no plan")
     for candidate in candidates:
         _check(candidate, problem, about.name)
     played = _Played(graph, costs, problem)
@@ -64,6 +66,7 @@ def frontier(
 
 
 def _check(candidate: Candidate, problem: Problem, name: str) -> None:
+    """Raises ScheduleError where a candidate says more than which ops run, in which order."""
     added = [action for action in candidate.actions if not isinstance(action, Run)]
     if added:
         raise ScheduleError(
@@ -72,6 +75,18 @@ def _check(candidate: Candidate, problem: Problem, name: str) -> None:
         )
     if not {node.op for node in problem.nodes}.issuperset(candidate.executions):
         raise ArtifactError("the blocks run ops that are none of the graph's: make them of it")
+    loss = problem.nodes[problem.loss].op
+    for action in candidate.actions:
+        if isinstance(action, Loss):
+            plain = action.op == loss
+        else:
+            assert isinstance(action, Compute | Write)
+            plain = action.op != loss and action.in_place == NONE
+        if not plain:
+            raise ScheduleError(
+                f"a plan of {name} has {action}: the loss alone is run as one, and what an op "
+                "overwrites is decided for it"
+            )
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import assert_never
 
 from schemas.actions import (
     Compute,
@@ -205,6 +206,8 @@ class _Writer:
             case RestoreRandom():
                 self.hand_over()
                 self.restoring = True
+            case unknown:
+                assert_never(unknown)
 
     def run(self, effect: Effect, in_place: int, ends: list[int]) -> None:
         """The lines that run an op."""

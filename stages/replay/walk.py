@@ -80,9 +80,11 @@ def effects(graph: Graph, steps: Sequence[Step], accumulate: bool = False) -> It
             case SaveRandom(index) | RestoreRandom(index) | FreeRandom(index):
                 yield Effect(position, step, op_of(position, index))
                 continue
-            case _:
-                yield Effect(position, step)
-                continue
+            case unknown:
+                raise ScheduleError(
+                    f"step {position} of the schedule: nothing says what a "
+                    f"{type(unknown).__name__} reads, makes and drops"
+                )
         repeated = op.id in done
         done.add(op.id)
         reads, makes = reads_of(graph, op, repeated), makes_of(graph, op, repeated)

@@ -1,4 +1,4 @@
-"""Auto: the plans of all strategies for a budget that support the step."""
+"""Auto: the plans of the strategies for a budget that support the step, but for those apart."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ class Auto:
         ]
 
     def _others(self) -> list[Strategy]:
-        apart = self.about.name
-        names = [name for name, about in STRATEGIES.items() if not about.baseline]
-        return [strategy(name) for name in names if name != apart]
+        return [
+            strategy(name)
+            for name, about in STRATEGIES.items()
+            if not (about.baseline or about.apart or name == self.about.name)
+        ]
 
 
 STRATEGY = Auto()

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.actions import Compute, Free
+from schemas.actions import Compute, Free, Loss
 from schemas.errors import ArtifactError, ScheduleError
 from schemas.problem import Problem
 from stages.combine.bounds import least_peak, least_seconds
@@ -57,5 +57,15 @@ def test_blocks_of_another_graph_are_refused() -> None:
     with pytest.raises(ArtifactError, match="none of the graph's"):
         frontier(graph, "", costs, condensed, strategy("rotor").about, [other], keep_all)
     frees = Candidate([*keep_all.actions, Free(0)], [], "frees")
+    about = strategy("rotor").about
     with pytest.raises(ScheduleError, match="has a Free"):
-        frontier(graph, "", costs, condensed, strategy("rotor").about, [frees], keep_all)
+        frontier(graph, "", costs, condensed, about, [frees], keep_all)
+    first, *others = keep_all.actions
+    assert isinstance(first, Compute)
+    for wrong in (Compute(first.op, 3), Loss(first.op)):
+        with pytest.raises(ScheduleError, match="the loss alone is run as one, and what an op ov"):
+            frontier(
+                graph, "", costs, condensed, about, [Candidate([wrong, *others], [], "")], keep_all
+            )
+    with pytest.raises(ScheduleError, match="checkpoint makes no plan"):
+        frontier(graph, "", costs, condensed, strategy("checkpoint").about, [], keep_all)

@@ -39,7 +39,9 @@ def test_every_strategy_gives_plans_that_can_run(name: str, facts: Facts) -> Non
     if strategy.about.clusters:
         assert "came without a hierarchy" in strategy.supports(step)
         step = replace(step, hierarchy=rows_of(facts.problem, [3, 2]))
-    assert strategy.supports(step) == ""
+    if said := strategy.supports(step):
+        assert said[0].islower() and not said.endswith(".")
+        return
     candidates = strategy.candidates(step)
     assert candidates
     for candidate in candidates:

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from schemas.actions import NAMES, Compute, action_of, row_of
+from schemas.errors import ArtifactError
+
+
+def test_an_action_is_its_row() -> None:
+    action = Compute(3, in_place=1)
+    assert action_of(row_of(action), "step 0") == action
+
+
+def test_an_action_that_says_what_no_column_holds_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @dataclass(frozen=True)
+    class Transfer:
+        value: int
+        to: int
+
+    monkeypatch.setitem(NAMES, Transfer, "transfer")  # type: ignore[misc]
+    with pytest.raises(ArtifactError, match="a Transfer says 'to', which no column holds"):
+        row_of(Transfer(3, 7))  # type: ignore[arg-type]
