@@ -10,6 +10,10 @@ import numpy as np
 
 from schemas.sequence import Operation
 from stages.combine.chain.links import Links
+from stages.combine.offload.fluid import FASTEST
+
+NEVER = 1e300
+"""The seconds in which a chain could make its input again."""
 
 
 def all_seconds(links: Links) -> float:
@@ -31,7 +35,9 @@ def bound(links: Links, bandwidth: float, budget: int, again: bool) -> float:
     `again`, is computed again: then as much of it as pays, in the order of what it takes a byte
     (a relaxation to parts). The chain's parameter gradients are there; its latency is not counted.
     """
-    return max(moment.seconds(bandwidth, budget, again) for moment in _moments(links))
+    return max(
+        moment.seconds(min(bandwidth, FASTEST), budget, again) for moment in _moments(links, again)
+    )
 
 
 @dataclass(frozen=True)
@@ -62,25 +68,19 @@ class _Moment:
         """The least over how many of the bytes are sent: where what is made again begins to take
         another item, or where the link takes as long as the computations on one side."""
         order = sorted(range(len(self.sizes)), key=lambda i: self._rate(i))
-        made, taken, points = [0.0], [0.0], []
+        made, taken = [0.0], [0.0]
         for index in order:
             made.append(made[-1] + self.sizes[index])
             taken.append(taken[-1] + self.makes[index])
         most = min(float(over), made[-1])
         sent = np.array([over - size for size in made if size <= over] + [over - most, 0.0])
-        if bandwidth == 0:
-            sent = sent[sent <= 0]
-        else:
-            low, high = over - most, float(over)
-            meets = self._meets(over, bandwidth, made, taken)
-            points = [bandwidth * self.before, *meets]
-            sent = np.append(sent, np.clip(points, low, high))
+        if bandwidth > 0:
+            points = [bandwidth * self.before, *self._meets(over, bandwidth, made, taken)]
+            sent = np.append(sent, points)
         sent = np.clip(sent, over - most, over)
         again = np.interp(over - sent, made, taken)
-        return min(
-            (self._takes(_over(float(s), bandwidth), float(m)) for s, m in zip(sent, again)),
-            default=math.inf,
-        )
+        pairs = zip(sent.tolist(), again.tolist(), strict=True)
+        return min(self._takes(_over(moved, bandwidth), more) for moved, more in pairs)
 
     def _meets(
         self, over: int, bandwidth: float, made: list[float], taken: list[float]
@@ -100,16 +100,17 @@ class _Moment:
         return max(self.before, moved) + self.during + max(self.after + again, moved)
 
 
-def _moments(links: Links) -> Iterator[_Moment]:
-    """All first forwards, and all backwards."""
+def _moments(links: Links, again: bool) -> Iterator[_Moment]:
+    """All first forwards, which may keep nothing with `again`, and all backwards."""
     ways = [link.ways[0] for link in links.links]
     kept = [links.held, *(way.save for way in ways)]
-    makes = [math.inf, *(way.forward_seconds for way in ways)]
-    makes[0] = 1e300
+    makes = [NEVER, *(way.forward_seconds for way in ways)]
     total, done = all_seconds(links), 0.0
     for position, way in enumerate(ways, start=1):
-        passing = min(links.at(position).pass_peak, way.forward_peak)
-        needs = passing + links.at(len(links)).delta
+        needs = way.forward_peak
+        if again:
+            needs = min(needs, links.at(position).pass_peak)
+        needs += links.at(len(links)).delta
         yield _moment(done, way.forward_seconds, total, needs, kept[:position], makes[:position])
         done += way.forward_seconds
     grown = 0
@@ -142,7 +143,7 @@ def neediest(links: Links, again: bool) -> tuple[int, Operation]:
         forward = Operation("F_all", position)
         found.append((source + way.forward_peak + beside, forward))
         found.append((source + way.backward_peak + grown, Operation("B", position)))
-        if again:
+        if again and position < last:
             found.append((source + link.pass_peak + end, Operation("F_ck", position)))
         grown += link.gradient
     return max(found, key=lambda item: item[0])
