@@ -2,8 +2,10 @@
 
 `cost(s, t, m, d)` is the least time for forward and backward of positions s..t beside their input,
 within m slots of memory of which d are taken at the end by data that comes back meanwhile, as late as
-it can. Without such data it is Rotor's program. Slots round what is stored up; d need not be
-whole: between two slots times are taken to lie on a line.
+it can. Without such data it is Rotor's program. What is stored is rounded to whole slots so that
+neighbours together are off by a slot at most, where S rounds up and loses as much as there are
+positions; what does not fit at true sizes is seen when it is played. d need not be whole: between
+two slots times are taken to lie on a line.
 """
 
 from __future__ import annotations
@@ -80,8 +82,8 @@ def span_chain(links: Links, limit: int, slots: int, bandwidth: float) -> SpanCh
         unit=unit,
         count=limit // unit,
         rate=rate,
-        output=-(-outputs // unit),
-        kept=-(-stored // unit),
+        output=_rounded(outputs, unit),
+        kept=_rounded(stored, unit),
         forward=forward,
         backward=backward,
         all_peak=np.array([0, *(way.forward_peak for way in ways)]) / unit,
@@ -93,6 +95,11 @@ def span_chain(links: Links, limit: int, slots: int, bandwidth: float) -> SpanCh
         passes=np.cumsum(forward),
         once=np.cumsum(forward + backward),
     )
+
+
+def _rounded(sizes: Integers, unit: int) -> Integers:
+    """Sizes in slots, so that those of neighbours together are off by a slot at most."""
+    return np.diff(np.rint(np.cumsum(sizes) / unit), prepend=0).astype(np.int64)
 
 
 def _passing(
