@@ -38,6 +38,7 @@ Range = tuple[float, float]
 _SIZES: Range = (1, 1e18)
 _FLOPS: Range = (1e6, 1e21)
 _BANDWIDTHS: Range = (1e3, 1e18)
+_LINKS: Range = (1e-3, 1e18)
 _LATENCIES: Range = (0, 1)
 
 
@@ -199,7 +200,7 @@ class _Reader:
         self.require(isinstance(shared, bool), f"{where}.shared is {_shown(shared)}, not a truth")
         return Link(
             between=(one, other),
-            bandwidth=self.number(given["bandwidth"], f"{where}.bandwidth", _BANDWIDTHS),
+            bandwidth=self.number(given["bandwidth"], f"{where}.bandwidth", _LINKS),
             latency=self.number(given.get("latency", 0), f"{where}.latency", _LATENCIES),
             shared=shared,
         )

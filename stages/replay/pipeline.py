@@ -136,9 +136,7 @@ class _Times:
         """Periods that a batch is under way, rounded up."""
         period, k = self.pattern.period, self.pattern.batches
         way = self.way()
-        longest = max(
-            self.end(*way[-1], batch) - self.start(*way[0], batch) for batch in range(k)
-        )
+        longest = max(self.end(*way[-1], batch) - self.start(*way[0], batch) for batch in range(k))
         return int(longest // period) + 1
 
 
@@ -210,15 +208,14 @@ def _memory(
     """The most bytes of each device and batches in flight of each stage, from the first batch to
     the last of as many as fill the pipeline, repeat once, and drain it."""
     count = len(stages)
+    kinds: tuple[Kind, Kind] = ("forward", "backward")
     runs: dict[str, list[_Run]] = defaultdict(list)
     for batch in range((2 * span + 2) * times.pattern.batches):
         for stage in range(1, count + 1):
-            for kind, rank in (("forward", stage), ("backward", 2 * count - stage)):
+            for kind, rank in zip(kinds, (stage, 2 * count - stage), strict=True):
                 takes_time = times.at[kind, stage][batch % times.pattern.batches].duration > 0
                 start = times.start(kind, stage, batch)
-                runs[times.device(stage)].append(
-                    _Run(start, takes_time, batch, rank, kind, stage)
-                )
+                runs[times.device(stage)].append(_Run(start, takes_time, batch, rank, kind, stage))
     peaks: dict[str, int] = {}
     in_flight = [0] * count
     for device, own in runs.items():

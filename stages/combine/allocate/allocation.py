@@ -93,17 +93,12 @@ class Allocation:
                 stages.append(stage)
         return Allocation(self.layers, tuple(stages), self.names)
 
-    def split(self) -> Allocation:
-        """The same with a stage for every layer of devices that have several stages."""
-        devices = [stage.device for stage in self.stages]
+    def layer_by_layer(self) -> Allocation:
+        """The same with a stage for every layer."""
         stages = [
-            Stage(layer, layer, stage.device) if devices.count(stage.device) > 1 else stage
+            Stage(layer, layer, stage.device)
             for stage in self.stages
-            for layer in (
-                range(stage.first, stage.last + 1)
-                if devices.count(stage.device) > 1
-                else (stage.first,)
-            )
+            for layer in range(stage.first, stage.last + 1)
         ]
         return Allocation(self.layers, tuple(stages), self.names)
 

@@ -152,7 +152,7 @@ def _partition(
                     break
                 most_work = max(most_work, work[first])
                 after = delayed(before, ticks, period)
-                group = max(periods(after, period), np.int64(1))
+                group = periods(after, period) or 1
                 flying = group // turns * there + min(group % turns, there)
                 own = weights[last] - weights[first - 1] + most_work
                 own += flying * (kept[last] - kept[first - 1]) + buffer[last]

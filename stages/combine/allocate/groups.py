@@ -48,30 +48,35 @@ def in_flight(group: int, kept: int, turns: int) -> int:
     return whole * kept + min(rest, kept)
 
 
-def least_period(allocation: Allocation, memory: int, kept: int = 1, turns: int = 1) -> int | None:
-    """The least ticks of a period at which 1F1B* fits each device of a contiguous allocation into
-    `memory` bytes, None where none does. Only sums of tasks in a row can be it."""
+def fits_at(
+    allocation: Allocation, memory: int, period: int, kept: int = 1, turns: int = 1
+) -> bool:
+    """Whether 1F1B*(period) fits each device of a contiguous allocation into `memory` bytes."""
     tasks = allocation.tasks
     loads = [task.load for task in tasks]
-    sums = {sum(loads[i:j]) for i in range(len(loads)) for j in range(i + 1, len(loads) + 1)}
-    candidates = sorted(total for total in sums if total >= max(*loads, 1))
-    candidates = candidates or [1]
+    if max(loads) > period:
+        return False
+    groups = groups_of(loads, period)
+    own = [group for task, group in zip(tasks, groups, strict=True) if not task.transfer]
+    return all(
+        allocation.layers.memory(stage.first, stage.last, in_flight(group, kept, turns)) <= memory
+        for stage, group in zip(allocation.stages, own, strict=True)
+    )
 
-    def fits(period: int) -> bool:
-        groups = groups_of(loads, period)
-        own = [group for task, group in zip(tasks, groups, strict=True) if not task.transfer]
-        return all(
-            allocation.layers.memory(stage.first, stage.last, in_flight(group, kept, turns))
-            <= memory
-            for stage, group in zip(allocation.stages, own, strict=True)
-        )
 
-    if not fits(candidates[-1]):
+def least_period(allocation: Allocation, memory: int) -> int | None:
+    """The least ticks of a period at which 1F1B* fits each device of a contiguous allocation into
+    `memory` bytes, None where none does. Only sums of tasks in a row can be it."""
+    loads = [task.load for task in allocation.tasks]
+    ends = range(1, len(loads) + 1)
+    sums = {sum(loads[begin:end]) for end in ends for begin in range(end)}
+    candidates = sorted(total for total in sums if total >= max(*loads, 1)) or [1]
+    if not fits_at(allocation, memory, candidates[-1]):
         return None
     low, high = 0, len(candidates) - 1
     while low < high:
         middle = (low + high) // 2
-        if fits(candidates[middle]):
+        if fits_at(allocation, memory, candidates[middle]):
             high = middle
         else:
             low = middle + 1

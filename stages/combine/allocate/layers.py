@@ -137,8 +137,8 @@ def layers_of_chain(chain: Chain, wire: Wire, weight_copies: int, buffers: bool)
     inner = range(1, length)
     forward = [0.0, *(row.u_f for row in rows)]
     backward = [0.0, *(row.u_b for row in rows)]
-    send = [wire.seconds(sizes[l]) if l in inner else 0.0 for l in range(length + 1)]
-    receive = [wire.seconds(gradients[l]) if l in inner else 0.0 for l in range(length + 1)]
+    send = [wire.seconds(sizes[cut]) if cut in inner else 0.0 for cut in range(length + 1)]
+    receive = [wire.seconds(gradients[cut]) if cut in inner else 0.0 for cut in range(length + 1)]
     tick = tick_of(math.fsum([*forward, *backward, *send, *receive]))
 
     def ticks(times: Sequence[float]) -> Integers:
@@ -159,7 +159,10 @@ def layers_of_chain(chain: Chain, wire: Wire, weight_copies: int, buffers: bool)
         output=np.array(sizes, np.int64),
         gradient=np.array(gradients, np.int64),
         buffer=np.array(
-            [sizes[l] + gradients[l] if buffers and l in inner else 0 for l in range(length + 1)],
+            [
+                sizes[cut] + gradients[cut] if buffers and cut in inner else 0
+                for cut in range(length + 1)
+            ],
             np.int64,
         ),
         tick=tick,

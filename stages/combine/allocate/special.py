@@ -12,14 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
 from stages.combine.allocate.allocation import Allocation, Stage
-from stages.combine.allocate.contiguous import delayed, periods
+from stages.combine.allocate.labels import Sizes, Within, label_stages
 from stages.combine.allocate.layers import Integers, Layers
 
-LOADS, MEMORIES, DEPTH = 32, 8, 6
-"""Places for labels: by the load and memory of the special device, and in each such place."""
 ROUNDS = 14
 """Periods that are tried for a long chain."""
 SHORT = 24
@@ -55,10 +52,10 @@ def allocate(
     many batches in flight as a period of `target` ticks takes; None where none was found. The
     special device is the last one."""
     normal = len(names) - 1
-    found = _label_stages(
-        layers.load, layers.weights, layers.kept, layers.work, layers.buffer, layers.cut,
-        normal, memory, target, most, rules.printed,
-    )  # fmt: skip
+    sizes = Sizes(
+        layers.load, layers.weights, layers.kept, _work(layers), layers.buffer, layers.cut
+    )
+    found = label_stages(sizes, Within(normal, memory, target, most, rules.printed))
     if not len(found):
         return None
     stages, device, first = [], 0, 1
@@ -117,207 +114,9 @@ def allocations(
     return found[::-1]
 
 
-@njit(cache=True)
-def _label_stages(
-    load: Integers,
-    weights: Integers,
-    kept: Integers,
-    work: Integers,
-    buffer: Integers,
-    cut: Integers,
-    normal: int,
-    memory: int,
-    target: int,
-    most: int,
-    printed: bool,
-) -> Integers:
-    """(last layer, whether on the special device) of each stage in order, shape (stages, 2); empty
-    where nothing was found."""
-    length = load.size - 1
-    places = LOADS * MEMORIES * 2
-    head = np.full((length + 1, normal + 1, places), -1, np.int32)
-    filled = np.zeros((length + 1, normal + 1, places), np.int8)
-    size = 1 << 12
-    # of a label: load, memory and stored batches of the special device, delay, the cut that the
-    # link of the first stage carries already, whether this stage is special, and where from
-    figures = np.empty((size, 4), np.int64)
-    origin = np.empty((size, 5), np.int32)
-    figures[0] = 0
-    origin[0, 0], origin[0, 1], origin[0, 2], origin[0, 3], origin[0, 4] = -1, 0, -1, 0, 0
-    head[length, 0, 0] = 0
-    count = 1
-    best = -1
-    own = np.empty(size, np.int32)
-    for last in range(length, 0, -1):
-        for used in range(normal + 1):
-            number = 0
-            for place in range(places):
-                index = head[last, used, place]
-                while index >= 0:
-                    if number == own.size:
-                        grown = np.empty(2 * own.size, np.int32)
-                        grown[:number] = own
-                        own = grown
-                    own[number] = index
-                    number += 1
-                    index = origin[index, 2]
-            for position in range(number):
-                label = own[position]
-                if _dominated(figures, origin, own[:number], label):
-                    continue
-                ticks, stored, before, carried = figures[label]
-                from_special = origin[label, 1] == 1
-                any_special = origin[label, 4] == 1
-                for special in range(2):
-                    if special == 0 and used == normal:
-                        continue
-                    meets = last < length and (
-                        printed or not (from_special and special == 1)
-                    )
-                    start = before
-                    if meets:
-                        if cut[last] > most:
-                            continue
-                        start = delayed(before, cut[last], target)
-                    if not printed and special == 1 and last < length and not from_special and (
-                        carried + cut[last] > most
-                    ):
-                        continue
-                    least = np.int64(1)
-                    if printed and used == normal:
-                        least = np.int64(-1)
-                    most_work = np.int64(0)
-                    for first in range(last, 0, -1):
-                        own_ticks = load[last] - load[first - 1]
-                        taken = own_ticks + (ticks if special == 1 else 0)
-                        if taken > most:
-                            break
-                        most_work = max(most_work, work[first])
-                        if least < 0 and first > 1:
-                            continue
-                        group = max(periods(start + own_ticks, target), np.int64(1))
-                        bytes_kept = kept[last] - kept[first - 1]
-                        needed = weights[last] - weights[first - 1]
-                        if special == 0:
-                            needed += group * bytes_kept + buffer[last] + most_work
-                            if needed > memory:
-                                break
-                            if needed + buffer[first - 1] > memory:
-                                continue
-                            after_memory = stored
-                            if not printed and from_special:
-                                after_memory += buffer[last]
-                            if after_memory > memory:
-                                break
-                        else:
-                            flying = group - 1
-                            if not printed:
-                                flying = group if not any_special else max(flying, np.int64(1))
-                            needed += stored + flying * bytes_kept
-                            if meets:
-                                needed += buffer[last]
-                            if needed + most_work > memory:
-                                break
-                            if printed:
-                                needed += buffer[first - 1]
-                                if needed > memory:
-                                    continue
-                            after_memory = needed
-                        after_ticks = taken if special == 1 else ticks
-                        left = normal - used - (1 - special)
-                        if load[first - 1] > left * most + most - after_ticks:
-                            continue
-                        if weights[first - 1] > (left + 1.0) * memory - after_memory:
-                            continue
-                        after_used = used + 1 - special
-                        after = delayed(start, own_ticks, target)
-                        carries = np.int64(0)
-                        if special == 0 and from_special:
-                            carries = cut[last]
-                        place = after_ticks * LOADS // (most + 1) * MEMORIES
-                        place += after_memory * MEMORIES // (memory + 1)
-                        place = place * 2 + special
-                        row = head[first - 1, after_used]
-                        fill = filled[first - 1, after_used]
-                        known = 1 if special == 1 or any_special else 0
-                        index = row[place]
-                        worst, worse, slowest = np.int32(-1), False, np.int64(-1)
-                        while index >= 0:
-                            other = figures[index]
-                            if (
-                                other[0] <= after_ticks
-                                and other[1] <= after_memory
-                                and other[2] <= after
-                                and other[3] <= carries
-                                and origin[index, 4] >= known
-                            ):
-                                worse = True
-                                break
-                            if other[2] > slowest:
-                                worst, slowest = index, other[2]
-                            index = origin[index, 2]
-                        if worse:
-                            continue
-                        if fill[place] >= DEPTH:
-                            if after >= slowest:
-                                continue
-                            slot = worst
-                        else:
-                            if count == figures.shape[0]:
-                                more = np.empty((2 * count, 4), np.int64)
-                                more[:count] = figures
-                                figures = more
-                                further = np.empty((2 * count, 5), np.int32)
-                                further[:count] = origin
-                                origin = further
-                            slot = np.int32(count)
-                            count += 1
-                            origin[slot, 2] = row[place]
-                            row[place] = slot
-                            fill[place] += 1
-                        figures[slot, 0] = after_ticks
-                        figures[slot, 1] = after_memory
-                        figures[slot, 2] = after
-                        figures[slot, 3] = carries
-                        origin[slot, 0] = label
-                        origin[slot, 1] = special
-                        origin[slot, 3] = last
-                        origin[slot, 4] = known
-                        if first == 1 and (best < 0 or after_memory <= figures[best, 1]):
-                            best = slot
-    stages = 0
-    index = best
-    while index > 0:
-        stages += 1
-        index = origin[index, 0]
-    found = np.empty((stages, 2), np.int64)
-    index = best
-    for stage in range(stages):
-        found[stage, 0] = origin[index, 3]
-        found[stage, 1] = origin[index, 1]
-        index = origin[index, 0]
+def _work(layers: Layers) -> Integers:
+    """The temporary bytes of layers k..l, by k and l."""
+    found = np.zeros((layers.count + 1, layers.count + 1), np.int64)
+    for first in range(1, layers.count + 1):
+        found[first, first:] = np.maximum.accumulate(layers.work[first:])
     return found
-
-
-@njit(cache=True)
-def _dominated(figures: Integers, origin: Integers, own: Integers, label: int) -> bool:
-    """Whether another label with as many devices used is at least as good in all, and better or
-    earlier."""
-    mine = figures[label]
-    for other in own:
-        if other == label or origin[other, 1] != origin[label, 1]:
-            continue
-        if origin[other, 4] < origin[label, 4]:
-            continue
-        its = figures[other]
-        if its[0] <= mine[0] and its[1] <= mine[1] and its[2] <= mine[2] and its[3] <= mine[3]:
-            same = (
-                its[0] == mine[0]
-                and its[1] == mine[1]
-                and its[2] == mine[2]
-                and its[3] == mine[3]
-                and origin[other, 4] == origin[label, 4]
-            )
-            if not same or other < label:
-                return True
-    return False
