@@ -114,9 +114,7 @@ class FluidChain:
         return wait
 
 
-def fluid_seconds(
-    links: Links, budget: int, bandwidth: float, shares: Sequence[float]
-) -> float:
+def fluid_seconds(links: Links, budget: int, bandwidth: float, shares: Sequence[float]) -> float:
     """The seconds of a chain whose positions' inputs leave for those `shares` (of position 0, the
     chain's input, first), infinite where the budget is too small."""
     chain = FluidChain(links, budget, bandwidth)

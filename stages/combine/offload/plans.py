@@ -98,9 +98,7 @@ class LinkedChain:
         made = computation(self.links, all_leave_sequence(self.links, self.planner.again))
         return self._placed(made, made.gaps, budget)
 
-    def _placed(
-        self, made: Computation, gaps: Collection[Gap], budget: int
-    ) -> LinkedPlan | None:
+    def _placed(self, made: Computation, gaps: Collection[Gap], budget: int) -> LinkedPlan | None:
         """The fastest placing of what leaves; more leaves where that is too little to fit."""
         chosen = capped(made, gaps, budget)
         best: LinkedPlan | None = None

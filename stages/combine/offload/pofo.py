@@ -44,9 +44,7 @@ def pofo(
 class _Forward:
     """The labels of all positions."""
 
-    def __init__(
-        self, links: Links, spans: Spans, budget: int, limit: float, labels: int
-    ) -> None:
+    def __init__(self, links: Links, spans: Spans, budget: int, limit: float, labels: int) -> None:
         from stages.combine.offload.pofo_compiled import spread_labels
 
         chain = spans.chain

@@ -107,7 +107,11 @@ def keep_best(
         worse = False
         for index in range(begin, begin + count):
             other = labels[index]
-            if other[STAY] <= label[STAY] and other[SENT] <= label[SENT] and other[DUE] <= label[DUE]:
+            if (
+                other[STAY] <= label[STAY]
+                and other[SENT] <= label[SENT]
+                and other[DUE] <= label[DUE]
+            ):
                 worse = True
                 break
         if not worse:
@@ -196,9 +200,7 @@ def spread_labels(
                         for leaves in range(2):
                             if (leaves == 1 and not first) or (leaves == 0 and not second):
                                 continue
-                            moved(
-                                made, label, size, ahead, after, ahead + after, rate, leaves == 1
-                            )
+                            moved(made, label, size, ahead, after, ahead + after, rate, leaves == 1)
                             if made[TIME] + left >= limit:
                                 continue
                             place = cell_of(made, budget)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from schemas.errors import ScheduleError
+from schemas.lanes import LaneStep
 from schemas.sequence import TRANSFERS, Operation
 from stages.combine.chain.links import Links, Way
 from stages.combine.chain.replay import Player
@@ -21,20 +22,6 @@ from stages.combine.offload.host import HostLink
 
 Store = tuple[bool, int]
 """What is stored: whether it is all that a forward kept, and the position (0: the input)."""
-
-
-@dataclass(frozen=True)
-class LaneStep:
-    """One operation in its lane, from `start` to `end`, which began `waited` seconds later than
-    its lane could have; `live` bytes are on the device and `host` bytes on the host after it."""
-
-    operation: Operation
-    lane: str
-    start: float
-    end: float
-    waited: float
-    live: int
-    host: int
 
 
 @dataclass(frozen=True)

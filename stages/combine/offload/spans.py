@@ -19,7 +19,7 @@ import numpy.typing as npt
 from schemas.sequence import Operation
 from stages.combine.chain.links import Links
 from stages.combine.chain.slots import Needs, slot_size
-from stages.combine.chain.table import Steps, cell, pass_on, run_block
+from stages.combine.chain.table import Steps, pass_on, run_block
 from stages.combine.offload.fluid import FASTEST
 
 Seconds = npt.NDArray[np.float64]
@@ -102,9 +102,7 @@ def _rounded(sizes: Integers, unit: int) -> Integers:
     return np.diff(np.rint(np.cumsum(sizes) / unit), prepend=0).astype(np.int64)
 
 
-def _passing(
-    links: Links, forward: Seconds, unit: int, rate: float
-) -> tuple[Seconds, Seconds]:
+def _passing(links: Links, forward: Seconds, unit: int, rate: float) -> tuple[Seconds, Seconds]:
     length = len(links)
     most = np.zeros((length + 2, length + 1))
     late = np.zeros((length + 2, length + 1))

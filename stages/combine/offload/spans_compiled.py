@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 from numba import njit
 
 from stages.combine.offload.spans import Integers, Seconds
@@ -80,8 +79,7 @@ def run_once(
 
 
 @njit(
-    f"Tuple((float64, float64))"
-    f"(float64[:,:,::1], {_ARRAYS}, int64, int64, int64, int64, float64)",
+    f"Tuple((float64, float64))(float64[:,:,::1], {_ARRAYS}, int64, int64, int64, int64, float64)",
     cache=True,
 )
 def pass_to(

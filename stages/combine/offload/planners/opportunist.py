@@ -12,8 +12,8 @@ from stages.combine.chain.links import Links
 from stages.combine.chain.table import Table, cell, pass_on
 from stages.combine.offload.gaps import Computation, Gap, computation
 from stages.combine.offload.host import HostLink
-from stages.combine.offload.plans import LinkedPlan, gaps_of
 from stages.combine.offload.planners.autocapper import rotor_table
+from stages.combine.offload.plans import LinkedPlan, gaps_of
 from stages.combine.offload.replay import Store
 
 
