@@ -1,8 +1,9 @@
 """Sets of states of which only the best are kept.
 
 A state is a row of numbers, each the better the smaller. One that another is nowhere worse than is
-dropped. Where there are more than `MOST`, the memory that they say is cut into ever larger cells, of
-which the fastest state each stays: nothing is rounded, so that what is found holds at true sizes.
+dropped. Where there are more than `MOST`, the memory that they say is cut into ever larger cells,
+of which the fastest state each stays: nothing is rounded, so that what is found holds at true
+sizes.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ def best_of(seconds: Numbers, others: list[Numbers], most: int = MOST) -> tuple[
 
 def _undominated(rows: Numbers) -> npt.NDArray[np.bool_]:
     """Which of different rows no other is nowhere worse than."""
-    better = (rows[:, None, :] <= rows[None, :, :]).all(axis=2)
+    better = np.asarray((rows[:, None, :] <= rows[None, :, :]).all(axis=2))
     np.fill_diagonal(better, False)
-    return ~better.any(axis=0)
+    return ~np.asarray(better.any(axis=0))
 
 
 def _staircase(rows: Numbers) -> npt.NDArray[np.bool_]:

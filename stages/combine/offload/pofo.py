@@ -60,21 +60,21 @@ class _Forward:
         self.ranges = np.zeros((2 * (length + 2), 2), dtype=np.int64)
         self.ranges[2] = 0, 1
         spread_labels(
-            self.labels, self.trail, self.ranges, spans.cost, *spans.arrays, _early(self),
-            self.outputs, self.stored, self.budget, limit, labels,
+            self.labels, self.trail, self.ranges, spans.cost, chain, _early(self), self.outputs,
+            self.stored, self.budget, limit, labels,
         )  # fmt: skip
         self.limit = limit
 
     def plans(self, most: int) -> Iterator[Relaxed]:
         """The plans of the fastest labels of the loss."""
         totals = self._totals()
-        for seconds, index, whole in sorted(totals)[:most]:
+        for seconds, index in sorted(totals)[:most]:
             sequence, leaves = self._walked(index)
             yield Relaxed(sequence, leaves, seconds)
 
-    def _totals(self) -> list[tuple[float, int, bool]]:
+    def _totals(self) -> list[tuple[float, int]]:
         """The seconds with each label of the loss (S 4.2.2)."""
-        from stages.combine.offload.pofo_compiled import DUE, SENT, STAY, TIME, keeping
+        from stages.combine.offload.pofo_compiled import DUE, SENT, TIME, keeping
 
         chain, last = self.chain, self.chain.length
         need_f = float(chain.all_peak[last] + chain.beside[last])
@@ -83,18 +83,14 @@ class _Forward:
         for x in range(2):
             size = float((self.stored if x else self.outputs)[last - 1])
             for index in range(*self.ranges[2 * last + x]):
-                label, waits = self.labels[index], np.zeros(2)
-                idle = keeping(
-                    waits, self.budget, label[STAY], label[SENT], label[DUE], size, need_f, need_b,
-                    chain.rate,
-                )  # fmt: skip
-                ahead, after = waits[0] + chain.forward[last], waits[1] + chain.backward[last]
+                label = self.labels[index]
+                before, behind = keeping(self.budget, label, size, need_f, need_b, chain.rate)
+                ahead, after = before + chain.forward[last], behind + chain.backward[last]
                 left = max(label[SENT] - ahead * chain.rate, 0.0)
                 left += max(label[DUE] - after * chain.rate, 0.0)
-                own = chain.forward[last] + chain.backward[last]
-                total = float(label[TIME] + own + idle + left / chain.rate)
+                total = float(label[TIME] + ahead + after + left / chain.rate)
                 if total < self.limit:
-                    found.append((total, index, bool(x)))
+                    found.append((total, index))
         return found
 
     def _walked(self, index: int) -> tuple[list[Operation], list[Store]]:

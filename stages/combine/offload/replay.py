@@ -1,11 +1,11 @@
 """Plays a sequence with transfers on a chain, on paper: the referee of plans with a link.
 
-Memory changes only at places in the order of the sequence: what leaves is freed where `free` stands,
-which first waits for the transfer; what comes back is there from where `prefetch` stands. So the
-peaks follow from the order alone, whatever the speed of the link, and the clocks say how long
-each lane waits. Computations run one after the other in the compute lane. A transfer begins when
-all computations before it have ended and its lane is free; both directions are one lane where the
-link is shared.
+Memory changes only at places in the order of the sequence: what leaves is freed where `free`
+stands, which first waits for the transfer; what comes back is there from where `prefetch` stands.
+So the peaks follow from the order alone, whatever the speed of the link, and the clocks say how
+long each lane waits. Computations run one after the other in the compute lane. A transfer begins
+when all computations before it have ended and its lane is free; both directions are one lane where
+the link is shared.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def linked_replay(links: Links, link: HostLink, sequence: Sequence[Operation]) -
 class LinkedPlayer(Player):
     """Plays computations as a `Player`, and transfers beside them.
 
-    `clock` is when the compute lane is free and `free_at` when each lane of transfers is. `sent` has
-    what is on the host or on the way to it, with when its transfer ends and, where it was kept, its
-    way; `leaving` what has not been freed since; `arrives` when what was prefetched is there.
+    `clock` is when the compute lane is free and `free_at` when each lane of transfers is. `sent`
+    has what is on the host or on the way to it, with when its transfer ends and, where it was kept,
+    its way; `leaving` what has not been freed since; `arrives` when what was prefetched is there.
     """
 
     def __init__(self, links: Links, link: HostLink) -> None:
@@ -81,9 +81,9 @@ class LinkedPlayer(Player):
     def play(self, step: int, action: Operation, following: Operation | None) -> None:
         """Plays one operation; `following` is the next one."""
         where = f"step {step} ({action})"
-        if action.action in TRANSFERS or (action.action == "free" and action.block == 0):
-            if not 0 <= action.block <= len(self.links):
-                raise ScheduleError(f"{where} is on no position of the chain")
+        known = action.action in TRANSFERS or (action.action == "free" and action.block == 0)
+        if known and not 0 <= action.block <= len(self.links):
+            raise ScheduleError(f"{where} is on no position of the chain")
         if action.action in ("offload", "offload_all"):
             self._offload(where, action)
         elif action.action in ("prefetch", "prefetch_all"):

@@ -1,8 +1,8 @@
 """Parts of a chain whose backward runs while data comes back: C_Delta of POFO (S 4.2.3, eq. 4.4).
 
 `cost(s, t, m, d)` is the least time for forward and backward of positions s..t beside their input,
-within m slots of memory of which d are taken at the end by data that comes back meanwhile, as late as
-it can. Without such data it is Rotor's program. What is stored is rounded to whole slots so that
+within m slots of memory of which d are taken at the end by data that comes back meanwhile, as late
+as it can. Without such data it is Rotor's program. What is stored is rounded to whole slots so that
 neighbours together are off by a slot at most, where S rounds up and loses as much as there are
 positions; what does not fit at true sizes is seen when it is played. d need not be whole: between
 two slots times are taken to lie on a line.
@@ -11,7 +11,7 @@ two slots times are taken to lie on a line.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,9 +29,8 @@ MOST_NUMBERS = 24_000_000
 """Numbers of a table; where there would be more, it has fewer slots."""
 
 
-@dataclass(frozen=True)
-class SpanChain:
-    """A chain in `count` slots of `unit` bytes, arrays by position 0..L+1; `rate` are the slots
+class SpanChain(NamedTuple):
+    """A chain in `room` slots of `unit` bytes, arrays by position 0..L+1; `rate` are the slots
     that the link moves a second.
 
     `output` and `kept` are whole slots; all else is compared as it is: `all_peak` of a forward that
@@ -43,7 +42,7 @@ class SpanChain:
     """
 
     unit: int
-    count: int
+    room: int
     rate: float
     output: Integers
     kept: Integers
@@ -80,7 +79,7 @@ def span_chain(links: Links, limit: int, slots: int, bandwidth: float) -> SpanCh
     pass_peak, lag_peak = _passing(links, forward, unit, rate)
     return SpanChain(
         unit=unit,
-        count=limit // unit,
+        room=limit // unit,
         rate=rate,
         output=_rounded(outputs, unit),
         kept=_rounded(stored, unit),
@@ -124,11 +123,6 @@ class Spans:
     chain: SpanChain
     cost: Seconds
 
-    @cached_property
-    def arrays(self) -> tuple[npt.NDArray[np.float64] | npt.NDArray[np.int64] | float, ...]:
-        """What compiled functions take of the chain."""
-        return arrays_of(self.chain)
-
     def sequence(self, first: int, last: int, room: int, due: float) -> Steps:
         """The operations of a span within `room` slots while `due` slots come back."""
         from stages.combine.offload.spans_compiled import choose
@@ -141,7 +135,7 @@ class Spans:
                 operations.append(item)
                 continue
             s, t, m, d = item
-            split, inner_due = choose(self.cost, *self.arrays, s, t, m, d)
+            split, inner_due = choose(self.cost, self.chain, s, t, m, d)
             following: list[Operation | tuple[int, int, int, float]] = []
             if split == 0:
                 ran = [step for step in run_block(s, -1, 0, []) if isinstance(step, Operation)]
@@ -154,23 +148,12 @@ class Spans:
         return operations
 
 
-def arrays_of(
-    chain: SpanChain,
-) -> tuple[npt.NDArray[np.float64] | npt.NDArray[np.int64] | float, ...]:
-    """What compiled functions take of a chain."""
-    return (
-        chain.rate, chain.output, chain.kept, chain.forward, chain.backward, chain.all_peak,
-        chain.back_peak, chain.beside, chain.grown, chain.pass_peak, chain.lag_peak, chain.passes,
-        chain.once,
-    )  # fmt: skip
-
-
 def build_spans(links: Links, limit: int, slots: int, bandwidth: float) -> Spans:
     """The table of all spans of a chain for budgets up to `limit` bytes, in about `slots` slots."""
     from stages.combine.offload.spans_compiled import fill
 
     chain = span_chain(links, limit, slots, bandwidth)
-    width, rows = chain.count + 1, chain.length * (chain.length + 1) // 2
+    width, rows = chain.room + 1, chain.length * (chain.length + 1) // 2
     cost = np.full((rows, width, width), np.inf)
-    fill(cost, *arrays_of(chain))
+    fill(cost, chain)
     return Spans(chain, cost)

@@ -1,8 +1,9 @@
 """DYNPROG: which activations leave is decided by a dynamic program (S 3.3.3).
 
-The program is exact where communications are fractional and all offloads come before all prefetches.
-A plan's transfers are whole, so the fastest few of its sets are placed and played, and that of
-`offload_greedy`: a set that is best with fractional communications need not be with whole ones.
+The program is exact where communications are fractional and all offloads come before all
+prefetches. A plan's transfers are whole, so the fastest few of its sets are placed and played, and
+that of `offload_greedy`: a set that is best with fractional communications need not be with whole
+ones.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""POFO with AUTOCAPPER and OPPORTUNIST: the fastest of all their plans, and of Rotor's (S ch. 4)."""
+"""POFO with AUTOCAPPER and OPPORTUNIST: the fastest of their plans and of Rotor's (S ch. 4)."""
 
 from __future__ import annotations
 
