@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,6 +19,8 @@ from stages.combine.offload.placing import placed, stays
 from stages.combine.offload.replay import LinkedReplay, Store, linked_replay
 
 ROUNDING = 1e-9
+Best = Callable[[], float]
+"""The seconds of the fastest plan so far, infinite where there is none."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,10 @@ class Planner(Protocol):
         """Whether its plans may compute again."""
 
     def sequences(
-        self, links: Links, link: HostLink, budget: int, least: LinkedPlan | None, slots: int
+        self, links: Links, link: HostLink, budget: int, best: Best, slots: int
     ) -> Iterable[tuple[Computation, Sequence[Gap]]]:
-        """Sequences without transfers, each with gaps in which something leaves. `least` is the
-        plan without a link, None where there is none."""
+        """Sequences without transfers, each with gaps in which something leaves. `best` says what
+        the fastest plan so far takes, at first that without a link."""
 
 
 class LinkedChain:
@@ -86,11 +88,17 @@ class LinkedChain:
         best = None if without is None else self._played(without.sequence)
         if self.link.bandwidth == 0:
             return best
-        given = self.planner.sequences(self.links, self.link, budget, best, self.slots)
-        for made, gaps in given:
+        bound = self.bound(budget)
+
+        def seconds() -> float:
+            return math.inf if best is None else best.seconds
+
+        for made, gaps in self.planner.sequences(
+            self.links, self.link, budget, seconds, self.slots
+        ):
             best = _better(best, self._placed(made, gaps, budget))
-            if best is not None and best.seconds <= self.keep_all.seconds * (1 + ROUNDING):
-                return best
+            if seconds() <= bound * (1 + ROUNDING):
+                break
         return best if best is not None else self._all_leave(budget)
 
     def _all_leave(self, budget: int) -> LinkedPlan | None:

@@ -12,7 +12,7 @@ from stages.combine.chain.links import Links
 from stages.combine.chain.table import Table, build_table
 from stages.combine.offload.gaps import Computation, Gap, computation
 from stages.combine.offload.host import HostLink
-from stages.combine.offload.plans import LinkedPlan
+from stages.combine.offload.plans import Best
 
 LIMITS = 40
 """Memory limits that sequences are made for, from the budget to what keeping everything takes."""
@@ -24,7 +24,7 @@ class Autocapper:
     again = True
 
     def sequences(
-        self, links: Links, link: HostLink, budget: int, least: LinkedPlan | None, slots: int
+        self, links: Links, link: HostLink, budget: int, best: Best, slots: int
     ) -> Iterator[tuple[Computation, Sequence[Gap]]]:
         """Sequences from the one for the budget to the one that keeps everything; what leaves is
         what has to (`plans.capped`)."""

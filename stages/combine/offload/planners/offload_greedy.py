@@ -8,7 +8,7 @@ from stages.combine.chain.frontier import keep_all_sequence
 from stages.combine.chain.links import Links
 from stages.combine.offload.gaps import Computation, Gap, computation
 from stages.combine.offload.host import HostLink
-from stages.combine.offload.plans import LinkedPlan, gaps_of
+from stages.combine.offload.plans import Best, gaps_of
 from stages.combine.offload.sets import greedy_set
 
 
@@ -19,7 +19,7 @@ class OffloadGreedy:
     again = False
 
     def sequences(
-        self, links: Links, link: HostLink, budget: int, least: LinkedPlan | None, slots: int
+        self, links: Links, link: HostLink, budget: int, best: Best, slots: int
     ) -> Iterator[tuple[Computation, Sequence[Gap]]]:
         """The one sequence that runs nothing again."""
         made = computation(links, keep_all_sequence(links))

@@ -13,7 +13,7 @@ from stages.combine.chain.table import Table, cell, pass_on
 from stages.combine.offload.gaps import Computation, Gap, computation
 from stages.combine.offload.host import HostLink
 from stages.combine.offload.planners.autocapper import rotor_table
-from stages.combine.offload.plans import LinkedPlan, gaps_of
+from stages.combine.offload.plans import Best, gaps_of
 from stages.combine.offload.replay import Store
 
 
@@ -24,7 +24,7 @@ class Opportunist:
     again = True
 
     def sequences(
-        self, links: Links, link: HostLink, budget: int, least: LinkedPlan | None, slots: int
+        self, links: Links, link: HostLink, budget: int, best: Best, slots: int
     ) -> Iterator[tuple[Computation, Sequence[Gap]]]:
         """The one sequence, where there is one."""
         whole = computation(links, keep_all_sequence(links))

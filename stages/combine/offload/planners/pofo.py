@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
 from stages.combine.chain.frontier import keep_all_sequence
@@ -11,7 +10,7 @@ from stages.combine.offload.gaps import Computation, Gap, computation
 from stages.combine.offload.host import HostLink
 from stages.combine.offload.planners.autocapper import capped_sequences, rotor_table
 from stages.combine.offload.planners.opportunist import opportune_sequences
-from stages.combine.offload.plans import LinkedPlan, gaps_of
+from stages.combine.offload.plans import Best, gaps_of
 from stages.combine.offload.pofo import pofo
 from stages.combine.offload.spans import build_spans
 
@@ -21,10 +20,8 @@ SHARES = (1.0, 0.97, 0.93)
 """Of the budget, for which plans are made: whole transfers need more than fractional ones."""
 MOST = 8
 """Plans of each that are placed and played."""
-SLACK = 1.03
-"""How much slower than Rotor's a plan with fractional communications may look."""
-LIMITS = 12
-"""Memory limits of the capped sequences."""
+SLACK = 1.02
+"""How much slower than the fastest plan so far one with fractional communications may look."""
 
 
 class Pofo:
@@ -34,18 +31,17 @@ class Pofo:
     again = True
 
     def sequences(
-        self, links: Links, link: HostLink, budget: int, least: LinkedPlan | None, slots: int
+        self, links: Links, link: HostLink, budget: int, best: Best, slots: int
     ) -> Iterator[tuple[Computation, Sequence[Gap]]]:
         """What fewest transfers do comes first."""
         whole = computation(links, keep_all_sequence(links))
         table = rotor_table(links, whole)
-        yield from capped_sequences(links, table, whole, budget, LIMITS)
+        yield from capped_sequences(links, table, whole, budget)
         yield from opportune_sequences(links, link, table, budget)
         spans = build_spans(links, budget, min(slots, SLOTS), link.bandwidth)
-        limit = math.inf if least is None else least.seconds * SLACK
         known = set()
         for share in SHARES:
-            for plan in pofo(links, spans, int(budget * share), limit, MOST):
+            for plan in pofo(links, spans, int(budget * share), best() * SLACK, MOST):
                 made = computation(links, plan.sequence)
                 if (key := (str(plan.sequence), tuple(plan.leaves))) not in known:
                     known.add(key)
