@@ -15,6 +15,7 @@ from schemas.errors import ArtifactError
 from schemas.frontier import FRONTIER, read_frontier
 from schemas.graph import GRAPH, read_graph
 from schemas.hierarchy import HIERARCHY, read_hierarchy
+from schemas.lanes import LANES, read_lanes
 from schemas.lineage import FOLDER, described, digest_of, read_record, record_path
 from schemas.measurement import LINE, MEASUREMENT, read_line, read_measurement
 from schemas.module import MADE_FROM
@@ -31,6 +32,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     FRONTIER.name: read_frontier,
     GRAPH.name: read_graph,
     HIERARCHY.name: read_hierarchy,
+    LANES.name: read_lanes,
     LINE.name: read_line,
     MEASUREMENT.name: read_measurement,
     OPTIONS.name: read_options,
