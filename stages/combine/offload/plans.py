@@ -15,10 +15,14 @@ from stages.combine.chain.links import Links
 from stages.combine.offload.bound import bound, neediest
 from stages.combine.offload.gaps import Computation, Gap, computation
 from stages.combine.offload.host import HostLink
-from stages.combine.offload.placing import placed, stays
+from stages.combine.offload.placing import Sent, first_made_first, placed, stays
 from stages.combine.offload.replay import LinkedReplay, Store, linked_replay
 
 ROUNDING = 1e-9
+PLAYED = 6_000
+"""Operations that are placed and played to find a better order of what is sent."""
+FARTHEST = 3
+"""How many places later than when it is made something may be tried to be sent, at a time."""
 Best = Callable[[], float]
 """The seconds of the fastest plan so far, infinite where there is none."""
 
@@ -36,6 +40,10 @@ class Planner(Protocol):
     @property
     def again(self) -> bool:
         """Whether its plans may compute again."""
+
+    @property
+    def reorders(self) -> bool:
+        """Whether what leaves may be sent in another order than it is made in."""
 
     def sequences(
         self, links: Links, link: HostLink, budget: int, best: Best, slots: int
@@ -93,12 +101,18 @@ class LinkedChain:
         def seconds() -> float:
             return math.inf if best is None else best.seconds
 
+        source = None
         for made, gaps in self.planner.sequences(
             self.links, self.link, budget, seconds, self.slots
         ):
-            best = _better(best, self._placed(made, gaps, budget))
+            found = self._placed(made, gaps, budget)
+            if found is not None and found is _better(best, found):
+                best, source = found, (made, gaps)
             if seconds() <= bound * (1 + ROUNDING):
-                break
+                return best
+        waits = best is not None and best.replay.waited > 0
+        if best is not None and source is not None and waits and self.planner.reorders:
+            best = self._reordered(best, *source, budget)
         return best if best is not None else self._all_leave(budget)
 
     def _all_leave(self, budget: int) -> LinkedPlan | None:
@@ -106,19 +120,48 @@ class LinkedChain:
         made = computation(self.links, all_leave_sequence(self.links, self.planner.again))
         return self._placed(made, made.gaps, budget)
 
+    def _reordered(
+        self, best: LinkedPlan, made: Computation, gaps: Collection[Gap], budget: int
+    ) -> LinkedPlan:
+        """A plan in which what leaves is sent in a better order, where some neighbours or nearly so
+        that change places make one: what is made later may be larger, or needed less."""
+        chosen = capped(made, gaps, budget) or []
+        order = first_made_first(chosen)
+        left, apart = PLAYED // len(made.steps), 1
+        while left > 0 and apart <= min(FARTHEST, len(order) - 1):
+            improved = False
+            for place in range(len(order) - apart):
+                moved = [*order[:place], *order[place + 1 : place + apart + 1], order[place]]
+                moved += order[place + apart + 1 :]
+                found = self._in_order(made, chosen, budget, moved)
+                left -= 1
+                if found is not None and found.seconds < best.seconds * (1 - ROUNDING):
+                    best, order, improved = found, moved, True
+            apart = 1 if improved else apart + 1
+        return best
+
     def _placed(self, made: Computation, gaps: Collection[Gap], budget: int) -> LinkedPlan | None:
         """The fastest placing of what leaves; more leaves where that is too little to fit."""
         chosen = capped(made, gaps, budget)
+        if chosen is None:
+            return None
+        return self._in_order(made, chosen, budget, first_made_first(chosen))
+
+    def _in_order(
+        self, made: Computation, chosen: Collection[Gap], budget: int, order: Sequence[Sent]
+    ) -> LinkedPlan | None:
+        """The fastest placing of what leaves in an order; None where it does not fit."""
         best: LinkedPlan | None = None
         seen: set[tuple[tuple[int, int], ...]] = set()
         for turn in (made.turn, made.turn - 1):
             for wide in (False, True):
-                found = stays(made, chosen, budget, turn, wide) if chosen is not None else None
+                found = stays(made, chosen, budget, turn, wide, order)
                 key = tuple((stay.out, stay.back) for stay in found or ())
                 if found is None or key in seen:
                     continue
                 seen.add(key)
-                best = _better(best, self._played(placed(made, found, self.links.loss_position)))
+                steps = placed(made, found, self.links.loss_position, order)
+                best = _better(best, self._played(steps))
         if best is not None and best.replay.host_peak > self.link.room:
             return None
         return best

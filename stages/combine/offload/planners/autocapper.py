@@ -22,6 +22,7 @@ class Autocapper:
     """The fastest of some sequences for more memory than there is."""
 
     again = True
+    reorders = True
 
     def sequences(
         self, links: Links, link: HostLink, budget: int, best: Best, slots: int

@@ -25,6 +25,7 @@ class OffloadDynprog:
     """The fastest of the sets of the dynamic program."""
 
     again = False
+    reorders = True
 
     def sequences(
         self, links: Links, link: HostLink, budget: int, best: Best, slots: int

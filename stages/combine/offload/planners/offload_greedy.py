@@ -17,6 +17,7 @@ class OffloadGreedy:
     budget does not hold then."""
 
     again = False
+    reorders = False
 
     def sequences(
         self, links: Links, link: HostLink, budget: int, best: Best, slots: int

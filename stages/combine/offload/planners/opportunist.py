@@ -22,6 +22,7 @@ class Opportunist:
     until the link is idle; the last group keeps all, once it fits."""
 
     again = True
+    reorders = True
 
     def sequences(
         self, links: Links, link: HostLink, budget: int, best: Best, slots: int

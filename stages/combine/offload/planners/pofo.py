@@ -16,7 +16,7 @@ from stages.combine.offload.spans import build_spans
 
 SLOTS = 50
 """S 4.4.1 finds that more change nothing."""
-SHARES = (1.0, 0.97, 0.93)
+SHARES = (1.0, 0.95)
 """Of the budget, for which plans are made: whole transfers need more than fractional ones."""
 MOST = 8
 """Plans of each that are placed and played."""
@@ -29,6 +29,7 @@ class Pofo:
     `opportunist`."""
 
     again = True
+    reorders = True
 
     def sequences(
         self, links: Links, link: HostLink, budget: int, best: Best, slots: int
