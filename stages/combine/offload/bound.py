@@ -67,7 +67,7 @@ class _Moment:
     def _least(self, over: int, bandwidth: float) -> float:
         """The least over how many of the bytes are sent: where what is made again begins to take
         another item, or where the link takes as long as the computations on one side."""
-        order = sorted(range(len(self.sizes)), key=lambda i: self._rate(i))
+        order = sorted(filter(self.sizes.__getitem__, range(len(self.sizes))), key=self._rate)
         made, taken = [0.0], [0.0]
         for index in order:
             made.append(made[-1] + self.sizes[index])
@@ -94,7 +94,7 @@ class _Moment:
             yield (begin + slope * over) / (1 / bandwidth + slope)
 
     def _rate(self, index: int) -> float:
-        return self.makes[index] / self.sizes[index] if self.sizes[index] else 0.0
+        return self.makes[index] / self.sizes[index]
 
     def _takes(self, moved: float, again: float) -> float:
         return max(self.before, moved) + self.during + max(self.after + again, moved)

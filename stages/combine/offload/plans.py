@@ -19,7 +19,7 @@ from stages.combine.offload.placing import Sent, first_made_first, placed, stays
 from stages.combine.offload.replay import LinkedReplay, Store, linked_replay
 
 ROUNDING = 1e-9
-PLAYED = 6_000
+PLAYED = 4_000
 """Operations that are placed and played to find a better order of what is sent."""
 FARTHEST = 3
 """How many places later than when it is made something may be tried to be sent, at a time."""

@@ -74,10 +74,17 @@ def keep_best(
 ) -> int:
     """Moves the labels of the cells to `labels` from `begin` on, at most `most`, those that another
     is nowhere worse than left out, and empties the cells; how many there are."""
-    found = np.flatnonzero(cells[:, TIME] < math.inf)
-    order = found[np.argsort(cells[found, TIME])]
-    count = 0
-    for place in order:
+    found = np.empty(len(cells), dtype=np.int64)
+    full = count = 0
+    for place in range(len(cells)):
+        if cells[place, TIME] < math.inf:
+            found[full] = place
+            full += 1
+    seconds = np.empty(full)
+    for number in range(full):
+        seconds[number] = cells[found[number], TIME]
+    for rank in np.argsort(seconds):
+        place = found[rank]
         label = cells[place]
         worse = False
         for index in range(begin, begin + count):
@@ -90,12 +97,15 @@ def keep_best(
                 worse = True
                 break
         if not worse:
-            labels[begin + count] = label
-            trail[begin + count] = origins[place]
+            for number in range(4):
+                labels[begin + count, number] = label[number]
+            trail[begin + count, 0] = origins[place, 0]
+            trail[begin + count, 1] = origins[place, 1]
             count += 1
             if count == most:
                 break
-    cells[found, TIME] = math.inf
+    for number in range(full):
+        cells[found[number], TIME] = math.inf
     return count
 
 
@@ -134,7 +144,8 @@ def _try(
     """Keeps a label if it is the fastest of its cell."""
     place = cell_of(made, budget)
     if made[TIME] < cells[place, TIME]:
-        cells[place] = made
+        for number in range(4):
+            cells[place, number] = made[number]
         origins[place, 0], origins[place, 1] = index, did
 
 

@@ -40,7 +40,7 @@ def opportune_sequences(
     ahead: list[Operation] = []
     after: list[Operation] = []
     leaves: set[Store] = set()
-    for head, end in zip(heads, [*heads[1:], rest], strict=True):
+    for head, end in zip(heads, [*heads, rest][1:], strict=True):
         ahead.append(Operation("F_all", head))
         again: list[Operation] = []
         if head + 1 < end:
