@@ -130,21 +130,24 @@ def _moment(
 
 def neediest(links: Links, again: bool) -> tuple[int, Operation]:
     """The most bytes that one operation needs with nothing else stored but its input, in all; and
-    which it is. With `again`, positions may run without keeping anything."""
+    which it is. With `again`, positions may run without keeping anything, and whenever a gradient
+    that is small is there."""
     found: list[tuple[int, Operation]] = []
     last, grown = len(links), 0
-    end = links.at(last).delta
+    end = least = links.at(last).delta
     for position in range(last, 0, -1):
         way, link = links.at(position).ways[0], links.at(position)
         before = links.at(position - 1) if position > 1 else None
-        whole = before.ways[0].save if before else links.held
-        source = whole if not again or before is None else min(whole, before.output)
-        beside = end if not again else link.delta + grown
-        forward = Operation("F_all", position)
-        found.append((source + way.forward_peak + beside, forward))
+        source = before.ways[0].save if before else links.held
+        kept = way.forward_peak
+        if again:
+            least = min(least, link.delta + grown)
+            source = min(source, before.output) if before else source
+            if position < last:
+                first = min(link.pass_peak, kept)
+                found.append((source + first + end, Operation("F_ck", position)))
+        found.append((source + kept + least, Operation("F_all", position)))
         found.append((source + way.backward_peak + grown, Operation("B", position)))
-        if again and position < last:
-            found.append((source + link.pass_peak + end, Operation("F_ck", position)))
         grown += link.gradient
     return max(found, key=lambda item: item[0])
 

@@ -64,11 +64,14 @@ class LinkedChain:
     @property
     def smallest_budget(self) -> int:
         """The smallest budget known to work, in bytes."""
-        without = self._without.smallest_budget if self._without else self.keep_all.peak
+        smallest = self._without.smallest_budget if self._without else self.keep_all.peak
         if self.link.bandwidth == 0:
-            return without
-        needed = min(self.needed()[0], without)
-        return needed if self._all_leave(needed) is not None else without
+            return smallest
+        for made in self._leaving():
+            least = least_needed(made)
+            if least < smallest and self._placed(made, made.gaps, least) is not None:
+                smallest = least
+        return smallest
 
     def needed(self) -> tuple[int, Operation]:
         """The most that one operation needs, in bytes, and which it is."""
@@ -115,10 +118,19 @@ class LinkedChain:
             best = self._reordered(best, *source, budget)
         return best if best is not None else self._all_leave(budget)
 
+    def _leaving(self) -> list[Computation]:
+        """The sequences that need the least where all leaves that can."""
+        found = [computation(self.links, keep_all_sequence(self.links))]
+        if self.planner.again:
+            found.append(computation(self.links, pass_first_sequence(self.links)))
+        return found
+
     def _all_leave(self, budget: int) -> LinkedPlan | None:
-        """The plan in which all leaves that can."""
-        made = computation(self.links, all_leave_sequence(self.links, self.planner.again))
-        return self._placed(made, made.gaps, budget)
+        """The fastest plan in which all leaves that can."""
+        best: LinkedPlan | None = None
+        for made in self._leaving():
+            best = _better(best, self._placed(made, made.gaps, budget))
+        return best
 
     def _reordered(
         self, best: LinkedPlan, made: Computation, gaps: Collection[Gap], budget: int
@@ -203,11 +215,16 @@ def gaps_of(made: Computation, stores: Collection[Store]) -> list[Gap]:
     return [gap for gap in around if gap.store in stores]
 
 
-def all_leave_sequence(links: Links, again: bool) -> list[Operation]:
-    """The sequence that needs the least with a link: no position keeps more than its output until
-    its backward is next, where the planner computes `again`."""
-    if not again:
-        return keep_all_sequence(links)
+def least_needed(made: Computation) -> int:
+    """The bytes that a sequence needs where all leaves that can."""
+    needs = np.array(made.needs)
+    for gap in made.gaps:
+        needs[gap.first : gap.last + 1] -= gap.size
+    return int(needs.max())
+
+
+def pass_first_sequence(links: Links) -> list[Operation]:
+    """The sequence in which no position keeps more than its output until its backward is next."""
     last = len(links)
     steps = [Operation("F_ck", position) for position in range(1, last)]
     steps.append(Operation("loss", last))

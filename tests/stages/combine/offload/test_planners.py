@@ -20,7 +20,7 @@ from tests.stages.combine.persistent import chain_of_case
 
 Given = tuple[Links, HostLink, int]
 CLOSE = 1 + 1e-9
-FEW = settings(max_examples=25)
+FEW = settings(max_examples=25, deadline=None)
 
 
 @pytest.mark.parametrize("name", OFFLOADERS)
@@ -115,7 +115,7 @@ def test_dynprog_is_never_slower_than_greedy(given: Given) -> None:
         assert dynprog is not None and dynprog.seconds <= greedy.seconds * CLOSE
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(linked_chains(6))
 def test_the_program_of_dynprog_finds_the_best_of_all_sets(given: Given) -> None:
     links, link, budget = given
@@ -125,7 +125,7 @@ def test_the_program_of_dynprog_finds_the_best_of_all_sets(given: Given) -> None
     assert least == pytest.approx(least_fluid(links, budget, link.bandwidth))
 
 
-@settings(max_examples=12)
+@settings(max_examples=12, deadline=None)
 @given(linked_chains(2))
 def test_no_sequence_of_all_beats_a_bound(given: Given) -> None:
     links, link, budget = given
@@ -137,7 +137,7 @@ def test_no_sequence_of_all_beats_a_bound(given: Given) -> None:
         assert best <= plan.seconds * CLOSE
 
 
-@settings(max_examples=8)
+@settings(max_examples=8, deadline=None)
 @given(linked_chains(1))
 def test_no_sequence_that_runs_again_beats_a_bound(given: Given) -> None:
     links, link, budget = given
