@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from schemas.plan import Plan
     from stages.combine.offload.plans import LinkedChain, LinkedPlan
 
-CLASS = "all sequences of the chain with transfers"
-
 
 def run_offload(options: argparse.Namespace) -> None:
     """Writes sequence.arrow, lanes.arrow and plan.json of a chain with a link to the host into the
@@ -91,12 +89,12 @@ def plan_offload(
         size,
         size,
         "optimal" if optimal else "feasible",
-        _sentence(plans, size, chosen, gap, optimal),
+        _sentence(plans, chosen, size, gap, optimal),
         time=chosen.seconds,
         peak=chosen.peak,
         lower_bound=bound,
         gap=0.0 if optimal else gap,
-        optimal_in=CLASS if optimal else "",
+        optimal_in=_class(plans)[1] if optimal else "",
         before_polish=Cost(chosen.seconds, chosen.peak),
         keep_all=kept,
         fixed=fixed,
@@ -108,12 +106,24 @@ def plan_offload(
     return plan, chosen
 
 
-def _sentence(plans: LinkedChain, size: int, chosen: LinkedPlan, gap: float, optimal: bool) -> str:
+def _class(plans: LinkedChain) -> tuple[str, str]:
+    """What the bound of the plans holds for: one of the sequences, and all of them."""
+    if plans.link.bandwidth == 0 and plans.planner.again:
+        return "persistent sequence", "persistent sequences of the chain"
+    if plans.planner.again:
+        return "sequence with transfers", "sequences of the chain with transfers"
+    return (
+        "sequence that runs nothing again",
+        "sequences of the chain with transfers that run nothing again",
+    )
+
+
+def _sentence(plans: LinkedChain, chosen: LinkedPlan, size: int, gap: float, optimal: bool) -> str:
     extra = chosen.seconds / plans.keep_all.seconds - 1 if plans.keep_all.seconds else 0.0
     fits = f"The sequence fits {size} bytes with {extra:.1%} more time than keeping everything"
     if optimal:
-        return f"{fits}; no sequence with transfers is faster."
-    return f"{fits}; no sequence with transfers is more than {gap:.1%} faster."
+        return f"{fits}; no {_class(plans)[0]} is faster."
+    return f"{fits}; no {_class(plans)[0]} is more than {gap:.1%} faster."
 
 
 def _check(options: argparse.Namespace) -> None:

@@ -186,7 +186,7 @@ class LinkedPlayer(Player):
         start = max(self.clock, *(self.arrives.get(store, 0.0) for store in self.read))
         waited = start - self.clock
         self.waited += waited
-        self.clock = start + self.seconds - before
+        self.clock = start + (self.seconds - before)
         for store in self.read:
             if not self._there(store):
                 self.arrives.pop(store, None)
