@@ -15,7 +15,8 @@ from stages.combine.chain.links import Links
 from stages.combine.offload.gaps import Computation, Gap, computation
 from stages.combine.offload.host import HostLink
 from stages.combine.offload.plans import Best, gaps_of
-from stages.combine.offload.sets import dynprog_sets, greedy_set
+from stages.combine.offload.replay import Store
+from stages.combine.offload.sets import Positions, dynprog_sets, greedy_set
 
 SETS = 32
 """Sets that are placed and played."""
@@ -32,9 +33,14 @@ class OffloadDynprog:
     ) -> Iterator[tuple[Computation, Sequence[Gap]]]:
         """The one sequence that runs nothing again, with each of the sets."""
         made = computation(links, keep_all_sequence(links))
-        first = greedy_set(links, budget, made.peak)
-        for chosen in [first, *dynprog_sets(links, budget, link.bandwidth, SETS).sets]:
-            yield made, gaps_of(made, {(position > 0, position) for position in chosen})
+        yield made, gaps_of(made, _stores(greedy_set(links, budget, made.peak)))
+        for chosen in dynprog_sets(links, budget, link.bandwidth, SETS).sets:
+            yield made, gaps_of(made, _stores(chosen))
+
+
+def _stores(positions: Positions) -> set[Store]:
+    """All that is kept of positions."""
+    return {(position > 0, position) for position in positions}
 
 
 PLANNER = OffloadDynprog()
