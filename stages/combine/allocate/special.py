@@ -22,7 +22,7 @@ ROUNDS = 10
 """Periods that are tried for a long chain."""
 SHORT = 24
 """Layers up to which periods are tried until none is left between two, and places are many."""
-FINE, COARSE = (32, 8, 6), (16, 4, 1)
+FINE, COARSE = (32, 8, 6), (24, 6, 2)
 """Places for labels by load and by memory, and labels in each."""
 
 
