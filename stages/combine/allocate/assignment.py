@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+import numpy as np
+
 from stages.combine.allocate.allocation import Allocation, Stage
 from stages.combine.allocate.integer import IntegerProgram, Limits
 from stages.combine.allocate.layers import Layers
+from stages.combine.allocate.special import least_bytes
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ def assign(
     devices = min(len(names), count)
     program = IntegerProgram()
     unit = max(below - 1, 1)
+    least = np.diff(least_bytes(layers, unit))
     period = program.column(0.0, 1.0, cost=1.0)
     # on[l][d]: whether layer l + 1 is on device d
     on = [
@@ -58,9 +62,7 @@ def assign(
             for number in range(count)
         }
         program.at_least(0.0, {period: 1.0, **load})
-        needed = {
-            on[number][d]: float(_least_bytes(layers, number + 1, unit)) for number in range(count)
-        }
+        needed = {on[number][d]: float(least[number]) for number in range(count)}
         for cut in range(1, count):
             if layers.buffer[cut]:
                 needed[_crosses(program, on[cut - 1][d], on[cut][d])] = float(layers.buffer[cut])
@@ -93,13 +95,6 @@ def assign(
     ]
     allocation = Allocation(layers, tuple(stages), names).merged()
     return Assigned(allocation, min(found.bound * unit, allocation.load), found.clock)
-
-
-def _least_bytes(layers: Layers, layer: int, period: int) -> int:
-    """The bytes that a layer adds to its device at least, at a period of at most so many ticks."""
-    later = int(layers.load[-1] - layers.load[layer - 1])
-    flying = max(-(-later // period) - 1, 1)
-    return int(layers.weight[layer]) + flying * int(layers.stored[layer])
 
 
 def _crosses(program: IntegerProgram, one: int, other: int) -> int:

@@ -15,9 +15,6 @@ from numpy.typing import NDArray
 from stages.combine.allocate.contiguous import delayed, periods
 from stages.combine.allocate.layers import Integers
 
-LOADS, MEMORIES, DEPTH = 32, 8, 6
-"""Places by load and by memory, and labels in each."""
-
 LOAD, MEMORY, DELAY, CARRIED, PARENT, SPECIAL, LAST, ANY = range(8)
 """What a label says: ticks and bytes of the special device; ticks between the end of the last
 forward that is left and the start of its backward; those that the link between the special device
@@ -29,12 +26,13 @@ FITS, MISFITS, HOPELESS = range(3)
 
 
 class Sizes(NamedTuple):
-    """Ticks, weights and stored bytes of layers 1..l by l; temporary bytes of layers k..l by k and
-    l; bytes of buffers and ticks of links by cut."""
+    """Ticks, weights, stored bytes, and the fewest bytes of layers 1..l by l; temporary bytes of
+    layers k..l by k and l; bytes of buffers and ticks of links by cut."""
 
     load: Integers
     weights: Integers
     kept: Integers
+    least: Integers
     work: Integers
     buffer: Integers
     cut: Integers
@@ -42,13 +40,18 @@ class Sizes(NamedTuple):
 
 class Within(NamedTuple):
     """Devices beside the special one, the bytes of each, the period that batches in flight are
-    counted by, the load that a lane may have, and whether to count as M prints."""
+    counted by, the load that a lane may have, whether to count as M prints, and whether the special
+    device stores all batches in flight; places by load and by memory, and labels in each."""
 
     normal: int
     memory: int
     target: int
     most: int
     printed: bool
+    all_flying: bool
+    loads: int
+    memories: int
+    depth: int
 
 
 class Labels(NamedTuple):
@@ -61,12 +64,12 @@ class Labels(NamedTuple):
     filled: NDArray[np.int8]
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def label_stages(sizes: Sizes, within: Within) -> Integers:
     """(last layer, whether on the special device) of each stage in order, shape (stages, 2); empty
     where nothing was found. Of several the special device with the fewest bytes is taken."""
     length = sizes.load.size - 1
-    labels = _first_label(length, within.normal)
+    labels = _first_label(length, within)
     count, best = 1, -1
     new = np.zeros(8, np.int64)
     for last in range(length, 0, -1):
@@ -80,14 +83,17 @@ def label_stages(sizes: Sizes, within: Within) -> Integers:
                     start = _entry(row, special, last, sizes, within)
                     if start < 0:
                         continue
-                    # as M prints it, the last device that is left takes all in one stage
-                    begin = 1 if within.printed and used == within.normal else last
+                    left = within.normal - used + special
+                    room = (left + 1.0) * within.memory
+                    begin = _latest(row, special, last, left, sizes, within)
+                    if within.printed and used == within.normal:
+                        # as M prints it, the last device that is left takes all in one stage
+                        begin = min(begin, 1)
                     for first in range(begin, 0, -1):
                         fit = _stage(new, row, special, first, last, start, sizes, within)
                         if fit == HOPELESS:
                             break
-                        left = within.normal - used + special
-                        if fit == MISFITS or _is_short(new, first - 1, left, sizes, within):
+                        if fit == MISFITS or sizes.least[first - 1] > room - new[MEMORY]:
                             continue
                         new[PARENT] = label
                         if count == labels.after.size:
@@ -105,8 +111,8 @@ def label_stages(sizes: Sizes, within: Within) -> Integers:
 
 
 @njit(cache=True)
-def _first_label(length: int, normal: int) -> Labels:
-    places = LOADS * MEMORIES * 2
+def _first_label(length: int, within: Within) -> Labels:
+    normal, places = within.normal, within.loads * within.memories * 2
     head = np.full((length + 1, normal + 1, places), -1, np.int32)
     head[length, 0, 0] = 0
     filled = np.zeros((length + 1, normal + 1, places), np.int8)
@@ -194,7 +200,7 @@ def _stage(
     flying = max(periods(start + load, within.target), 1)
     if special and within.printed:
         flying -= 1
-    elif special and row[ANY]:
+    elif special and row[ANY] and not within.all_flying:
         flying = max(flying - 1, 1)
     own = sizes.weights[last] - sizes.weights[first - 1]
     own += flying * (sizes.kept[last] - sizes.kept[first - 1])
@@ -220,11 +226,17 @@ def _stage(
 
 
 @njit(cache=True)
-def _is_short(new: Integers, layers: int, left: int, sizes: Sizes, within: Within) -> bool:
-    """Whether `left` devices and what is left of the special one are too few for layers 1.."""
-    load = (left + 1.0) * within.most - new[LOAD]
-    memory = (left + 1.0) * within.memory - new[MEMORY]
-    return sizes.load[layers] > load or sizes.weights[layers] > memory
+def _latest(row: Integers, special: int, last: int, left: int, sizes: Sizes, within: Within) -> int:
+    """The latest first layer of a stage that leaves no more layers than `left` devices and what is
+    left of the special one have time and memory for; 0 where there is none."""
+    load = (left + 1.0) * within.most - row[LOAD]
+    memory = (left + 1.0) * within.memory - row[MEMORY]
+    if special:
+        return last if sizes.load[last] <= load else 0
+    layers = min(
+        np.searchsorted(sizes.load, load, "right"), np.searchsorted(sizes.least, memory, "right")
+    )
+    return min(layers, last)
 
 
 @njit(cache=True)
@@ -233,8 +245,8 @@ def _insert(
 ) -> int:
     """Adds a label, and says where: at `count`, in the place of another one where its own is full
     of labels of which one has more delay, or -1 where it is not needed."""
-    place = new[LOAD] * LOADS // (within.most + 1) * MEMORIES
-    place = 2 * (place + new[MEMORY] * MEMORIES // (within.memory + 1)) + new[SPECIAL]
+    place = new[LOAD] * within.loads // (within.most + 1) * within.memories
+    place = 2 * (place + new[MEMORY] * within.memories // (within.memory + 1)) + new[SPECIAL]
     slot = -1
     index = labels.head[layers, used, place]
     while index >= 0:
@@ -244,7 +256,7 @@ def _insert(
         if slot < 0 or row[DELAY] > labels.rows[slot, DELAY]:
             slot = index
         index = labels.after[index]
-    if labels.filled[layers, used, place] < DEPTH:
+    if labels.filled[layers, used, place] < within.depth:
         slot = count
         labels.after[slot] = labels.head[layers, used, place]
         labels.head[layers, used, place] = slot

@@ -171,9 +171,9 @@ class _Program:
 
     def solve(self, limits: Limits, start: bool) -> Found:
         """Solves it, from one batch after the other where that is allowed."""
-        together = sum(x.ticks for x in self.operations)
+        together = max(sum(x.ticks for x in self.operations), self.least)
         values: list[float] = []
-        if start and self.least / max(together, 1) >= self.slowest:
+        if start and self.least / together >= self.slowest:
             values = [0.0] * len(self.program.costs)
             values[self.rate] = self.least / together
             at = 0.0

@@ -46,7 +46,7 @@ class PipelineIlp:
             if whole.timing is not None:
                 best, below = (found.allocation, whole.timing), whole.timing.period
             parts = found.allocation.layer_by_layer()
-            split = schedule(parts, memory, below, SCHEDULE) if below > parts.load else whole
+            split = schedule(parts, memory, below, SCHEDULE)
             if split.timing is not None:
                 best, below = (parts, split.timing), split.timing.period
             clock = clock or whole.clock or split.clock
