@@ -40,6 +40,25 @@ def vit(layers: int = 3, width: int = 96, batch: int = 4, size: int = 64) -> Fac
     return ViTForImageClassification(config).train(), (_images(batch, size), {})
 
 
+def beit(
+    layers: int = 4, width: int = 96, batch: int = 4, size: int = 64, drop_path: float = 0.1
+) -> Factory:
+    """BeitForImageClassification: a ViT whose layers are each left out of a share of the images, up
+    to `drop_path`."""
+    from transformers import BeitConfig, BeitForImageClassification
+
+    config = BeitConfig(
+        num_hidden_layers=layers,
+        hidden_size=width,
+        num_attention_heads=4,
+        intermediate_size=4 * width,
+        image_size=size,
+        patch_size=8,
+        drop_path_rate=drop_path,
+    )
+    return BeitForImageClassification(config).train(), (_images(batch, size), {})
+
+
 def swin(width: int = 32, batch: int = 4, size: int = 64) -> Factory:
     """SwinForImageClassification: attention in shifted windows, two stages."""
     from transformers import SwinConfig, SwinForImageClassification
@@ -55,8 +74,9 @@ def swin(width: int = 32, batch: int = 4, size: int = 64) -> Factory:
     return SwinForImageClassification(config).train(), (_images(batch, size), {})
 
 
-def convnext(width: int = 32, batch: int = 4, size: int = 64) -> Factory:
-    """ConvNextForImageClassification: layer normalisation over channels, three stages."""
+def convnext(width: int = 32, batch: int = 4, size: int = 64, drop_path: float = 0.0) -> Factory:
+    """ConvNextForImageClassification: layer normalisation over channels, three stages; each layer
+    is left out of a share of the images, up to `drop_path`."""
     from transformers import ConvNextConfig, ConvNextForImageClassification
 
     config = ConvNextConfig(
@@ -64,6 +84,7 @@ def convnext(width: int = 32, batch: int = 4, size: int = 64) -> Factory:
         hidden_sizes=[width, 2 * width, 4 * width],
         depths=[2, 2, 2],
         image_size=size,
+        drop_path_rate=drop_path,
     )
     return ConvNextForImageClassification(config).train(), (_images(batch, size), {})
 

@@ -1,7 +1,9 @@
-"""Tests marked `cuda` are skipped where there is no GPU."""
+"""What holds for all tests: those marked `cuda` are skipped where there is no GPU, and collections
+of garbage look only at what tests have made."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 
 import pytest
@@ -17,3 +19,11 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in wanting:
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _young_garbage() -> None:
+    """Leaves what was there before the tests of a file out of collections of garbage, of which
+    validation makes many."""
+    gc.collect()
+    gc.freeze()

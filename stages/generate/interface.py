@@ -18,6 +18,7 @@ from stages.generate.check import assigned_of, checkpointed, guards_of, multiple
 from stages.generate.handed import eager_strides
 from stages.generate.lifetimes import depending
 from stages.generate.program import Program
+from stages.generate.spaced import spaced
 
 _MOST_COMPARED = 2**24
 """Values of larger storages are taken to share elements where they share the storage."""
@@ -54,6 +55,7 @@ def interface_text(graph: Graph, program: Program) -> str:
         f"    aliased={_known(_aliased(graph, program), places)},",
         f"    inner={_known(_inner(graph, program), places)},",
         f"    unwritable={_known(_unwritable(graph, program), places)},",
+        f"    spaced={_known(spaced(graph), positions)},",
         f"    order={_known(_order(graph, program), places)},",
         f"    eval_modules=frozenset({sorted(eval_modules)!r}),",
         f"    autocast={autocast!r},",

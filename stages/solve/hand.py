@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from itertools import islice
 
 from schemas.problem import Node, Problem, Repeat
 from stages.replay.line import forms
@@ -10,6 +11,8 @@ from stages.solve.simulate import Run
 
 STEPS = 32
 """At most so many numbers of dropped storages are tried."""
+LONGEST = 20_000
+"""A backward of more nodes is no option of a block."""
 
 
 def forward_nodes(problem: Problem) -> tuple[int, ...]:
@@ -45,18 +48,21 @@ def drop(problem: Problem, dropped: Collection[int], each_time: bool = False) ->
     What a recomputation needs and is not there is recomputed too. A recomputed storage stays
     until the backward last reads it, or, with `each_time`, only for the node that needs it.
     """
+    backward = _recomputing(problem, dropped, each_time)
+    return without_useless(problem, Run(forward_nodes(problem), tuple(backward)))
+
+
+def _recomputing(problem: Problem, dropped: Collection[int], each_time: bool) -> Iterator[int]:
+    """The backward of `drop`, node by node."""
     available = _surviving(problem) - set(dropped)
-    order: list[int] = []
     for position in backward_nodes(problem):
-        present = set(available)
-        order += _ensure(problem, problem.nodes[position].inputs, present)
-        order.append(position)
-        present.update(problem.nodes[position].outputs)
-        if each_time:
-            available.update(problem.nodes[position].outputs)
-        else:
-            available = present
-    return without_useless(problem, Run(forward_nodes(problem), tuple(order)))
+        missing = _missing(problem, problem.nodes[position].inputs, available)
+        yield from missing
+        yield position
+        available.update(problem.nodes[position].outputs)
+        if not each_time:
+            for producer in missing:
+                available.update(problem.nodes[producer].form(True).outputs)
 
 
 def _surviving(problem: Problem) -> set[int]:
@@ -73,20 +79,17 @@ def _surviving(problem: Problem) -> set[int]:
     }
 
 
-def _ensure(problem: Problem, wanted: Sequence[int], present: set[int]) -> list[int]:
-    """The forward nodes, in order, that make those of the wanted storages that are not present;
-    adds what they make to `present`."""
+def _missing(problem: Problem, wanted: Sequence[int], available: Collection[int]) -> list[int]:
+    """The forward nodes, in order, that make those of the wanted storages that are not there."""
     missing: set[int] = set()
     stack = list(wanted)
     while stack:
         storage = stack.pop()
         producer = problem.storages[storage].producer
-        if storage in present or producer < 0 or producer >= problem.loss or producer in missing:
+        if storage in available or producer < 0 or producer >= problem.loss or producer in missing:
             continue
         missing.add(producer)
         stack.extend(problem.nodes[producer].form(True).inputs)
-    for producer in missing:
-        present.update(problem.nodes[producer].form(True).outputs)
     return sorted(missing)
 
 
@@ -135,7 +138,8 @@ def recompute_cheap(problem: Problem) -> Iterator[tuple[str, Run]]:
 
     One run for each number of dropped storages, cheapest first (in a large block for `STEPS`
     numbers), and each once with recomputed storages kept and once dropped again after each use;
-    the last run drops everything.
+    the last run drops everything. Left out are those of more than `LONGEST` nodes, as where a long
+    chain is dropped each time.
     """
     price = {
         storage: problem.nodes[problem.storages[storage].producer].form(True).seconds
@@ -148,4 +152,6 @@ def recompute_cheap(problem: Problem) -> Iterator[tuple[str, Run]]:
         for each_time in (False, True):
             what = "everything" if count == len(ranked) else f"the {count} cheapest"
             kept = ", drop again" if each_time else ""
-            yield f"recompute {what}{kept}", drop(problem, set(ranked[:count]), each_time)
+            longer = islice(_recomputing(problem, set(ranked[:count]), each_time), LONGEST, None)
+            if next(longer, None) is None:
+                yield f"recompute {what}{kept}", drop(problem, set(ranked[:count]), each_time)

@@ -50,7 +50,8 @@ class Capture:
     `constants` holds the tensors that are no parameters, buffers or inputs. `watched` is what the
     forward read beside tensors (`stages.trace.watching`), `assigned` the buffers that it puts
     another tensor in the place of. `plain_backward` says that no Python ran in the backward,
-    `checkpointed` that the forward checkpoints parts of itself.
+    `checkpointed` that the forward checkpoints parts of itself, `asks_layout` that it asks a tensor
+    how it lies in memory.
     """
 
     graph: fx.GraphModule
@@ -68,6 +69,7 @@ class Capture:
     assigned: list[str] = field(default_factory=list)
     plain_backward: bool = False
     checkpointed: bool = False
+    asks_layout: bool = True
 
 
 def capture(built: Built, wanted: Callable[[Capture], set[int]] | None = None) -> Capture:
@@ -107,8 +109,12 @@ def _capture(built: Built, forward: Forward) -> Capture:
         tensors = tuple(forward.tensors(mode))
         joint = aot_export_joint_with_descriptors(stack, forward.face(), tensors)
     described = _describe(built, joint.graph_module, forward)
-    checkpointed = forward.checkpoints.any
-    return replace(described, plain_backward=not python.found, checkpointed=checkpointed)
+    return replace(
+        described,
+        plain_backward=not python.found,
+        checkpointed=forward.checkpoints.any,
+        asks_layout=forward.follower.asks_layout,
+    )
 
 
 @contextlib.contextmanager

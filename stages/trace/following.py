@@ -30,6 +30,8 @@ Event = tuple[str, str]
 
 
 _ASKING = ("__get__", "size", "dim", "numel", "stride", "__len__", "is_floating_point")
+_LAYOUT = ("stride", "is_contiguous", "storage_offset", "data_ptr", "untyped_storage", "storage")
+"""What a forward can ask of a tensor that says how it lies in memory."""
 
 
 class Follower(TorchFunctionMode):
@@ -38,6 +40,7 @@ class Follower(TorchFunctionMode):
     `known` has the integers that hang on no input (`stages.trace.known`). With `every` it has all
     tensors that hang on none. Calls that only make such tensors are not logged, and other calls
     name them by their bytes: two runs are alike where one makes what the other finds made.
+    `asks_layout` says whether the forward asked a tensor how it lies in memory.
     """
 
     def __init__(self, model: nn.Module, label: str, every: bool = False) -> None:
@@ -51,6 +54,7 @@ class Follower(TorchFunctionMode):
             self._own[path] = first.setdefault(id(tensor), path)
         self.stack: list[str] = []
         self.log: list[Event] = []
+        self.asks_layout = False
         self._numbers = WeakTensorKeyDictionary()
         self.known = Known(every)
 
@@ -65,6 +69,7 @@ class Follower(TorchFunctionMode):
         with self._described(place):
             result = func(*args, **named)
         self.known.follow(func, args, named, result)
+        self.asks_layout |= getattr(func, "__name__", "") in _LAYOUT
         if not self._constant(func, result):
             self.log.append((words, place))
             if isinstance(result, torch.Tensor):

@@ -22,6 +22,7 @@ def own_gradients(program: Program) -> None:
     a view of what was made before the part of the sum that it is added to."""
     held = [*program.fixed, *program.inputs.values(), *program.tangents.values(), *program.outputs]
     taken = {storage_of(variable.fake) for variable in held}
+    makers = _Makers(program)
     for owner, parts in reversed(list(program.gradients.items())):
         before = -1
         for number, gradient in enumerate(parts):
@@ -29,23 +30,49 @@ def own_gradients(program: Program) -> None:
                 storage_of(gradient.fake) not in taken
                 and fills_its_storage(gradient.fake)
                 and obeys_layout_contract(gradient.fake, owner.fake)
-                and (number == 0 or _made_at(program, gradient) >= before)
+                and (number == 0 or makers.place_of_storage(gradient) >= before)
             )
             if not steals:
-                gradient = parts[number] = _copy(program, gradient, owner, before)
+                gradient = parts[number] = _copy(makers, gradient, owner, before)
             taken.add(storage_of(gradient.fake))
-            before = _made_at(program, gradient) if len(parts) > 1 else before
+            before = makers.place_of_storage(gradient) if len(parts) > 1 else before
 
 
-def _made_at(program: Program, gradient: Variable) -> int:
-    """The position of the call that makes a gradient's storage."""
-    storage = storage_of(gradient.fake)
-    made = (
-        position
-        for position, call in enumerate(program.calls)
-        if any(storage_of(output.fake) == storage for output in call.made())
-    )
-    return next(made, -1)
+class _Makers:
+    """The calls of a program that make its variables, and their positions while it grows."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self._of: dict[Variable, Call] = {}
+        self._of_storage: dict[Any, Call] = {}
+        self._places: dict[Call, int] = {}
+        self._note(program.calls)
+
+    def of(self, variable: Variable) -> Call | None:
+        """The call that makes a variable."""
+        return self._of.get(variable)
+
+    def place(self, call: Call | None) -> int:
+        """The position of a call, -1 for none."""
+        if not self._places:
+            self._places = {each: place for place, each in enumerate(self.program.calls)}
+        return -1 if call is None else self._places[call]
+
+    def place_of_storage(self, variable: Variable) -> int:
+        """The position of the call that makes a variable's storage."""
+        return self.place(self._of_storage.get(storage_of(variable.fake)))
+
+    def insert(self, place: int, calls: list[Call]) -> None:
+        """Puts calls into the program."""
+        self.program.calls[place:place] = calls
+        self._places = {}
+        self._note(calls)
+
+    def _note(self, calls: list[Call]) -> None:
+        for call in calls:
+            for output in call.made():
+                self._of.setdefault(output, call)
+                self._of_storage.setdefault(storage_of(output.fake), call)
 
 
 def obeys_layout_contract(gradient: torch.Tensor, parameter: torch.Tensor) -> bool:
@@ -60,20 +87,18 @@ def obeys_layout_contract(gradient: torch.Tensor, parameter: torch.Tensor) -> bo
     )
 
 
-def _copy(program: Program, gradient: Variable, owner: Variable, before: int) -> Variable:
+def _copy(makers: _Makers, gradient: Variable, owner: Variable, before: int) -> Variable:
     """Adds the calls that copy a gradient with its owner's strides, after the call at the position
     `before`, and returns the copy."""
-    maker = next((call for call in program.calls if gradient in call.outputs), None)
-    position = max(program.forward, before + 1)
-    if maker is not None:
-        position = max(position, program.calls.index(maker) + 1)
+    maker = makers.of(gradient)
+    place = max(makers.program.forward, before + 1, makers.place(maker) + 1)
     calls = _copy_calls(gradient, owner.fake)
-    mode = fake_mode_of(program)
+    mode = fake_mode_of(makers.program)
     for call in calls:
         if maker is not None:
             call.module, call.source = maker.module, maker.source
         run_fake(call, mode)
-    program.calls[position:position] = calls
+    makers.insert(place, calls)
     return calls[-1].made()[0]
 
 

@@ -53,6 +53,7 @@ def _trace(built: Built, name: str, kind: str) -> Graph:
         "assigned": captured.assigned,
         "multiple_views": [i for i, leaf in enumerate(captured.leaves) if leaf.multiple],
         "checkpointed": captured.checkpointed,
+        "asks_layout": captured.asks_layout,
     }
     with torch.autocast(kind, enabled=False):
         return _finished(built, captured, name, ambient, guards)

@@ -95,7 +95,7 @@ class Comparer:
         Copies of the planned module are run, too; with `itself` the first round runs the module
         that was given. Raises what the planned module raises on its own samples.
         """
-        with _quick_collections():
+        with quick_collections():
             return self._compare(planned, itself)
 
     def _compare(self, planned: nn.Module, itself: bool) -> Comparison:
@@ -186,7 +186,7 @@ class Comparer:
 
 
 @contextlib.contextmanager
-def _quick_collections() -> Iterator[None]:
+def quick_collections() -> Iterator[None]:
     """Within it the garbage collector looks only at what was made within it."""
     if gc.get_freeze_count():
         yield

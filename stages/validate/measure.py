@@ -29,16 +29,18 @@ class Times:
 
 
 def measure_memory(
-    module: nn.Module, stepper: Stepper, sample: Sample, device: str
+    module: nn.Module, stepper: Stepper, sample: Sample, device: str, warm: bool = False
 ) -> tuple[Usage, Usage]:
     """The memory of one step where `.grad` is None when it begins, and of the next one, which finds
-    it there; each above what was allocated when it began. A step to warm up comes first.
+    it there; each above what was allocated when it began. A step to warm up comes first, unless the
+    module is `warm`.
 
     The lines end while the output and what it received are still held.
     """
     forget_gradients(module, sample)
-    stepper.run(module, sample)
-    forget_gradients(module, sample)
+    if not warm:
+        stepper.run(module, sample)
+        forget_gradients(module, sample)
     fresh = _memory_of_step(module, stepper, sample, device)
     accumulating = _memory_of_step(module, stepper, sample, device)
     forget_gradients(module, sample)
@@ -107,13 +109,9 @@ def measure_times(
     pairs: int,
     device: str,
 ) -> Times:
-    """Times pairs of steps, the planned one first in every other pair; `.grad` is None before each.
-
-    Both modules run once before the first pair.
-    """
+    """Times pairs of steps of modules that have run, the planned one first in every other pair;
+    `.grad` is None before each."""
     modules = [planned, unplanned]
-    for module in modules:
-        _seconds(module, stepper, sample, device)
     gc.collect()
     gc.disable()
     try:

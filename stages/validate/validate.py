@@ -25,6 +25,7 @@ from stages.validate.comparison import (
     Comparer,
     Comparison,
     other_kernels,
+    quick_collections,
     sentence,
 )
 from stages.validate.load import describe, load_planned
@@ -82,7 +83,7 @@ def validate(
     pair = _Pair.of(graph, built, device)
     try:
         planned = module if isinstance(module, nn.Module) else load_planned(module, built.model)
-        with entered(pair.device):
+        with entered(pair.device), quick_collections():
             return pair.judge(base, planned, pairs)
     except (ArtifactError, ModelError):
         raise
@@ -139,7 +140,8 @@ class _Pair:
         compared = self.comparer.compare(planned, itself=True)
         gc.collect()
         sample = fresh_sample(self.built.samples[0])
-        usage = {"planned": measure_memory(planned, self.stepper, sample, self.device)}
+        warm = compared.compared
+        usage = {"planned": measure_memory(planned, self.stepper, sample, self.device, warm)}
         times = self.beside_original(usage, planned, sample, pairs) if compared.compared else None
         if pairs and times is None:
             times = measure_alone(planned, self.stepper, sample, pairs, self.device)

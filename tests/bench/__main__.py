@@ -11,7 +11,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.bench import deep
+from tests.bench import deep, graphs
 from tests.bench.cases import CASES, Case
 from tests.bench.described import table_of_described
 from tests.bench.hierarchies import HEAD, rows_of_hierarchies
@@ -75,6 +75,7 @@ def main() -> None:
     parser.add_argument("--chains", action="store_true", help="time the dynamic program too")
     parser.add_argument("--hierarchies", action="store_true", help="time H-Partition too")
     parser.add_argument("--deep", action="store_true", help="plan deep models too, for an hour")
+    parser.add_argument("--graphs", action="store_true", help="plan graphs of many shapes too")
     parser.add_argument("--described", action="store_true", help="plan large models for an H100")
     parser.add_argument("--folder", type=Path, help="keep what is made here")
     options = parser.parse_args()
@@ -88,6 +89,10 @@ def main() -> None:
     if options.deep:
         print(deep.HEAD, flush=True)
         for row in deep.rows_of_depths(root):
+            print(row, flush=True)
+    if options.graphs:
+        print(graphs.HEAD, flush=True)
+        for row in graphs.rows_of_graphs(root):
             print(row, flush=True)
     if options.described:
         for line in table_of_described(root / "described"):

@@ -23,7 +23,7 @@ DEVICE = {
     "name": "h100",
     "devices": [
         {
-            "name": "cpu",
+            "name": "cuda:0",
             "memory": 80_000_000_000,
             "flops": 5e14,
             "bandwidth": 2.5e12,

@@ -76,7 +76,9 @@ class Interface:
     before. `assigned` are the buffers that the forward puts another tensor in the place of.
     `aliased` are outputs that share memory with another output or a tensor, `inner` outputs that
     the step goes on from, `unwritable` outputs that nobody may write into, as one of several views
-    of one function. `order` is the one in which autograd comes to the outputs.
+    of one function. `spaced` are the inputs that may come with other gaps between their
+    elements, of which the step takes a copy. `order` is the one in which autograd comes to the
+    outputs.
     `eval_modules` are the submodules that were in evaluation mode. `autocast` is, by device type,
     the dtype that autocast was on with, or None, and `autocast_cache` whether it kept its casts.
     `cast` are the positions of the tensors that are cast as autocast would, `spared` the dtypes of
@@ -100,6 +102,7 @@ class Interface:
     aliased: tuple[int, ...]
     inner: tuple[int, ...]
     unwritable: tuple[int, ...]
+    spaced: tuple[int, ...]
     order: tuple[int, ...]
     eval_modules: frozenset[str]
     autocast: dict[str, str | None]

@@ -15,6 +15,7 @@ from .call import Call
 from .difference import Difference
 from .facts import Interface, Tensor
 from .mismatch import PlanMismatch
+from .strides import spaced_as
 from .ties import Ties
 from .watch import Watch, read_description
 
@@ -94,7 +95,8 @@ class Guards:
                 )
 
     def check(self, tensors: list[torch.Tensor]) -> None:
-        """Compares shapes, dtypes, devices, gradients and strides of all tensors."""
+        """Compares shapes, dtypes, devices, gradients and strides of all tensors, and puts copies
+        in the place of those that may come with other gaps."""
         absent = list(map(is_, tensors, repeat(None)))
         if any(absent):
             name = self.names[absent.index(True)]
@@ -109,6 +111,9 @@ class Guards:
             and [tensor.stride() for tensor in tensors] == self.strides
         ):
             return
+        for position in self.interface.spaced:
+            like = self.interface.tensors[position]
+            tensors[position] = spaced_as(tensors[position], like.shape, like.strides)
         for position, tensor in enumerate(tensors):
             self.compare(position, tensor, device)
 

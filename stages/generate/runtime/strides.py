@@ -44,6 +44,28 @@ def has_layout(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
     return all(size == 1 or stride == wanted for size, stride, wanted in zipped)
 
 
+def spaced_as(tensor: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
+    """A copy with other gaps, those of these strides, of a tensor of this shape whose dimensions
+    lie in order, as those of a slice do; any other tensor as it is."""
+    if tuple(tensor.shape) != tuple(shape) or not in_order(shape, tensor.stride()):
+        return tensor
+    if has_layout(tensor, strides):
+        return tensor
+    return torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(
+        tensor
+    )
+
+
+def in_order(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether each element lies behind the one before it, perhaps with a gap."""
+    room = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if stride < room:
+            return False
+        room = size * stride
+    return True
+
+
 def is_spread(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
     """Whether a gradient repeats what lies in the order of these strides, as that of a sum does."""
     zipped = zip(tensor.shape, tensor.stride(), strides, strict=True)

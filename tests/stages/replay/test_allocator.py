@@ -126,6 +126,14 @@ def test_sizes_rounded_to_parts_of_powers_of_two() -> None:
     assert settings.rounded(8 * MIB) == 8 * MIB
 
 
+def test_divisions_of_all_sizes() -> None:
+    assert parse_settings("roundup_power2_divisions:[>:4]").divisions == dict.fromkeys(range(16), 4)
+
+
+def test_where_nothing_was_allocated_nothing_is_taken() -> None:
+    assert Allocator(AllocatorSettings()).peak == Taken(0, 0, 0)
+
+
 def test_divisions_by_size() -> None:
     """The values of PyTorch's own test of its parser."""
     text = "roundup_power2_divisions:[64:8,128:2,256:4,512:2,1024:4,>:1]"
