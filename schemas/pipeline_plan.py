@@ -76,6 +76,14 @@ def write_pipeline_plan(path: Path | str, plan: PipelinePlan) -> None:
     store.write_json(path, asdict(plan))
 
 
+def is_pipeline_plan(path: Path | str) -> bool:
+    """Whether a `plan.json` is that of a pipeline, sound or not, and not of a budget."""
+    try:
+        return "weight_copies" in store.read_json(path)
+    except ArtifactError:
+        return False
+
+
 def read_pipeline_plan(path: Path | str) -> PipelinePlan:
     """Reads a plan; raises ArtifactError when a key is missing, unknown or of another type."""
     document = store.read_fields(path, PipelinePlan)

@@ -154,7 +154,7 @@ def test_windows_of_batches() -> None:
 
 
 def test_the_instance_that_needs_k_periods() -> None:
-    """S Theorem 16: k batches of k+1 take 2 (1 + 1/k) a batch, and nothing with fewer is as fast."""
+    """S Theorem 16: k of k+1 batches take 2 (1 + 1/k) each, and no fewer are as fast."""
     for k in (2, 3, 4):
         count = k + 1
         weights = [1, *range(1, k + 1)]
