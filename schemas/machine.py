@@ -38,6 +38,7 @@ Range = tuple[float, float]
 _SIZES: Range = (1, 1e18)
 _FLOPS: Range = (1e6, 1e21)
 _BANDWIDTHS: Range = (1e3, 1e18)
+_LINKS: Range = (0, 1e18)
 _LATENCIES: Range = (0, 1)
 
 
@@ -75,7 +76,8 @@ class Memory:
 
 @dataclass(frozen=True)
 class Link:
-    """A way between two devices or memories; `shared` where both directions share the bandwidth."""
+    """A way between two devices or memories; `shared` where both directions share the bandwidth. A
+    `bandwidth` of 0 is a way that nothing takes."""
 
     between: tuple[str, str]
     bandwidth: float
@@ -199,7 +201,7 @@ class _Reader:
         self.require(isinstance(shared, bool), f"{where}.shared is {_shown(shared)}, not a truth")
         return Link(
             between=(one, other),
-            bandwidth=self.number(given["bandwidth"], f"{where}.bandwidth", _BANDWIDTHS),
+            bandwidth=self.number(given["bandwidth"], f"{where}.bandwidth", _LINKS),
             latency=self.number(given.get("latency", 0), f"{where}.latency", _LATENCIES),
             shared=shared,
         )

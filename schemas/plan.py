@@ -12,6 +12,8 @@ from schemas.errors import ArtifactError
 
 _T = TypeVar("_T")
 Verdict = Literal["optimal", "feasible", "infeasible"]
+OPTIONAL = ("gpu", "transfers")
+"""Parts that not every plan has."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,17 @@ class GpuMemory:
 
 
 @dataclass(frozen=True)
+class Transfers:
+    """What goes over the link to the host: bytes that `left` and that `returned`, the most that
+    the host holds (`host_peak`), and the seconds that computations `waited` for transfers."""
+
+    left: int
+    returned: int
+    host_peak: int
+    waited: float
+
+
+@dataclass(frozen=True)
 class Plan:
     """A plan's figures. Times are seconds, sizes bytes.
 
@@ -96,6 +109,7 @@ class Plan:
     recomputed_time: float = field(default=0.0, kw_only=True)
     solver: str = field(kw_only=True)
     gpu: GpuMemory | None = field(default=None, kw_only=True)
+    transfers: Transfers | None = field(default=None, kw_only=True)
 
     @property
     def keep_all_total(self) -> int:
@@ -116,10 +130,12 @@ def gap_of(time: float, lower_bound: float) -> float:
 
 
 def write_plan(path: Path | str, plan: Plan) -> None:
-    """Writes the plan as JSON, keys in the order of the fields; `gpu` only where there is one."""
+    """Writes the plan as JSON, keys in the order of the fields; `OPTIONAL` ones only where there
+    is one."""
     document = asdict(plan)
-    if plan.gpu is None:
-        del document["gpu"]
+    for key in OPTIONAL:
+        if document[key] is None:
+            del document[key]
     store.write_json(path, document)
 
 
@@ -130,7 +146,7 @@ def plan_digest(path: Path | str) -> str:
 
 def read_plan(path: Path | str) -> Plan:
     """Reads a plan; raises ArtifactError when a key is missing, unknown or of another type."""
-    document = store.read_fields(path, Plan, optional=("gpu",))
+    document = store.read_fields(path, Plan, optional=OPTIONAL)
     for key in ("budget_total", "budget_bytes", "peak", "smallest_budget"):
         _require(path, key, document[key], (int, type(None)))
     for key in ("time", "lower_bound", "gap"):
@@ -142,6 +158,7 @@ def read_plan(path: Path | str) -> Plan:
     if document["verdict"] not in get_args(Verdict):
         raise ArtifactError(f"{path}: {document['verdict']!r} is no verdict")
     before, gpu = document["before_polish"], document.get("gpu")
+    moved = document.get("transfers")
     return Plan(
         **{
             **document,
@@ -149,6 +166,7 @@ def read_plan(path: Path | str) -> Plan:
             "keep_all": _part(path, "keep_all", Cost, document["keep_all"]),
             "fixed": _part(path, "fixed", Fixed, document["fixed"]),
             "gpu": None if gpu is None else _part(path, "gpu", GpuMemory, gpu),
+            "transfers": None if moved is None else _part(path, "transfers", Transfers, moved),
         }
     )
 

@@ -1,4 +1,4 @@
-"""`tightfit.sequence/3`: what a strategy does with the positions of a chain, read aloud.
+"""`tightfit.sequence/4`: what a strategy does with the positions of a chain, read aloud.
 
     F_ck 3        forward of position 3, its input stays
     F_none 4      forward of position 4, its input goes
@@ -8,11 +8,16 @@
     B 5           backward of position 5
     free 3        the output of position 3 goes
     free_all 5    what a forward of position 5 kept for its backward goes
+    offload 3     the output of position 3 begins to leave for the host; `free` waits until it has
+    prefetch 3    memory is taken for it, and it begins to come back; what reads it waits
+    offload_all 5, prefetch_all 5    the same with what a forward of position 5 kept
+
+Position 0 is the chain's input, which can leave and come back.
 
 Of a join each operation but the loss names its branch: "B 5 of branch 2".
 
 These are the operations of S Table 2.1 (Shilova's thesis) with the options of Z 2.5 (Zhao's), and
-those that only free, which it lacks.
+those that only free, which it lacks. `offload` and `prefetch` are O and P of S ch. 3 and 4.
 """
 
 from __future__ import annotations
@@ -28,7 +33,15 @@ from schemas import store
 from schemas.arrow import integer, text
 from schemas.errors import ArtifactError
 
-Kind = Literal["F_all", "F_ck", "F_none", "F", "loss", "B", "free", "free_all"]
+Kind = Literal[
+    "F_all", "F_ck", "F_none", "F", "loss", "B", "free", "free_all",
+    "offload", "offload_all", "prefetch", "prefetch_all",
+]  # fmt: skip
+
+OF_INPUTS = ("free", "offload", "prefetch")
+"""What can be done with the chain's input, which is position 0."""
+TRANSFERS = ("offload", "offload_all", "prefetch", "prefetch_all")
+"""What goes over a link to the host; one device and no branch has one."""
 
 NO_OPTION = -1
 NO_BRANCH = 0
@@ -36,7 +49,8 @@ NO_BRANCH = 0
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation on the position `block` (1..L+1); `option` is a number where it is an "F".
+    """One operation on the position `block` (1..L+1, 0 for the input); `option` is a number where
+    it is an "F".
 
     `branch` (1, 2, ..) is that of a join, NO_BRANCH of a chain and of the loss.
     """
@@ -59,7 +73,7 @@ OPERATION_FIELDS = (text("action"), integer("block"), integer("option"), integer
 
 SEQUENCE = store.ArtifactType(
     "tightfit.sequence",
-    3,
+    4,
     pa.schema([integer("step"), *OPERATION_FIELDS]),
 )
 
@@ -85,8 +99,10 @@ def operation(row: Mapping[str, Any], what: str) -> Operation:
     found = Operation(**row)
     if found.action not in get_args(Kind):
         raise ArtifactError(f"{what} has the unknown action {found.action!r}")
-    if found.block < 1 or (found.action == "F") != (found.option >= 0):
+    least = 0 if found.action in OF_INPUTS else 1
+    if found.block < least or (found.action == "F") != (found.option >= 0):
         raise ArtifactError(f"{what} ({found}) names no position or option")
-    if found.branch < NO_BRANCH or (found.action == "loss" and found.branch != NO_BRANCH):
+    alone = found.action == "loss" or found.action in TRANSFERS
+    if found.branch < NO_BRANCH or (alone and found.branch != NO_BRANCH):
         raise ArtifactError(f"{what} ({found}) names no branch")
     return found

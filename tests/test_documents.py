@@ -20,6 +20,7 @@ def test_paths_are_there(name: str) -> None:
         "stages/combine/strategies/rotor.py",
         "schemas/rotor.py",
         "data/machines/rotor.json",
+        "stages/combine/offload/planners/rotor.py",
     }
     named = set(PATH.findall(text)) - generic
     assert not {path for path in named if not (ROOT / path).exists()}

@@ -15,10 +15,13 @@ from schemas.errors import ArtifactError
 from schemas.frontier import FRONTIER, read_frontier
 from schemas.graph import GRAPH, read_graph
 from schemas.hierarchy import HIERARCHY, read_hierarchy
+from schemas.lanes import LANES, read_lanes
 from schemas.lineage import FOLDER, described, digest_of, read_record, record_path
 from schemas.measurement import LINE, MEASUREMENT, read_line, read_measurement
 from schemas.module import MADE_FROM
 from schemas.options import OPTIONS, read_options
+from schemas.pattern import PATTERN, read_pattern
+from schemas.pipeline_plan import is_pipeline_plan, read_pipeline_plan
 from schemas.plan import read_plan
 from schemas.schedule import SCHEDULE, read_schedule
 from schemas.sequence import SEQUENCE, read_sequence
@@ -31,9 +34,11 @@ READERS: dict[str, Callable[[Path], object]] = {
     FRONTIER.name: read_frontier,
     GRAPH.name: read_graph,
     HIERARCHY.name: read_hierarchy,
+    LANES.name: read_lanes,
     LINE.name: read_line,
     MEASUREMENT.name: read_measurement,
     OPTIONS.name: read_options,
+    PATTERN.name: read_pattern,
     SCHEDULE.name: read_schedule,
     SEQUENCE.name: read_sequence,
 }
@@ -69,7 +74,7 @@ def audit(folder: Path, left_over: Collection[Path] = ()) -> Audit:
     damaged = set(complaints)
     sentences = list(complaints.values())
     for plan in found.plans:
-        if plan not in damaged:
+        if plan not in damaged and not is_pipeline_plan(plan):
             sentences += complaints_of(PlanFiles.of(plan, damaged))
     sentences += _records(found, damaged)
     return Audit(list(dict.fromkeys(sentences)), found.counts())
@@ -104,7 +109,8 @@ class _Found:
     def readers(self) -> Iterable[tuple[Path, Callable[[Path], object]]]:
         """Each file with what reads it."""
         yield from ((path, _read_artifact) for path in self.artifacts)
-        yield from ((path, read_plan) for path in self.plans)
+        for path in self.plans:
+            yield path, read_pipeline_plan if is_pipeline_plan(path) else read_plan
 
     def counts(self) -> dict[str, int]:
         """How many there are of each kind."""

@@ -18,6 +18,7 @@ from schemas.measurement import read_measurement
 from schemas.module import MADE_FROM, module_digest, module_files, read_made_from
 from schemas.plan import Plan, gap_of, plan_digest, read_plan
 from schemas.schedule import Step, read_schedule
+from stages.audit.lane_files import lane_complaints
 from stages.replay.allocator import Taken
 from stages.replay.gpu_memory import on_gpu
 from stages.replay.referee import replay
@@ -39,6 +40,7 @@ class PlanFiles:
     frontier: Path | None
     schedule: Path | None
     sequence: Path | None
+    lanes: Path | None
     module: Path | None
     measurement: Path | None
 
@@ -62,6 +64,7 @@ class PlanFiles:
             frontier=above("frontier.arrow"),
             schedule=whole(path.with_name("schedule.arrow")),
             sequence=whole(path.with_name("sequence.arrow")),
+            lanes=whole(path.with_name("lanes.arrow")),
             module=whole(path.with_name("module")),
             measurement=whole(path.with_name("measurement.arrow")),
         )
@@ -69,7 +72,7 @@ class PlanFiles:
 
 def complaints_of(files: PlanFiles) -> Iterator[str]:
     """What is wrong with a plan and what was made of it, a sentence each."""
-    for check in (_budget, _choice, _schedule, _module, _measurement):
+    for check in (_budget, _choice, _schedule, _lanes, _module, _measurement):
         try:
             yield from check(files)
         except TightfitError as error:
@@ -237,6 +240,14 @@ def _measurement(files: PlanFiles) -> Iterator[str]:
         yield f"{files.measurement}: the module that it measured is not there"
     elif named != module_digest(files.module):
         yield f"{files.measurement}: measured another module than the one beside it"
+
+
+def _lanes(files: PlanFiles) -> Iterator[str]:
+    """The lanes of a chain with a link come to what the plan says."""
+    if files.lanes is not None:
+        yield from lane_complaints(files.path, files.plan, files.sequence, files.lanes)
+    elif files.plan.transfers is not None and not files.path.with_name("lanes.arrow").exists():
+        yield f"{files.path}: there is no lanes.arrow beside it"
 
 
 def _is_chain(files: PlanFiles) -> bool:

@@ -11,7 +11,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.bench import deep, graphs
+from tests.bench import deep, graphs, offload
 from tests.bench.cases import CASES, Case
 from tests.bench.described import table_of_described
 from tests.bench.hierarchies import HEAD, rows_of_hierarchies
@@ -74,6 +74,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=[case.name for case in CASES])
     parser.add_argument("--chains", action="store_true", help="time the dynamic program too")
     parser.add_argument("--hierarchies", action="store_true", help="time H-Partition too")
+    parser.add_argument("--offload", action="store_true", help="plan chains with a link too")
     parser.add_argument("--deep", action="store_true", help="plan deep models too, for an hour")
     parser.add_argument("--graphs", action="store_true", help="plan graphs of many shapes too")
     parser.add_argument("--described", action="store_true", help="plan large models for an H100")
@@ -85,6 +86,10 @@ def main() -> None:
     if options.hierarchies:
         print(HEAD, flush=True)
         for row in rows_of_hierarchies():
+            print(row, flush=True)
+    if options.offload:
+        print(offload.HEAD, flush=True)
+        for row in offload.rows_of_offloads():
             print(row, flush=True)
     if options.deep:
         print(deep.HEAD, flush=True)

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from schemas.errors import ArtifactError
-from schemas.plan import Cost, Fixed, Plan, read_plan, write_plan
+from schemas.plan import Cost, Fixed, Plan, Transfers, read_plan, write_plan
 
 PLAN = Plan(
     strategy="rotor",
@@ -34,6 +35,13 @@ PLAN = Plan(
 def test_a_plan_is_what_was_written(tmp_path: Path) -> None:
     write_plan(tmp_path / "plan.json", PLAN)
     assert read_plan(tmp_path / "plan.json") == PLAN
+    assert "transfers" not in json.loads((tmp_path / "plan.json").read_text())
+
+
+def test_a_plan_with_transfers_is_what_was_written(tmp_path: Path) -> None:
+    moved = replace(PLAN, transfers=Transfers(3, 3, 2, 0.5))
+    write_plan(tmp_path / "plan.json", moved)
+    assert read_plan(tmp_path / "plan.json") == moved
 
 
 @pytest.mark.parametrize(
@@ -46,6 +54,9 @@ def test_a_plan_is_what_was_written(tmp_path: Path) -> None:
         ("strategy", 3),
         ("fixed", {}),
         ("keep_all", None),
+        ("transfers", {"left": 1}),
+        ("transfers", [1, 1, 1, 0.5]),
+        ("transfers", {"left": 1, "returned": 1, "host_peak": "1", "waited": 0.5}),
     ],
 )
 def test_a_plan_of_another_form_is_refused(key: str, value: Any, tmp_path: Path) -> None:

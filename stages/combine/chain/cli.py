@@ -1,4 +1,5 @@
-"""`chain`: plans a chain, or the branches of a join, that come as files, without a model."""
+"""`chain`: plans a chain, or the branches of a join, that come as files, without a model; with a
+machine, a chain with a link to the host, or a pipeline."""
 
 from __future__ import annotations
 
@@ -10,6 +11,14 @@ from typing import TYPE_CHECKING
 
 from schemas.errors import ArtifactError, ConfigError
 from schemas.made import Made
+from schemas.offloaders import OFFLOADERS
+from stages.combine.allocate.command import (
+    add_pipeline_arguments,
+    check_no_pipeline,
+    made_pipeline,
+    run_pipeline,
+)
+from stages.combine.offload.command import made_offload, run_offload
 
 if TYPE_CHECKING:
     from schemas.budget import Budget
@@ -34,19 +43,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--options", type=Path, help="options.arrow of its blocks")
     parser.add_argument("--strategy", required=True, help="how to plan, by name")
-    parser.add_argument(
-        "--budget", required=True, help="the memory to stay within, such as 8GiB, 145MB or 50%%"
-    )
+    parser.add_argument("--budget", help="the memory to stay within, such as 8GiB, 145MB or 50%%")
     parser.add_argument("--slots", type=int, default=500, help="memory slots of the program")
     parser.add_argument("--out", type=Path, required=True, help="the folder to write into")
+    add_pipeline_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> None:
-    """Writes sequence.arrow and plan.json of a chain or a join into the folder `options.out`.
+    """Writes sequence.arrow and plan.json of a chain or a join into the folder `options.out`, or
+    pattern.arrow and plan.json of a pipeline.
 
     A budget too small gives the verdict "infeasible" and an empty sequence. Raises ConfigError or
     ArtifactError when an option or a file is not what it should be.
     """
+    if options.strategy in OFFLOADERS:
+        run_offload(options)
+        return
+    if options.machine is not None:
+        run_pipeline(options)
+        return
+    check_no_pipeline(options)
+    if options.budget is None:
+        raise ConfigError("chain needs --budget, or --machine for a pipeline")
     from schemas import store
     from schemas.budget import parse_budget
     from schemas.chain import CHAIN, read_chain
@@ -68,6 +86,10 @@ def run(options: argparse.Namespace) -> None:
 
 def made(options: argparse.Namespace) -> list[Made]:
     """What `run` made of what."""
+    if options.strategy in OFFLOADERS:
+        return made_offload(options)
+    if options.machine is not None:
+        return made_pipeline(options)
     solved = _strategy(options).about.solved
     read = [*options.chain, *([options.options] if solved else [])]
     settings = {name: getattr(options, name) for name in ("strategy", "budget", "slots")}

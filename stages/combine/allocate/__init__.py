@@ -1,0 +1,1 @@
+"""Pipelines: layers of a chain are given to devices, and a pattern says when each runs."""

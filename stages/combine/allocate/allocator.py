@@ -1,0 +1,60 @@
+"""What an allocator is: one file that gives layers to devices, and a line in
+`schemas/allocators.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from schemas.allocators import AllocatorAbout
+from stages.combine.allocate.allocation import Allocation, Timing
+from stages.combine.allocate.layers import Layers
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of an allocator: layers, the names of equal devices with `memory` bytes each,
+    the ticks that a batch is to take (`period`, None for the fewest), and the k of k-periodic
+    patterns (None for any)."""
+
+    layers: Layers
+    names: tuple[str, ...]
+    memory: int
+    period: int | None = None
+    k: int | None = None
+
+    @property
+    def lower_bound(self) -> float:
+        """The ticks a batch that no allocation and no pattern is below: those of the largest layer,
+        and of a fair share of all of them."""
+        load = self.layers.load
+        largest = max((load[1:] - load[:-1]).tolist())
+        return max(int(load[-1]) / len(self.names), largest)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An allocation with its timing, and `bound`, the ticks a batch that none of the allocator's
+    class is below; `clock` says that the clock ended a search, `solver` names what was used."""
+
+    allocation: Allocation
+    timing: Timing
+    bound: float
+    solver: str
+    clock: bool = False
+
+    @property
+    def ticks(self) -> float:
+        """Ticks a batch."""
+        return self.timing.period * self.timing.turns / self.timing.kept
+
+
+class Allocator(Protocol):
+    """A way to give layers to devices."""
+
+    @property
+    def about(self) -> AllocatorAbout:
+        """What is known of it."""
+
+    def allocate(self, request: Request) -> Answer | None:
+        """Its answer, None where it finds none that fits."""

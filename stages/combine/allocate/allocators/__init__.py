@@ -1,0 +1,1 @@
+"""The allocators, one file each; `stages/combine/allocate/registry.py` finds them by name."""

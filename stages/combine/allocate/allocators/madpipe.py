@@ -1,0 +1,50 @@
+"""MadPipe (M 4.2, S ch. 7): a dynamic program with one special device, the search for a period, the
+schedule by an integer program."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from schemas.allocators import ALLOCATORS
+from stages.combine.allocate.allocation import Stage
+from stages.combine.allocate.allocator import Answer, Request
+from stages.combine.allocate.allocators.one_f_one_b import ALLOCATOR as CONTIGUOUS
+from stages.combine.allocate.integer import Limits
+from stages.combine.allocate.periodic import schedule
+from stages.combine.allocate.special import allocations
+
+SCHEDULES = 4
+"""Allocations of the program that are scheduled, the shortest periods first."""
+LIMITS = Limits(nodes=1_000, checks=300, seconds=10.0)
+
+
+class Madpipe:
+    """The best schedule of the program's allocations, and no worse than the contiguous one."""
+
+    about = ALLOCATORS["madpipe"]
+
+    def allocate(self, request: Request) -> Answer | None:
+        """The best allocation found, None where none fits."""
+        layers, memory = request.layers, request.memory
+        contiguous = CONTIGUOUS.allocate(replace(request, period=None))
+        best = None if contiguous is None else (contiguous.allocation, contiguous.timing)
+        below = max(layers.all_ticks, 1) + 1 if best is None else best[1].period
+        if request.period is not None:
+            below = min(below, request.period + 1)
+        clock = False
+        seen: set[tuple[Stage, ...]] = set()
+        for least, allocation in allocations(layers, request.names, memory, below):
+            if least >= below or len(seen) == SCHEDULES or allocation.stages in seen:
+                continue
+            seen.add(allocation.stages)
+            found = schedule(allocation, memory, below, LIMITS)
+            clock = clock or found.clock
+            if found.timing is not None:
+                best, below = (allocation, found.timing), found.timing.period
+        if best is None or (request.period is not None and best[1].period > request.period):
+            return None
+        solver = "dynamic program, HiGHS" if seen else "dynamic program, 1F1B*"
+        return Answer(*best, request.lower_bound, solver, clock)
+
+
+ALLOCATOR = Madpipe()

@@ -1,0 +1,33 @@
+"""1F1B*(T) over all contiguous allocations (S 5.2.1, M 4.1): the least T at which one fits."""
+
+from __future__ import annotations
+
+from schemas.allocators import ALLOCATORS
+from stages.combine.allocate.allocator import Answer, Request
+from stages.combine.allocate.contiguous import least_feasible, least_peak_at
+from stages.combine.allocate.groups import one_f_one_b
+
+SOLVER = "dynamic program, 1F1B*"
+
+
+class OneFOneB:
+    """The contiguous allocation with the least period that fits; at a period that is asked, the one
+    whose fullest device stores the fewest bytes."""
+
+    about = ALLOCATORS["one_f_one_b"]
+
+    def allocate(self, request: Request) -> Answer | None:
+        """The best contiguous allocation, None where none fits."""
+        best = least_feasible(request.layers, request.names, request.memory)
+        if best is None:
+            return None
+        period, allocation = best
+        if request.period is not None:
+            asked = least_peak_at(request.layers, request.names, request.memory, request.period)
+            if asked is None:
+                return None
+            return Answer(asked, one_f_one_b(asked, request.period), period, SOLVER)
+        return Answer(allocation, one_f_one_b(allocation, period), period, SOLVER)
+
+
+ALLOCATOR = OneFOneB()

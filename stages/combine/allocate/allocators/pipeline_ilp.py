@@ -1,0 +1,63 @@
+"""Allocation and 1-periodic schedule by integer programming (S ch. 6), in two programs: one gives
+layers to devices with the least load, one schedules what it gave, layer by layer; what cannot be
+scheduled any faster is excluded, until no other allocation has a load below the best schedule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from schemas.allocators import ALLOCATORS
+from stages.combine.allocate.allocation import Allocation
+from stages.combine.allocate.allocator import Answer, Request
+from stages.combine.allocate.allocators.madpipe import ALLOCATOR as MADPIPE
+from stages.combine.allocate.assignment import assign
+from stages.combine.allocate.integer import MARGIN, Limits
+from stages.combine.allocate.periodic import schedule
+
+ALLOCATIONS = 400
+"""Allocations that are tried at most."""
+SCHEDULE = Limits(nodes=20_000, checks=2_000, seconds=30.0)
+ASSIGN = Limits(nodes=100_000, checks=2_000, seconds=60.0)
+
+
+class PipelineIlp:
+    """Starts from MadPipe's answer, and ends with a bound."""
+
+    about = ALLOCATORS["pipeline_ilp"]
+
+    def allocate(self, request: Request) -> Answer | None:
+        """The best allocation and schedule found, None where none fits."""
+        layers, names, memory = request.layers, request.names, request.memory
+        start = MADPIPE.allocate(replace(request, period=None))
+        best = None if start is None else (start.allocation, start.timing)
+        below = max(layers.all_ticks, 1) + 1 if best is None else best[1].period
+        bound, clock = float(below), False
+        excluded: list[Allocation] = []
+        while len(excluded) < ALLOCATIONS and below > request.lower_bound:
+            if request.period is not None and best and best[1].period <= request.period:
+                bound = min(bound, request.lower_bound)
+                break
+            found = assign(layers, names, memory, below, excluded, ASSIGN)
+            clock = clock or found.clock
+            if found.allocation is None or found.bound >= below * (1 - 2 * MARGIN):
+                bound = min(bound, found.bound)
+                break
+            whole = schedule(found.allocation, memory, below, SCHEDULE)
+            if whole.timing is not None:
+                best, below = (found.allocation, whole.timing), whole.timing.period
+            parts = found.allocation.layer_by_layer()
+            split = schedule(parts, memory, below, SCHEDULE)
+            if split.timing is not None:
+                best, below = (parts, split.timing), split.timing.period
+            clock = clock or whole.clock or split.clock
+            bound = min(bound, split.bound)
+            excluded.append(found.allocation)
+        else:
+            bound = min(bound, request.lower_bound)
+        if best is None or (request.period is not None and best[1].period > request.period):
+            return None
+        bound = max(min(bound, best[1].period), request.lower_bound)
+        return Answer(*best, bound, "HiGHS, integer programs", clock)
+
+
+ALLOCATOR = PipelineIlp()

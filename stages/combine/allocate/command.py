@@ -1,0 +1,106 @@
+"""`tightfit chain --machine`: plans a pipeline from files."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from schemas.errors import ConfigError
+from schemas.made import Made
+
+if TYPE_CHECKING:
+    from stages.combine.allocate.planning import Settings
+
+PATTERN, PLAN = "pattern.arrow", "plan.json"
+
+
+def add_pipeline_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what only a pipeline takes."""
+    group = parser.add_argument_group("for pipelines")
+    group.add_argument(
+        "--machine",
+        type=Path,
+        help="the .json of the devices to plan a pipeline on, or of the one to offload from",
+    )
+    group.add_argument("--period", type=float, help="the seconds that a batch may take")
+    group.add_argument(
+        "--weight-copies",
+        type=int,
+        help="how many times a device stores its parameters: 3 (two versions and a gradient, the "
+        "default) or what a flush and the optimiser take",
+    )
+    group.add_argument(
+        "--buffers",
+        action="store_true",
+        default=None,
+        help="count buffers for what crosses a cut, on both sides",
+    )
+    group.add_argument("--k", type=int, help="leave out every (k+1)-th batch (k_periodic)")
+
+
+def check_no_pipeline(options: argparse.Namespace) -> None:
+    """Raises ConfigError where an option is given that only a pipeline takes."""
+    for name in ("period", "weight_copies", "buffers", "k"):
+        if getattr(options, name) is not None:
+            raise ConfigError(f"--{name.replace('_', '-')} is for pipelines, and needs --machine")
+
+
+def run_pipeline(options: argparse.Namespace) -> None:
+    """Writes plan.json, and pattern.arrow where there is a plan, into the folder `options.out`.
+
+    Raises ConfigError or ArtifactError when an option or a file is not what it should be.
+    """
+    from schemas import store
+    from schemas.chain import CHAIN, read_chain
+    from schemas.machine import read_machine
+    from schemas.pattern import write_pattern
+    from schemas.pipeline_plan import write_pipeline_plan
+    from stages.combine.allocate.fleet import fleet_of
+    from stages.combine.allocate.planning import plan_pipeline
+    from stages.combine.allocate.registry import allocator
+
+    if len(options.chain) != 1:
+        raise ConfigError("a pipeline is planned for one chain, and no join")
+    if options.budget is not None or options.options is not None:
+        given = "--budget" if options.budget is not None else "--options"
+        raise ConfigError(f"{given} is not for pipelines: the memory is that of the machine")
+    chosen = allocator(options.strategy)
+    settings = settings_of(options)
+    if settings.k is not None and not chosen.about.turns:
+        raise ConfigError(f"--strategy {options.strategy} takes no --k")
+    path = options.chain[0]
+    chain, machine = read_chain(path), read_machine(options.machine)
+    fleet = fleet_of(machine, options.machine, chosen.about.contiguous)
+    plan, pattern = plan_pipeline(chain, fleet, machine.name, chosen, settings)
+    if pattern is None:
+        (options.out / PATTERN).unlink(missing_ok=True)
+    else:
+        write_pattern(options.out / PATTERN, pattern, store.read(path, CHAIN).digest)
+    write_pipeline_plan(options.out / PLAN, plan)
+
+
+def settings_of(options: argparse.Namespace) -> Settings:
+    """The settings of the command line; raises ConfigError where one is out of range."""
+    from stages.combine.allocate.planning import Settings
+
+    copies = 3 if options.weight_copies is None else options.weight_copies
+    if not 0 <= copies <= 1000:
+        raise ConfigError(f"--weight-copies {copies}: expected 0 to 1000")
+    if options.k is not None and not 1 <= options.k <= 1000:
+        raise ConfigError(f"--k {options.k}: expected 1 to 1000")
+    period = options.period
+    if period is not None and not (math.isfinite(period) and period > 0):
+        raise ConfigError(f"--period {period}: expected a number of seconds above 0")
+    return Settings(period, copies, bool(options.buffers), options.k)
+
+
+def made_pipeline(options: argparse.Namespace) -> list[Made]:
+    """What `run_pipeline` made of what."""
+    settings = {
+        name: getattr(options, name)
+        for name in ("strategy", "period", "weight_copies", "buffers", "k")
+    }
+    outputs = [path for name in (PATTERN, PLAN) if (path := options.out / name).exists()]
+    return [Made(outputs, [*options.chain, options.machine], settings)]

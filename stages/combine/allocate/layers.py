@@ -1,0 +1,175 @@
+"""A chain as the allocators see it: layers with times in ticks and sizes in bytes.
+
+A layer is a position of the chain, the loss among them. Ticks are seconds on a grid so fine that
+rounding up to it changes no time by more than a millionth of a millionth of all, and so coarse that
+sums of them are exact: two groups of layers take equally long, or one takes longer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from schemas.chain import Chain
+
+Integers = NDArray[np.int64]
+FINENESS = 40
+"""All times together are about 2 to the power of so many ticks."""
+NO_LIMIT = 1 << 59
+"""Bytes or ticks that nothing reaches."""
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Layers 1..L and the cuts 0..L between them; entry 0 of arrays by layer stands for nothing.
+
+    `forward` and `backward` are ticks of a layer, `weight` the bytes of its parameters with all
+    copies, `stored` what it stores for each batch in flight: its input, and what its backward reads
+    beside input and output. `forward_work` and `backward_work` are temporary bytes. By cut, `send`
+    and `receive` are the ticks of the output over a link and of its gradient back, `output` and
+    `gradient` their bytes, `buffer` the bytes that a cut takes on the devices at both of its sides.
+    `tick` is in seconds.
+    """
+
+    forward: Integers
+    backward: Integers
+    weight: Integers
+    stored: Integers
+    forward_work: Integers
+    backward_work: Integers
+    send: Integers
+    receive: Integers
+    output: Integers
+    gradient: Integers
+    buffer: Integers
+    tick: float
+
+    @property
+    def count(self) -> int:
+        """How many layers there are."""
+        return len(self.forward) - 1
+
+    @cached_property
+    def load(self) -> Integers:
+        """Ticks of layers 1..l in both directions, by l."""
+        return np.cumsum(self.forward + self.backward)
+
+    @cached_property
+    def weights(self) -> Integers:
+        """Bytes of the weights of layers 1..l, by l."""
+        return np.cumsum(self.weight)
+
+    @cached_property
+    def kept(self) -> Integers:
+        """Bytes stored for a batch by layers 1..l, by l."""
+        return np.cumsum(self.stored)
+
+    @cached_property
+    def work(self) -> Integers:
+        """Temporary bytes of a layer, in the direction that takes more."""
+        return np.maximum(self.forward_work, self.backward_work)
+
+    @cached_property
+    def cut(self) -> Integers:
+        """Ticks that the link is taken by a cut, in both directions."""
+        return self.send + self.receive
+
+    @property
+    def all_ticks(self) -> int:
+        """Ticks of everything one after the other, all cuts included."""
+        return int(self.load[-1] + self.cut.sum())
+
+    def memory(self, first: int, last: int, in_flight: int) -> int:
+        """The bytes of a device with layers first..last alone and so many batches in flight (M
+        4.2.1), the temporary bytes of its largest layer included."""
+        weights = int(self.weights[last] - self.weights[first - 1])
+        kept = int(self.kept[last] - self.kept[first - 1])
+        buffers = int(self.buffer[first - 1] + self.buffer[last])
+        work = int(self.work[first : last + 1].max())
+        return weights + in_flight * kept + buffers + work
+
+    def seconds(self, ticks: int) -> float:
+        """Ticks in seconds."""
+        return ticks * self.tick
+
+    def ticks(self, seconds: float) -> int:
+        """Seconds in ticks, with what rounding up may have added to the times of a period."""
+        return math.floor(seconds / self.tick) + 2 * self.count
+
+    def without_memory(self) -> Layers:
+        """The same layers where nothing takes memory."""
+        nothing = np.zeros_like(self.weight)
+        return replace(
+            self, weight=nothing, stored=nothing, forward_work=nothing, backward_work=nothing,
+            output=nothing, gradient=nothing, buffer=nothing,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Wire:
+    """How fast a link is: bytes a second, and seconds that any transfer takes."""
+
+    bandwidth: float = math.inf
+    latency: float = 0.0
+
+    def seconds(self, size: int) -> float:
+        """How long a transfer takes."""
+        return self.latency + size / self.bandwidth
+
+
+def layers_of_chain(chain: Chain, wire: Wire, weight_copies: int, buffers: bool) -> Layers:
+    """The layers of a chain whose cuts go over links of one kind.
+
+    A stage keeps for its backward the input of its first layer and all that the backwards of its
+    layers read (`abar`), but for its own output, which the next stage stores as its input; where
+    `abar` is the output alone, as in M and in part III of S, these are the inputs of its layers.
+    With `buffers` a cut takes, on both sides, room for the output and its gradient.
+    """
+    rows = chain.positions
+    length = len(rows)
+    sizes = [chain.a_0, *(row.a for row in rows)]
+    gradients = [chain.delta_0, *(row.delta for row in rows)]
+    inner = range(1, length)
+    forward = [0.0, *(row.u_f for row in rows)]
+    backward = [0.0, *(row.u_b for row in rows)]
+    send = [wire.seconds(sizes[cut]) if cut in inner else 0.0 for cut in range(length + 1)]
+    receive = [wire.seconds(gradients[cut]) if cut in inner else 0.0 for cut in range(length + 1)]
+    tick = tick_of(math.fsum([*forward, *backward, *send, *receive]))
+
+    def ticks(times: Sequence[float]) -> Integers:
+        return np.array([math.ceil(time / tick) for time in times], np.int64)
+
+    def of_rows(values: Sequence[int]) -> Integers:
+        return np.array([0, *values], np.int64)
+
+    return Layers(
+        forward=ticks(forward),
+        backward=ticks(backward),
+        weight=of_rows([weight_copies * row.weight for row in rows]),
+        stored=of_rows([sizes[row.position - 1] + row.abar - row.a for row in rows]),
+        forward_work=of_rows([row.o_f for row in rows]),
+        backward_work=of_rows([row.o_b for row in rows]),
+        send=ticks(send),
+        receive=ticks(receive),
+        output=np.array(sizes, np.int64),
+        gradient=np.array(gradients, np.int64),
+        buffer=np.array(
+            [
+                sizes[cut] + gradients[cut] if buffers and cut in inner else 0
+                for cut in range(length + 1)
+            ],
+            np.int64,
+        ),
+        tick=tick,
+    )
+
+
+def tick_of(seconds: float) -> float:
+    """The tick where all times add up to so many seconds: a power of two, so that no product or
+    sum of ticks is rounded."""
+    return 2.0 ** (math.frexp(seconds)[1] - 1 - FINENESS)

@@ -1,0 +1,177 @@
+"""From a chain and a machine to a plan with its pattern: asks an allocator, has the referee play
+what it gave, and says how good it is; or what is known to work, where nothing fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from schemas.chain import Chain
+from schemas.pattern import Pattern
+from schemas.pipeline_plan import PipelinePlan, PlannedDevice, PlannedStage
+from schemas.plan import gap_of
+from stages.combine.allocate.allocation import pattern_of
+from stages.combine.allocate.allocator import Allocator, Answer, Request
+from stages.combine.allocate.contiguous import least_memory
+from stages.combine.allocate.fleet import Fleet
+from stages.combine.allocate.layers import Layers, layers_of_chain
+from stages.replay.pipeline import PlayedPattern, play_pattern
+
+PROVEN = 1e-5
+"""A period that is no further above its bound, in shares of itself, is optimal: ten times the
+tolerance of the solver of integer programs."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a user may set: the seconds that a batch may take (`period`, None for the fewest), how
+    many times the parameters are stored (3 as in M; 1 with a flush), whether cuts take buffers,
+    and the k of k-periodic patterns."""
+
+    period: float | None = None
+    weight_copies: int = 3
+    buffers: bool = False
+    k: int | None = None
+
+
+def plan_pipeline(
+    chain: Chain, fleet: Fleet, machine: str, allocator: Allocator, settings: Settings
+) -> tuple[PipelinePlan, Pattern | None]:
+    """The plan of a chain on the devices of a machine with its pattern, None where the verdict is
+    "infeasible"."""
+    layers = layers_of_chain(chain, fleet.wire, settings.weight_copies, settings.buffers)
+    period = None if settings.period is None else layers.ticks(settings.period)
+    request = Request(layers, fleet.names, fleet.memory, period, settings.k)
+    answer = allocator.allocate(request)
+    if answer is None:
+        return _infeasible(request, machine, allocator, settings), None
+    pattern = pattern_of(answer.allocation, answer.timing)
+    allocation = answer.allocation
+    played = play_pattern(pattern, allocation.bytes(), allocation.room(fleet.memory))
+    return _plan(answer, played, pattern, fleet, machine, allocator, settings), pattern
+
+
+def _plan(
+    answer: Answer,
+    played: PlayedPattern,
+    pattern: Pattern,
+    fleet: Fleet,
+    machine: str,
+    allocator: Allocator,
+    settings: Settings,
+) -> PipelinePlan:
+    allocation, layers = answer.allocation, answer.allocation.layers
+    period = pattern.period / pattern.batches
+    bound = min(answer.bound * layers.tick, period)
+    optimal = period <= bound * (1 + PROVEN)
+    gap = gap_of(period, bound)
+    optimal_in = allocator.about.optimal_in if optimal else ""
+    fixed, loads = allocation.fixed(), allocation.loads()
+    devices = [
+        PlannedDevice(
+            name,
+            played.peaks.get(name, fixed[number]),
+            fleet.memory,
+            loads.get(name, 0) * layers.tick / period,
+        )
+        for number, name in enumerate(fleet.names)
+    ]
+    stages = [
+        PlannedStage(number, fleet.names[stage.device], stage.first, stage.last, flying)
+        for number, (stage, flying) in enumerate(
+            zip(allocation.stages, played.in_flight, strict=True), start=1
+        )
+    ]
+    return PipelinePlan(
+        allocator.about.name,
+        machine,
+        "optimal" if optimal else "feasible",
+        _sentence(period, stages, gap, optimal_in),
+        period=period,
+        batches=pattern.batches,
+        span=played.span,
+        lower_bound=bound,
+        gap=gap,
+        optimal_in=optimal_in,
+        devices=devices,
+        stages=stages,
+        weight_copies=settings.weight_copies,
+        buffers=settings.buffers,
+        solver=answer.solver,
+        clock=answer.clock,
+    )
+
+
+def _sentence(period: float, stages: list[PlannedStage], gap: float, optimal_in: str) -> str:
+    used = len({stage.device for stage in stages})
+    where = "one device" if used == 1 else f"{used} devices"
+    said = f"A batch ends every {period:.6g} s on {where}"
+    if optimal_in:
+        return f"{said}; none of {optimal_in} is faster."
+    return f"{said}; no plan is known to be impossible that is up to {gap:.1%} faster."
+
+
+def _infeasible(
+    request: Request, machine: str, allocator: Allocator, settings: Settings
+) -> PipelinePlan:
+    """The plan that says what is known to work instead."""
+    name, layers = allocator.about.name, request.layers
+    shorter = None
+    if request.period is not None:
+        free = Request(layers, request.names, request.memory, None, request.k)
+        shorter = allocator.allocate(free)
+    memory = devices = None
+    if shorter is not None:
+        least = shorter.ticks * layers.tick
+        sentence = (
+            f"Nothing fits at a period of {settings.period:.6g} s; "
+            f"the least period known to work is {least:.6g} s."
+        )
+    else:
+        memory = least_memory(layers, request.names)
+        devices = _enough_devices(layers, request)
+        sentence = _what_works(request, memory, devices)
+    return PipelinePlan(
+        name,
+        machine,
+        "infeasible",
+        sentence,
+        smallest_memory=memory,
+        smallest_devices=devices,
+        smallest_period=None if shorter is None else shorter.ticks * layers.tick,
+        weight_copies=settings.weight_copies,
+        buffers=settings.buffers,
+        solver="" if shorter is None else shorter.solver,
+    )
+
+
+def _what_works(request: Request, memory: int, devices: int | None) -> str:
+    count = len(request.names)
+    said = (
+        f"The chain does not fit {count} device{'s' * (count > 1)} of {request.memory} bytes; "
+        f"{memory} bytes each are known to work"
+    )
+    if devices is not None:
+        return f"{said}, or {devices} devices of {request.memory} bytes."
+    if count == 1:
+        return f"{said}; a single device can compute again instead of storing: plan with --budget."
+    return f"{said}, and no number of devices of {request.memory} bytes is."
+
+
+def _enough_devices(layers: Layers, request: Request) -> int | None:
+    """The number of such devices that a contiguous allocation is known to fit, None where none is.
+    One more never hurts."""
+
+    def fits(count: int) -> bool:
+        names = tuple(str(number) for number in range(count))
+        return least_memory(layers, names) <= request.memory
+
+    low, high = len(request.names), layers.count
+    if high <= low or not fits(high):
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        if fits(middle):
+            high = middle
+        else:
+            low = middle
+    return high

@@ -1,0 +1,158 @@
+"""What no plan with a link goes below, and what a single operation needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from schemas.sequence import Operation
+from stages.combine.chain.links import Links
+from stages.combine.offload.fluid import FASTEST
+
+NEVER = 1e300
+"""The seconds in which a chain could make its input again."""
+
+
+def all_seconds(links: Links) -> float:
+    """The seconds of all computations, each once."""
+    return math.fsum(link.ways[0].seconds for link in links.links)
+
+
+def simple_bound(links: Links, bandwidth: float, budget: int, peak: int) -> float:
+    """S Proposition 3: all computations, or twice what has to leave over the bandwidth, which is
+    nothing where the budget exceeds the `peak` of keeping everything."""
+    return max(all_seconds(links), 2 * _over(max(0, peak - budget), bandwidth))
+
+
+def bound(links: Links, bandwidth: float, budget: int, again: bool) -> float:
+    """The seconds that no sequence within the budget goes below, at least `simple_bound`.
+
+    Looks at each operation when it runs for the first time. What its backward or a later one reads
+    and has no room beside it was sent before it began and comes back after it has ended, or, with
+    `again`, is computed again: then as much of it as pays, in the order of what it takes a byte
+    (a relaxation to parts). The chain's parameter gradients are there; its latency is not counted.
+    """
+    return max(
+        moment.seconds(min(bandwidth, FASTEST), budget, again) for moment in _moments(links, again)
+    )
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """An operation with the seconds `before` it, its own (`during`) and those `after` it, the bytes
+    that it `needs` itself, and the `sizes` of what has to be there later but not now, with what
+    each takes to be made again (`makes`)."""
+
+    before: float
+    during: float
+    after: float
+    needs: int
+    sizes: list[int]
+    makes: list[float]
+
+    def seconds(self, bandwidth: float, budget: int, again: bool) -> float:
+        """What a sequence takes at least, by this operation; infinite where it does not fit."""
+        if self.needs > budget:
+            return math.inf
+        over = sum(self.sizes) - (budget - self.needs)
+        if over <= 0:
+            return self.before + self.during + self.after
+        if not again:
+            return self._takes(_over(over, bandwidth), 0.0)
+        return self._least(over, bandwidth)
+
+    def _least(self, over: int, bandwidth: float) -> float:
+        """The least over how many of the bytes are sent: where what is made again begins to take
+        another item, or where the link takes as long as the computations on one side."""
+        order = sorted(filter(self.sizes.__getitem__, range(len(self.sizes))), key=self._rate)
+        made, taken = [0.0], [0.0]
+        for index in order:
+            made.append(made[-1] + self.sizes[index])
+            taken.append(taken[-1] + self.makes[index])
+        most = min(float(over), made[-1])
+        sent = np.array([over - size for size in made if size <= over] + [over - most, 0.0])
+        if bandwidth > 0:
+            points = [bandwidth * self.before, *self._meets(over, bandwidth, made, taken)]
+            sent = np.append(sent, points)
+        sent = np.clip(sent, over - most, over)
+        again = np.interp(over - sent, made, taken)
+        pairs = zip(sent.tolist(), again.tolist(), strict=True)
+        return min(self._takes(_over(moved, bandwidth), more) for moved, more in pairs)
+
+    def _meets(
+        self, over: int, bandwidth: float, made: list[float], taken: list[float]
+    ) -> Iterator[float]:
+        """Bytes sent at which the link takes as long as the computations after the operation: one
+        on each straight part, where there is one."""
+        for index in range(len(made) - 1):
+            wide = made[index + 1] - made[index]
+            slope = (taken[index + 1] - taken[index]) / wide if wide else 0.0
+            begin = self.after + taken[index] - slope * made[index]
+            yield (begin + slope * over) / (1 / bandwidth + slope)
+
+    def _rate(self, index: int) -> float:
+        return self.makes[index] / self.sizes[index]
+
+    def _takes(self, moved: float, again: float) -> float:
+        return max(self.before, moved) + self.during + max(self.after + again, moved)
+
+
+def _moments(links: Links, again: bool) -> Iterator[_Moment]:
+    """All first forwards, which may keep nothing with `again`, and all backwards."""
+    ways = [link.ways[0] for link in links.links]
+    kept = [links.held, *(way.save for way in ways)]
+    makes = [NEVER, *(way.forward_seconds for way in ways)]
+    total, done = all_seconds(links), 0.0
+    for position, way in enumerate(ways, start=1):
+        needs = way.forward_peak
+        if again:
+            needs = min(needs, links.at(position).pass_peak)
+        needs += links.at(len(links)).delta
+        yield _moment(done, way.forward_seconds, total, needs, kept[:position], makes[:position])
+        done += way.forward_seconds
+    grown = 0
+    for position in range(len(links), 0, -1):
+        way = ways[position - 1]
+        needs = way.backward_peak + grown
+        yield _moment(done, way.backward_seconds, total, needs, kept[:position], makes[:position])
+        done += way.backward_seconds
+        grown += links.at(position).gradient
+
+
+def _moment(
+    before: float, during: float, total: float, needs: int, sizes: list[int], makes: list[float]
+) -> _Moment:
+    return _Moment(before, during, max(0.0, total - before - during), needs, sizes, makes)
+
+
+def neediest(links: Links, again: bool) -> tuple[int, Operation]:
+    """The most bytes that one operation needs with nothing else stored but its input, in all; and
+    which it is. With `again`, positions may run without keeping anything, and whenever a gradient
+    that is small is there."""
+    found: list[tuple[int, Operation]] = []
+    last, grown = len(links), 0
+    end = least = links.at(last).delta
+    for position in range(last, 0, -1):
+        way, link = links.at(position).ways[0], links.at(position)
+        before = links.at(position - 1) if position > 1 else None
+        source = before.ways[0].save if before else links.held
+        kept = way.forward_peak
+        if again:
+            least = min(least, link.delta + grown)
+            source = min(source, before.output) if before else source
+            if position < last:
+                first = min(link.pass_peak, kept)
+                found.append((source + first + end, Operation("F_ck", position)))
+        found.append((source + kept + least, Operation("F_all", position)))
+        found.append((source + way.backward_peak + grown, Operation("B", position)))
+        grown += link.gradient
+    return max(found, key=lambda item: item[0])
+
+
+def _over(size: float, bandwidth: float) -> float:
+    if size <= 0:
+        return 0.0
+    return math.inf if bandwidth == 0 else size / bandwidth

@@ -1,0 +1,55 @@
+"""AUTOCAPPER: sequences of Rotor for more memory than there is, capped by what leaves (S 4.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from schemas.strategies import SLOTS
+from stages.combine.chain.frontier import keep_all_sequence
+from stages.combine.chain.links import Links
+from stages.combine.chain.table import Table, build_table
+from stages.combine.offload.gaps import Computation, Gap, computation
+from stages.combine.offload.host import HostLink
+from stages.combine.offload.plans import Best
+
+LIMITS = 40
+"""Memory limits that sequences are made for, from the budget to what keeping everything takes."""
+
+
+class Autocapper:
+    """The fastest of some sequences for more memory than there is."""
+
+    again = True
+    reorders = True
+
+    def sequences(
+        self, links: Links, link: HostLink, budget: int, best: Best, slots: int
+    ) -> Iterator[tuple[Computation, Sequence[Gap]]]:
+        """Sequences from the one for the budget to the one that keeps everything; what leaves is
+        what has to (`plans.capped`)."""
+        whole = computation(links, keep_all_sequence(links))
+        yield from capped_sequences(links, rotor_table(links, whole), whole, budget)
+
+
+def rotor_table(links: Links, whole: Computation) -> Table:
+    """Rotor's program up to what keeping everything takes."""
+    return build_table(links, whole.peak - links.held, SLOTS)
+
+
+def capped_sequences(
+    links: Links, table: Table, whole: Computation, budget: int, limits: int = LIMITS
+) -> Iterator[tuple[Computation, Sequence[Gap]]]:
+    """Sequences for `limits` memories from the budget up, each with no gaps."""
+    yield whole, ()
+    times, known = table.times, set()
+    for limit in np.linspace(whole.peak, budget, limits, endpoint=True).astype(np.int64):
+        room = times.slots.room(int(limit) - links.held)
+        if room < 0 or not np.isfinite(times.lost[room]) or float(times.lost[room]) in known:
+            continue
+        known.add(float(times.lost[room]))
+        yield computation(links, table.sequence(room)), ()
+
+
+PLANNER = Autocapper()

@@ -1,0 +1,46 @@
+"""DYNPROG: which activations leave is decided by a dynamic program (S 3.3.3).
+
+The program is exact where communications are fractional and all offloads come before all
+prefetches. A plan's transfers are whole, so the fastest few of its sets are placed and played, and
+that of `offload_greedy`: a set that is best with fractional communications need not be with whole
+ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from stages.combine.chain.frontier import keep_all_sequence
+from stages.combine.chain.links import Links
+from stages.combine.offload.gaps import Computation, Gap, computation
+from stages.combine.offload.host import HostLink
+from stages.combine.offload.plans import Best, gaps_of
+from stages.combine.offload.replay import Store
+from stages.combine.offload.sets import Positions, dynprog_sets, greedy_set
+
+SETS = 32
+"""Sets that are placed and played."""
+
+
+class OffloadDynprog:
+    """The fastest of the sets of the dynamic program."""
+
+    again = False
+    reorders = True
+
+    def sequences(
+        self, links: Links, link: HostLink, budget: int, best: Best, slots: int
+    ) -> Iterator[tuple[Computation, Sequence[Gap]]]:
+        """The one sequence that runs nothing again, with each of the sets."""
+        made = computation(links, keep_all_sequence(links))
+        yield made, gaps_of(made, _stores(greedy_set(links, budget, made.peak)))
+        for chosen in dynprog_sets(links, budget, link.bandwidth, SETS).sets:
+            yield made, gaps_of(made, _stores(chosen))
+
+
+def _stores(positions: Positions) -> set[Store]:
+    """All that is kept of positions."""
+    return {(position > 0, position) for position in positions}
+
+
+PLANNER = OffloadDynprog()

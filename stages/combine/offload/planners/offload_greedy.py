@@ -1,0 +1,31 @@
+"""GREEDY: the first activations leave (S 3.2.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from stages.combine.chain.frontier import keep_all_sequence
+from stages.combine.chain.links import Links
+from stages.combine.offload.gaps import Computation, Gap, computation
+from stages.combine.offload.host import HostLink
+from stages.combine.offload.plans import Best, gaps_of
+from stages.combine.offload.sets import greedy_set
+
+
+class OffloadGreedy:
+    """The first activations that together are as much as is too much; the next ones too where the
+    budget does not hold then."""
+
+    again = False
+    reorders = False
+
+    def sequences(
+        self, links: Links, link: HostLink, budget: int, best: Best, slots: int
+    ) -> Iterator[tuple[Computation, Sequence[Gap]]]:
+        """The one sequence that runs nothing again."""
+        made = computation(links, keep_all_sequence(links))
+        first = greedy_set(links, budget, made.peak)
+        yield made, gaps_of(made, {(position > 0, position) for position in first})
+
+
+PLANNER = OffloadGreedy()

@@ -1,0 +1,52 @@
+"""POFO with AUTOCAPPER and OPPORTUNIST: the fastest of their plans and of Rotor's (S ch. 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from stages.combine.chain.frontier import keep_all_sequence
+from stages.combine.chain.links import Links
+from stages.combine.offload.gaps import Computation, Gap, computation
+from stages.combine.offload.host import HostLink
+from stages.combine.offload.planners.autocapper import capped_sequences, rotor_table
+from stages.combine.offload.planners.opportunist import opportune_sequences
+from stages.combine.offload.plans import Best, gaps_of
+from stages.combine.offload.pofo import pofo
+from stages.combine.offload.spans import build_spans
+
+SLOTS = 50
+"""S 4.4.1 finds that more change nothing."""
+SHARES = (1.0, 0.95)
+"""Of the budget, for which plans are made: whole transfers need more than fractional ones."""
+MOST = 8
+"""Plans of each that are placed and played."""
+SLACK = 1.02
+"""How much slower than the fastest plan so far one with fractional communications may look."""
+
+
+class Pofo:
+    """The fastest plan of the program of `stages.combine.offload.pofo`, of `autocapper` and of
+    `opportunist`."""
+
+    again = True
+    reorders = True
+
+    def sequences(
+        self, links: Links, link: HostLink, budget: int, best: Best, slots: int
+    ) -> Iterator[tuple[Computation, Sequence[Gap]]]:
+        """What fewest transfers do comes first."""
+        whole = computation(links, keep_all_sequence(links))
+        table = rotor_table(links, whole)
+        yield from capped_sequences(links, table, whole, budget)
+        yield from opportune_sequences(links, link, table, budget)
+        spans = build_spans(links, budget, min(slots, SLOTS), link.bandwidth)
+        known = set()
+        for share in SHARES:
+            for plan in pofo(links, spans, int(budget * share), best() * SLACK, MOST):
+                made = computation(links, plan.sequence)
+                if (key := (str(plan.sequence), tuple(plan.leaves))) not in known:
+                    known.add(key)
+                    yield made, gaps_of(made, plan.leaves)
+
+
+PLANNER = Pofo()

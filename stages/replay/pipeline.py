@@ -1,0 +1,260 @@
+"""The referee of patterns: plays a pipeline on paper, and refuses what could not run.
+
+It looks at what depends on what, at devices and links, which do one thing at a time, and at the
+memory of each device while the pipeline fills, over as many periods as it takes to repeat, and
+while it drains. Sizes are bytes, times seconds.
+
+Between two operations of a device memory changes in the order of issue alone. Operations that
+begin at the same moment go in this order: those that take no time, older batches, forward before
+backward.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from schemas.errors import ScheduleError
+from schemas.pattern import Kind, Pattern, PatternOperation
+
+ROUNDING = 1e-9
+"""In shares of a period, what a sum of times may be off by."""
+
+
+@dataclass(frozen=True)
+class StageBytes:
+    """What a stage takes: `stored` for each batch in flight, from the start of its forward to the
+    end of its backward; `output` and `gradient` of this output, while they wait for the next
+    operation on the same device; `forward` and `backward` while these run."""
+
+    stored: int
+    output: int = 0
+    gradient: int = 0
+    forward: int = 0
+    backward: int = 0
+
+
+@dataclass(frozen=True)
+class Room:
+    """What devices have: `fixed` bytes that are there all the time (weights, buffers), and
+    `memory` in all, by name; a device that is not named has no limit."""
+
+    fixed: Mapping[str, int] = field(default_factory=dict)
+    memory: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PlayedPattern:
+    """What replay says: the most bytes of each device, the most batches in flight of each stage,
+    and the periods from the first forward of a batch to its last backward."""
+
+    peaks: dict[str, int]
+    in_flight: list[int]
+    span: int
+
+
+def play_pattern(pattern: Pattern, stages: Sequence[StageBytes], room: Room) -> PlayedPattern:
+    """Plays a pattern, of which `stages` says what its stages take, in their order.
+
+    Raises ScheduleError, in one sentence, where it could not run: an operation lacks or is there
+    twice, a stage is on two devices, an operation comes before what it needs, two overlap, or a
+    device has too little memory.
+    """
+    times = _Times.of(pattern)
+    if len(stages) != pattern.stages:
+        raise ScheduleError(f"the pattern has {pattern.stages} stages, {len(stages)} are known")
+    _check_order(times)
+    _check_overlaps(pattern)
+    span = times.span()
+    peaks, in_flight = _memory(times, stages, room, span)
+    for device, peak in peaks.items():
+        limit = room.memory.get(device, peak)
+        if peak > limit:
+            raise ScheduleError(f"{device} needs {peak} bytes and has {limit}")
+    return PlayedPattern(peaks, in_flight, span)
+
+
+@dataclass(frozen=True)
+class _Times:
+    """When the operations of each batch begin."""
+
+    pattern: Pattern
+    at: dict[tuple[Kind, int], dict[int, PatternOperation]]
+    """By kind and stage, the operation that works on batches of each remainder modulo k."""
+
+    @classmethod
+    def of(cls, pattern: Pattern) -> _Times:
+        at: dict[tuple[Kind, int], dict[int, PatternOperation]] = defaultdict(dict)
+        for operation in pattern.operations:
+            turns = at[operation.operation, operation.stage]
+            turn = operation.shift % pattern.batches
+            if turn in turns:
+                raise ScheduleError(f"the {operation} works on a batch twice")
+            turns[turn] = operation
+        for stage in range(1, pattern.stages + 1):
+            for kind in _needed(stage, at):
+                missing = pattern.batches - len(at[kind, stage])
+                if missing:
+                    raise ScheduleError(f"the {kind} of stage {stage} skips batches")
+        for stage in range(1, pattern.stages + 1):
+            runs = [*at["forward", stage].values(), *at["backward", stage].values()]
+            if len({run.device for run in runs}) > 1:
+                raise ScheduleError(f"stage {stage} runs on two devices")
+        times = cls(pattern, dict(at))
+        _check_first(pattern)
+        return times
+
+    def device(self, stage: int) -> str:
+        """The device that a stage runs on."""
+        return next(iter(self.at["forward", stage].values())).device
+
+    def start(self, kind: Kind, stage: int, batch: int) -> float:
+        """When the operation begins its work on a batch, in seconds from period 0 on."""
+        k = self.pattern.batches
+        operation = self.at[kind, stage][batch % k]
+        return (batch - operation.shift) // k * self.pattern.period + operation.start
+
+    def end(self, kind: Kind, stage: int, batch: int) -> float:
+        """When the operation ends its work on a batch."""
+        operation = self.at[kind, stage][batch % self.pattern.batches]
+        return self.start(kind, stage, batch) + operation.duration
+
+    def way(self) -> list[tuple[Kind, int]]:
+        """The operations on one batch, in the order in which they need each other."""
+        count = self.pattern.stages
+        there: list[tuple[Kind, int]] = []
+        for stage in range(1, count + 1):
+            there += [("forward", stage), ("send", stage)]
+        back: list[tuple[Kind, int]] = []
+        for stage in range(count, 0, -1):
+            back += [("receive", stage), ("backward", stage)]
+        return [step for step in (*there, *back) if step in self.at]
+
+    def span(self) -> int:
+        """Periods that a batch is under way, rounded up."""
+        period, k = self.pattern.period, self.pattern.batches
+        way = self.way()
+        longest = max(self.end(*way[-1], batch) - self.start(*way[0], batch) for batch in range(k))
+        return int(longest // period) + 1
+
+
+def _needed(stage: int, at: Mapping[tuple[Kind, int], object]) -> list[Kind]:
+    """The kinds of operations that a stage must have: transfers both ways where there is one."""
+    kinds: list[Kind] = ["forward", "backward"]
+    if ("send", stage) in at or ("receive", stage) in at:
+        kinds += ["send", "receive"]
+    return kinds
+
+
+def _check_first(pattern: Pattern) -> None:
+    runs = [
+        operation
+        for operation in pattern.operations
+        if (operation.operation, operation.stage) == ("backward", 1)
+    ]
+    first = min(runs, key=lambda run: (run.start, run.shift))
+    if first.shift != 0:
+        raise ScheduleError(
+            f"the first backward of stage 1 has shift {first.shift}, by convention it is 0"
+        )
+
+
+def _check_order(times: _Times) -> None:
+    """Every operation begins when those it needs have ended; periods are alike, so that the
+    batches of one are enough."""
+    slack = ROUNDING * times.pattern.period
+    for before, after in pairwise(times.way()):
+        for batch in range(times.pattern.batches):
+            if times.end(*before, batch) > times.start(*after, batch) + slack:
+                raise ScheduleError(
+                    f"the {after[0]} of stage {after[1]} begins before the {before[0]} of stage "
+                    f"{before[1]} has ended"
+                )
+
+
+def _check_overlaps(pattern: Pattern) -> None:
+    """Each device and each link does one thing at a time, across the end of the period too."""
+    slack = ROUNDING * pattern.period
+    lanes: dict[str, list[PatternOperation]] = defaultdict(list)
+    for operation in pattern.operations:
+        lanes[operation.device].append(operation)
+    for lane, operations in lanes.items():
+        operations.sort(key=lambda operation: (operation.start, operation.duration))
+        first, last = operations[0], operations[-1]
+        for one, other in pairwise(operations):
+            if one.start + one.duration > other.start + slack:
+                raise ScheduleError(f"the {one} and the {other} overlap on {lane}")
+        if last.start + last.duration > first.start + pattern.period + slack:
+            raise ScheduleError(f"the {last} and the {first} overlap on {lane}")
+
+
+@dataclass(frozen=True, order=True)
+class _Run:
+    """A run of a stage on a batch, in the order of issue."""
+
+    time: float
+    takes_time: bool
+    batch: int
+    rank: int
+    kind: Kind = field(compare=False)
+    stage: int = field(compare=False)
+
+
+def _memory(
+    times: _Times, stages: Sequence[StageBytes], room: Room, span: int
+) -> tuple[dict[str, int], list[int]]:
+    """The most bytes of each device and batches in flight of each stage, from the first batch to
+    the last of as many as fill the pipeline, repeat once, and drain it."""
+    count = len(stages)
+    kinds: tuple[Kind, Kind] = ("forward", "backward")
+    runs: dict[str, list[_Run]] = defaultdict(list)
+    for batch in range((2 * span + 2) * times.pattern.batches):
+        for stage in range(1, count + 1):
+            for kind, rank in zip(kinds, (stage, 2 * count - stage), strict=True):
+                takes_time = times.at[kind, stage][batch % times.pattern.batches].duration > 0
+                start = times.start(kind, stage, batch)
+                runs[times.device(stage)].append(_Run(start, takes_time, batch, rank, kind, stage))
+    peaks: dict[str, int] = {}
+    in_flight = [0] * count
+    for device, own in runs.items():
+        there = {run.stage for run in own}
+        memory = _DeviceMemory(room.fixed.get(device, 0), stages, there)
+        for run in sorted(own):
+            memory.run(run)
+        peaks[device] = memory.peak
+        for stage in there:
+            in_flight[stage - 1] = memory.most[stage]
+    return peaks, in_flight
+
+
+class _DeviceMemory:
+    """The bytes of one device, run by run."""
+
+    def __init__(self, fixed: int, stages: Sequence[StageBytes], there: set[int]) -> None:
+        self.bytes = self.peak = fixed
+        self.stages, self.there = stages, there
+        self.flying: Counter[int] = Counter()
+        self.most: Counter[int] = Counter()
+
+    def run(self, run: _Run) -> None:
+        """Counts what a run takes, and what it leaves."""
+        stage, own = run.stage, self.stages[run.stage - 1]
+        if run.kind == "forward":
+            self.flying[stage] += 1
+            self.most[stage] = max(self.most[stage], self.flying[stage])
+            self.bytes += own.stored
+            if stage - 1 in self.there:
+                self.bytes -= self.stages[stage - 2].output
+            self.peak = max(self.peak, self.bytes + own.forward)
+            if stage + 1 in self.there:
+                self.bytes += own.output
+            return
+        if stage + 1 in self.there:
+            self.bytes -= own.gradient
+        self.peak = max(self.peak, self.bytes + own.backward)
+        self.bytes -= own.stored
+        self.flying[stage] -= 1
+        if stage - 1 in self.there:
+            self.bytes += self.stages[stage - 2].gradient

@@ -1,0 +1,67 @@
+"""Long chains with a link to the host: how long planning takes, and what it gives."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from schemas.offloaders import OFFLOADERS
+from stages.combine.chain.frontier import ChainFrontier
+from stages.combine.chain.links import Links, links_of_chain
+from stages.combine.offload.host import HostLink
+from stages.combine.offload.plans import LinkedChain
+from stages.combine.offload.registry import planner
+from tests.bench.chains import SLOTS, random_chain
+
+LENGTHS = (100,)
+BANDWIDTHS = (2e9, 6e9)
+SHARES = (0.5, 0.25, 0.17)
+HEAD = (
+    "| positions | bandwidth | budget | strategy | planned in | time | bound |\n"
+    "|---|---|---|---|---|---|---|"
+)
+
+
+def rows_of_offloads() -> Iterator[str]:
+    """A row in Markdown for each chain, link, budget and strategy; what is compiled once is not
+    timed."""
+    for name in OFFLOADERS:
+        _planned(name, links_of_chain(random_chain(8)), HostLink(12e9), 0.5)
+    for length in LENGTHS:
+        links = links_of_chain(random_chain(length))
+        for bandwidth in BANDWIDTHS:
+            for share in SHARES:
+                yield _rotor(links, length, bandwidth, share)
+                for name in OFFLOADERS:
+                    start = time.process_time()
+                    took = _planned(name, links, HostLink(bandwidth), share)
+                    yield _row(length, bandwidth, share, name, time.process_time() - start, *took)
+
+
+def _planned(name: str, links: Links, link: HostLink, share: float) -> tuple[float, float]:
+    """The time of a plan and its bound, both beside keeping everything."""
+    plans = LinkedChain(planner(name), links, link, SLOTS)
+    budget = int(plans.keep_all.peak * share)
+    plan, everything = plans.within(budget), plans.keep_all.seconds
+    seconds = float("inf") if plan is None else plan.seconds
+    return seconds / everything, plans.bound(budget) / everything
+
+
+def _rotor(links: Links, length: int, bandwidth: float, share: float) -> str:
+    start = time.process_time()
+    plans = ChainFrontier(links)
+    budget = int(plans.keep_all.peak * share)
+    plan, everything = plans.within(budget), plans.keep_all.seconds
+    seconds = float("inf") if plan is None else plan.seconds
+    took = time.process_time() - start
+    bound = plans.bound(budget) / everything
+    return _row(length, bandwidth, share, "rotor, no link", took, seconds / everything, bound)
+
+
+def _row(
+    length: int, bandwidth: float, share: float, name: str, took: float, time: float, bound: float
+) -> str:
+    return (
+        f"| {length} | {bandwidth / 1e9:.0f} GB/s | {share:.0%} | {name} | {took:.2f} s | "
+        f"{time:.3f} | {bound:.3f} |"
+    )

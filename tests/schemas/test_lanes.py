@@ -1,0 +1,54 @@
+"""The artifact of lanes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from schemas import store
+from schemas.errors import ArtifactError
+from schemas.lanes import LANES, LaneStep, read_lanes, write_lanes
+from schemas.sequence import Operation
+
+STEPS = [
+    LaneStep(Operation("offload", 0), "cuda:0/to-host", 0.0, 1.0, 0.0, 3, 3),
+    LaneStep(Operation("F_all", 1), "cuda:0/compute", 0.0, 2.0, 0.0, 5, 3),
+    LaneStep(Operation("free", 0), "cuda:0/compute", 2.0, 2.0, 0.0, 2, 3),
+]
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    write_lanes(tmp_path / "lanes.arrow", STEPS, "of a chain")
+    assert read_lanes(tmp_path / "lanes.arrow") == STEPS
+    assert store.header(tmp_path / "lanes.arrow").metadata["chain"] == "of a chain"
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"operation": Operation("magic", 1)}, "unknown action 'magic'"),  # type: ignore[arg-type]
+        ({"operation": Operation("offload_all", 0)}, "names no position"),
+        ({"operation": Operation("prefetch", 1, branch=2)}, "names no branch"),
+        ({"lane": ""}, "is in no lane"),
+        ({"end": 1.0, "start": 2.0}, "ends early"),
+        ({"start": -1.0}, "negative or not finite"),
+        ({"end": float("inf")}, "negative or not finite"),
+        ({"live": -1}, "holds less than 0"),
+        ({"host": -1}, "holds less than 0"),
+    ],
+)
+def test_a_step_that_cannot_be_is_refused(changed: dict, sentence: str, tmp_path: Path) -> None:
+    write_lanes(tmp_path / "lanes.arrow", [STEPS[0], replace(STEPS[1], **changed)])
+    with pytest.raises(ArtifactError, match=sentence) as refused:
+        read_lanes(tmp_path / "lanes.arrow")
+    assert "lanes.arrow: step 1" in str(refused.value)
+
+
+def test_a_step_out_of_place_is_refused(tmp_path: Path) -> None:
+    write_lanes(tmp_path / "lanes.arrow", STEPS)
+    rows = store.read(tmp_path / "lanes.arrow", LANES).rows
+    store.write(tmp_path / "lanes.arrow", LANES, rows[1:], {"chain": ""})
+    with pytest.raises(ArtifactError, match="step 0 is out of place"):
+        read_lanes(tmp_path / "lanes.arrow")

@@ -1,0 +1,169 @@
+"""What holds for every allocator of the registry, one that comes from outside, and who beats
+whom."""
+
+from __future__ import annotations
+
+import math
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from schemas.allocators import ALLOCATORS, AllocatorAbout
+from schemas.chain import Chain, Position
+from schemas.errors import ConfigError
+from stages.combine.allocate.allocation import Allocation, Stage, pattern_of
+from stages.combine.allocate.allocator import Answer, Request
+from stages.combine.allocate.fleet import Fleet
+from stages.combine.allocate.groups import least_period, one_f_one_b
+from stages.combine.allocate.integer import Limits
+from stages.combine.allocate.layers import Layers, layers_of_chain
+from stages.combine.allocate.periodic import schedule
+from stages.combine.allocate.planning import PROVEN, Settings, plan_pipeline
+from stages.combine.allocate.registry import allocator
+from stages.replay.pipeline import StageBytes, play_pattern
+from tests.stages.combine.allocate.pipelines import (
+    ENOUGH,
+    allocations,
+    cases,
+    chain_of_case,
+    names_of,
+    pipelines,
+    wire_of_case,
+)
+
+README = Path(__file__).parents[4] / "README.md"
+
+
+def answer_of(name: str, request: Request) -> float:
+    """Ticks a batch, infinite where nothing was found; played by the referee."""
+    answer = allocator(name).allocate(request)
+    if answer is None:
+        return math.inf
+    allocation = answer.allocation
+    pattern = pattern_of(allocation, answer.timing)
+    play_pattern(pattern, allocation.bytes(), allocation.room(request.memory))
+    assert answer.bound <= answer.ticks * (1 + PROVEN)
+    assert request.lower_bound <= answer.ticks
+    return answer.ticks
+
+
+def test_the_registry_knows_its_files() -> None:
+    told = " ".join(README.read_text().split())
+    for name, about in ALLOCATORS.items():
+        assert about.name == name and allocator(name).about is about
+        assert f"- `{name}`: {about.summary}" in told
+    with pytest.raises(ConfigError, match="a pipeline is planned by pipedream or one_f_one_b or"):
+        allocator("rotor")
+
+
+@settings(deadline=None, max_examples=30)
+@given(pipelines())
+def test_none_is_worse_than_what_it_builds_on(pipeline: tuple[Layers, int, int]) -> None:
+    layers, devices, memory = pipeline
+    request = Request(layers, names_of(devices), memory)
+    ticks = {name: answer_of(name, request) for name in ALLOCATORS}
+    assert ticks["one_f_one_b"] <= ticks["pipedream"]
+    assert ticks["k_periodic"] <= ticks["one_f_one_b"]
+    assert ticks["pipeline_ilp"] <= ticks["madpipe"] <= ticks["one_f_one_b"]
+
+
+@settings(deadline=None, max_examples=20)
+@given(pipelines())
+def test_a_period_that_is_asked_is_kept(pipeline: tuple[Layers, int, int]) -> None:
+    layers, devices, memory = pipeline
+    for name, about in ALLOCATORS.items():
+        best = answer_of(name, Request(layers, names_of(devices), memory))
+        if math.isinf(best):
+            continue
+        longer = math.ceil(best) + layers.all_ticks // 8 + 4
+        assert answer_of(name, Request(layers, names_of(devices), memory, longer)) <= longer
+        if best > 4 and not about.turns and name != "pipedream":
+            shorter = Request(layers, names_of(devices), memory, int(best) - 4)
+            assert math.isinf(answer_of(name, shorter))
+
+
+@settings(deadline=None, max_examples=12)
+@given(pipelines(longest=4, most=2))
+def test_no_allocation_beats_the_integer_programs(pipeline: tuple[Layers, int, int]) -> None:
+    """Every allocation is scheduled by itself, layer by layer."""
+    layers, devices, memory = pipeline
+    names = names_of(devices)
+    request = Request(layers, names, memory)
+    most = max(layers.all_ticks, 1) + 9
+    best = math.inf
+    for allocation in allocations(layers, names):
+        found = schedule(allocation, memory, int(min(best, most)), Limits())
+        if found.timing is not None:
+            best = found.timing.period
+    ticks = answer_of("pipeline_ilp", request)
+    assert ticks == pytest.approx(best, abs=9)
+
+
+@pytest.mark.parametrize("case", cases("pipeline_noncontiguous"), ids=lambda case: case["id"])
+def test_the_known_optima_without_contiguity(case: dict[str, Any]) -> None:
+    linked = case.get("expected_period_links")
+    freely = case.get("expected_period_no_links", case.get("expected_period_noncontiguous"))
+    memory = case.get("memory", ENOUGH)
+    chain, names = chain_of_case(case), names_of(case["P"])
+    wires = [] if linked is None else [(wire_of_case(case), linked)]
+    for wire, expected in [*wires, (type(wire_of_case(case))(), freely)]:
+        layers = layers_of_chain(chain, wire, 1, False)
+        request = Request(layers, names, memory)
+        ticks = answer_of("pipeline_ilp", request)
+        assert layers.seconds(1) * ticks == pytest.approx(expected, rel=1e-9)
+        answer = allocator("pipeline_ilp").allocate(request)
+        assert answer is not None and answer.bound >= ticks * (1 - PROVEN)
+        if "expected_period_contiguous" in case:
+            contiguous = answer_of("one_f_one_b", request)
+            assert layers.seconds(1) * contiguous == case["expected_period_contiguous"]
+
+
+class Alone:
+    """Everything on the first device."""
+
+    about = AllocatorAbout("alone", "everything on the first device")
+
+    def allocate(self, request: Request) -> Answer | None:
+        stages = (Stage(1, request.layers.count, 0),)
+        allocation = Allocation(request.layers, stages, request.names)
+        period = least_period(allocation, request.memory)
+        if period is None:
+            return None
+        timing = one_f_one_b(allocation, period)
+        return Answer(allocation, timing, request.lower_bound, "none")
+
+
+def test_an_allocator_from_outside_is_one_file_and_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = types.ModuleType("alone")
+    module.ALLOCATOR = Alone()  # type: ignore[attr-defined]
+    monkeypatch.setitem(ALLOCATORS, "alone", Alone.about)
+    monkeypatch.setitem(sys.modules, "stages.combine.allocate.allocators.alone", module)
+    case = cases("pipeline_contiguous")[0]
+    fleet = Fleet(names_of(2), ENOUGH, wire_of_case(case))
+    plan, pattern = plan_pipeline(chain_of_case(case), fleet, "two", allocator("alone"), Settings())
+    assert pattern is not None and plan.verdict == "feasible"
+    assert plan.period == sum(case["u_f"]) + sum(case["u_b"])
+    assert [(stage.first, stage.last) for stage in plan.stages] == [(1, 4)]
+    assert [device.busy for device in plan.devices] == [1.0, 0.0]
+
+
+def test_a_stage_keeps_what_its_backward_reads_but_for_its_own_output() -> None:
+    """The inputs of its layers where `abar` is the output alone; what is more of `abar`, too."""
+    rows = [
+        Position(1, 1, 1, 10, 17, 10, 0, 0, 100, 0, ""),
+        Position(2, 1, 1, 20, 29, 21, 0, 0, 200, 0, ""),
+        Position(3, 1, 1, 30, 30, 30, 3, 4, 300, 0, ""),
+    ]
+    layers = layers_of_chain(Chain(rows, 5, 6), wire_of_case({}), 2, True)
+    assert layers.memory(1, 2, 3) == 2 * 300 + 3 * (5 + 17 + 29 - 20) + (20 + 21)
+    assert layers.memory(2, 2, 1) == 2 * 200 + (10 + 9) + (10 + 10) + (20 + 21)
+    assert layers.memory(3, 3, 1) == 2 * 300 + 20 + (20 + 21) + 4
+    allocation = Allocation(layers, (Stage(1, 2, 0), Stage(3, 3, 1)), names_of(2))
+    assert allocation.fixed() == [2 * 300 + 41, 2 * 300 + 41]
+    assert allocation.bytes() == [StageBytes(31, 20, 21, 0, 0), StageBytes(20, 30, 30, 3, 4)]

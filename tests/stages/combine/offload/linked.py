@@ -1,0 +1,45 @@
+"""Chains with a link that tests plan."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+
+from hypothesis import strategies as st
+
+from stages.combine.chain.links import Links, links_of_chain
+from stages.combine.offload.fluid import fluid_seconds
+from stages.combine.offload.host import HostLink
+from stages.combine.offload.plans import LinkedChain
+from stages.combine.offload.registry import planner
+from tests.stages.combine.chains import chains
+
+SLOTS = 500
+
+
+def linked(name: str, links: Links, link: HostLink | float) -> LinkedChain:
+    """A planner for a chain and a link, or a shared one of a bandwidth."""
+    given = link if isinstance(link, HostLink) else HostLink(link)
+    return LinkedChain(planner(name), links, given, SLOTS)
+
+
+def shares_of(links: Links, positions: tuple[int, ...]) -> list[float]:
+    """1 for those positions, 0 for all others."""
+    return [float(position in positions) for position in range(len(links))]
+
+
+def least_fluid(links: Links, budget: int, bandwidth: float) -> float:
+    """The least seconds with fractional communications, over all sets of what leaves."""
+    sets = (s for size in range(len(links) + 1) for s in combinations(range(len(links)), size))
+    seconds = (fluid_seconds(links, budget, bandwidth, shares_of(links, s)) for s in sets)
+    return min(seconds, default=math.inf)
+
+
+@st.composite
+def linked_chains(draw: st.DrawFn, longest: int = 4) -> tuple[Links, HostLink, int]:
+    """A chain, a link with a bandwidth, and a budget, often too small to keep everything."""
+    links = links_of_chain(draw(chains(longest)))
+    bandwidth = draw(st.sampled_from([0.25, 0.5, 1.0, 2.0, 4.0, 1e9]))
+    link = HostLink(bandwidth, draw(st.sampled_from([0.0, 0.25])), draw(st.booleans()))
+    peak = linked("offload_greedy", links, link).keep_all.peak
+    return links, link, draw(st.integers(max(1, peak // 3), peak + 2))
