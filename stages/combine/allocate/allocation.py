@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from schemas.pattern import Kind, Pattern, PatternOperation
 from stages.combine.allocate.layers import Layers
+from stages.combine.allocate.menu import InnerPlan
 from stages.replay.pipeline import Room, StageBytes
 
 
@@ -39,11 +40,13 @@ class Task:
 
 @dataclass(frozen=True)
 class Allocation:
-    """Stages in the order of the chain; `names` are those of the devices."""
+    """Stages in the order of the chain; `names` are those of the devices, `inner` the plans inside
+    of stages, empty where all keep everything."""
 
     layers: Layers
     stages: tuple[Stage, ...]
     names: tuple[str, ...]
+    inner: tuple[InnerPlan, ...] = ()
 
     @property
     def contiguous(self) -> bool:
@@ -56,8 +59,7 @@ class Allocation:
         """Stages, and the transfers between stages on different devices, in their order."""
         layers, made = self.layers, []
         for number, stage in enumerate(self.stages, start=1):
-            own = slice(stage.first, stage.last + 1)
-            forward, backward = int(layers.forward[own].sum()), int(layers.backward[own].sum())
+            forward, backward = self._ticks(number)
             made.append(Task(number, False, self.names[stage.device], forward, backward))
             if number < len(self.stages):
                 there = self.stages[number].device
@@ -65,6 +67,14 @@ class Allocation:
                     send, receive = int(layers.send[stage.last]), int(layers.receive[stage.last])
                     made.append(Task(number, True, self.link(stage.device, there), send, receive))
         return made
+
+    def _ticks(self, number: int) -> tuple[int, int]:
+        """Ticks of the forward and of the backward of a stage."""
+        if self.inner:
+            return self.inner[number - 1].forward, self.inner[number - 1].backward
+        stage = self.stages[number - 1]
+        own = slice(stage.first, stage.last + 1)
+        return int(self.layers.forward[own].sum()), int(self.layers.backward[own].sum())
 
     def link(self, one: int, other: int) -> str:
         """The name of the link between two devices."""
@@ -105,6 +115,17 @@ class Allocation:
     def bytes(self) -> list[StageBytes]:
         """What each stage takes, for the referee."""
         layers = self.layers
+        if self.inner:
+            return [
+                StageBytes(
+                    stored=plan.stored,
+                    output=int(layers.output[stage.last]),
+                    gradient=int(layers.gradient[stage.last]),
+                    forward=plan.work,
+                    backward=plan.work,
+                )
+                for stage, plan in zip(self.stages, self.inner, strict=True)
+            ]
         return [
             StageBytes(
                 stored=int(layers.kept[stage.last] - layers.kept[stage.first - 1]),

@@ -12,8 +12,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from stages.combine.allocate.contiguous import delayed, periods
-from stages.combine.allocate.layers import Integers
+from stages.combine.allocate.menu import Integers
+from stages.combine.allocate.partitions import delayed, periods
 
 LOAD, MEMORY, DELAY, CARRIED, PARENT, SPECIAL, LAST, ANY = range(8)
 """What a label says: ticks and bytes of the special device; ticks between the end of the last

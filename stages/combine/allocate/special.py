@@ -16,7 +16,8 @@ import numpy as np
 
 from stages.combine.allocate.allocation import Allocation, Stage
 from stages.combine.allocate.labels import Sizes, Within, label_stages
-from stages.combine.allocate.layers import Integers, Layers
+from stages.combine.allocate.layers import Layers
+from stages.combine.allocate.menu import Integers
 
 ROUNDS = 10
 """Periods that are tried for a long chain."""
