@@ -11,14 +11,16 @@ class AllocatorAbout:
     """What is known of an allocator before it runs.
 
     `summary` is a line for people. A `contiguous` one gives each device one stage, so that only
-    neighbours need a link. One with `turns` makes k-periodic patterns and takes k. `optimal_in`
-    names the class that its plans are optimal in where its bound is reached.
+    neighbours need a link. One with `turns` makes k-periodic patterns and takes k. One with
+    `inside` can compute again inside of stages. `optimal_in` names the class that its plans are
+    optimal in where its bound is reached.
     """
 
     name: str
     summary: str
     contiguous: bool = False
     turns: bool = False
+    inside: bool = False
     optimal_in: str = ""
 
 
@@ -34,6 +36,7 @@ _ALL = [
         "one_f_one_b",
         "contiguous, with the least period at which 1F1B* fits the memory",
         contiguous=True,
+        inside=True,
         optimal_in="contiguous allocations with 1-periodic patterns of whole stages",
     ),
     AllocatorAbout(
@@ -41,6 +44,7 @@ _ALL = [
         "the same, or with every (k+1)-th batch of such a pattern left out where memory binds",
         contiguous=True,
         turns=True,
+        inside=True,
         optimal_in="contiguous allocations",
     ),
     AllocatorAbout(
@@ -53,6 +57,7 @@ _ALL = [
         "madpipe",
         "one stage a device but for a special one, by a dynamic program, with the schedule by an "
         "integer program; never slower than `one_f_one_b`",
+        inside=True,
         optimal_in="all allocations",
     ),
 ]

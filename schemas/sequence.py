@@ -9,7 +9,8 @@
     free 3        the output of position 3 goes
     free_all 5    what a forward of position 5 kept for its backward goes
 
-Of a join each operation but the loss names its branch: "B 5 of branch 2".
+Of a join each operation but the loss names its branch: "B 5 of branch 2". Of a pipeline the branch
+is a stage, and the loss a position as others are.
 
 These are the operations of S Table 2.1 (Shilova's thesis) with the options of Z 2.5 (Zhao's), and
 those that only free, which it lacks.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from schemas.pattern import Kind, Pattern, PatternOperation
+from schemas.sequence import Operation
 from stages.combine.allocate.layers import Layers
 from stages.combine.allocate.menu import InnerPlan
 from stages.replay.pipeline import Room, StageBytes
@@ -75,6 +76,25 @@ class Allocation:
         stage = self.stages[number - 1]
         own = slice(stage.first, stage.last + 1)
         return int(self.layers.forward[own].sum()), int(self.layers.backward[own].sum())
+
+    def again(self, number: int) -> int:
+        """Ticks that a stage computes again for each batch."""
+        stage = self.stages[number - 1]
+        once = int(self.layers.load[stage.last] - self.layers.load[stage.first - 1])
+        return max(sum(self._ticks(number)) - once, 0)
+
+    def sequence(self) -> list[Operation]:
+        """What stages do with their layers, their numbers as branches: the forward of each, up to
+        the first forward of its last layer, and its backward."""
+        found: list[Operation] = []
+        for number, stage in enumerate(self.stages, start=1):
+            layers = range(stage.first, stage.last + 1)
+            own = [Operation("F_all", layer) for layer in layers]
+            own += [Operation("B", layer) for layer in reversed(layers)]
+            if self.inner and self.inner[number - 1].there:
+                own = [*self.inner[number - 1].there, *self.inner[number - 1].back]
+            found += [replace(operation, branch=number) for operation in own]
+        return found
 
     def link(self, one: int, other: int) -> str:
         """The name of the link between two devices."""

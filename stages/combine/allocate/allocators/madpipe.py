@@ -24,7 +24,17 @@ class Madpipe:
     about = ALLOCATORS["madpipe"]
 
     def allocate(self, request: Request) -> Answer | None:
-        """The best allocation found, None where none fits."""
+        """The best allocation found, None where none fits. Where stages may compute again, it is
+        the better one of contiguous allocations that do and of all others that do not."""
+        menu = request.layers.menu
+        if menu is None:
+            return self._keeping(request)
+        plain = self._keeping(replace(request, layers=replace(request.layers, menu=None)))
+        found = [answer for answer in (plain, CONTIGUOUS.allocate(request)) if answer is not None]
+        best = min(found, key=lambda answer: answer.ticks, default=None)
+        return None if best is None else replace(best, bound=request.lower_bound)
+
+    def _keeping(self, request: Request) -> Answer | None:
         layers, memory = request.layers, request.memory
         contiguous = CONTIGUOUS.allocate(replace(request, period=None))
         best = None if contiguous is None else (contiguous.allocation, contiguous.timing)
