@@ -174,6 +174,16 @@ class Allocation:
         return Room(fixed, dict.fromkeys(self.names, memory))
 
 
+def inner_of(layers: Layers, stages: Sequence[Stage], rows: Sequence[int]) -> tuple[InnerPlan, ...]:
+    """The plans inside of stages, by their rows of the menu; none where there is no menu."""
+    if layers.menu is None:
+        return ()
+    return tuple(
+        layers.menu.plan(stage.first, stage.last, row)
+        for stage, row in zip(stages, rows, strict=True)
+    )
+
+
 @dataclass(frozen=True)
 class Timing:
     """When the tasks of an allocation run on batch 0, in ticks, on batch i `i * period` later;

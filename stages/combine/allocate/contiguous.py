@@ -10,10 +10,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from stages.combine.allocate.allocation import Allocation, Stage
+from stages.combine.allocate.allocation import Allocation, Stage, inner_of
 from stages.combine.allocate.layers import NO_LIMIT, Layers
-from stages.combine.allocate.menu import Menu
-from stages.combine.allocate.partitions import partition_by_menu, partition_plainly
+from stages.combine.allocate.partitions import label_partition
 
 
 @dataclass(frozen=True)
@@ -33,47 +32,20 @@ def partition(
     """A contiguous allocation that 1F1B*(period) fits into `memory` bytes a device, None where
     there is none. `period` is in ticks."""
     devices = min(len(names), layers.count)
-    if layers.menu is not None:
-        return _partition_by_menu(layers, layers.menu, names, devices, memory, period, kept)
-    starts = partition_plainly(
-        layers.load, layers.weights, layers.kept, layers.work, layers.buffer, layers.cut,
-        devices, memory, period, kept.kept, kept.turns,
-    )  # fmt: skip
-    if not len(starts):
-        return None
-    return Allocation(layers, _stages(starts.tolist(), layers.count), names)
-
-
-def _stages(starts: list[int], count: int) -> tuple[Stage, ...]:
-    """Stages on one device after the other, from their first layers."""
-    ends = [*(first - 1 for first in starts[1:]), count]
-    return tuple(
-        Stage(first, last, device)
-        for device, (first, last) in enumerate(zip(starts, ends, strict=True))
-    )
-
-
-def _partition_by_menu(
-    layers: Layers,
-    menu: Menu,
-    names: tuple[str, ...],
-    devices: int,
-    memory: int,
-    period: int,
-    kept: Kept,
-) -> Allocation | None:
-    found = partition_by_menu(
+    menu = layers.menu or layers.everything
+    found = label_partition(
         menu.begin, menu.ticks, menu.stored, menu.work, layers.weights, layers.buffer, layers.cut,
         devices, memory, period, kept.kept, kept.turns,
     )  # fmt: skip
     if not len(found):
         return None
-    stages = _stages(found[:, 0].tolist(), layers.count)
-    inner = tuple(
-        menu.plan(stage.first, stage.last, int(row))
-        for stage, row in zip(stages, found[:, 1], strict=True)
+    starts = found[:, 0].tolist()
+    ends = [*(first - 1 for first in starts[1:]), layers.count]
+    stages = tuple(
+        Stage(first, last, device)
+        for device, (first, last) in enumerate(zip(starts, ends, strict=True))
     )
-    return Allocation(layers, stages, names, inner)
+    return Allocation(layers, stages, names, inner_of(layers, stages, found[:, 1].tolist()))
 
 
 def least_feasible(

@@ -288,7 +288,7 @@ def menu_of(inner: Inner, layers: Layers) -> Menu:
 
     def plan(first: int, last: int, number: int) -> InnerPlan:
         row = int(numbers[number])
-        return inner.plan(first, last, row) if row >= 0 else _everything(layers, first, last)
+        return inner.plan(first, last, row) if row >= 0 else layers.whole(first, last)
 
     return Menu(begin, ticks, stored, work, plan)
 
@@ -296,20 +296,10 @@ def menu_of(inner: Inner, layers: Layers) -> Menu:
 def _served(inner: Inner, layers: Layers, first: int, last: int) -> Integers:
     """(ticks, stored bytes, further bytes, row) of the plans of a stage; row -1 keeps all."""
     rows = inner.rows(first, last)
-    plain = _everything(layers, first, last)
+    plain = layers.whole(first, last)
     own = [plain.forward + plain.backward, plain.stored, plain.work, -1]
     stored = rows[:, SAVED] + inner.inputs[first - 1]
     work = rows[:, PEAK] - rows[:, SAVED]
     made = np.stack([rows[:, TICKS], stored, work, np.arange(len(rows))], axis=1)
     whole = np.concatenate([np.array([own], np.int64), made])
     return whole[np.argsort(whole[:, 0], kind="stable")]
-
-
-def _everything(layers: Layers, first: int, last: int) -> InnerPlan:
-    own = slice(first, last + 1)
-    return InnerPlan(
-        int(layers.forward[own].sum()),
-        int(layers.backward[own].sum()),
-        int(layers.kept[last] - layers.kept[first - 1]),
-        int(layers.work[own].max()),
-    )

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from schemas.chain import Chain
-from stages.combine.allocate.menu import Integers, Menu
+from stages.combine.allocate.menu import InnerPlan, Integers, Menu
 
 FINENESS = 40
 """All times together are about 2 to the power of so many ticks."""
@@ -83,6 +83,36 @@ class Layers:
     def all_ticks(self) -> int:
         """Ticks of everything one after the other, all cuts included."""
         return int(self.load[-1] + self.cut.sum())
+
+    @cached_property
+    def everything(self) -> Menu:
+        """The menu where every stage keeps everything, as M counts it (4.2.1)."""
+        begin = np.zeros((self.count + 2, self.count + 2), np.int64)
+        ticks, stored, work = [], [], []
+        rows = 0
+        for first in range(1, self.count + 1):
+            begin[first, first:] = np.arange(rows, rows + self.count + 2 - first)
+            rows += self.count + 1 - first
+            ticks.append(self.load[first:] - self.load[first - 1])
+            stored.append(self.kept[first:] - self.kept[first - 1])
+            work.append(np.maximum.accumulate(self.work[first:]))
+        return Menu(
+            begin,
+            np.concatenate(ticks),
+            np.concatenate(stored),
+            np.concatenate(work),
+            lambda first, last, _: self.whole(first, last),
+        )
+
+    def whole(self, first: int, last: int) -> InnerPlan:
+        """The stage of layers first..last that keeps everything."""
+        own = slice(first, last + 1)
+        return InnerPlan(
+            int(self.forward[own].sum()),
+            int(self.backward[own].sum()),
+            int(self.kept[last] - self.kept[first - 1]),
+            int(self.work[own].max()),
+        )
 
     @property
     def longest(self) -> int:

@@ -38,67 +38,11 @@ def _fewest(delay: Integers) -> int:
 
 
 @njit(
-    "int64[::1](int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64, "
-    "int64, int64, int64, int64)",
-    cache=True,
-)
-def partition_plainly(
-    load: Integers,
-    weights: Integers,
-    kept: Integers,
-    work: Integers,
-    buffer: Integers,
-    cut: Integers,
-    devices: int,
-    memory: int,
-    period: int,
-    there: int,
-    turns: int,
-) -> Integers:
-    """First layers of stages, in order; empty where no partition fits."""
-    length = load.size - 1
-    delay = np.full((devices + 1, length + 1), NEVER)
-    start = np.zeros((devices + 1, length + 1), np.int64)
-    delay[0, length] = 0
-    for used in range(devices):
-        for last in range(length, 0, -1):
-            before = delay[used, last]
-            if before == NEVER:
-                continue
-            most_work = np.int64(0)
-            for first in range(last, 0, -1):
-                ticks = load[last] - load[first - 1]
-                if ticks > period:
-                    break
-                most_work = max(most_work, work[first])
-                after = delayed(before, ticks, period)
-                group = periods(after, period) or 1
-                flying = group // turns * there + min(group % turns, there)
-                own = weights[last] - weights[first - 1] + most_work
-                own += flying * (kept[last] - kept[first - 1]) + buffer[last]
-                if own > memory:
-                    break
-                if own + buffer[first - 1] > memory or cut[first - 1] > period:
-                    continue
-                after = delayed(after, cut[first - 1], period)
-                if after < delay[used + 1, first - 1]:
-                    delay[used + 1, first - 1] = after
-                    start[used + 1, first - 1] = last
-    best = _fewest(delay)
-    starts = np.empty(best, np.int64)
-    layer = np.int64(0)
-    for number in range(best):
-        starts[number] = layer + 1
-        layer = start[best - number, layer]
-    return starts
-
-
-@njit(
     "int64[:, ::1](int64[:, ::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], "
     "int64[::1], int64, int64, int64, int64, int64)",
     cache=True,
 )
-def partition_by_menu(
+def label_partition(
     begin: Integers,
     ticks: Integers,
     stored: Integers,
