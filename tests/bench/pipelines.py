@@ -39,12 +39,13 @@ HEAD = (
 
 @dataclass(frozen=True)
 class Case:
-    """Seconds a batch on devices of `memory` GB: of `pipedream` with 1F1B*, of `madpipe`, and of
-    this one with stages that compute again; inf where nothing fits."""
+    """Seconds a batch on devices of `memory` GB: of `pipedream` with 1F1B*, of `one_f_one_b`, of
+    `madpipe`, and of this one with stages that compute again; inf where nothing fits."""
 
     network: str
     memory: int
     pipedream: float
+    contiguous: float
     madpipe: float
     inside: float
 
@@ -73,6 +74,9 @@ def lines_of_figures(folder: Path) -> Iterator[str]:
     yield "\nPeriod of madpipe over that of pipedream with 1F1B*:\n"
     yield HEAD
     yield from _rows(cases, lambda case: (case.madpipe, case.pipedream))
+    yield "\nPeriod of madpipe over that of one_f_one_b:\n"
+    yield HEAD
+    yield from _rows(cases, lambda case: (case.madpipe, case.contiguous))
     yield "\nPeriod of madpipe with stages that compute again over that of madpipe:\n"
     yield HEAD
     yield from _rows(cases, lambda case: (case.inside, case.madpipe))
@@ -92,6 +96,7 @@ def cases_of_network(network: Network, chain: Chain) -> list[Case]:
                         network.title,
                         memory,
                         _period("pipedream", layers, count, size),
+                        _period("one_f_one_b", layers, count, size),
                         _period("madpipe", layers, count, size),
                         _period("madpipe", again, count, size),
                     )

@@ -22,6 +22,9 @@ and that of the first stage carries already; the label before it; whether its fi
 special device; this stage's last layer; whether any stage is on the special device; this stage's
 row of the menu."""
 
+SPECIAL_ROWS = 6
+"""Of a menu with more rows, about so many are tried for a stage on the special device."""
+
 FITS, MISFITS, HOPELESS, TOO_LONG = range(4)
 """Of a stage: it fits; it does not; nor does any with more layers that keeps everything; nor does
 any that takes as long."""
@@ -98,7 +101,9 @@ def label_stages(sizes: Sizes, within: Within) -> Integers:
                         begin = min(begin, 1)
                     for first in range(begin, 0, -1):
                         hopeless = True
-                        for number in range(sizes.begin[first, last], sizes.begin[first, last + 1]):
+                        begun, ended = sizes.begin[first, last], sizes.begin[first, last + 1]
+                        step = special * (ended - begun) // SPECIAL_ROWS or 1
+                        for number in range(begun, ended, step):
                             new[ROW] = number
                             fit = _stage(new, row, special, first, last, start, sizes, within)
                             if fit == TOO_LONG:

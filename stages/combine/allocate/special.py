@@ -24,8 +24,9 @@ ROUNDS = 10
 """Periods that are tried for a long chain."""
 SHORT = 24
 """Layers up to which periods are tried until none is left between two, and places are many."""
-FINE, COARSE = (32, 8, 6), (24, 6, 2)
-"""Places for labels by load and by memory, and labels in each."""
+FINE, COARSE, MENUS = (32, 8, 6), (24, 6, 2), (12, 4, 2)
+"""Places for labels by load and by memory, and labels in each, of short and of long chains, and
+where stages may compute again."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def allocate(
         np.cumsum(menu.least), layers.weights, least_bytes(layers, target, rules),
         layers.buffer, layers.cut, menu.begin, menu.ticks, menu.stored, menu.work,
     )  # fmt: skip
-    places = FINE if layers.count <= SHORT else COARSE
+    places = MENUS if again else FINE if layers.count <= SHORT else COARSE
     found = label_stages(
         sizes, Within(normal, memory, target, most, rules.printed, rules.all_flying, *places, again)
     )
@@ -121,7 +122,8 @@ def _halved(
     an allocation that fits."""
     low = max(math.floor(layers.least_period(len(names))), 1) - 1
     high, found = below, list[tuple[int, Allocation]]()
-    for number in range(ROUNDS if layers.count > SHORT else 64):
+    long = layers.count > SHORT or layers.menu is not None
+    for number in range(ROUNDS if long else 64):
         middle = (low + high) // 2 if number else high - 1
         if middle <= low:
             break
