@@ -12,16 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.chain import Chain, Position
-from schemas.errors import ScheduleError
+from schemas.errors import ConfigError, ScheduleError
+from schemas.options import Option
 from schemas.sequence import Operation
 from stages.combine.allocate.allocation import Allocation, pattern_of
 from stages.combine.allocate.allocator import Request
 from stages.combine.allocate.contiguous import least_feasible, least_memory, partition
 from stages.combine.allocate.groups import groups_of
 from stages.combine.allocate.inner import Inner, menu_of
+from stages.combine.allocate.integer import Limits
 from stages.combine.allocate.layers import Layers, Wire, layers_of_chain
 from stages.combine.allocate.menu import InnerPlan
+from stages.combine.allocate.periodic import schedule
 from stages.combine.allocate.registry import allocator
+from stages.combine.allocate.special import allocate
 from stages.replay.pipeline import play_pattern
 from tests.stages.combine.allocate.pipelines import chains, contiguous, names_of
 
@@ -240,3 +244,62 @@ def test_rows_that_are_too_many_are_thinned() -> None:
         for row in range(len(rows)):
             few.check(first, 12, few.plan(first, 12, row))
         assert rows[0, 2] == many.rows(first, 12)[0, 2] == rows[:, 2].min()
+
+
+def option(number: int, save: int, peaks: tuple[int, int], times: tuple[float, float]) -> Option:
+    return Option("block", number, "", save, *peaks, *times, 0.0, [], [])
+
+
+BLOCK = [
+    option(0, 1, (6, 0), (1, 0)),
+    option(1, 10, (10, 10), (1, 2)),
+    option(2, 4, (10, 10), (1, 2.5)),
+]
+"""Ways of the positions of `uniform`: nothing, everything, and less for half a second more."""
+
+
+def test_options_of_blocks_save_more_for_less_time() -> None:
+    chain = uniform(6)
+    rows = [replace(row, label="block") for row in chain.positions[:-1]] + chain.positions[-1:]
+    labelled = Chain(rows, chain.a_0, chain.delta_0)
+    plain = layers_of_chain(chain, Wire(), 1, False)
+    without, inner = Inner(chain, plain), Inner(labelled, plain, {"block": BLOCK})
+    slower = least_feasible(replace(plain, menu=menu_of(without, plain)), names_of(2), 39)
+    found = least_feasible(replace(plain, menu=menu_of(inner, plain)), names_of(2), 39)
+    assert slower is not None and found is not None
+    assert plain.seconds(found[0]) == 10 and plain.seconds(slower[0]) == 11
+    used = [o for plan in found[1].inner for o in plan.there if o.action == "F"]
+    assert 2 in {operation.option for operation in used}
+    for stage, own in zip(found[1].stages, found[1].inner, strict=True):
+        inner.check(stage.first, stage.last, own)
+
+
+def test_options_that_keep_the_state_of_random_numbers_are_refused() -> None:
+    chain = uniform(2)
+    rows = [replace(row, label="block") for row in chain.positions]
+    random = [replace(BLOCK[0], save=9), *BLOCK[1:]]
+    layers = layers_of_chain(chain, Wire(), 1, False)
+    with pytest.raises(ConfigError, match="that keep the state of random numbers are not for pipe"):
+        Inner(Chain(rows, 1, 1), layers, {"block": random})
+
+
+@settings(deadline=None, max_examples=15)
+@given(chains(5), st.integers(2, 3), st.integers(20, 70))
+def test_the_special_device_may_compute_again(chain: Chain, devices: int, memory: int) -> None:
+    """What the program gives can be run: the referee plays its schedules and its inner plans."""
+    plain = layers_of_chain(chain, Wire(4.0), 1, True)
+    inner, names = Inner(chain, plain), names_of(devices)
+    layers = replace(plain, menu=menu_of(inner, plain))
+    for period in (layers.all_ticks // 2 + 1, layers.all_ticks + 1):
+        allocation = allocate(layers, names, memory, period, period)
+        if allocation is None:
+            assert partition(plain, names, memory, period) is None
+            continue
+        assert allocation.load <= period
+        for stage, own in zip(allocation.stages, allocation.inner, strict=True):
+            if own.there:
+                inner.check(stage.first, stage.last, own)
+        found = schedule(allocation, memory, 4 * layers.longest, Limits())
+        if found.timing is not None:
+            pattern = pattern_of(allocation, found.timing)
+            play_pattern(pattern, allocation.bytes(), allocation.room(memory))
