@@ -11,6 +11,7 @@ output of a stage counts only while the forward of its last layer runs.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -240,14 +241,24 @@ def _best(rows: Integers, most: int, figures: int) -> Integers:
         return _spread(rows[better], most)
     if len(rows) > 8 * most:
         rows = _thinned(rows)
+    return _spread(rows[_undominated(rows[:, SAVED].tolist(), rows[:, PEAK].tolist())], most)
+
+
+def _undominated(saved: list[int], peaks: list[int]) -> list[int]:
+    """The rows that no earlier one equals or betters in both."""
     kept: list[int] = []
-    saved, peaks = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
-    for number, row in enumerate(rows):
-        count = len(kept)
-        if not np.any((saved[:count] <= row[SAVED]) & (peaks[:count] <= row[PEAK])):
-            saved[count], peaks[count] = row[SAVED], row[PEAK]
-            kept.append(number)
-    return _spread(rows[kept], most)
+    stairs: list[int] = []
+    heights: list[int] = []
+    for number, (size, peak) in enumerate(zip(saved, peaks, strict=True)):
+        place = bisect_right(stairs, size)
+        if place and heights[place - 1] <= peak:
+            continue
+        kept.append(number)
+        end = place
+        while end < len(heights) and heights[end] >= peak:
+            end += 1
+        stairs[place:end], heights[place:end] = [size], [peak]
+    return kept
 
 
 def _thinned(rows: Integers) -> Integers:
