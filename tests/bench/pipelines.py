@@ -22,6 +22,8 @@ DEVICES = range(2, 9)
 MEMORIES = range(3, 17)
 """GB a device (M 5.1), as the two below."""
 BANDWIDTHS = (12e9, 24e9)
+SOME_DEVICES, SOME_MEMORIES = (2, 4, 8), (4, 8, 12, 16)
+"""Where stages may compute again, at the first bandwidth."""
 COPIES = 3
 LENGTHS, COUNTS = (50, 100, 200, 400), (4, 8, 16)
 SHARE = 2.0
@@ -40,14 +42,15 @@ HEAD = (
 @dataclass(frozen=True)
 class Case:
     """Seconds a batch on devices of `memory` GB: of `pipedream` with 1F1B*, of `one_f_one_b`, of
-    `madpipe`, and of this one with stages that compute again; inf where nothing fits."""
+    `madpipe`, and of this one with stages that compute again, None in most cases; inf where nothing
+    fits."""
 
     network: str
     memory: int
     pipedream: float
     contiguous: float
     madpipe: float
-    inside: float
+    inside: float | None
 
 
 def rows_of_growth() -> Iterator[str]:
@@ -79,7 +82,8 @@ def lines_of_figures(folder: Path) -> Iterator[str]:
     yield from _rows(cases, lambda case: (case.madpipe, case.contiguous))
     yield "\nPeriod of madpipe with stages that compute again over that of madpipe:\n"
     yield HEAD
-    yield from _rows(cases, lambda case: (case.inside, case.madpipe))
+    some = [case for case in cases if case.inside is not None]
+    yield from _rows(some, lambda case: (case.inside or math.inf, case.madpipe))
 
 
 def cases_of_network(network: Network, chain: Chain) -> list[Case]:
@@ -87,7 +91,9 @@ def cases_of_network(network: Network, chain: Chain) -> list[Case]:
     found = []
     for bandwidth in BANDWIDTHS:
         layers = layers_of_chain(chain, Wire(bandwidth), COPIES, True)
-        again = replace(layers, menu=menu_of(Inner(chain, layers), layers))
+        again = None
+        if bandwidth == BANDWIDTHS[0]:
+            again = replace(layers, menu=menu_of(Inner(chain, layers), layers))
         for count in DEVICES:
             for memory in MEMORIES:
                 size = memory * 10**9
@@ -98,7 +104,9 @@ def cases_of_network(network: Network, chain: Chain) -> list[Case]:
                         _period("pipedream", layers, count, size),
                         _period("one_f_one_b", layers, count, size),
                         _period("madpipe", layers, count, size),
-                        _period("madpipe", again, count, size),
+                        _period("madpipe", again, count, size)
+                        if again and count in SOME_DEVICES and memory in SOME_MEMORIES
+                        else None,
                     )
                 )
     return found
@@ -117,7 +125,7 @@ def _period(name: str, layers: Layers, count: int, memory: int) -> float:
 
 
 def _rows(cases: Sequence[Case], pair: Callable[[Case], tuple[float, float]]) -> Iterator[str]:
-    for memory in [*MEMORIES, None]:
+    for memory in [*sorted({case.memory for case in cases}), None]:
         there = [case for case in cases if memory in (None, case.memory)]
         groups = [[case for case in there if case.network == n.title] for n in NETWORKS]
         cells = [_cell(map(pair, group)) for group in [*groups, there]]
