@@ -12,7 +12,8 @@ class AllocatorAbout:
 
     `summary` is a line for people. A `contiguous` one gives each device one stage, so that only
     neighbours need a link. One with `turns` makes k-periodic patterns and takes k. One with
-    `inside` can compute again inside of stages. `optimal_in` names the class that its plans are
+    `inside` can compute again inside of stages. A `blind` one looks at memory afterwards, so that
+    it may find nothing where something fits. `optimal_in` names the class that its plans are
     optimal in where its bound is reached.
     """
 
@@ -21,6 +22,7 @@ class AllocatorAbout:
     contiguous: bool = False
     turns: bool = False
     inside: bool = False
+    blind: bool = False
     optimal_in: str = ""
 
 
@@ -30,6 +32,7 @@ _ALL = [
         "contiguous, with the least period where memory does not count; memory is looked at "
         "afterwards (a baseline)",
         contiguous=True,
+        blind=True,
         optimal_in="contiguous allocations",
     ),
     AllocatorAbout(

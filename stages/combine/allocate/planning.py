@@ -152,7 +152,8 @@ def _infeasible(
     else:
         memory = least_memory(layers, request.names)
         devices = _enough_devices(layers, request)
-        sentence = _what_works(request, memory, devices)
+        how = " with one_f_one_b" if allocator.about.blind else ""
+        sentence = _what_works(request, memory, devices, how)
     return PipelinePlan(
         name,
         machine,
@@ -168,11 +169,11 @@ def _infeasible(
     )
 
 
-def _what_works(request: Request, memory: int, devices: int | None) -> str:
+def _what_works(request: Request, memory: int, devices: int | None, how: str) -> str:
     count = len(request.names)
     said = (
         f"The chain does not fit {count} device{'s' * (count > 1)} of {request.memory} bytes; "
-        f"{memory} bytes each are known to work"
+        f"{memory} bytes each are known to work{how}"
     )
     if devices is not None:
         return f"{said}, or {devices} devices of {request.memory} bytes."

@@ -118,6 +118,7 @@ def test_what_does_not_fit_says_what_is_known_to_work(tmp_path: Path) -> None:
         assert "no number of devices of 5 bytes is" in plan.sentence
         works = plan_of(tmp_path, chain_of_case(CASE), strategy, 2, plan.smallest_memory)
         assert works.period is not None or strategy == "pipedream"
+        assert (" with one_f_one_b" in plan.sentence) == (strategy == "pipedream")
     plan = plan_of(tmp_path, chain_of_case(CASE), "one_f_one_b", 2, 13)
     assert plan.smallest_devices is not None
     works = plan_of(tmp_path, chain_of_case(CASE), "one_f_one_b", plan.smallest_devices, 13)
