@@ -16,7 +16,7 @@ from tests.bench import deep, graphs
 from tests.bench.cases import CASES, Case
 from tests.bench.described import table_of_described
 from tests.bench.hierarchies import HEAD, rows_of_hierarchies
-from tests.bench.pipelines import GROWTH, lines_of_figures, rows_of_growth
+from tests.bench.pipelines import GROWTH, lines_of_deep, lines_of_figures, rows_of_growth
 from tests.bench.tables import planning_table, result_table, table_of_chains
 
 STRATEGY = "rockmate"
@@ -102,7 +102,9 @@ def main() -> None:
             print(line, flush=True)
     if options.pipelines:
         print(GROWTH, flush=True)
-        for line in chain(rows_of_growth(), lines_of_figures(root / "networks")):
+        networks = root / "networks"
+        lines = chain(rows_of_growth(), lines_of_figures(networks), lines_of_deep(networks))
+        for line in lines:
             print(line, flush=True)
     for case in CASES:
         if case.name not in options.models:

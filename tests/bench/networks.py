@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from schemas.blocks import read_blocks
 from schemas.chain import Chain, Position, read_chain, write_chain
@@ -40,19 +41,30 @@ DEVICE = {
 
 @dataclass(frozen=True)
 class Network:
-    """A network of pytorchcv: its title, module and name."""
+    """A network: its title, a name, its factory with arguments, the bytes of its inputs, and the
+    machine that it is planned for, DEVICE where none is named."""
 
     title: str
-    family: str
     name: str
+    factory: str
+    arguments: dict[str, Any]
+    input_bytes: int
+    machine: str = ""
+
+
+def _of_images(title: str, family: str, name: str) -> Network:
+    """A network of pytorchcv."""
+    arguments = {"family": family, "name": name, "batch": BATCH, "size": SIZE}
+    return Network(title, name, "data.zoo_vision:convnet", arguments, IMAGES)
 
 
 NETWORKS = (
-    Network("ResNet-50", "resnet", "resnet50"),
-    Network("ResNet-101", "resnet", "resnet101"),
-    Network("Inception-v3", "inceptionv3", "inceptionv3"),
-    Network("DenseNet-121", "densenet", "densenet121"),
+    _of_images("ResNet-50", "resnet", "resnet50"),
+    _of_images("ResNet-101", "resnet", "resnet101"),
+    _of_images("Inception-v3", "inceptionv3", "inceptionv3"),
+    _of_images("DenseNet-121", "densenet", "densenet121"),
 )
+DEEP = Network("GPT-2 XL", "gpt2_xl", "data.large:gpt2_xl", {}, 8 * 1024 * 8, "h100")
 
 
 def chain_of_network(network: Network, folder: Path) -> Chain:
@@ -66,17 +78,16 @@ def chain_of_network(network: Network, folder: Path) -> Chain:
                 raise SystemExit(f"{words[0]} failed")
         blocks, options = read_blocks(place / "blocks.arrow"), read_options(place / "options.arrow")
         links = links_of_blocks(blocks, options, keep_all_only=True)
-        chain = chain_of_links(links, IMAGES, blocks.blocks[0].outgoing_bytes)
+        chain = chain_of_links(links, network.input_bytes, blocks.blocks[0].outgoing_bytes)
         write_chain(place / "chain.arrow", chain)
     return read_chain(place / "chain.arrow")
 
 
 def _stages(network: Network, place: Path) -> list[list[str]]:
-    arguments = {"family": network.family, "name": network.name, "batch": BATCH, "size": SIZE}
     graph, costs = str(place / "graph.arrow"), str(place / "costs.arrow")
     blocks, options = str(place / "blocks.arrow"), str(place / "options.arrow")
-    made, device = ["--graph", graph], str(place / "device.json")
-    factory = ["--factory", "data.zoo_vision:convnet", "--arguments", json.dumps(arguments)]
+    made, device = ["--graph", graph], network.machine or str(place / "device.json")
+    factory = ["--factory", network.factory, "--arguments", json.dumps(network.arguments)]
     solved = ["--store", str(place / "store"), "--engine", "none", "--out", options]
     return [
         ["trace", *factory, "--name", network.name, "--out", graph],

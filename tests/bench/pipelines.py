@@ -16,7 +16,7 @@ from stages.combine.allocate.layers import Layers, Wire, layers_of_chain
 from stages.combine.allocate.registry import allocator
 from stages.replay.pipeline import play_pattern
 from tests.bench.chains import random_chain
-from tests.bench.networks import NETWORKS, Network, chain_of_network
+from tests.bench.networks import DEEP, NETWORKS, Network, chain_of_network
 
 DEVICES = range(2, 9)
 MEMORIES = range(3, 17)
@@ -24,6 +24,8 @@ MEMORIES = range(3, 17)
 BANDWIDTHS = (12e9, 24e9)
 SOME_DEVICES, SOME_MEMORIES = (2, 4, 8), (4, 8, 12, 16)
 """Where stages may compute again, at the first bandwidth."""
+DEEP_BANDWIDTH, DEEP_MEMORIES = 50e9, (5, 8, 12, 16, 24, 32, 40, 60, 80)
+"""Bytes a second of a link at 400 Gb/s, and GB a device."""
 COPIES = 3
 LENGTHS, COUNTS = (50, 100, 200, 400), (4, 8, 16)
 SHARE = 2.0
@@ -84,6 +86,24 @@ def lines_of_figures(folder: Path) -> Iterator[str]:
     yield HEAD
     some = [case for case in cases if case.inside is not None]
     yield from _rows(some, lambda case: (case.inside or math.inf, case.madpipe))
+
+
+def lines_of_deep(folder: Path) -> Iterator[str]:
+    """Seconds a batch of a deep model on eight devices, a row a memory."""
+    chain = chain_of_network(DEEP, folder)
+    layers = layers_of_chain(chain, Wire(DEEP_BANDWIDTH), COPIES, True)
+    start = time.perf_counter()
+    again = replace(layers, menu=menu_of(Inner(chain, layers), layers))
+    taken = time.perf_counter() - start
+    yield f"\n{DEEP.title}, {layers.count} layers, inner plans in {taken:.0f} s:\n"
+    yield "| GB | pipedream | one_f_one_b | madpipe | one_f_one_b, again | madpipe, again |"
+    yield "|---|---|---|---|---|---|"
+    for memory in DEEP_MEMORIES:
+        plain = [(name, layers) for name in ("pipedream", "one_f_one_b", "madpipe")]
+        both = [*plain, ("one_f_one_b", again), ("madpipe", again)]
+        found = (_period(name, given, 8, memory * 10**9) for name, given in both)
+        cells = (f"{one:.3f}" if math.isfinite(one) else "-" for one in found)
+        yield f"| {memory} | " + " | ".join(cells) + " |"
 
 
 def cases_of_network(network: Network, chain: Chain) -> list[Case]:
