@@ -8,9 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from schemas.chain import Chain
-from stages.combine.allocate.allocation import pattern_of
+from stages.combine.allocate.allocation import Allocation, pattern_of
 from stages.combine.allocate.allocator import Request
+from stages.combine.allocate.contiguous import least_feasible
+from stages.combine.allocate.groups import least_period
 from stages.combine.allocate.inner import Inner, menu_of
 from stages.combine.allocate.layers import Layers, Wire, layers_of_chain
 from stages.combine.allocate.registry import allocator
@@ -43,13 +47,15 @@ HEAD = (
 
 @dataclass(frozen=True)
 class Case:
-    """Seconds a batch on devices of `memory` GB: of `pipedream` with 1F1B*, of `one_f_one_b`, of
+    """Seconds a batch on devices of `memory` GB: of `pipedream` with 1F1B*, blind to memory or
+    counting as many batches in flight as there are devices (`guessing`), of `one_f_one_b`, of
     `madpipe`, and of this one with stages that compute again, None in most cases; inf where nothing
     fits."""
 
     network: str
     memory: int
     pipedream: float
+    guessing: float
     contiguous: float
     madpipe: float
     inside: float | None
@@ -79,6 +85,9 @@ def lines_of_figures(folder: Path) -> Iterator[str]:
     yield "\nPeriod of madpipe over that of pipedream with 1F1B*:\n"
     yield HEAD
     yield from _rows(cases, lambda case: (case.madpipe, case.pipedream))
+    yield "\nThe same, where pipedream counts as many batches in flight as devices:\n"
+    yield HEAD
+    yield from _rows(cases, lambda case: (case.madpipe, case.guessing))
     yield "\nPeriod of madpipe over that of one_f_one_b:\n"
     yield HEAD
     yield from _rows(cases, lambda case: (case.madpipe, case.contiguous))
@@ -122,6 +131,7 @@ def cases_of_network(network: Network, chain: Chain) -> list[Case]:
                         network.title,
                         memory,
                         _period("pipedream", layers, count, size),
+                        _guessed(layers, count, size),
                         _period("one_f_one_b", layers, count, size),
                         _period("madpipe", layers, count, size),
                         _period("madpipe", again, count, size)
@@ -142,6 +152,19 @@ def _period(name: str, layers: Layers, count: int, memory: int) -> float:
     pattern = pattern_of(allocation, answer.timing)
     play_pattern(pattern, allocation.bytes(), allocation.room(memory))
     return answer.ticks * layers.tick
+
+
+def _guessed(layers: Layers, count: int, memory: int) -> float:
+    """Seconds a batch of 1F1B* for the partition that PipeDream finds where every layer is taken to
+    store `count` batches (M 5.1); inf where there is none or it does not fit."""
+    names = tuple(f"cuda:{number}" for number in range(count))
+    stored = count * layers.stored
+    guess = replace(layers, weight=layers.weight + stored, stored=np.zeros_like(stored))
+    found = least_feasible(guess, names, memory)
+    if found is None:
+        return math.inf
+    ticks = least_period(Allocation(layers, found[1].stages, names), memory)
+    return math.inf if ticks is None else ticks * layers.tick
 
 
 def _rows(cases: Sequence[Case], pair: Callable[[Case], tuple[float, float]]) -> Iterator[str]:
