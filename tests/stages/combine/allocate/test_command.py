@@ -11,6 +11,7 @@ import pytest
 
 from schemas.allocators import ALLOCATORS
 from schemas.chain import Chain, Position, write_chain
+from schemas.options import Option, write_options
 from schemas.pattern import read_pattern
 from schemas.pipeline_plan import PipelinePlan, read_pipeline_plan
 from schemas.sequence import read_sequence
@@ -262,3 +263,21 @@ def test_stages_that_compute_again_fit_where_others_do_not(tmp_path: Path, strat
     assert tiny.smallest_memory is not None
     works = plan_of(tmp_path, chain, strategy, 2, tiny.smallest_memory, "--inside", "rotor")
     assert works.period is not None
+
+
+def test_options_of_blocks_from_a_file(tmp_path: Path) -> None:
+    rows = [Position(n, 1, 2, 1, 10, 1, 0, 0, 0, 0, "block") for n in range(1, 6)]
+    chain = Chain([*rows, Position(6, 1, 2, 1, 10, 1, 0, 0, 0, 0, "")], 1, 1)
+    ways = [
+        Option("block", 0, "", 1, 6, 0, 1.0, 0.0, 0.0, [], []),
+        Option("block", 1, "", 10, 10, 10, 1.0, 2.0, 0.0, [], []),
+        Option("block", 2, "", 4, 10, 10, 1.0, 2.5, 0.0, [], []),
+    ]
+    write_options(tmp_path / "options.arrow", ways)
+    rotor = plan_of(tmp_path, chain, "one_f_one_b", 2, 27, "--inside", "rotor")
+    given = ["--inside", "rockmate", "--options", str(tmp_path / "options.arrow")]
+    plan = plan_of(tmp_path, chain, "one_f_one_b", 2, 27, *given)
+    assert plan.period is not None and rotor.period is not None and plan.inside == "rockmate"
+    assert plan.period < rotor.period
+    sequence = read_sequence(tmp_path / "one_f_one_b" / "sequence.arrow")
+    assert {operation.option for operation in sequence if operation.action == "F"} >= {2}
