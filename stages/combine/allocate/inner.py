@@ -35,13 +35,16 @@ PASSES, DROPS = -1, -2
 """The first positions are passed, and run again at the end; the forward keeps nothing."""
 MOST = 32
 """Rows of a segment at most, where none are asked for."""
+LONGEST = 400
+"""Layers of a chain at most."""
 PLACES = 16
 """By saved bytes and by the peak, of rows that are too many."""
 
 
 class Inner:
     """The inner plans of all stages of a chain; `most` rows are kept of each segment. `options` are
-    those of blocks, by the labels of positions; the others keep everything or nothing."""
+    those of blocks, by the labels of positions; the others keep everything or nothing. Raises
+    ConfigError for a chain that is too long, and for options that keep what is not counted."""
 
     def __init__(
         self,
@@ -50,6 +53,11 @@ class Inner:
         options: Mapping[str, list[Option]] | None = None,
         most: int = MOST,
     ) -> None:
+        if layers.count > LONGEST:
+            raise ConfigError(
+                f"the chain has {layers.count} layers, and stages compute again in chains of up to "
+                f"{LONGEST}"
+            )
         self.layers, self.most = layers, most
         found = links_of_chain(_without_gradients(chain), options)
         if found.held > chain.a_0:
@@ -288,7 +296,7 @@ def menu_of(inner: Inner, layers: Layers) -> Menu:
     begin = np.zeros((length + 2, length + 2), np.int64)
     parts: list[Integers] = []
     rows = 0
-    for first in range(1, length + 1):
+    for first in range(length, 0, -1):
         for last in range(first, length + 1):
             begin[first, last] = rows
             parts.append(_served(inner, layers, first, last))

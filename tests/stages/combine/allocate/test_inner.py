@@ -304,3 +304,21 @@ def test_the_special_device_may_compute_again(chain: Chain, devices: int, memory
         if found.timing is not None:
             pattern = pattern_of(allocation, found.timing)
             play_pattern(pattern, allocation.bytes(), allocation.room(memory))
+
+
+def test_a_chain_that_is_too_long_is_refused() -> None:
+    chain = uniform(401)
+    with pytest.raises(ConfigError, match="has 401 layers, and stages compute again in chains of"):
+        Inner(chain, layers_of_chain(chain, Wire(), 3, False))
+
+
+def test_layers_that_are_alike_share_their_plans() -> None:
+    """A long chain of equal layers has as many different segments as lengths."""
+    chain = uniform(40)
+    layers = layers_of_chain(chain, Wire(), 3, False)
+    inner = Inner(chain, layers, most=6)
+    menu = menu_of(inner, layers)
+    assert menu.ticks[menu.begin[3, 9]] == menu.ticks[menu.begin[20, 26]] == layers.load[7]
+    plan = inner.plan(1, 40, len(inner.rows(1, 40)) - 1)
+    inner.check(1, 40, plan)
+    assert plan.stored < 40
