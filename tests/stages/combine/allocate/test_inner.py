@@ -26,6 +26,8 @@ from stages.combine.allocate.menu import InnerPlan
 from stages.combine.allocate.periodic import schedule
 from stages.combine.allocate.registry import allocator
 from stages.combine.allocate.special import allocate
+from stages.combine.chain.frontier import ChainFrontier
+from stages.combine.chain.links import links_of_chain
 from stages.replay.pipeline import play_pattern
 from tests.stages.combine.allocate.pipelines import chains, contiguous, names_of
 
@@ -322,3 +324,19 @@ def test_layers_that_are_alike_share_their_plans() -> None:
     plan = inner.plan(1, 40, len(inner.rows(1, 40)) - 1)
     inner.check(1, 40, plan)
     assert plan.stored < 40
+
+
+@settings(deadline=None, max_examples=25)
+@given(chains(5), st.integers(5, 60))
+def test_on_a_single_device_it_is_rotor(chain: Chain, memory: int) -> None:
+    """Where gradients take nothing, and the loss has no output."""
+    rows = [replace(row, delta=0, weight=0) for row in chain.positions]
+    loss = replace(rows[-1], a=0)
+    alone = Chain([*rows[:-1], loss], chain.a_0, 0)
+    frontier = ChainFrontier(links_of_chain(alone))
+    best = frontier.within(memory)
+    layers = inside(layers_of_chain(alone, Wire(), 1, False), alone)
+    found = least_feasible(layers, names_of(1), memory)
+    assert (found is None) == (best is None)
+    if found is not None and best is not None:
+        assert layers.seconds(found[0]) == pytest.approx(best.seconds, abs=1e-6)
