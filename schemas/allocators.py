@@ -11,14 +11,18 @@ class AllocatorAbout:
     """What is known of an allocator before it runs.
 
     `summary` is a line for people. A `contiguous` one gives each device one stage, so that only
-    neighbours need a link. One with `turns` makes k-periodic patterns and takes k. `optimal_in`
-    names the class that its plans are optimal in where its bound is reached.
+    neighbours need a link. One with `turns` makes k-periodic patterns and takes k. One with
+    `inside` can compute again inside of stages. A `blind` one looks at memory afterwards, so that
+    it may find nothing where something fits. `optimal_in` names the class that its plans are
+    optimal in where its bound is reached.
     """
 
     name: str
     summary: str
     contiguous: bool = False
     turns: bool = False
+    inside: bool = False
+    blind: bool = False
     optimal_in: str = ""
 
 
@@ -28,12 +32,14 @@ _ALL = [
         "contiguous, with the least period where memory does not count; memory is looked at "
         "afterwards (a baseline)",
         contiguous=True,
+        blind=True,
         optimal_in="contiguous allocations",
     ),
     AllocatorAbout(
         "one_f_one_b",
         "contiguous, with the least period at which 1F1B* fits the memory",
         contiguous=True,
+        inside=True,
         optimal_in="contiguous allocations with 1-periodic patterns of whole stages",
     ),
     AllocatorAbout(
@@ -41,6 +47,7 @@ _ALL = [
         "the same, or with every (k+1)-th batch of such a pattern left out where memory binds",
         contiguous=True,
         turns=True,
+        inside=True,
         optimal_in="contiguous allocations",
     ),
     AllocatorAbout(
@@ -53,6 +60,7 @@ _ALL = [
         "madpipe",
         "one stage a device but for a special one, by a dynamic program, with the schedule by an "
         "integer program; never slower than `one_f_one_b`",
+        inside=True,
         optimal_in="all allocations",
     ),
 ]

@@ -16,13 +16,15 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class PlannedStage:
-    """Positions first..last of the chain on a device, with the most batches in flight."""
+    """Positions first..last of the chain on a device, with the most batches in flight and the
+    seconds that each batch computes `again`."""
 
     stage: int
     device: str
     first: int
     last: int
     in_flight: int
+    again: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,8 @@ class PipelinePlan:
     each of these devices, `smallest_devices` of their memory, or `smallest_period` where one was
     asked for; None where nothing is known. `sentence` says the verdict in words. `span` is the
     number of periods that a batch is under way. `weight_copies` times the parameters are stored,
-    and `buffers` says whether cuts have their own. `clock` says that the clock ended a search.
+    `buffers` says whether cuts have their own, and `inside` how stages compute again, "" where they
+    do not. `clock` says that the clock ended a search.
     """
 
     strategy: str
@@ -67,6 +70,7 @@ class PipelinePlan:
     smallest_period: float | None = field(default=None, kw_only=True)
     weight_copies: int = field(kw_only=True)
     buffers: bool = field(kw_only=True)
+    inside: str = field(default="", kw_only=True)
     solver: str = field(kw_only=True)
     clock: bool = field(default=False, kw_only=True)
 
@@ -92,7 +96,7 @@ def read_pipeline_plan(path: Path | str) -> PipelinePlan:
         _require(path, key, document[key], number)
     for key in ("batches", "span", "smallest_memory", "smallest_devices"):
         _require(path, key, document[key], whole)
-    for key in ("strategy", "machine", "sentence", "optimal_in", "solver"):
+    for key in ("strategy", "machine", "sentence", "optimal_in", "inside", "solver"):
         _require(path, key, document[key], (str,))
     _require(path, "weight_copies", document["weight_copies"], (int,))
     if document["verdict"] not in get_args(Verdict):

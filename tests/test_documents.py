@@ -18,6 +18,7 @@ def test_paths_are_there(name: str) -> None:
     text = (ROOT / name).read_text().replace("NAME", "rotor")
     generic = {
         "stages/combine/strategies/rotor.py",
+        "stages/combine/allocate/allocators/rotor.py",
         "schemas/rotor.py",
         "data/machines/rotor.json",
         "stages/combine/offload/planners/rotor.py",

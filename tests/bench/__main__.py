@@ -9,12 +9,14 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 
 from tests.bench import deep, graphs, offload
 from tests.bench.cases import CASES, Case
 from tests.bench.described import table_of_described
 from tests.bench.hierarchies import HEAD, rows_of_hierarchies
+from tests.bench.pipelines import GROWTH, lines_of_deep, lines_of_figures, rows_of_growth
 from tests.bench.tables import planning_table, result_table, table_of_chains
 
 STRATEGY = "rockmate"
@@ -78,6 +80,7 @@ def main() -> None:
     parser.add_argument("--deep", action="store_true", help="plan deep models too, for an hour")
     parser.add_argument("--graphs", action="store_true", help="plan graphs of many shapes too")
     parser.add_argument("--described", action="store_true", help="plan large models for an H100")
+    parser.add_argument("--pipelines", action="store_true", help="plan pipelines too")
     parser.add_argument("--folder", type=Path, help="keep what is made here")
     options = parser.parse_args()
     root = options.folder or Path(tempfile.mkdtemp(prefix="bench-"))
@@ -101,6 +104,12 @@ def main() -> None:
             print(row, flush=True)
     if options.described:
         for line in table_of_described(root / "described"):
+            print(line, flush=True)
+    if options.pipelines:
+        print(GROWTH, flush=True)
+        networks = root / "networks"
+        lines = chain(rows_of_growth(), lines_of_figures(networks), lines_of_deep(networks))
+        for line in lines:
             print(line, flush=True)
     for case in CASES:
         if case.name not in options.models:

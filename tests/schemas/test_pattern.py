@@ -141,10 +141,10 @@ def test_a_plan_that_is_written_is_read(tmp_path: Path) -> None:
         ("weight_copies", "3", "weight_copies is '3'"),
         ("devices", 3, "devices is no list"),
         ("devices", [{"device": "cuda:0"}], "devices does not hold device, peak, memory, busy"),
-        ("stages", [[]], "stages does not hold stage, device, first, last, in_flight"),
+        ("stages", [[]], "stages does not hold stage, device, first, last, in_flight, again"),
         (
             "stages",
-            [{"stage": "1", "device": "a", "first": 1, "last": 2, "in_flight": 1}],
+            [{"stage": "1", "device": "a", "first": 1, "last": 2, "in_flight": 1, "again": 0.0}],
             "stages.stage is '1'",
         ),
     ],

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from schemas.pattern import Kind, Pattern, PatternOperation
+from schemas.sequence import Operation
 from stages.combine.allocate.layers import Layers
+from stages.combine.allocate.menu import InnerPlan
 from stages.replay.pipeline import Room, StageBytes
 
 
@@ -39,11 +41,13 @@ class Task:
 
 @dataclass(frozen=True)
 class Allocation:
-    """Stages in the order of the chain; `names` are those of the devices."""
+    """Stages in the order of the chain; `names` are those of the devices, `inner` the plans inside
+    of stages, empty where all keep everything."""
 
     layers: Layers
     stages: tuple[Stage, ...]
     names: tuple[str, ...]
+    inner: tuple[InnerPlan, ...] = ()
 
     @property
     def contiguous(self) -> bool:
@@ -56,8 +60,7 @@ class Allocation:
         """Stages, and the transfers between stages on different devices, in their order."""
         layers, made = self.layers, []
         for number, stage in enumerate(self.stages, start=1):
-            own = slice(stage.first, stage.last + 1)
-            forward, backward = int(layers.forward[own].sum()), int(layers.backward[own].sum())
+            forward, backward = self._ticks(number)
             made.append(Task(number, False, self.names[stage.device], forward, backward))
             if number < len(self.stages):
                 there = self.stages[number].device
@@ -65,6 +68,33 @@ class Allocation:
                     send, receive = int(layers.send[stage.last]), int(layers.receive[stage.last])
                     made.append(Task(number, True, self.link(stage.device, there), send, receive))
         return made
+
+    def _ticks(self, number: int) -> tuple[int, int]:
+        """Ticks of the forward and of the backward of a stage."""
+        if self.inner:
+            return self.inner[number - 1].forward, self.inner[number - 1].backward
+        stage = self.stages[number - 1]
+        own = slice(stage.first, stage.last + 1)
+        return int(self.layers.forward[own].sum()), int(self.layers.backward[own].sum())
+
+    def again(self, number: int) -> int:
+        """Ticks that a stage computes again for each batch."""
+        stage = self.stages[number - 1]
+        once = int(self.layers.load[stage.last] - self.layers.load[stage.first - 1])
+        return max(sum(self._ticks(number)) - once, 0)
+
+    def sequence(self) -> list[Operation]:
+        """What stages do with their layers, their numbers as branches: the forward of each, up to
+        the first forward of its last layer, and its backward."""
+        found: list[Operation] = []
+        for number, stage in enumerate(self.stages, start=1):
+            layers = range(stage.first, stage.last + 1)
+            own = [Operation("F_all", layer) for layer in layers]
+            own += [Operation("B", layer) for layer in reversed(layers)]
+            if self.inner and self.inner[number - 1].there:
+                own = [*self.inner[number - 1].there, *self.inner[number - 1].back]
+            found += [replace(operation, branch=number) for operation in own]
+        return found
 
     def link(self, one: int, other: int) -> str:
         """The name of the link between two devices."""
@@ -105,6 +135,17 @@ class Allocation:
     def bytes(self) -> list[StageBytes]:
         """What each stage takes, for the referee."""
         layers = self.layers
+        if self.inner:
+            return [
+                StageBytes(
+                    stored=plan.stored,
+                    output=int(layers.output[stage.last]),
+                    gradient=int(layers.gradient[stage.last]),
+                    forward=plan.work,
+                    backward=plan.work,
+                )
+                for stage, plan in zip(self.stages, self.inner, strict=True)
+            ]
         return [
             StageBytes(
                 stored=int(layers.kept[stage.last] - layers.kept[stage.first - 1]),
@@ -131,6 +172,16 @@ class Allocation:
         """What the devices have, with so many bytes each, for the referee."""
         fixed = dict(zip(self.names, self.fixed(), strict=True))
         return Room(fixed, dict.fromkeys(self.names, memory))
+
+
+def inner_of(layers: Layers, stages: Sequence[Stage], rows: Sequence[int]) -> tuple[InnerPlan, ...]:
+    """The plans inside of stages, by their rows of the menu; none where there is no menu."""
+    if layers.menu is None:
+        return ()
+    return tuple(
+        layers.menu.plan(stage.first, stage.last, row)
+        for stage, row in zip(stages, rows, strict=True)
+    )
 
 
 @dataclass(frozen=True)

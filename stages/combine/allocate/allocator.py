@@ -27,9 +27,7 @@ class Request:
     def lower_bound(self) -> float:
         """The ticks a batch that no allocation and no pattern is below: those of the largest layer,
         and of a fair share of all of them."""
-        load = self.layers.load
-        largest = max((load[1:] - load[:-1]).tolist())
-        return max(int(load[-1]) / len(self.names), largest)
+        return self.layers.least_period(len(self.names))
 
 
 @dataclass(frozen=True)

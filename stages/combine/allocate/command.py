@@ -13,7 +13,8 @@ from schemas.made import Made
 if TYPE_CHECKING:
     from stages.combine.allocate.planning import Settings
 
-PATTERN, PLAN = "pattern.arrow", "plan.json"
+PATTERN, PLAN, SEQUENCE = "pattern.arrow", "plan.json", "sequence.arrow"
+INSIDE = ("rotor", "rockmate")
 
 
 def add_pipeline_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,18 +38,25 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="count buffers for what crosses a cut, on both sides",
     )
+    group.add_argument(
+        "--inside",
+        choices=INSIDE,
+        help="let stages compute again: positions that keep everything or nothing (rotor), or the "
+        "options of blocks in --options (rockmate)",
+    )
     group.add_argument("--k", type=int, help="leave out every (k+1)-th batch (k_periodic)")
 
 
 def check_no_pipeline(options: argparse.Namespace) -> None:
     """Raises ConfigError where an option is given that only a pipeline takes."""
-    for name in ("period", "weight_copies", "buffers", "k"):
+    for name in ("period", "weight_copies", "buffers", "inside", "k"):
         if getattr(options, name) is not None:
             raise ConfigError(f"--{name.replace('_', '-')} is for pipelines, and needs --machine")
 
 
 def run_pipeline(options: argparse.Namespace) -> None:
-    """Writes plan.json, and pattern.arrow where there is a plan, into the folder `options.out`.
+    """Writes plan.json, pattern.arrow where there is a plan, and sequence.arrow where its stages
+    may compute again, into the folder `options.out`.
 
     Raises ConfigError or ArtifactError when an option or a file is not what it should be.
     """
@@ -57,32 +65,41 @@ def run_pipeline(options: argparse.Namespace) -> None:
     from schemas.machine import read_machine
     from schemas.pattern import write_pattern
     from schemas.pipeline_plan import write_pipeline_plan
+    from schemas.sequence import write_sequence
     from stages.combine.allocate.fleet import fleet_of
     from stages.combine.allocate.planning import plan_pipeline
     from stages.combine.allocate.registry import allocator
 
     if len(options.chain) != 1:
         raise ConfigError("a pipeline is planned for one chain, and no join")
-    if options.budget is not None or options.options is not None:
-        given = "--budget" if options.budget is not None else "--options"
-        raise ConfigError(f"{given} is not for pipelines: the memory is that of the machine")
+    if options.budget is not None:
+        raise ConfigError("--budget is not for pipelines: the memory is that of the machine")
+    if (options.options is not None) != (options.inside == "rockmate"):
+        raise ConfigError("--options and --inside rockmate are given together")
     chosen = allocator(options.strategy)
     settings = settings_of(options)
     if settings.k is not None and not chosen.about.turns:
         raise ConfigError(f"--strategy {options.strategy} takes no --k")
+    if settings.inside and not chosen.about.inside:
+        raise ConfigError(f"--strategy {options.strategy} takes no --inside")
     path = options.chain[0]
     chain, machine = read_chain(path), read_machine(options.machine)
     fleet = fleet_of(machine, options.machine, chosen.about.contiguous)
-    plan, pattern = plan_pipeline(chain, fleet, machine.name, chosen, settings)
-    if pattern is None:
-        (options.out / PATTERN).unlink(missing_ok=True)
-    else:
-        write_pattern(options.out / PATTERN, pattern, store.read(path, CHAIN).digest)
+    plan, pattern, sequence = plan_pipeline(chain, fleet, machine.name, chosen, settings)
+    digest = store.read(path, CHAIN).digest
+    for name in (PATTERN, SEQUENCE):
+        (options.out / name).unlink(missing_ok=True)
+    if pattern is not None:
+        write_pattern(options.out / PATTERN, pattern, digest)
+    if sequence:
+        write_sequence(options.out / SEQUENCE, sequence, digest)
     write_pipeline_plan(options.out / PLAN, plan)
 
 
 def settings_of(options: argparse.Namespace) -> Settings:
-    """The settings of the command line; raises ConfigError where one is out of range."""
+    """The settings of the command line; raises ConfigError where one is out of range, and
+    ArtifactError where options cannot be read."""
+    from schemas.options import read_options
     from stages.combine.allocate.planning import Settings
 
     copies = 3 if options.weight_copies is None else options.weight_copies
@@ -93,14 +110,17 @@ def settings_of(options: argparse.Namespace) -> Settings:
     period = options.period
     if period is not None and not (math.isfinite(period) and period > 0):
         raise ConfigError(f"--period {period}: expected a number of seconds above 0")
-    return Settings(period, copies, bool(options.buffers), options.k)
+    inside = options.inside or ""
+    blocks = read_options(options.options) if inside == "rockmate" else None
+    return Settings(period, copies, bool(options.buffers), options.k, inside, blocks)
 
 
 def made_pipeline(options: argparse.Namespace) -> list[Made]:
     """What `run_pipeline` made of what."""
     settings = {
         name: getattr(options, name)
-        for name in ("strategy", "period", "weight_copies", "buffers", "k")
+        for name in ("strategy", "period", "weight_copies", "buffers", "inside", "k")
     }
-    outputs = [path for name in (PATTERN, PLAN) if (path := options.out / name).exists()]
-    return [Made(outputs, [*options.chain, options.machine], settings)]
+    outputs = [path for name in (PATTERN, SEQUENCE, PLAN) if (path := options.out / name).exists()]
+    read = [*options.chain, options.machine, *([options.options] if options.options else [])]
+    return [Made(outputs, read, settings)]

@@ -7,13 +7,12 @@ delay never hurts: it means fewer batches in flight, here and further up (M 4.2.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-import numpy as np
-from numba import njit
-
-from stages.combine.allocate.allocation import Allocation, Stage
-from stages.combine.allocate.layers import NO_LIMIT, Integers, Layers
+from stages.combine.allocate.allocation import Allocation, Stage, inner_of
+from stages.combine.allocate.layers import NO_LIMIT, Layers
+from stages.combine.allocate.partitions import label_partition
 
 
 @dataclass(frozen=True)
@@ -33,18 +32,20 @@ def partition(
     """A contiguous allocation that 1F1B*(period) fits into `memory` bytes a device, None where
     there is none. `period` is in ticks."""
     devices = min(len(names), layers.count)
-    starts = _partition(
-        layers.load, layers.weights, layers.kept, layers.work, layers.buffer, layers.cut,
+    menu = layers.menu or layers.everything
+    found = label_partition(
+        menu.begin, menu.ticks, menu.stored, menu.work, layers.weights, layers.buffer, layers.cut,
         devices, memory, period, kept.kept, kept.turns,
     )  # fmt: skip
-    if not len(starts):
+    if not len(found):
         return None
-    ends = [*(int(first) - 1 for first in starts[1:]), layers.count]
-    stages = [
-        Stage(int(first), last, device)
+    starts = found[:, 0].tolist()
+    ends = [*(first - 1 for first in starts[1:]), layers.count]
+    stages = tuple(
+        Stage(first, last, device)
         for device, (first, last) in enumerate(zip(starts, ends, strict=True))
-    ]
-    return Allocation(layers, tuple(stages), names)
+    )
+    return Allocation(layers, stages, names, inner_of(layers, stages, found[:, 1].tolist()))
 
 
 def least_feasible(
@@ -52,11 +53,11 @@ def least_feasible(
 ) -> tuple[int, Allocation] | None:
     """The least period in ticks that any contiguous allocation fits at, with one that does; None
     where none fits at any. A longer period never needs more memory."""
-    high = max(layers.all_ticks, 1)
+    high = max(layers.longest, 1)
     found = partition(layers, names, memory, high, kept)
     if found is None:
         return None
-    low = max(int(layers.load[-1]) // len(names), int(np.diff(layers.load).max()), 1) - 1
+    low = max(math.floor(layers.least_period(len(names))), 1) - 1
     while high - low > 1:
         middle = (low + high) // 2
         tried = partition(layers, names, memory, middle, kept)
@@ -70,7 +71,7 @@ def least_feasible(
 def least_memory(layers: Layers, names: tuple[str, ...]) -> int:
     """The bytes of each device with which a contiguous allocation fits at some period, the least
     of all."""
-    longest = max(layers.all_ticks, 1)
+    longest = max(layers.longest, 1)
     low, high = -1, layers.memory(1, layers.count, 1)
     while high - low > 1:
         middle = (low + high) // 2
@@ -98,79 +99,3 @@ def least_peak_at(
         else:
             high, found = middle, tried
     return found
-
-
-@njit("int64(int64, int64)", cache=True, inline="always")
-def periods(ticks: int, period: int) -> int:
-    """Periods that so many ticks reach into."""
-    return -((-ticks) // period)
-
-
-@njit("int64(int64, int64, int64)", cache=True, inline="always")
-def delayed(before: int, ticks: int, period: int) -> int:
-    """M's `before (+) ticks`: the delay after a task of so many ticks joins its group, or begins a
-    new one."""
-    reached = periods(before, period)
-    if before > 0 and periods(before + ticks, period) != reached:
-        return reached * period + ticks
-    return before + ticks
-
-
-@njit(
-    "int64[::1](int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64, "
-    "int64, int64, int64, int64)",
-    cache=True,
-)
-def _partition(
-    load: Integers,
-    weights: Integers,
-    kept: Integers,
-    work: Integers,
-    buffer: Integers,
-    cut: Integers,
-    devices: int,
-    memory: int,
-    period: int,
-    there: int,
-    turns: int,
-) -> Integers:
-    """First layers of stages, in order; empty where no partition fits."""
-    length = load.size - 1
-    never = np.int64(1) << 62
-    delay = np.full((devices + 1, length + 1), never)
-    start = np.zeros((devices + 1, length + 1), np.int64)
-    delay[0, length] = 0
-    for used in range(devices):
-        for last in range(length, 0, -1):
-            before = delay[used, last]
-            if before == never:
-                continue
-            most_work = np.int64(0)
-            for first in range(last, 0, -1):
-                ticks = load[last] - load[first - 1]
-                if ticks > period:
-                    break
-                most_work = max(most_work, work[first])
-                after = delayed(before, ticks, period)
-                group = periods(after, period) or 1
-                flying = group // turns * there + min(group % turns, there)
-                own = weights[last] - weights[first - 1] + most_work
-                own += flying * (kept[last] - kept[first - 1]) + buffer[last]
-                if own > memory:
-                    break
-                if own + buffer[first - 1] > memory or cut[first - 1] > period:
-                    continue
-                after = delayed(after, cut[first - 1], period)
-                if after < delay[used + 1, first - 1]:
-                    delay[used + 1, first - 1] = after
-                    start[used + 1, first - 1] = last
-    best = 0
-    for used in range(1, devices + 1):
-        if delay[used, 0] < never and (best == 0 or delay[used, 0] < delay[best, 0]):
-            best = used
-    starts = np.empty(best, np.int64)
-    layer = np.int64(0)
-    for number in range(best):
-        starts[number] = layer + 1
-        layer = start[best - number, layer]
-    return starts

@@ -12,36 +12,44 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from stages.combine.allocate.contiguous import delayed, periods
-from stages.combine.allocate.layers import Integers
+from stages.combine.allocate.menu import Integers
+from stages.combine.allocate.partitions import delayed, periods
 
-LOAD, MEMORY, DELAY, CARRIED, PARENT, SPECIAL, LAST, ANY = range(8)
+LOAD, MEMORY, DELAY, CARRIED, PARENT, SPECIAL, LAST, ANY, ROW = range(9)
 """What a label says: ticks and bytes of the special device; ticks between the end of the last
 forward that is left and the start of its backward; those that the link between the special device
 and that of the first stage carries already; the label before it; whether its first stage is on the
-special device; this stage's last layer; whether any stage is on the special device."""
+special device; this stage's last layer; whether any stage is on the special device; this stage's
+row of the menu."""
 
-FITS, MISFITS, HOPELESS = range(3)
-"""Of a stage: it fits; it does not; nor does any with more layers."""
+SPECIAL_ROWS = 6
+"""Of a menu with more rows, about so many are tried for a stage on the special device."""
+
+FITS, MISFITS, HOPELESS, TOO_LONG = range(4)
+"""Of a stage: it fits; it does not; nor does any with more layers that keeps everything; nor does
+any that takes as long."""
 
 
 class Sizes(NamedTuple):
-    """Ticks, weights, stored bytes, and the fewest bytes of layers 1..l by l; temporary bytes of
-    layers k..l by k and l; bytes of buffers and ticks of links by cut."""
+    """The fewest ticks, the weights and the fewest bytes of layers 1..l by l; bytes of buffers and
+    ticks of links by cut; the menu of stages."""
 
     load: Integers
     weights: Integers
-    kept: Integers
     least: Integers
-    work: Integers
     buffer: Integers
     cut: Integers
+    begin: Integers
+    ticks: Integers
+    stored: Integers
+    work: Integers
 
 
 class Within(NamedTuple):
     """Devices beside the special one, the bytes of each, the period that batches in flight are
     counted by, the load that a lane may have, whether to count as M prints, and whether the special
-    device stores all batches in flight; places by load and by memory, and labels in each."""
+    device stores all batches in flight; places by load and by memory, and labels in each; whether
+    stages may compute again."""
 
     normal: int
     memory: int
@@ -52,6 +60,7 @@ class Within(NamedTuple):
     loads: int
     memories: int
     depth: int
+    again: bool
 
 
 class Labels(NamedTuple):
@@ -66,12 +75,13 @@ class Labels(NamedTuple):
 
 @njit(cache=True, nogil=True)
 def label_stages(sizes: Sizes, within: Within) -> Integers:
-    """(last layer, whether on the special device) of each stage in order, shape (stages, 2); empty
-    where nothing was found. Of several the special device with the fewest bytes is taken."""
+    """(last layer, whether on the special device, row of the menu) of each stage in order, shape
+    (stages, 3); empty where nothing was found. Of several the special device with the fewest bytes
+    is taken."""
     length = sizes.load.size - 1
     labels = _first_label(length, within)
     count, best = 1, -1
-    new = np.zeros(8, np.int64)
+    new = np.zeros(9, np.int64)
     for last in range(length, 0, -1):
         for used in range(within.normal + 1):
             own = _labels_of(labels, last, used)
@@ -90,23 +100,36 @@ def label_stages(sizes: Sizes, within: Within) -> Integers:
                         # as M prints it, the last device that is left takes all in one stage
                         begin = min(begin, 1)
                     for first in range(begin, 0, -1):
-                        fit = _stage(new, row, special, first, last, start, sizes, within)
-                        if fit == HOPELESS:
+                        hopeless = True
+                        begun, ended = sizes.begin[first, last], sizes.begin[first, last + 1]
+                        step = special * (ended - begun) // SPECIAL_ROWS or 1
+                        for number in range(begun, ended, step):
+                            new[ROW] = number
+                            fit = _stage(new, row, special, first, last, start, sizes, within)
+                            if fit == TOO_LONG:
+                                break
+                            hopeless = hopeless and fit == HOPELESS and not within.again
+                            if fit != FITS:
+                                continue
+                            if sizes.least[first - 1] > room - new[MEMORY]:
+                                continue
+                            new[PARENT] = label
+                            if count == labels.after.size:
+                                labels = _doubled(labels)
+                            reached = used + 1 - special
+                            slot = _insert(labels, count, first - 1, reached, new, within)
+                            count += slot == count
+                            row = labels.rows[label]
+                            if (
+                                slot >= 0
+                                and first == 1
+                                and (best < 0 or new[MEMORY] <= labels.rows[best, MEMORY])
+                            ):
+                                best = slot
+                            if not special:
+                                break
+                        if hopeless:
                             break
-                        if fit == MISFITS or sizes.least[first - 1] > room - new[MEMORY]:
-                            continue
-                        new[PARENT] = label
-                        if count == labels.after.size:
-                            labels = _doubled(labels)
-                        slot = _insert(labels, count, first - 1, used + 1 - special, new, within)
-                        count += slot == count
-                        row = labels.rows[label]
-                        if (
-                            slot >= 0
-                            and first == 1
-                            and (best < 0 or new[MEMORY] <= labels.rows[best, MEMORY])
-                        ):
-                            best = slot
     return _way(labels.rows, best)
 
 
@@ -117,14 +140,14 @@ def _first_label(length: int, within: Within) -> Labels:
     head[length, 0, 0] = 0
     filled = np.zeros((length + 1, normal + 1, places), np.int8)
     filled[length, 0, 0] = 1
-    rows = np.zeros((4096, 8), np.int64)
+    rows = np.zeros((4096, 9), np.int64)
     return Labels(rows, np.full(4096, -1, np.int32), head, filled)
 
 
 @njit(cache=True)
 def _doubled(labels: Labels) -> Labels:
     count = labels.after.size
-    rows, after = np.empty((2 * count, 8), np.int64), np.empty(2 * count, np.int32)
+    rows, after = np.empty((2 * count, 9), np.int64), np.empty(2 * count, np.int32)
     rows[:count], after[:count] = labels.rows, labels.after
     return Labels(rows, after, labels.head, labels.filled)
 
@@ -193,17 +216,18 @@ def _stage(
     """Puts the label with a stage first..last before those of `row` into `new`; says whether the
     stage fits."""
     sound = not within.printed
-    load = sizes.load[last] - sizes.load[first - 1]
+    number = new[ROW]
+    load = sizes.ticks[number]
     new[LOAD] = row[LOAD] + special * load
     if max(load, new[LOAD]) > within.most:
-        return HOPELESS
+        return TOO_LONG
     flying = max(periods(start + load, within.target), 1)
     if special and within.printed:
         flying -= 1
     elif special and row[ANY] and not within.all_flying:
         flying = max(flying - 1, 1)
     own = sizes.weights[last] - sizes.weights[first - 1]
-    own += flying * (sizes.kept[last] - sizes.kept[first - 1])
+    own += flying * sizes.stored[number]
     if last < sizes.load.size - 1 and not (sound and special and row[SPECIAL]):
         own += sizes.buffer[last]
     new[MEMORY] = row[MEMORY]
@@ -214,7 +238,7 @@ def _stage(
             new[MEMORY] += sizes.buffer[first - 1]
     elif sound and row[SPECIAL]:
         new[MEMORY] += sizes.buffer[last]
-    work = sizes.work[first, last]
+    work = sizes.work[number]
     if own + work > within.memory or (not special and new[MEMORY] > within.memory):
         return HOPELESS
     if own + work + sizes.buffer[first - 1] > within.memory and (within.printed or not special):
@@ -273,9 +297,10 @@ def _way(rows: Integers, best: int) -> Integers:
     while index > 0:
         stages += 1
         index = rows[index, PARENT]
-    found = np.empty((stages, 2), np.int64)
+    found = np.empty((stages, 3), np.int64)
     index = best
     for stage in range(stages):
         found[stage, 0], found[stage, 1] = rows[index, LAST], rows[index, SPECIAL]
+        found[stage, 2] = rows[index, ROW]
         index = rows[index, PARENT]
     return found

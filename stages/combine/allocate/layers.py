@@ -13,11 +13,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from schemas.chain import Chain
+from stages.combine.allocate.menu import InnerPlan, Integers, Menu
 
-Integers = NDArray[np.int64]
 FINENESS = 40
 """All times together are about 2 to the power of so many ticks."""
 NO_LIMIT = 1 << 59
@@ -33,7 +32,7 @@ class Layers:
     beside input and output. `forward_work` and `backward_work` are temporary bytes. By cut, `send`
     and `receive` are the ticks of the output over a link and of its gradient back, `output` and
     `gradient` their bytes, `buffer` the bytes that a cut takes on the devices at both of its sides.
-    `tick` is in seconds.
+    `tick` is in seconds. Where stages may compute again, `menu` says how.
     """
 
     forward: Integers
@@ -48,6 +47,7 @@ class Layers:
     gradient: Integers
     buffer: Integers
     tick: float
+    menu: Menu | None = None
 
     @property
     def count(self) -> int:
@@ -84,6 +84,50 @@ class Layers:
         """Ticks of everything one after the other, all cuts included."""
         return int(self.load[-1] + self.cut.sum())
 
+    @cached_property
+    def everything(self) -> Menu:
+        """The menu where every stage keeps everything, as M counts it (4.2.1)."""
+        begin = np.zeros((self.count + 2, self.count + 2), np.int64)
+        ticks, stored, work = [], [], []
+        rows = 0
+        for first in range(1, self.count + 1):
+            begin[first, first:] = np.arange(rows, rows + self.count + 2 - first)
+            rows += self.count + 1 - first
+            ticks.append(self.load[first:] - self.load[first - 1])
+            stored.append(self.kept[first:] - self.kept[first - 1])
+            work.append(np.maximum.accumulate(self.work[first:]))
+        return Menu(
+            begin,
+            np.concatenate(ticks),
+            np.concatenate(stored),
+            np.concatenate(work),
+            lambda first, last, _: self.whole(first, last),
+        )
+
+    def whole(self, first: int, last: int) -> InnerPlan:
+        """The stage of layers first..last that keeps everything."""
+        own = slice(first, last + 1)
+        return InnerPlan(
+            int(self.forward[own].sum()),
+            int(self.backward[own].sum()),
+            int(self.kept[last] - self.kept[first - 1]),
+            int(self.work[own].max()),
+        )
+
+    @property
+    def longest(self) -> int:
+        """Ticks that nothing takes longer than, one after the other: `all_ticks`, or more where
+        stages compute again."""
+        if self.menu is None:
+            return self.all_ticks
+        return self.all_ticks + int(self.menu.ticks.max()) * self.count
+
+    def least_period(self, devices: int) -> float:
+        """Ticks a batch that no allocation and no pattern is below: those of the largest layer, and
+        of a fair share of all of them."""
+        each = np.diff(self.load) if self.menu is None else self.menu.least[1:]
+        return max(int(each.sum()) / devices, int(each.max()))
+
     def memory(self, first: int, last: int, in_flight: int) -> int:
         """The bytes of a device with layers first..last alone and so many batches in flight (M
         4.2.1), the temporary bytes of its largest layer included."""
@@ -106,7 +150,7 @@ class Layers:
         nothing = np.zeros_like(self.weight)
         return replace(
             self, weight=nothing, stored=nothing, forward_work=nothing, backward_work=nothing,
-            output=nothing, gradient=nothing, buffer=nothing,
+            output=nothing, gradient=nothing, buffer=nothing, menu=None,
         )  # fmt: skip
 
 

@@ -3,16 +3,20 @@ what it gave, and says how good it is; or what is known to work, where nothing f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from schemas.chain import Chain
+from schemas.options import Option
 from schemas.pattern import Pattern
 from schemas.pipeline_plan import PipelinePlan, PlannedDevice, PlannedStage
 from schemas.plan import gap_of
+from schemas.sequence import Operation
 from stages.combine.allocate.allocation import pattern_of
 from stages.combine.allocate.allocator import Allocator, Answer, Request
 from stages.combine.allocate.contiguous import least_memory
 from stages.combine.allocate.fleet import Fleet
+from stages.combine.allocate.inner import Inner, menu_of
 from stages.combine.allocate.layers import Layers, layers_of_chain
 from stages.replay.pipeline import PlayedPattern, play_pattern
 
@@ -24,30 +28,41 @@ tolerance of the solver of integer programs."""
 @dataclass(frozen=True)
 class Settings:
     """What a user may set: the seconds that a batch may take (`period`, None for the fewest), how
-    many times the parameters are stored (3 as in M; 1 with a flush), whether cuts take buffers,
-    and the k of k-periodic patterns."""
+    many times the parameters are stored (3 as in M; 1 with a flush), whether cuts take buffers, the
+    k of k-periodic patterns, and how stages compute again (`inside`): not at all (""), by blocks
+    that keep everything or nothing ("rotor"), or by `options` of blocks ("rockmate")."""
 
     period: float | None = None
     weight_copies: int = 3
     buffers: bool = False
     k: int | None = None
+    inside: str = ""
+    options: Mapping[str, list[Option]] | None = None
 
 
 def plan_pipeline(
     chain: Chain, fleet: Fleet, machine: str, allocator: Allocator, settings: Settings
-) -> tuple[PipelinePlan, Pattern | None]:
+) -> tuple[PipelinePlan, Pattern | None, list[Operation]]:
     """The plan of a chain on the devices of a machine with its pattern, None where the verdict is
-    "infeasible"."""
+    "infeasible", and what stages do with their layers, nothing where they do not compute again."""
     layers = layers_of_chain(chain, fleet.wire, settings.weight_copies, settings.buffers)
+    inner = Inner(chain, layers, settings.options) if settings.inside else None
+    if inner is not None:
+        layers = replace(layers, menu=menu_of(inner, layers))
     period = None if settings.period is None else layers.ticks(settings.period)
     request = Request(layers, fleet.names, fleet.memory, period, settings.k)
     answer = allocator.allocate(request)
     if answer is None:
-        return _infeasible(request, machine, allocator, settings), None
+        return _infeasible(request, machine, allocator, settings), None, []
     pattern = pattern_of(answer.allocation, answer.timing)
     allocation = answer.allocation
+    if inner is not None and allocation.inner:
+        for stage, own in zip(allocation.stages, allocation.inner, strict=True):
+            if own.there:
+                inner.check(stage.first, stage.last, own)
     played = play_pattern(pattern, allocation.bytes(), allocation.room(fleet.memory))
-    return _plan(answer, played, pattern, fleet, machine, allocator, settings), pattern
+    plan = _plan(answer, played, pattern, fleet, machine, allocator, settings)
+    return plan, pattern, allocation.sequence() if settings.inside else []
 
 
 def _plan(
@@ -76,7 +91,14 @@ def _plan(
         for number, name in enumerate(fleet.names)
     ]
     stages = [
-        PlannedStage(number, fleet.names[stage.device], stage.first, stage.last, flying)
+        PlannedStage(
+            number,
+            fleet.names[stage.device],
+            stage.first,
+            stage.last,
+            flying,
+            allocation.again(number) * layers.tick,
+        )
         for number, (stage, flying) in enumerate(
             zip(allocation.stages, played.in_flight, strict=True), start=1
         )
@@ -96,6 +118,7 @@ def _plan(
         stages=stages,
         weight_copies=settings.weight_copies,
         buffers=settings.buffers,
+        inside=settings.inside,
         solver=answer.solver,
         clock=answer.clock,
     )
@@ -129,7 +152,8 @@ def _infeasible(
     else:
         memory = least_memory(layers, request.names)
         devices = _enough_devices(layers, request)
-        sentence = _what_works(request, memory, devices)
+        how = " with one_f_one_b" if allocator.about.blind else ""
+        sentence = _what_works(request, memory, devices, how)
     return PipelinePlan(
         name,
         machine,
@@ -140,20 +164,21 @@ def _infeasible(
         smallest_period=None if shorter is None else shorter.ticks * layers.tick,
         weight_copies=settings.weight_copies,
         buffers=settings.buffers,
+        inside=settings.inside,
         solver="" if shorter is None else shorter.solver,
     )
 
 
-def _what_works(request: Request, memory: int, devices: int | None) -> str:
+def _what_works(request: Request, memory: int, devices: int | None, how: str) -> str:
     count = len(request.names)
     said = (
         f"The chain does not fit {count} device{'s' * (count > 1)} of {request.memory} bytes; "
-        f"{memory} bytes each are known to work"
+        f"{memory} bytes each are known to work{how}"
     )
     if devices is not None:
         return f"{said}, or {devices} devices of {request.memory} bytes."
-    if count == 1:
-        return f"{said}; a single device can compute again instead of storing: plan with --budget."
+    if count == 1 and request.layers.menu is None:
+        return f"{said}; a device can compute again instead of storing: plan with --inside rotor."
     return f"{said}, and no number of devices of {request.memory} bytes is."
 
 

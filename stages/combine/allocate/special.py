@@ -9,21 +9,24 @@ labels come than there is place for, the rest is dropped, too: then the program 
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 
-from stages.combine.allocate.allocation import Allocation, Stage
+from stages.combine.allocate.allocation import Allocation, Stage, inner_of
 from stages.combine.allocate.labels import Sizes, Within, label_stages
-from stages.combine.allocate.layers import Integers, Layers
+from stages.combine.allocate.layers import Layers
+from stages.combine.allocate.menu import Integers
 
 ROUNDS = 10
 """Periods that are tried for a long chain."""
 SHORT = 24
 """Layers up to which periods are tried until none is left between two, and places are many."""
-FINE, COARSE = (32, 8, 6), (24, 6, 2)
-"""Places for labels by load and by memory, and labels in each."""
+FINE, COARSE, MENUS = (32, 8, 6), (24, 6, 2), (12, 4, 2)
+"""Places for labels by load and by memory, and labels in each, of short and of long chains, and
+where stages may compute again."""
 
 
 @dataclass(frozen=True)
@@ -57,23 +60,25 @@ def allocate(
     many batches in flight as a period of `target` ticks takes; None where none was found. The
     special device is the last one."""
     normal = len(names) - 1
+    menu = layers.menu or layers.everything
+    again = layers.menu is not None
     sizes = Sizes(
-        layers.load, layers.weights, layers.kept, least_bytes(layers, target, rules), _work(layers),
-        layers.buffer, layers.cut,
+        np.cumsum(menu.least), layers.weights, least_bytes(layers, target, rules),
+        layers.buffer, layers.cut, menu.begin, menu.ticks, menu.stored, menu.work,
     )  # fmt: skip
-    places = FINE if layers.count <= SHORT else COARSE
+    places = MENUS if again else FINE if layers.count <= SHORT else COARSE
     found = label_stages(
-        sizes, Within(normal, memory, target, most, rules.printed, rules.all_flying, *places)
+        sizes, Within(normal, memory, target, most, rules.printed, rules.all_flying, *places, again)
     )
     if not len(found):
         return None
-    stages, device, first = [], 0, 1
-    for last, special in found:
+    stages, device, first = list[Stage](), 0, 1
+    for last, special, _ in found:
         number = normal if special else device
         device += 0 if special else 1
         stages.append(Stage(first, int(last), number))
         first = int(last) + 1
-    return Allocation(layers, tuple(stages), names)
+    return Allocation(layers, tuple(stages), names, inner_of(layers, stages, found[:, 2].tolist()))
 
 
 def least_load(
@@ -81,7 +86,7 @@ def least_load(
 ) -> tuple[int, Allocation] | None:
     """MadPipe-DP(target): the least load in ticks of an allocation that fits, with one; None where
     none fits (M 4.2.2)."""
-    high = layers.all_ticks
+    high = layers.longest
     found = allocate(layers, names, memory, target, high, rules)
     if found is None:
         return None
@@ -115,9 +120,10 @@ def _halved(
     """M Algorithm 1, the shortest period first. MadPipe-DP falls as its target rises, so that the
     best of both is where they meet: the range of periods is halved between those with and without
     an allocation that fits."""
-    low = max(int(layers.load[-1]) // len(names), int(np.diff(layers.load).max()), 1) - 1
+    low = max(math.floor(layers.least_period(len(names))), 1) - 1
     high, found = below, list[tuple[int, Allocation]]()
-    for number in range(ROUNDS if layers.count > SHORT else 64):
+    long = layers.count > SHORT or layers.menu is not None
+    for number in range(ROUNDS if long else 64):
         middle = (low + high) // 2 if number else high - 1
         if middle <= low:
             break
@@ -135,18 +141,12 @@ def _halved(
 def least_bytes(layers: Layers, target: int, rules: Rules = SOUND) -> Integers:
     """The bytes that layers 1..l add to their devices at least, by l: of each layer a device stores
     all the time one batch less than are in flight, and these are as many as periods of `target`
-    ticks pass from its forward to its backward."""
+    ticks pass from its forward to its backward. Where stages may compute again, weights alone."""
+    if layers.menu is not None:
+        return layers.weights
     later = layers.load[-1] - layers.load[:-1]
     flying = -(-later // target) - 1
     if not rules.printed:
         flying = np.maximum(flying, 1)
     stored = np.concatenate([[0], flying * layers.stored[1:]])
     return layers.weights + np.cumsum(np.maximum(stored, 0))
-
-
-def _work(layers: Layers) -> Integers:
-    """The temporary bytes of layers k..l, by k and l."""
-    found = np.zeros((layers.count + 1, layers.count + 1), np.int64)
-    for first in range(1, layers.count + 1):
-        found[first, first:] = np.maximum.accumulate(layers.work[first:])
-    return found

@@ -68,7 +68,12 @@ def test_what_cannot_run_is_refused() -> None:
     refused(graph, costs, [*steps, Step(Free(3))], "the gradient in value 3 is freed")
     refused(graph, costs, [*steps, Step(Gradient(3))], "no gradient left")
     refused(graph, costs, [steps[0], steps[1], steps[3]], "backward runs before the loss")
-    refused(graph, costs, [steps[0], Step(cast(Any, Offload()))], "not possible on one device")
+    refused(
+        graph,
+        costs,
+        [steps[0], Step(cast(Any, Offload()))],
+        "nothing says what a Offload reads, makes",
+    )
     refused(graph, costs, [Step(Compute(9))], "there is no op 9")
     refused(graph, costs, [Step(Write(0))], "is a compute, not a write")
     refused(graph, costs, [Step(Compute(0, in_place=1))], "cannot overwrite value 1")

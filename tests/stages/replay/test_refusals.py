@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace as with_fields
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -222,14 +220,6 @@ def test_a_view_that_takes_the_bytes_of_what_it_views_is_refused() -> None:
     taken = [over if step == making else step for step in steps]
     costs = Costs(rows, costs.device)
     refused(with_fields(graph, ops=ops), costs, taken, "is a view of a storage that is not live")
-
-
-def test_an_action_of_which_nothing_is_said_is_refused() -> None:
-    graph, costs = two_draws()
-    steps = opened(graph, costs, [0, 1, 2, 3, 4])
-    unknown: Any = SimpleNamespace(value=0)
-    steps.insert(1, with_fields(steps[0], action=unknown))
-    refused(graph, costs, steps, "step 1 .*: nothing says what a SimpleNamespace reads, makes and")
 
 
 def test_ids_out_of_range_are_refused() -> None:

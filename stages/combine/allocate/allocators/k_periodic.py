@@ -19,9 +19,8 @@ class KPeriodic:
         """The contiguous allocation and the k with the fewest ticks a batch."""
         blind = least_feasible(request.layers.without_memory(), request.names, NO_LIMIT)
         assert blind is not None, "one stage takes everything where memory has no limit"
-        answers = [
-            answer for kept in _choices(request) if (answer := _with(request, kept, blind[0]))
-        ]
+        bound = blind[0] if request.layers.menu is None else request.lower_bound
+        answers = [answer for kept in _choices(request) if (answer := _with(request, kept, bound))]
         return min(answers, key=lambda answer: answer.ticks, default=None)
 
 
@@ -33,7 +32,7 @@ def _choices(request: Request) -> list[Kept]:
     return [ALL, *(Kept(k, k + 1) for k in range(1, 2 * devices - 1))]
 
 
-def _with(request: Request, kept: Kept, bound: int) -> Answer | None:
+def _with(request: Request, kept: Kept, bound: float) -> Answer | None:
     if request.period is None:
         found = least_feasible(request.layers, request.names, request.memory, kept)
     else:

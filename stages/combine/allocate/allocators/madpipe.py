@@ -10,6 +10,7 @@ from stages.combine.allocate.allocation import Stage
 from stages.combine.allocate.allocator import Answer, Request
 from stages.combine.allocate.allocators.one_f_one_b import ALLOCATOR as CONTIGUOUS
 from stages.combine.allocate.integer import Limits
+from stages.combine.allocate.menu import InnerPlan
 from stages.combine.allocate.periodic import schedule
 from stages.combine.allocate.special import allocations
 
@@ -24,19 +25,30 @@ class Madpipe:
     about = ALLOCATORS["madpipe"]
 
     def allocate(self, request: Request) -> Answer | None:
-        """The best allocation found, None where none fits."""
+        """The best allocation found, None where none fits. Where stages may compute again, it is
+        no worse than where they may not."""
+        answers = [self._best(request)]
+        if request.layers.menu is not None:
+            keeping = replace(request.layers, menu=None)
+            answers.append(self._best(replace(request, layers=keeping)))
+        found = [answer for answer in answers if answer is not None]
+        best = min(found, key=lambda answer: answer.ticks, default=None)
+        return None if best is None else replace(best, bound=request.lower_bound)
+
+    def _best(self, request: Request) -> Answer | None:
         layers, memory = request.layers, request.memory
         contiguous = CONTIGUOUS.allocate(replace(request, period=None))
         best = None if contiguous is None else (contiguous.allocation, contiguous.timing)
-        below = max(layers.all_ticks, 1) + 1 if best is None else best[1].period
+        below = max(layers.longest, 1) + 1 if best is None else best[1].period
         if request.period is not None:
             below = min(below, request.period + 1)
         clock = False
-        seen: set[tuple[Stage, ...]] = set()
+        seen: set[tuple[tuple[Stage, ...], tuple[InnerPlan, ...]]] = set()
         for least, allocation in allocations(layers, request.names, memory, below):
-            if least >= below or len(seen) == SCHEDULES or allocation.stages in seen:
+            key = (allocation.stages, allocation.inner)
+            if least >= below or len(seen) == SCHEDULES or key in seen:
                 continue
-            seen.add(allocation.stages)
+            seen.add(key)
             found = schedule(allocation, memory, below, LIMITS)
             clock = clock or found.clock
             if found.timing is not None:

@@ -22,12 +22,13 @@ class OneFOneB:
         if best is None:
             return None
         period, allocation = best
+        bound = period if request.layers.menu is None else request.lower_bound
         if request.period is not None:
             asked = least_peak_at(request.layers, request.names, request.memory, request.period)
             if asked is None:
                 return None
-            return Answer(asked, one_f_one_b(asked, request.period), period, SOLVER)
-        return Answer(allocation, one_f_one_b(allocation, period), period, SOLVER)
+            return Answer(asked, one_f_one_b(asked, request.period), bound, SOLVER)
+        return Answer(allocation, one_f_one_b(allocation, period), bound, SOLVER)
 
 
 ALLOCATOR = OneFOneB()

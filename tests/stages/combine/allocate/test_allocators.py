@@ -146,8 +146,9 @@ def test_an_allocator_from_outside_is_one_file_and_one_line(
     monkeypatch.setitem(sys.modules, "stages.combine.allocate.allocators.alone", module)
     case = cases("pipeline_contiguous")[0]
     fleet = Fleet(names_of(2), ENOUGH, wire_of_case(case))
-    plan, pattern = plan_pipeline(chain_of_case(case), fleet, "two", allocator("alone"), Settings())
-    assert pattern is not None and plan.verdict == "feasible"
+    chain = chain_of_case(case)
+    plan, pattern, sequence = plan_pipeline(chain, fleet, "two", allocator("alone"), Settings())
+    assert pattern is not None and not sequence and plan.verdict == "feasible"
     assert plan.period == sum(case["u_f"]) + sum(case["u_b"])
     assert [(stage.first, stage.last) for stage in plan.stages] == [(1, 4)]
     assert [device.busy for device in plan.devices] == [1.0, 0.0]

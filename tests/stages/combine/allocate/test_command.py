@@ -11,8 +11,10 @@ import pytest
 
 from schemas.allocators import ALLOCATORS
 from schemas.chain import Chain, Position, write_chain
+from schemas.options import Option, write_options
 from schemas.pattern import read_pattern
 from schemas.pipeline_plan import PipelinePlan, read_pipeline_plan
+from schemas.sequence import read_sequence
 from stages.__main__ import main
 from stages.audit.folder import audit
 from tests.stages.combine.allocate.pipelines import cases, chain_of_case
@@ -117,6 +119,7 @@ def test_what_does_not_fit_says_what_is_known_to_work(tmp_path: Path) -> None:
         assert "no number of devices of 5 bytes is" in plan.sentence
         works = plan_of(tmp_path, chain_of_case(CASE), strategy, 2, plan.smallest_memory)
         assert works.period is not None or strategy == "pipedream"
+        assert (" with one_f_one_b" in plan.sentence) == (strategy == "pipedream")
     plan = plan_of(tmp_path, chain_of_case(CASE), "one_f_one_b", 2, 13)
     assert plan.smallest_devices is not None
     works = plan_of(tmp_path, chain_of_case(CASE), "one_f_one_b", plan.smallest_devices, 13)
@@ -141,7 +144,7 @@ def test_a_single_device_does_one_batch_after_the_other(tmp_path: Path, strategy
     assert small.verdict == "infeasible" and small.smallest_devices is not None
     assert small.smallest_memory == plan.devices[0].peak
     tiny = plan_of(tmp_path, chain_of_case(CASE), strategy, 1, 1)
-    assert "can compute again instead of storing: plan with --budget" in tiny.sentence
+    assert "can compute again instead of storing: plan with --inside rotor" in tiny.sentence
 
 
 @pytest.mark.parametrize("strategy", ALLOCATORS)
@@ -160,7 +163,13 @@ def test_wrong_options_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[st
     known = [*files, "--machine", str(path), "--strategy", "madpipe"]
     for given, words in (
         (["--budget", "1GB"], "--budget is not for pipelines: the memory is that of the machine"),
-        (["--options", "o.arrow"], "--options is not for pipelines"),
+        (["--options", "o.arrow"], "--options and --inside rockmate are given together"),
+        (["--inside", "rockmate"], "--options and --inside rockmate are given together"),
+        (["--inside", "rockmate", "--options", "o.arrow"], "o.arrow"),
+        (
+            ["--inside", "rotor", "--strategy", "pipedream"],
+            "--strategy pipedream takes no --inside",
+        ),
         (["--k", "2"], "--strategy madpipe takes no --k"),
         (["--k", "0"], "--k 0: expected 1 to 1000"),
         (["--period", "0"], "--period 0.0: expected a number of seconds above 0"),
@@ -174,7 +183,13 @@ def test_wrong_options_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert not (tmp_path / "out").exists()
     rotor = [*files, "--strategy", "rotor"]
     assert "chain needs --budget, or --machine for a pipeline" in refusal(capsys, rotor)
-    for given in (["--k", "1"], ["--buffers"], ["--period", "1"], ["--weight-copies", "1"]):
+    for given in (
+        ["--k", "1"],
+        ["--buffers"],
+        ["--inside", "rotor"],
+        ["--period", "1"],
+        ["--weight-copies", "1"],
+    ):
         said = refusal(capsys, [*rotor, "--budget", "1GB", *given])
         assert f"{given[0]} is for pipelines, and needs --machine" in said
 
@@ -225,3 +240,47 @@ def test_links_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["chain", *files, *out, "--strategy", "one_f_one_b"]) == 0
     said = refusal(capsys, [*files, *out, "--strategy", "madpipe"])
     assert "has no link between cuda:0 and cuda:2" in said
+
+
+@pytest.mark.parametrize("strategy", [name for name, about in ALLOCATORS.items() if about.inside])
+def test_stages_that_compute_again_fit_where_others_do_not(tmp_path: Path, strategy: str) -> None:
+    rows = [Position(n, 1, 2, 1, 10, 1, 0, 0, 0, 0, "") for n in range(1, 9)]
+    chain, bare = Chain(rows, 1, 1), plan_of(tmp_path, Chain(rows, 1, 1), strategy, 2, 30)
+    assert bare.verdict == "infeasible" and not (tmp_path / strategy / "sequence.arrow").exists()
+    plan = plan_of(tmp_path, chain, strategy, 2, 30, "--inside", "rotor")
+    assert plan.period is not None and plan.inside == "rotor"
+    assert all(device.peak <= 30 for device in plan.devices)
+    assert sum(stage.again for stage in plan.stages) > 0
+    sequence = read_sequence(tmp_path / strategy / "sequence.arrow")
+    assert {operation.branch for operation in sequence} == {stage.stage for stage in plan.stages}
+    for stage in plan.stages:
+        own = [operation for operation in sequence if operation.branch == stage.stage]
+        backward = [operation.block for operation in own if operation.action == "B"]
+        assert backward == list(range(stage.last, stage.first - 1, -1))
+        forwards = sum(operation.action != "B" for operation in own)
+        assert forwards - len(backward) == pytest.approx(stage.again)
+    assert audit(tmp_path / strategy).complaints == []
+    assert plan_of(tmp_path, chain, strategy, 2, 30).inside == ""
+    assert not (tmp_path / strategy / "sequence.arrow").exists()
+    tiny = plan_of(tmp_path, chain, strategy, 2, 5, "--inside", "rotor")
+    assert tiny.smallest_memory is not None
+    works = plan_of(tmp_path, chain, strategy, 2, tiny.smallest_memory, "--inside", "rotor")
+    assert works.period is not None
+
+
+def test_options_of_blocks_from_a_file(tmp_path: Path) -> None:
+    rows = [Position(n, 1, 2, 1, 10, 1, 0, 0, 0, 0, "block") for n in range(1, 6)]
+    chain = Chain([*rows, Position(6, 1, 2, 1, 10, 1, 0, 0, 0, 0, "")], 1, 1)
+    ways = [
+        Option("block", 0, "", 1, 6, 0, 1.0, 0.0, 0.0, [], []),
+        Option("block", 1, "", 10, 10, 10, 1.0, 2.0, 0.0, [], []),
+        Option("block", 2, "", 4, 10, 10, 1.0, 2.5, 0.0, [], []),
+    ]
+    write_options(tmp_path / "options.arrow", ways)
+    rotor = plan_of(tmp_path, chain, "one_f_one_b", 2, 27, "--inside", "rotor")
+    given = ["--inside", "rockmate", "--options", str(tmp_path / "options.arrow")]
+    plan = plan_of(tmp_path, chain, "one_f_one_b", 2, 27, *given)
+    assert plan.period is not None and rotor.period is not None and plan.inside == "rockmate"
+    assert plan.period < rotor.period
+    sequence = read_sequence(tmp_path / "one_f_one_b" / "sequence.arrow")
+    assert {operation.option for operation in sequence if operation.action == "F"} >= {2}

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stages.combine.allocate.allocation import Allocation
-from stages.combine.allocate.contiguous import delayed, periods
 from stages.combine.allocate.layers import Layers
+from stages.combine.allocate.partitions import delayed, periods
 from stages.combine.allocate.special import (
     CAREFUL,
     PRINTED,

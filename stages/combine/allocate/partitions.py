@@ -1,0 +1,96 @@
+"""Partitions of a chain into stages with the least delay, compiled; `contiguous.py` says why."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from stages.combine.allocate.menu import Integers
+
+NEVER = np.int64(1) << 62
+"""A delay that nothing has."""
+
+
+@njit("int64(int64, int64)", cache=True, inline="always")
+def periods(ticks: int, period: int) -> int:
+    """Periods that so many ticks reach into."""
+    return -((-ticks) // period)
+
+
+@njit("int64(int64, int64, int64)", cache=True, inline="always")
+def delayed(before: int, ticks: int, period: int) -> int:
+    """M's `before (+) ticks`: the delay after a task of so many ticks joins its group, or begins a
+    new one."""
+    reached = periods(before, period)
+    if before > 0 and periods(before + ticks, period) != reached:
+        return reached * period + ticks
+    return before + ticks
+
+
+@njit("int64(int64[:, ::1])", cache=True)
+def _fewest(delay: Integers) -> int:
+    """The stages of the partition of all layers with the least delay, 0 where there is none."""
+    best = 0
+    for used in range(1, len(delay)):
+        if delay[used, 0] < NEVER and (best == 0 or delay[used, 0] < delay[best, 0]):
+            best = used
+    return best
+
+
+@njit(
+    "int64[:, ::1](int64[:, ::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], "
+    "int64[::1], int64, int64, int64, int64, int64)",
+    cache=True,
+)
+def label_partition(
+    begin: Integers,
+    ticks: Integers,
+    stored: Integers,
+    work: Integers,
+    weights: Integers,
+    buffer: Integers,
+    cut: Integers,
+    devices: int,
+    memory: int,
+    period: int,
+    there: int,
+    turns: int,
+) -> Integers:
+    """First layers of stages and their rows of the menu, shape (stages, 2), in order; empty where
+    no partition fits. Of a stage the fastest row that fits is the best: it delays the least."""
+    length = cut.size - 1
+    delay = np.full((devices + 1, length + 1), NEVER)
+    start = np.zeros((devices + 1, length + 1), np.int64)
+    taken = np.zeros((devices + 1, length + 1), np.int64)
+    delay[0, length] = 0
+    for used in range(devices):
+        for last in range(length, 0, -1):
+            before = delay[used, last]
+            if before == NEVER:
+                continue
+            for first in range(last, 0, -1):
+                fixed = weights[last] - weights[first - 1] + buffer[last] + buffer[first - 1]
+                if ticks[begin[first, last]] > period:
+                    break
+                if fixed > memory or cut[first - 1] > period:
+                    continue
+                for row in range(begin[first, last], begin[first, last + 1]):
+                    if ticks[row] > period:
+                        break
+                    after = delayed(before, ticks[row], period)
+                    group = periods(after, period) or 1
+                    flying = group // turns * there + min(group % turns, there)
+                    if fixed + flying * stored[row] + work[row] <= memory:
+                        after = delayed(after, cut[first - 1], period)
+                        if after < delay[used + 1, first - 1]:
+                            delay[used + 1, first - 1] = after
+                            start[used + 1, first - 1] = last
+                            taken[used + 1, first - 1] = row
+                        break
+    best = _fewest(delay)
+    found = np.empty((best, 2), np.int64)
+    layer = np.int64(0)
+    for number in range(best):
+        found[number, 0], found[number, 1] = layer + 1, taken[best - number, layer]
+        layer = start[best - number, layer]
+    return found
