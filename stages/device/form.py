@@ -60,7 +60,7 @@ def _is_holder(item: Any) -> bool:
         isinstance(item, dict)
         and set(item) == {"place", "shown", "kind", "reads"}
         and isinstance(item["shown"], str)
-        and item["kind"] in ("fields", "names", "class", "cells", "defaults")
+        and item["kind"] in ("fields", "names", "class", "cells", "defaults", "code")
         and isinstance(item["reads"], dict)
         and isinstance(item["place"], list)
         and bool(item["place"])

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stages.device.readings import ABSENT, VIEWS, installed, is_array, slots_of
+from stages.device.readings import ABSENT, VIEWS, installed_code, is_array, slots_of
 
 Place = tuple[tuple[Any, ...], ...]
 """Steps from a module of the model, or a module of Python, to a thing; see
@@ -240,7 +240,7 @@ def _of_python(kind: type) -> bool:
 def is_users(function: Any) -> bool:
     """True for a Python function outside installed packages and Python's own library."""
     code = getattr(function, "__code__", None)
-    return code is not None and not installed(code.co_filename)
+    return code is not None and not installed_code(code, function.__globals__)
 
 
 def items_of(value: Any) -> Iterator[tuple[tuple[Any, ...], str, Any]]:

@@ -71,13 +71,15 @@ class Reach(abc.ABC):
         """What it reaches that is no parameter and no buffer, with a copy."""
         self._own = {id(one) for one in (*model.parameters(), *model.buffers())}
         self._modules = {id(vars(module)): module for module in model.modules()}
-        self._functions: dict[types.CodeType, tuple[Place, Any]] = {}
+        self.functions: dict[types.CodeType, tuple[Place, Any]] = {}
         self._alike: dict[types.CodeType, dict[int, tuple[Place, Any]]] = {}
         self._seen: set[int] = set()
         self._cut: set[int] = set()
         """Containers of which something was too far away to be followed."""
         self._caches: dict[int, tuple[Any, int]] = {}
         self._ran: set[types.CodeType] = set()
+        self.wrappers: dict[Place, Any] = {}
+        """The functions of Python's library and of packages that a user's function stands in."""
         self._alive: list[Any] = []
         self.spaces = Spaces(self.holders, self.discover)
         for path, module in model.named_modules():
@@ -116,23 +118,30 @@ class Reach(abc.ABC):
         if place[0] == NOWHERE:
             place = _place_of_class(kind) or place
         self.spaces.enter_class(kind, place)
+        if not installed_class(type(kind)) and not issubclass(kind, type):
+            self._enter_class(type(kind), (*place, ("type",)))
         for index, base in enumerate(kind.__mro__):
             if not base.__module__.startswith("torch.nn.") and base is not object:
                 for name, value in list(vars(base).items()):
-                    self._enter_function(value, (*place, ("base", index), ("class", name)))
+                    at = (*place, ("base", index), ("class", name))
+                    self._enter_function(value, at)
+                    if is_object(value) and hasattr(type(value), "__get__"):
+                        self.discover(value, at, name)
 
     def _enter_function(self, value: Any, place: Place, depth: int = 0) -> None:
         self._take_caches(value)
         function = underlying(value)
         if not isinstance(function, types.FunctionType) or depth > _LONGEST:
             return
-        if function.__code__ in self._functions and not has_own(function):
+        known = self.functions.get(function.__code__)
+        if known and known[1].__code__ is function.__code__ and not has_own(function):
             return
+        if isinstance(value, functools.singledispatchmethod):
+            self._enter_function(value.dispatcher, (*place, ("given", "dispatcher")), depth + 1)
         place = (*place, ("function",))
         if is_users(function) and not own_code(function.__code__.co_filename):
-            known = self._functions.get(function.__code__)
             if known is None or known[1].__code__ is not function.__code__:
-                self._functions[function.__code__] = (place, function)
+                self.functions[function.__code__] = (place, function)
             alike = self._alike.setdefault(function.__code__, {})
             if id(function) in alike:
                 return
@@ -142,11 +151,15 @@ class Reach(abc.ABC):
                 self._note_cells(function.__code__, function, place)
                 self.spaces.note_defaults(function, place)
             for inner in nested(function.__code__):
-                self._functions.setdefault(inner, (place, function))
+                self.functions.setdefault(inner, (place, function))
+        elif function.__closure__:
+            self.wrappers.setdefault(place, function)
         for name, cell in cells_of(function):
             inside = content_of(cell)
             if underlying(inside) is not function:
                 self._enter_function(inside, (*place, ("cell", name)), depth + 1)
+            if type(inside) is dict and function.__globals__.get("__name__") == "functools":
+                self.discover(inside, (*place, ("cell", name)), name)
 
     def discover(self, value: Any, place: Place, shown: str, far: int = 0) -> bool:
         """Follows a value that was found at a place: containers, objects, functions. It is followed

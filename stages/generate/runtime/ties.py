@@ -1,4 +1,4 @@
-"""Inputs that are tied to one another or to the model's own tensors where eager's sums differ."""
+"""Tensors of a call that are tied to one another where eager's sums or writes differ then."""
 
 from __future__ import annotations
 
@@ -23,9 +23,16 @@ class Ties:
         self.parameters = [at for at, tensor in positions if tensor.kind == "parameter"]
         self.written = [at for at, tensor in positions if tensor.path in set(written)]
         self.written = [at for at in self.written if tensors[at].kind == "buffer"]
+        self.own = [at for at, tensor in positions if tensor.kind in ("parameter", "buffer")]
+        self.apart: list[int] = []
+        """Where the model's own tensors, and what it reads beside them, began when they were last
+        seen not to overlap."""
 
-    def difference(self, tensors: Sequence[torch.Tensor]) -> str | None:
-        """What is tied in a call and must not be, as a sentence; None where nothing is."""
+    def difference(
+        self, tensors: Sequence[torch.Tensor], beside: Sequence[torch.Tensor] = ()
+    ) -> str | None:
+        """What is tied in a call and must not be, as a sentence; None where nothing is. `beside`
+        are tensors that the forward reads and that are none of the call."""
         owners = {id(tensors[at]): at for at in self.parameters}
         if len(owners) < len(self.parameters):
             return self._tied_since(tensors, owners)
@@ -33,8 +40,45 @@ class Ties:
             sentence = self._one_gradient(tensors, owners)
             if sentence is not None:
                 return sentence
-        if self.written and self.inputs:
-            return self._written_input(tensors)
+        if not self.written:
+            return None
+        try:
+            return self._written_own(tensors, beside) or self._written_input(tensors)
+        except RuntimeError:
+            return (
+                "a tensor of the call has no bytes of its own, as within a transform of functions"
+            )
+
+    def _written_own(
+        self, tensors: Sequence[torch.Tensor], beside: Sequence[torch.Tensor]
+    ) -> str | None:
+        """A written buffer that shares bytes with another of the model's tensors."""
+        own = [tensors[at] for at in self.own]
+        starts = [tensor.data_ptr() for tensor in (*own, *beside)]
+        if starts == self.apart:
+            return None
+        names = [
+            *(self.names[at] for at in self.own),
+            *("a tensor the forward reads",) * len(beside),
+        ]
+        written = set(self.written)
+        spans = sorted(
+            (start, start + _extent(tensor), number)
+            for number, (start, tensor) in enumerate(zip(starts, (*own, *beside), strict=True))
+            if tensor.numel()
+        )
+        reaching: list[tuple[int, int, bool]] = []
+        for start, end, number in spans:
+            reaching = [one for one in reaching if one[0] > start]
+            writes = number < len(own) and self.own[number] in written
+            for _, other, other_writes in reaching:
+                if writes or other_writes:
+                    return (
+                        f"{names[number]} shares its bytes with {names[other]}, which it did not "
+                        f"when the plan was made, and the step writes there; give it a clone"
+                    )
+            reaching.append((end, number, writes))
+        self.apart = starts
         return None
 
     def _tied_since(self, tensors: Sequence[torch.Tensor], last: dict[int, int]) -> str:
@@ -61,20 +105,21 @@ class Ties:
         return None
 
     def _written_input(self, tensors: Sequence[torch.Tensor]) -> str | None:
-        try:
-            starts = [tensors[at].data_ptr() for at in self.written]
-            for at in self.inputs:
-                storage = tensors[at].untyped_storage()
-                first = storage.data_ptr()
-                last = first + storage.nbytes()
-                for start, buffer in zip(starts, self.written, strict=True):
-                    if first <= start < last:
-                        return (
-                            f"{self.names[at]} shares its bytes with the buffer "
-                            f"{self.names[buffer]}, which the step writes; give it a clone"
-                        )
-        except RuntimeError:
-            return (
-                "a tensor of the call has no bytes of its own, as within a transform of functions"
-            )
+        starts = [tensors[at].data_ptr() for at in self.written] if self.inputs else []
+        for at in self.inputs:
+            storage = tensors[at].untyped_storage()
+            first = storage.data_ptr()
+            last = first + storage.nbytes()
+            for start, buffer in zip(starts, self.written, strict=True):
+                if first <= start < last:
+                    return (
+                        f"{self.names[at]} shares its bytes with the buffer "
+                        f"{self.names[buffer]}, which the step writes; give it a clone"
+                    )
         return None
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """The bytes from a tensor's first element to the end of its last one."""
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()

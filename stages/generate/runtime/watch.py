@@ -8,6 +8,7 @@ import functools
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,8 +20,9 @@ from .form import check_form
 from .lists import Lists
 from .looks import LOOKS
 from .places import content, find
-from .readings import ABSENT, VIEWS, bound_to, encode, is_array, slots_of, underlying
+from .readings import ABSENT, VIEWS, bound_to, encode, held_by, is_array, slots_of, underlying
 from .states import STATES
+from .steps import follow
 from .structure import compare_structure, compare_type, own_paths
 from .written import agree
 
@@ -160,7 +162,9 @@ class Watch:
         own: dict[int, str],
         lists: Lists,
     ) -> None:
-        thing = find(holder["place"], modules)
+        place = holder["place"]
+        of_code = holder["kind"] == "code"
+        thing = follow(place, modules, lists) if of_code else find(place, modules)
         if thing is ABSENT:
             raise not_there(holder)
         look_up = LOOKS[holder["kind"]]
@@ -190,14 +194,22 @@ class Watch:
             shown: Any = value
             keys = list(shown) if isinstance(value, dict | MappingProxyType) else None
             inside = list(shown) if keys is None else list(shown.values())
+            if isinstance(value, collections.defaultdict):
+                lists.factories.append((value, value.default_factory))
+                self._take_contents(value.default_factory, lists, own, depth + 1)
             if not isinstance(value, tuple):
                 lists.containers.append((value, inside, keys))
             for item in inside:
                 self._take_contents(item, lists, own, depth + 1)
         elif (owner := bound_to(value)) is not ABSENT and depth < 12:
             self._take_contents(owner, lists, own, depth + 1)
-        elif isinstance(value, functools.partial):
-            self._take_contents((value.args, value.keywords), lists, own, depth + 1)
+        elif isinstance(value, functools.partial | functools.partialmethod):
+            parts = (value.func, value.args, value.keywords)
+            self._take_contents(parts, lists, own, depth + 1)
+        elif isinstance(value, Enum) and depth < 12:
+            for name, item in held_by(value).items():
+                lists.fields.add(vars(value), name, item)
+                self._take_contents(item, lists, own, depth + 1)
         elif inspect.isfunction(function := underlying(value)):
             lists.codes.append((function, function.__code__))
         elif (slots := slots_of(value)) and depth < 12:
