@@ -258,12 +258,10 @@ def _check_constants(result: Capture, forward: Forward) -> None:
     """Raises ModelError where a constant of the program is a buffer that the program writes."""
     for path, (module, name) in forward.buffers().items():
         buffer = module._buffers[name]
-        if path not in result.writes or buffer is None or not result.constants:
+        if path not in result.writes or path in forward.assigned or buffer is None:
             continue
         storage = buffer.untyped_storage()._cdata
-        if any(
-            constant.untyped_storage()._cdata == storage for constant in result.constants.values()
-        ):
+        if storage in [constant.untyped_storage()._cdata for constant in result.constants.values()]:
             raise ModelError(
                 f"{forward.built.label}: the forward writes its buffer {path!r} and reads it from "
                 "elsewhere, too, as from a plain attribute: read the buffer alone"

@@ -6,7 +6,7 @@ import sys
 import types
 from typing import Any
 
-from stages.device.readings import ABSENT, is_context, underlying
+from stages.device.readings import ABSENT, is_context
 from stages.trace.codes import nested
 from stages.trace.functions import cells_of, content_of
 from stages.trace.holders import NOWHERE, Holder, Place
@@ -23,7 +23,7 @@ def executed(reader: Reader) -> tuple[list[Holder], list[str]]:
     found: dict[int, Holder] = {}
     problems = []
     for code, names in reader.codes.items():
-        where = _reached(reader, code) or _by_name(code, names)
+        where = _reached(reader, code) or _by_name(reader, code, names)
         if where is None:
             if not _in_import(code, reader):
                 problems.append(_not_found(code))
@@ -65,8 +65,9 @@ def _reached(reader: Reader, code: types.CodeType) -> Found | None:
     return None if place[0] == NOWHERE else (place, function)
 
 
-def _by_name(code: types.CodeType, names: dict[str, Any]) -> Found | None:
-    """The function of a module's or class's own that a code is, or is made by."""
+def _by_name(reader: Reader, code: types.CodeType, names: dict[str, Any]) -> Found | None:
+    """The function that stands under the name of a code, in its module or in a class there, and is
+    that code or makes it."""
     module = sys.modules.get(str(names.get("__name__")))
     if module is None or vars(module) is not names:
         return None
@@ -77,12 +78,8 @@ def _by_name(code: types.CodeType, names: dict[str, Any]) -> Found | None:
         bases = thing.__mro__ if isinstance(thing, type) else ()
         thing = next((vars(base)[part] for base in bases if part in vars(base)), ABSENT)
         place = (*place, ("class", part))
-    function = underlying(thing)
-    if not isinstance(function, types.FunctionType):
-        return None
-    if code != function.__code__ and code not in nested(function.__code__):
-        return None
-    return (*place, ("function",)), function
+    reader.enter_function(thing, place)
+    return _reached(reader, code)
 
 
 def _in_import(code: types.CodeType, reader: Reader) -> bool:

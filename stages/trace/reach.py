@@ -18,7 +18,9 @@ from stages.device.readings import (
     VIEWS,
     bound_to,
     class_of,
+    held_by,
     installed_class,
+    is_context,
     slots_of,
     underlying,
 )
@@ -124,11 +126,12 @@ class Reach(abc.ABC):
             if not base.__module__.startswith("torch.nn.") and base is not object:
                 for name, value in list(vars(base).items()):
                     at = (*place, ("base", index), ("class", name))
-                    self._enter_function(value, at)
+                    self.enter_function(value, at)
                     if is_object(value) and hasattr(type(value), "__get__"):
                         self.discover(value, at, name)
 
-    def _enter_function(self, value: Any, place: Place, depth: int = 0) -> None:
+    def enter_function(self, value: Any, place: Place, depth: int = 0) -> None:
+        """Remembers from where a function is reached, with those around it and within it."""
         self._take_caches(value)
         function = underlying(value)
         if not isinstance(function, types.FunctionType) or depth > _LONGEST:
@@ -137,7 +140,7 @@ class Reach(abc.ABC):
         if known and known[1].__code__ is function.__code__ and not has_own(function):
             return
         if isinstance(value, functools.singledispatchmethod):
-            self._enter_function(value.dispatcher, (*place, ("given", "dispatcher")), depth + 1)
+            self.enter_function(value.dispatcher, (*place, ("given", "dispatcher")), depth + 1)
         place = (*place, ("function",))
         if is_users(function) and not own_code(function.__code__.co_filename):
             if known is None or known[1].__code__ is not function.__code__:
@@ -157,7 +160,11 @@ class Reach(abc.ABC):
         for name, cell in cells_of(function):
             inside = content_of(cell)
             if underlying(inside) is not function:
-                self._enter_function(inside, (*place, ("cell", name)), depth + 1)
+                self.enter_function(inside, (*place, ("cell", name)), depth + 1)
+            if is_context(inside):
+                for part, item in held_by(inside).items():
+                    at = (*place, ("cell", name), ("field", part))
+                    self.enter_function(item, at, depth + 1)
             if type(inside) is dict and function.__globals__.get("__name__") == "functools":
                 self.discover(inside, (*place, ("cell", name)), name)
 
@@ -190,7 +197,7 @@ class Reach(abc.ABC):
 
     def _discover_function(self, value: Any, place: Place, shown: str, far: int) -> None:
         """A function with what it is bound to, the given arguments of a partial one, a cache."""
-        self._enter_function(value, place)
+        self.enter_function(value, place)
         if isinstance(value, types.MethodType):
             self.discover(value.__self__, (*place, ("bound",)), f"{shown}.__self__", far)
         elif (owner := bound_to(value)) is not ABSENT:
