@@ -108,14 +108,15 @@ def _container(value: Any, own: Mapping[int, str], depth: int) -> Any:
         return ["object", *_named(type(value))]
     names = _named(type(value))
     if isinstance(value, dict | types.MappingProxyType):
-        missing = getattr(value, "default_factory", None)
-        made = [] if missing is None else [encode(missing, own, depth + 1)]
+        made = []
+        if isinstance(value, collections.defaultdict):
+            made.append(encode(value.default_factory, own, depth + 1))
         return ["dict", *names, _pairs(value, own, depth), *made]
     items = [encode(item, own, depth + 1) for item in value]
     if isinstance(value, set | frozenset):
         items.sort(key=repr)
-    most = getattr(value, "maxlen", None)
-    return ["items", *names, items, *([] if most is None else [most])]
+    most = [value.maxlen] if isinstance(value, collections.deque) else []
+    return ["items", *names, items, *most]
 
 
 def _pairs(value: Mapping[Any, Any], own: Mapping[int, str], depth: int) -> list[list[Any]]:
