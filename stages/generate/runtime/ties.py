@@ -24,6 +24,8 @@ class Ties:
         self.written = [at for at, tensor in positions if tensor.path in set(written)]
         self.written = [at for at in self.written if tensors[at].kind == "buffer"]
         self.own = [at for at, tensor in positions if tensor.kind in ("parameter", "buffer")]
+        self.writing = {n for n, at in enumerate(self.own) if at in set(self.written)}
+        """Which of the own tensors the step writes, by their place among them."""
         self.apart: list[int] = []
         """Where the model's own tensors, and what it reads beside them, began when they were last
         seen not to overlap."""
@@ -42,44 +44,14 @@ class Ties:
                 return sentence
         if not self.written:
             return None
+        seen = [*(tensors[at] for at in self.own), *beside]
         try:
-            return self._written_own(tensors, beside) or self._written_input(tensors)
+            starts = [tensor.data_ptr() for tensor in seen]
+            return self._written_own(starts, seen) or self._written_input(starts, tensors)
         except RuntimeError:
             return (
                 "a tensor of the call has no bytes of its own, as within a transform of functions"
             )
-
-    def _written_own(
-        self, tensors: Sequence[torch.Tensor], beside: Sequence[torch.Tensor]
-    ) -> str | None:
-        """A written buffer that shares bytes with another of the model's tensors."""
-        own = [tensors[at] for at in self.own]
-        starts = [tensor.data_ptr() for tensor in (*own, *beside)]
-        if starts == self.apart:
-            return None
-        names = [
-            *(self.names[at] for at in self.own),
-            *("a tensor the forward reads",) * len(beside),
-        ]
-        written = set(self.written)
-        spans = sorted(
-            (start, start + _extent(tensor), number)
-            for number, (start, tensor) in enumerate(zip(starts, (*own, *beside), strict=True))
-            if tensor.numel()
-        )
-        reaching: list[tuple[int, int, bool]] = []
-        for start, end, number in spans:
-            reaching = [one for one in reaching if one[0] > start]
-            writes = number < len(own) and self.own[number] in written
-            for _, other, other_writes in reaching:
-                if writes or other_writes:
-                    return (
-                        f"{names[number]} shares its bytes with {names[other]}, which it did not "
-                        f"when the plan was made, and the step writes there; give it a clone"
-                    )
-            reaching.append((end, number, writes))
-        self.apart = starts
-        return None
 
     def _tied_since(self, tensors: Sequence[torch.Tensor], last: dict[int, int]) -> str:
         one = next(at for at in self.parameters if last[id(tensors[at])] != at)
@@ -104,17 +76,43 @@ class Ties:
                 owners[key] = at
         return None
 
-    def _written_input(self, tensors: Sequence[torch.Tensor]) -> str | None:
-        starts = [tensors[at].data_ptr() for at in self.written] if self.inputs else []
+    def _written_own(self, starts: list[int], seen: Sequence[torch.Tensor]) -> str | None:
+        """A written buffer that shares bytes with another of the model's tensors."""
+        if starts == self.apart:
+            return None
+        spans = sorted(
+            (start, start + _extent(tensor), number)
+            for number, (start, tensor) in enumerate(zip(starts, seen, strict=True))
+            if tensor.numel()
+        )
+        reaching: list[tuple[int, int]] = []
+        for start, end, number in spans:
+            reaching = [one for one in reaching if one[0] > start]
+            for _, other in reaching:
+                if number in self.writing or other in self.writing:
+                    return (
+                        f"{self._named(number)} shares its bytes with {self._named(other)}, which "
+                        f"it did not when the plan was made, and the step writes there; give it a "
+                        f"clone"
+                    )
+            reaching.append((end, number))
+        self.apart = starts
+        return None
+
+    def _named(self, number: int) -> str:
+        inside = number < len(self.own)
+        return self.names[self.own[number]] if inside else "a tensor that the forward reads"
+
+    def _written_input(self, starts: list[int], tensors: Sequence[torch.Tensor]) -> str | None:
         for at in self.inputs:
             storage = tensors[at].untyped_storage()
             first = storage.data_ptr()
             last = first + storage.nbytes()
-            for start, buffer in zip(starts, self.written, strict=True):
-                if first <= start < last:
+            for number in self.writing:
+                if first <= starts[number] < last:
                     return (
                         f"{self.names[at]} shares its bytes with the buffer "
-                        f"{self.names[buffer]}, which the step writes; give it a clone"
+                        f"{self.names[self.own[number]]}, which the step writes; give it a clone"
                     )
         return None
 
