@@ -21,10 +21,10 @@ class Ties:
         self.inputs = [at for at, tensor in positions if tensor.kind == "input"]
         self.given = [at for at in self.inputs if tensors[at].requires_grad]
         self.parameters = [at for at, tensor in positions if tensor.kind == "parameter"]
-        self.written = [at for at, tensor in positions if tensor.path in set(written)]
-        self.written = [at for at in self.written if tensors[at].kind == "buffer"]
+        paths = set(written)
+        written_at = {at for at, one in positions if one.kind == "buffer" and one.path in paths}
         self.own = [at for at, tensor in positions if tensor.kind in ("parameter", "buffer")]
-        self.writing = {n for n, at in enumerate(self.own) if at in set(self.written)}
+        self.writing = {number for number, at in enumerate(self.own) if at in written_at}
         """Which of the own tensors the step writes, by their place among them."""
         self.apart: list[int] = []
         """Where the model's own tensors, and what it reads beside them, began when they were last
@@ -42,9 +42,10 @@ class Ties:
             sentence = self._one_gradient(tensors, owners)
             if sentence is not None:
                 return sentence
-        if not self.written:
+        if not self.writing:
             return None
-        seen = [*(tensors[at] for at in self.own), *beside]
+        strided = [one for one in beside if one.layout == torch.strided]
+        seen = [*(tensors[at] for at in self.own), *strided]
         try:
             starts = [tensor.data_ptr() for tensor in seen]
             return self._written_own(starts, seen) or self._written_input(starts, tensors)
