@@ -15,6 +15,7 @@ def check_form(description: Any) -> None:
         "holders": (list, _is_holder),
         "names": (list, _is_names),
         "hooks": (list, _is_texts),
+        "twins": (list, _is_texts),
         "states": (dict, None),
     }
     if not isinstance(description, dict) or not set(fields) <= set(description):

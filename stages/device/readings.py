@@ -215,8 +215,15 @@ def _in_slot(slot: Any, value: Any) -> Any:
 
 def installed_class(kind: type) -> bool:
     """True for a class of an installed package, of Python's library or of PyTorch."""
+    if made_at_run_time(kind):
+        return False
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     return kind.__module__ == "builtins" or (file is not None and installed(file))
+
+
+def made_at_run_time(kind: type) -> bool:
+    """True for a class of `make_dataclass` and the like, which says that it is of `types`."""
+    return kind.__module__ == "types" and kind.__name__ not in vars(types)
 
 
 def _named(thing: Any) -> list[str]:

@@ -77,6 +77,9 @@ def say(written: Any, other: Any = None) -> str:
         return ".".join(written[2:4]) + (" that holds something else" if alike else "")
     if word in ("items", "dict"):
         return _say_items(written, other)
+    if word == "partial":
+        alike = isinstance(other, list) and other[:2] == written[:2]
+        return f"a partial of {say(written[1])}" + (" with other arguments" if alike else "")
     if word == "tensor":
         alike = isinstance(other, list) and other[:3] == written[:3]
         return "other values" if alike else f"a {written[2]} tensor of shape {written[1]}"

@@ -20,7 +20,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from stages.device.readings import ABSENT, VIEWS, installed_code, is_array, slots_of
+from stages.device.readings import (
+    ABSENT,
+    VIEWS,
+    installed_code,
+    is_array,
+    made_at_run_time,
+    slots_of,
+)
 
 Place = tuple[tuple[Any, ...], ...]
 """Steps from a module of the model, or a module of Python, to a thing; see
@@ -234,7 +241,7 @@ def is_object(value: Any) -> bool:
 def _of_python(kind: type) -> bool:
     """True for a class of Python's own library."""
     top = kind.__module__.partition(".")[0]
-    return top in sys.stdlib_module_names and top != "__main__"
+    return top in sys.stdlib_module_names and top != "__main__" and not made_at_run_time(kind)
 
 
 def is_users(function: Any) -> bool:

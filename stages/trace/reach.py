@@ -125,7 +125,7 @@ class Reach(abc.ABC):
         for index, base in enumerate(kind.__mro__):
             if not base.__module__.startswith("torch.nn.") and base is not object:
                 for name, value in list(vars(base).items()):
-                    at = (*place, ("base", index), ("class", name))
+                    at = (*place, ("base", _start(kind, index, name)), ("class", name))
                     self.enter_function(value, at)
                     if is_object(value) and hasattr(type(value), "__get__"):
                         self.discover(value, at, name)
@@ -288,6 +288,19 @@ class Reach(abc.ABC):
             self.foreign[id(vars(module))] = (module, inner)
             self._alive.append(module)
             self._enter_module(module, (*place, *steps), inner)
+
+
+def _start(kind: type, index: int, name: str) -> int:
+    """The first class in the order of a class from which on a name is that of its class `index`: a
+    class between the two may be given the name later."""
+    order = kind.__mro__
+    start = index
+    for earlier in range(index - 1, -1, -1):
+        if name in vars(order[earlier]):
+            break
+        if next(base for base in order[earlier].__mro__ if name in vars(base)) is order[index]:
+            start = earlier
+    return start
 
 
 def _place_of_class(kind: type) -> Place | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from stages.device.readings import ABSENT, held_by, installed
+from stages.device.readings import ABSENT, held_by, installed, made_at_run_time
 from stages.trace.codes import imported, looks_up_names, names_of
 from stages.trace.functions import defaults_of, of_plan, own_code
 from stages.trace.holders import Holder, Place, is_dunder
@@ -203,6 +203,8 @@ def users_class(kind: type) -> bool:
     """True for a class that a module of the user's made."""
     if kind.__module__ == "builtins":
         return False
+    if made_at_run_time(kind):
+        return True
     module = sys.modules.get(kind.__module__)
     return module is None or users_module(module)
 

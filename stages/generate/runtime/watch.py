@@ -23,7 +23,7 @@ from .places import content, find
 from .readings import ABSENT, VIEWS, bound_to, encode, held_by, is_array, slots_of, underlying
 from .states import STATES
 from .steps import follow
-from .structure import compare_structure, compare_type, own_paths
+from .structure import compare_classes, compare_structure, compare_type, own_paths
 from .written import agree
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -54,6 +54,7 @@ class Watch:
         self.holders = description["holders"]
         self.names = description["names"]
         self.types = {path: [module, name] for path, module, name in description["modules"]}
+        self.twins = description["twins"]
         self.hooked: dict[str, list[list[str]]] = {}
         for path, *hooks in description["hooks"]:
             self.hooked.setdefault(path, []).append(hooks)
@@ -108,6 +109,7 @@ class Watch:
         by_path = dict(zip(self.paths, modules, strict=True))
         for path, module in by_path.items():
             compare_type(path, module, self.types[path])
+        compare_classes(self.types, self.twins, by_path)
         lists.take_modules(modules)
         self._take_hooks(by_path, lists)
         self._take_names(by_path, lists)

@@ -23,9 +23,9 @@ MALFORMED = [
     "[]",
     '{"watch": []}',
     '{"watch": {"modules": [["a"]]}}',
-    '{"watch": {"modules": [], "tensors": [], "holders": [{}], "names": [], "hooks": [], '
+    '{"watch": {"modules": [], "tensors": [], "holders": [{}], "names": [], "hooks": [], "twins": [], '
     '"states": {}}}',
-    '{"watch": {"modules": [], "tensors": [], "holders": [], "names": [], "hooks": [], '
+    '{"watch": {"modules": [], "tensors": [], "holders": [], "names": [], "hooks": [], "twins": [], '
     '"states": {"a": []}}}',
 ]
 
