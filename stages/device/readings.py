@@ -65,6 +65,8 @@ _AROUND: tuple[Any, ...] = (
 they are entered."""
 _ENTERED = ("prev", "gen", "_inference_mode_context", "__doc__")
 _OPERATORS = ("operator", "_operator")
+_FLAGS = 0x3FF
+"""What the flags of a code say of how it runs; the others say what its file imports of the future."""
 _DEEPEST = 12
 
 
@@ -312,7 +314,7 @@ def _parts(code: types.CodeType) -> tuple[Any, ...]:
         code.co_argcount,
         code.co_posonlyargcount,
         code.co_kwonlyargcount,
-        code.co_flags,
+        code.co_flags & _FLAGS,
         code.co_exceptiontable,
         tuple(_constant(constant) for constant in code.co_consts),
     )

@@ -298,7 +298,8 @@ def _start(kind: type, index: int, name: str) -> int:
     for earlier in range(index - 1, -1, -1):
         if name in vars(order[earlier]):
             break
-        if next(base for base in order[earlier].__mro__ if name in vars(base)) is order[index]:
+        owners = (base for base in order[earlier].__mro__ if name in vars(base))
+        if next(owners, None) is order[index]:
             start = earlier
     return start
 

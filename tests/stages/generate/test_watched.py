@@ -23,10 +23,10 @@ MALFORMED = [
     "[]",
     '{"watch": []}',
     '{"watch": {"modules": [["a"]]}}',
-    '{"watch": {"modules": [], "tensors": [], "holders": [{}], "names": [], "hooks": [], "twins": [], '
-    '"states": {}}}',
-    '{"watch": {"modules": [], "tensors": [], "holders": [], "names": [], "hooks": [], "twins": [], '
-    '"states": {"a": []}}}',
+    '{"watch": {"modules": [], "tensors": [], "holders": [{}], "names": [], "hooks": [], '
+    '"twins": [], "states": {}}}',
+    '{"watch": {"modules": [], "tensors": [], "holders": [], "names": [], "hooks": [], '
+    '"twins": [], "states": {"a": []}}}',
 ]
 
 
