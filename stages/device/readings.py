@@ -66,7 +66,7 @@ they are entered."""
 _ENTERED = ("prev", "gen", "_inference_mode_context", "__doc__")
 _OPERATORS = ("operator", "_operator")
 _FLAGS = 0x3FF
-"""What the flags of a code say of how it runs; the others say what its file imports of the future."""
+"""The flags of a code that say how it runs; the others say what its file imports of the future."""
 _DEEPEST = 12
 
 

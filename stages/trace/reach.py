@@ -229,6 +229,9 @@ class Reach(abc.ABC):
                 self._keep(shown, value, None)
             items = [((*place, step), end, item) for step, end, item in items_of(value)]
             items += [((NOWHERE,), "", item) for item in unplaced_in(value)]
+            if isinstance(value, collections.defaultdict):
+                at = (*place, ("given", "default_factory"))
+                items.append((at, ".default_factory", value.default_factory))
         elif is_kept(value):
             self._remember(value)
             self._keep(shown, value, None)

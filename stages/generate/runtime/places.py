@@ -121,13 +121,15 @@ def _bound(thing: Any) -> Any:
 
 
 def _given(thing: Any, name: str) -> Any:
-    """The function, the arguments (`args`) or the `keywords` of a partial one."""
+    """What a partial function or the like was made with: `func`, `args`, `keywords`; what a
+    dictionary makes missing items with: `default_factory`."""
     return getattr(thing, name, ABSENT) if isinstance(thing, _GIVEN) else ABSENT
 
 
 _GIVEN: tuple[Any, ...] = (
     *(functools.partial, functools.partialmethod),
     functools.singledispatchmethod,
+    collections.defaultdict,
 )
 
 
