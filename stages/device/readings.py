@@ -63,6 +63,8 @@ _AROUND: tuple[Any, ...] = (
 )
 """Contexts that decorators hold: what they were made with is watched, not what they keep while
 they are entered."""
+_PYTHON_OBJECTS = ("string", "contextlib", "threading", "configparser")
+"""Modules of Python's library whose objects are compared by the plain values that they hold."""
 _ENTERED = ("prev", "gen", "_inference_mode_context", "__doc__")
 _OPERATORS = ("operator", "_operator")
 _FLAGS = 0x3FF
@@ -169,9 +171,24 @@ def held_by(value: Any) -> dict[str, Any]:
         return {name: item for name, item in fields_of(value).items() if name not in known}
     if isinstance(value, _AROUND):
         return {k: v for k, v in fields_of(value).items() if not k.startswith(_ENTERED)}
+    if type(value).__module__ in _PYTHON_OBJECTS:
+        return {k: v for k, v in fields_of(value).items() if _is_plain(v)}
     if type(value).__module__ in _OPERATORS and not isinstance(value, type):
         return {"given": value.__reduce__()[1:]}
     return slots_of(value)
+
+
+def is_held_in_fields(value: Any) -> bool:
+    """True for an object of which `held_by` gives fields."""
+    return isinstance(value, enum.Enum) or type(value).__module__ in _PYTHON_OBJECTS
+
+
+def _is_plain(value: Any, depth: int = 0) -> bool:
+    if isinstance(value, dict) and depth < _DEEPEST:
+        return all(_is_plain(item, depth + 1) for item in (*value, *value.values()))
+    if isinstance(value, list | tuple) and depth < _DEEPEST:
+        return all(_is_plain(item, depth + 1) for item in value)
+    return value is None or isinstance(value, bool | int | float | complex | str | bytes)
 
 
 def is_context(value: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from stages.device.readings import ABSENT, is_context
 from stages.trace.codes import nested
-from stages.trace.functions import cells_of, content_of
+from stages.trace.functions import cells_of, content_of, is_of_functools
 from stages.trace.holders import NOWHERE, Holder, Place
 from stages.trace.reader import Reader
 from stages.trace.source import short_path
@@ -23,6 +23,8 @@ def executed(reader: Reader) -> tuple[list[Holder], list[str]]:
     found: dict[int, Holder] = {}
     problems = []
     for code, names in reader.codes.items():
+        if code in reader.members:
+            continue
         where = _reached(reader, code) or _by_name(reader, code, names)
         if where is None:
             if not _in_import(code, reader):
@@ -47,7 +49,7 @@ def decorated(reader: Reader, holders: list[Holder]) -> None:
             key = ("cells", id(wrapper))
             for name, cell in cells_of(wrapper):
                 value = content_of(cell)
-                if _is_setting(value):
+                if _is_setting(value) or (type(value) is dict and is_of_functools(wrapper)):
                     holder = Holder(place[:end], wrapper.__name__, "cells", wrapper, {})
                     holder = reader.holders.setdefault(key, holder)
                     holder.known.setdefault(name, value)

@@ -25,7 +25,7 @@ from stages.device.readings import (
     underlying,
 )
 from stages.trace.codes import nested
-from stages.trace.functions import cells_of, content_of, has_own, own_code
+from stages.trace.functions import cells_of, content_of, has_own, is_of_functools, own_code
 from stages.trace.holders import (
     HOOKS,
     INTERNAL,
@@ -80,6 +80,8 @@ class Reach(abc.ABC):
         """Containers of which something was too far away to be followed."""
         self._caches: dict[int, tuple[Any, int]] = {}
         self._ran: set[types.CodeType] = set()
+        self.members: set[types.CodeType] = set()
+        """The codes of functions in sets, which are compared as items of these."""
         self.wrappers: dict[Place, Any] = {}
         """The functions of Python's library and of packages that a user's function stands in."""
         self._alive: list[Any] = []
@@ -165,7 +167,7 @@ class Reach(abc.ABC):
                 for part, item in held_by(inside).items():
                     at = (*place, ("cell", name), ("field", part))
                     self.enter_function(item, at, depth + 1)
-            if type(inside) is dict and function.__globals__.get("__name__") == "functools":
+            if type(inside) is dict and is_of_functools(function):
                 self.discover(inside, (*place, ("cell", name)), name)
 
     def discover(self, value: Any, place: Place, shown: str, far: int = 0) -> bool:
@@ -229,6 +231,9 @@ class Reach(abc.ABC):
                 self._keep(shown, value, None)
             items = [((*place, step), end, item) for step, end, item in items_of(value)]
             items += [((NOWHERE,), "", item) for item in unplaced_in(value)]
+            for item in value if isinstance(value, set | frozenset) else ():
+                if isinstance(item, types.FunctionType):
+                    self.members |= {item.__code__, *nested(item.__code__)}
             if isinstance(value, collections.defaultdict):
                 at = (*place, ("given", "default_factory"))
                 items.append((at, ".default_factory", value.default_factory))

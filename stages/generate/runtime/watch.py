@@ -8,7 +8,6 @@ import functools
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,7 +19,18 @@ from .form import check_form
 from .lists import Lists
 from .looks import LOOKS
 from .places import content, find
-from .readings import ABSENT, VIEWS, bound_to, encode, held_by, is_array, slots_of, underlying
+from .readings import (
+    ABSENT,
+    VIEWS,
+    bound_to,
+    encode,
+    fields_of,
+    held_by,
+    is_array,
+    is_held_in_fields,
+    slots_of,
+    underlying,
+)
 from .states import STATES
 from .steps import follow
 from .structure import compare_classes, compare_structure, compare_type, own_paths
@@ -208,9 +218,9 @@ class Watch:
         elif isinstance(value, functools.partial | functools.partialmethod):
             parts = (value.func, value.args, value.keywords)
             self._take_contents(parts, lists, own, depth + 1)
-        elif isinstance(value, Enum) and depth < 12:
+        elif is_held_in_fields(value) and depth < 12:
             for name, item in held_by(value).items():
-                lists.fields.add(vars(value), name, item)
+                lists.fields.add(fields_of(value), name, item)
                 self._take_contents(item, lists, own, depth + 1)
         elif inspect.isfunction(function := underlying(value)):
             lists.codes.append((function, function.__code__))
