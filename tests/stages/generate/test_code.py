@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 import types
 from pathlib import Path
 from typing import Any
@@ -165,17 +166,33 @@ def test_two_classes_of_one_name_are_told_apart(tmp_path: Path) -> None:
         planned(X)
 
 
+def test_a_function_in_a_set_is_compared_as_its_item(tmp_path: Path) -> None:
+    class Reading(torch.nn.Module):
+        def __init__(self, function: Any) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(3, 3)
+            self.items = {function}
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return [item(self.layer(x)) for item in self.items][0]
+
+    graph, built = traced_watched((Reading(eval("lambda x: 2 * x")), ((X,), {})))
+    package = generated(graph, tmp_path / "members")
+    assert is_planned(package.load(built.model)(X))
+    with pytest.raises(RuntimeError, match="this model has items a set with other items"):
+        package.load(Reading(eval("lambda x: 3 * x")))
+
+
 def test_code_that_cannot_be_found_again_is_refused() -> None:
     class Reading(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.layer = torch.nn.Linear(3, 3)
-            self.items = {eval("lambda x: 2 * x")}
+            self.kept = threading.local()
+            self.kept.runs = eval("lambda x: 2 * x")
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for item in self.items:
-                x = item(self.layer(x))
-            return x
+            return self.kept.runs(self.layer(x))
 
     with pytest.raises(ModelError, match=r"runs <lambda> at <string>:1, which cannot be found"):
         traced_watched((Reading(), ((X,), {})))
