@@ -174,7 +174,8 @@ def test_a_function_in_a_set_is_compared_as_its_item(tmp_path: Path) -> None:
             self.items = {function}
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return [item(self.layer(x)) for item in self.items][0]
+            (scaled,) = self.items
+            return scaled(self.layer(x))
 
     graph, built = traced_watched((Reading(eval("lambda x: 2 * x")), ((X,), {})))
     package = generated(graph, tmp_path / "members")
