@@ -15,6 +15,7 @@ def check_form(description: Any) -> None:
         "holders": (list, _is_holder),
         "names": (list, _is_names),
         "hooks": (list, _is_texts),
+        "twins": (list, _is_texts),
         "states": (dict, None),
     }
     if not isinstance(description, dict) or not set(fields) <= set(description):
@@ -60,7 +61,7 @@ def _is_holder(item: Any) -> bool:
         isinstance(item, dict)
         and set(item) == {"place", "shown", "kind", "reads"}
         and isinstance(item["shown"], str)
-        and item["kind"] in ("fields", "names", "class", "cells", "defaults")
+        and item["kind"] in ("fields", "names", "class", "cells", "defaults", "code")
         and isinstance(item["reads"], dict)
         and isinstance(item["place"], list)
         and bool(item["place"])

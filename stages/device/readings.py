@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import array
 import collections
+import contextlib
 import ctypes
 import datetime
 import decimal
@@ -54,6 +55,20 @@ _CONTAINERS = (
     *VIEWS,
 )
 _PYTHON = sysconfig.get_path("stdlib")
+_GIVEN: tuple[Any, ...] = (functools.partial, functools.partialmethod)
+_AROUND: tuple[Any, ...] = (
+    torch.autocast,
+    torch.utils._contextlib._DecoratorContextManager,
+    contextlib._GeneratorContextManager,
+)
+"""Contexts that decorators hold: what they were made with is watched, not what they keep while
+they are entered."""
+_PYTHON_OBJECTS = ("string", "contextlib", "threading", "configparser")
+"""Modules of Python's library whose objects are compared by the plain values that they hold."""
+_ENTERED = ("prev", "gen", "_inference_mode_context", "__doc__")
+_OPERATORS = ("operator", "_operator")
+_FLAGS = 0x3FF
+"""The flags of a code that say how it runs; the others say what its file imports of the future."""
 _DEEPEST = 12
 
 
@@ -73,7 +88,8 @@ def encode(value: Any, own: Mapping[int, str] | None = None, depth: int = 0) -> 
     if kind in (float, complex, bytes) or isinstance(value, _REPEATED):
         return ["plain", kind.__name__, repr(value)]
     if isinstance(value, enum.Enum):
-        return ["enum", *_named(kind), value.name]
+        held = {} if depth > _DEEPEST else held_by(value)
+        return ["enum", *_named(kind), value.name, _pairs(held, own, depth)]
     if isinstance(value, _TORCH):
         return ["torch", str(value)]
     if isinstance(value, torch.Tensor):
@@ -96,11 +112,15 @@ def _container(value: Any, own: Mapping[int, str], depth: int) -> Any:
         return ["object", *_named(type(value))]
     names = _named(type(value))
     if isinstance(value, dict | types.MappingProxyType):
-        return ["dict", *names, _pairs(value, own, depth)]
+        made = []
+        if isinstance(value, collections.defaultdict):
+            made.append(encode(value.default_factory, own, depth + 1))
+        return ["dict", *names, _pairs(value, own, depth), *made]
     items = [encode(item, own, depth + 1) for item in value]
     if isinstance(value, set | frozenset):
         items.sort(key=repr)
-    return ["items", *names, items]
+    most = [value.maxlen] if isinstance(value, collections.deque) else []
+    return ["items", *names, items, *most]
 
 
 def _pairs(value: Mapping[Any, Any], own: Mapping[int, str], depth: int) -> list[list[Any]]:
@@ -112,13 +132,16 @@ def _code(value: Any, own: Mapping[int, str], depth: int) -> Any:
         return ["property", *_code(value.fget, own, depth)[1:]]
     if isinstance(value, staticmethod | classmethod):
         return _code(value.__func__, own, depth)
-    if isinstance(value, functools.partial):
+    if isinstance(value, _GIVEN):
         parts = (value.func, value.args, value.keywords)
         return ["partial", *(encode(part, own, depth + 1) for part in parts)]
+    if isinstance(value, types.MethodType) and depth <= _DEEPEST:
+        function = _code(value.__func__, own, depth)
+        return ["bound", value.__func__.__name__, encode(value.__self__, own, depth + 1), function]
     if isinstance(value, _FUNCTIONS):
-        code = getattr(value, "__code__", None)
-        digest = None if code is None or installed(code.co_filename) else code_digest(code)
-        return ["function", *_named(value), digest]
+        inner = fields_of(value).get("__wrapped__")
+        around = [] if inner is None or depth > _DEEPEST else [_code(inner, own, depth + 1)]
+        return ["function", *_named(value), _digest(value), *around]
     if isinstance(value, type):
         return ["class", *_named(value)]
     if isinstance(value, types.ModuleType):
@@ -126,9 +149,50 @@ def _code(value: Any, own: Mapping[int, str], depth: int) -> Any:
     of_numpy = type(value).__module__.startswith("numpy")
     if isinstance(value, _DESCRIPTORS) or is_operator(value) or of_numpy:
         return ["plain", type(value).__name__, str(value)]
-    if (slots := slots_of(value)) and depth <= _DEEPEST:
-        return ["dict", *_named(type(value)), _pairs(slots, own, depth)]
+    if (held := held_by(value)) and depth <= _DEEPEST:
+        return ["dict", *_named(type(value)), _pairs(held, own, depth)]
     return ["object", *_named(type(value))]
+
+
+def _digest(function: Any) -> str | None:
+    code = getattr(function, "__code__", None)
+    if code is None or installed_code(code, function.__globals__):
+        return None
+    return code_digest(code)
+
+
+def held_by(value: Any) -> dict[str, Any]:
+    """What an object of the few kinds that are compared by what they hold does hold, by name: the
+    slots of a user's class, a member of an enumeration, the context of a decorator, a getter of
+    `operator`."""
+    if isinstance(value, enum.Enum):
+        known = ("_name_", "__objclass__", "_sort_order_")
+        return {name: item for name, item in fields_of(value).items() if name not in known}
+    if isinstance(value, _AROUND):
+        return {k: v for k, v in fields_of(value).items() if not k.startswith(_ENTERED)}
+    if type(value).__module__ in _PYTHON_OBJECTS:
+        return {k: v for k, v in fields_of(value).items() if _is_plain(v)}
+    if type(value).__module__ in _OPERATORS and not isinstance(value, type):
+        return {"given": value.__reduce__()[1:]}
+    return slots_of(value)
+
+
+def is_held_in_fields(value: Any) -> bool:
+    """True for an object of which `held_by` gives fields."""
+    return isinstance(value, enum.Enum) or type(value).__module__ in _PYTHON_OBJECTS
+
+
+def _is_plain(value: Any, depth: int = 0) -> bool:
+    if isinstance(value, dict) and depth < _DEEPEST:
+        return all(_is_plain(item, depth + 1) for item in (*value, *value.values()))
+    if isinstance(value, list | tuple) and depth < _DEEPEST:
+        return all(_is_plain(item, depth + 1) for item in value)
+    return value is None or isinstance(value, bool | int | float | complex | str | bytes)
+
+
+def is_context(value: Any) -> bool:
+    """True for a context that a decorator of PyTorch or `contextlib` holds."""
+    return isinstance(value, _AROUND)
 
 
 def bound_to(value: Any) -> Any:
@@ -169,8 +233,15 @@ def _in_slot(slot: Any, value: Any) -> Any:
 
 def installed_class(kind: type) -> bool:
     """True for a class of an installed package, of Python's library or of PyTorch."""
+    if made_at_run_time(kind):
+        return False
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     return kind.__module__ == "builtins" or (file is not None and installed(file))
+
+
+def made_at_run_time(kind: type) -> bool:
+    """True for a class of `make_dataclass` and the like, which says that it is of `types`."""
+    return kind.__module__ == "types" and kind.__name__ not in vars(types)
 
 
 def _named(thing: Any) -> list[str]:
@@ -209,6 +280,8 @@ def underlying(value: Any) -> Any:
     for _ in range(8):
         if isinstance(value, staticmethod | classmethod | types.MethodType):
             value = value.__func__
+        elif isinstance(value, functools.singledispatchmethod):
+            value = value.func
         elif isinstance(value, property):
             value = value.fget
         elif isinstance(value, _PARTIAL):
@@ -230,12 +303,23 @@ def fields_of(value: Any) -> Mapping[str, Any]:
 
 
 def installed(file: str) -> bool:
-    """True for a file of Python's own library, of an installed package, or of no file."""
+    """True for a file of Python's own library or of an installed package."""
     if "site-packages" in file or "dist-packages" in file:
         return True
-    return file.startswith((_PYTHON, "<frozen", "<string>", "<__array"))
+    return file.startswith((_PYTHON, "<frozen", "<__array"))
 
 
+def installed_code(code: types.CodeType, names: Mapping[str, Any]) -> bool:
+    """True for code of Python's own library or of an installed package. Code that was made of a
+    text is of the module whose `names` it has as globals."""
+    if code.co_filename != "<string>":
+        return installed(code.co_filename)
+    module = str(names.get("__name__") or "")
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return module.startswith("namedtuple_") or (file is not None and installed(file))
+
+
+@functools.lru_cache(maxsize=4096)
 def code_digest(code: types.CodeType) -> str:
     """Python's version and a digest of what a code does, whatever its file and its lines."""
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -249,6 +333,10 @@ def _parts(code: types.CodeType) -> tuple[Any, ...]:
         code.co_varnames,
         code.co_freevars,
         code.co_argcount,
+        code.co_posonlyargcount,
+        code.co_kwonlyargcount,
+        code.co_flags & _FLAGS,
+        code.co_exceptiontable,
         tuple(_constant(constant) for constant in code.co_consts),
     )
 

@@ -54,7 +54,8 @@ def _same_part(expected: Any, found: Any) -> bool:
         return agree(expected, found)
     if expected is None or found is None or expected == found:
         return True
-    return ":" in expected and expected.partition(":")[0] != found.partition(":")[0]
+    texts = isinstance(expected, str) and isinstance(found, str) and ":" in expected
+    return texts and expected.partition(":")[0] != found.partition(":")[0]
 
 
 def say(written: Any, other: Any = None) -> str:
@@ -72,9 +73,13 @@ def say(written: Any, other: Any = None) -> str:
     if word in ("plain", "torch", "python"):
         return str(written[-1])
     if word == "enum":
-        return ".".join(written[2:])
+        alike = isinstance(other, list) and other[:4] == written[:4]
+        return ".".join(written[2:4]) + (" that holds something else" if alike else "")
     if word in ("items", "dict"):
         return _say_items(written, other)
+    if word == "partial":
+        alike = isinstance(other, list) and other[:2] == written[:2]
+        return f"a partial of {say(written[1])}" + (" with other arguments" if alike else "")
     if word == "tensor":
         alike = isinstance(other, list) and other[:3] == written[:3]
         return "other values" if alike else f"a {written[2]} tensor of shape {written[1]}"
@@ -83,8 +88,10 @@ def say(written: Any, other: Any = None) -> str:
         alike = isinstance(other, list) and other[:3] == written[:3]
         return f"{kind}{written[2]}" + (" of other code" if alike else "")
     if word == "bound":
-        owner = other[2] if isinstance(other, list) and other[:2] == written[:2] else None
-        return f"{written[1]} of {say(written[2], owner)}"
+        alike = isinstance(other, list) and other[:2] == written[:2]
+        if alike and len(written) > 3 and other[2] == written[2]:
+            return say(written[3], other[3])
+        return f"{written[1]} of {say(written[2], other[2] if alike else None)}"
     return "another value"
 
 

@@ -27,15 +27,8 @@ _RUNTIME = Path(__file__).parent / "runtime"
 _COPIED = (
     *("absent.py", "arrived.py", "call.py", "chain.py", "difference.py", "facts.py", "graphed.py"),
     *("guards.py", "inner.py", "lists.py", "looks.py", "mismatch.py", "outputs.py", "places.py"),
-    *(
-        "regions.py",
-        "strides.py",
-        "structure.py",
-        "surroundings.py",
-        "ties.py",
-        "watch.py",
-        "wrap.py",
-    ),
+    *("regions.py", "steps.py", "strides.py", "structure.py", "surroundings.py", "ties.py"),
+    *("watch.py", "wrap.py"),
 )
 _DEVICE = Path(__file__).parents[1] / "device"
 _SHARED = (

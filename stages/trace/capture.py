@@ -257,7 +257,22 @@ def _describe(built: Built, graph: fx.GraphModule, forward: Forward) -> Capture:
                 f"{built.label}: the model returns its buffer {path!r}, which it writes: a later "
                 "forward would change what was returned; return a copy (clone())"
             )
+    _check_constants(result, forward)
     return result
+
+
+def _check_constants(result: Capture, forward: Forward) -> None:
+    """Raises ModelError where a constant of the program is a buffer that the program writes."""
+    for path, (module, name) in forward.buffers().items():
+        buffer = module._buffers[name]
+        if path not in result.writes or path in forward.assigned or buffer is None:
+            continue
+        storage = buffer.untyped_storage()._cdata
+        if storage in [constant.untyped_storage()._cdata for constant in result.constants.values()]:
+            raise ModelError(
+                f"{forward.built.label}: the forward writes its buffer {path!r} and reads it from "
+                "elsewhere, too, as from a plain attribute: read the buffer alone"
+            )
 
 
 def _written_buffer(desc: Any, d: Any, forward: Forward) -> str:

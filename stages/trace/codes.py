@@ -5,7 +5,7 @@ from __future__ import annotations
 import dis
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from stages.trace.source import short_path
@@ -45,7 +45,7 @@ def globals_written(code: types.CodeType) -> set[str]:
     }
 
 
-def line_that(codes: list[types.CodeType], does: str, name: str) -> str:
+def line_that(codes: Iterable[types.CodeType], does: str, name: str) -> str:
     """The "file:line" where one of the codes stores ("attribute", "global", "closure") or takes
     ("read", "name") a name, "" where none does."""
     for code in codes:

@@ -45,6 +45,11 @@ def defaults_of(function: Any) -> dict[str, Any]:
     return {**dict(zip(names, given, strict=True)), **(function.__kwdefaults__ or {})}
 
 
+def is_of_functools(function: types.FunctionType) -> bool:
+    """True for a function that `functools` made, as of single dispatch."""
+    return function.__globals__.get("__name__") == "functools"
+
+
 def has_own(function: types.FunctionType) -> bool:
     """True for a function that others of the same code may differ from."""
     return bool(

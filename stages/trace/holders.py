@@ -20,7 +20,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from stages.device.readings import ABSENT, VIEWS, installed, is_array, is_operator, slots_of
+from stages.device.readings import (
+    ABSENT,
+    VIEWS,
+    installed_code,
+    is_array,
+    is_operator,
+    made_at_run_time,
+    slots_of,
+)
 
 Place = tuple[tuple[Any, ...], ...]
 """Steps from a module of the model, or a module of Python, to a thing; see
@@ -234,13 +242,13 @@ def is_object(value: Any) -> bool:
 def _of_python(kind: type) -> bool:
     """True for a class of Python's own library."""
     top = kind.__module__.partition(".")[0]
-    return top in sys.stdlib_module_names and top != "__main__"
+    return top in sys.stdlib_module_names and top != "__main__" and not made_at_run_time(kind)
 
 
 def is_users(function: Any) -> bool:
     """True for a Python function outside installed packages and Python's own library."""
     code = getattr(function, "__code__", None)
-    return code is not None and not installed(code.co_filename)
+    return code is not None and not installed_code(code, function.__globals__)
 
 
 def items_of(value: Any) -> Iterator[tuple[tuple[Any, ...], str, Any]]:

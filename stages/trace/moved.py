@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 import sys
 import types
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-from stages.device.readings import installed
+from stages.device.readings import installed_code
 from stages.device.states import ATTENTION_STATES, STATES
 from stages.trace.codes import globals_read, line_that
 from stages.trace.functions import own_code
@@ -71,7 +72,7 @@ class Moved:
         """Remembers the states with which the forward begins."""
         self._started = (generators(), states())
 
-    def stop(self, codes: list[types.CodeType]) -> None:
+    def stop(self, codes: Iterable[types.CodeType]) -> None:
         """Compares the states with which the forward ends."""
         if self._started is None:
             return
@@ -95,7 +96,7 @@ class Moved:
                     f"the forward sets {name}, which a plan would not do; set it outside the model"
                 )
 
-    def _line(self, name: str, codes: list[types.CodeType]) -> str:
+    def _line(self, name: str, codes: Iterable[types.CodeType]) -> str:
         if name == "Python's random":
             return self.draws.get(id(random._inst), "")
         return line_of_numpy(codes) if name == "NumPy's random" else ""
@@ -207,7 +208,7 @@ def _at(line: str | None) -> str:
     return f" at {line}" if line else ""
 
 
-def line_of_numpy(codes: list[types.CodeType]) -> str:
+def line_of_numpy(codes: Iterable[types.CodeType]) -> str:
     """Where one of the codes names NumPy's generator, as far as its text says it."""
     for code in codes:
         for name, inner in globals_read(code):
@@ -231,7 +232,7 @@ def _caller(frame: types.FrameType | None) -> str | None:
                 return None
         elif own_code(file):
             return None
-        elif not installed(file) or "-packages" in file:
+        elif not installed_code(frame.f_code, frame.f_globals) or "-packages" in file:
             return f"{short_path(file)}:{frame.f_lineno}"
         frame = frame.f_back
     return None

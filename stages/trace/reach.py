@@ -18,12 +18,14 @@ from stages.device.readings import (
     VIEWS,
     bound_to,
     class_of,
+    held_by,
     installed_class,
+    is_context,
     slots_of,
     underlying,
 )
 from stages.trace.codes import nested
-from stages.trace.functions import cells_of, content_of, has_own, own_code
+from stages.trace.functions import cells_of, content_of, has_own, is_of_functools, own_code
 from stages.trace.holders import (
     HOOKS,
     INTERNAL,
@@ -71,13 +73,17 @@ class Reach(abc.ABC):
         """What it reaches that is no parameter and no buffer, with a copy."""
         self._own = {id(one) for one in (*model.parameters(), *model.buffers())}
         self._modules = {id(vars(module)): module for module in model.modules()}
-        self._functions: dict[types.CodeType, tuple[Place, Any]] = {}
+        self.functions: dict[types.CodeType, tuple[Place, Any]] = {}
         self._alike: dict[types.CodeType, dict[int, tuple[Place, Any]]] = {}
         self._seen: set[int] = set()
         self._cut: set[int] = set()
         """Containers of which something was too far away to be followed."""
         self._caches: dict[int, tuple[Any, int]] = {}
         self._ran: set[types.CodeType] = set()
+        self.members: set[types.CodeType] = set()
+        """The codes of functions in sets, which are compared as items of these."""
+        self.wrappers: dict[Place, Any] = {}
+        """The functions of Python's library and of packages that a user's function stands in."""
         self._alive: list[Any] = []
         self.spaces = Spaces(self.holders, self.discover)
         for path, module in model.named_modules():
@@ -116,23 +122,31 @@ class Reach(abc.ABC):
         if place[0] == NOWHERE:
             place = _place_of_class(kind) or place
         self.spaces.enter_class(kind, place)
+        if not installed_class(type(kind)) and not issubclass(kind, type):
+            self._enter_class(type(kind), (*place, ("type",)))
         for index, base in enumerate(kind.__mro__):
             if not base.__module__.startswith("torch.nn.") and base is not object:
                 for name, value in list(vars(base).items()):
-                    self._enter_function(value, (*place, ("base", index), ("class", name)))
+                    at = (*place, ("base", _start(kind, index, name)), ("class", name))
+                    self.enter_function(value, at)
+                    if is_object(value) and hasattr(type(value), "__get__"):
+                        self.discover(value, at, name)
 
-    def _enter_function(self, value: Any, place: Place, depth: int = 0) -> None:
+    def enter_function(self, value: Any, place: Place, depth: int = 0) -> None:
+        """Remembers from where a function is reached, with those around it and within it."""
         self._take_caches(value)
         function = underlying(value)
         if not isinstance(function, types.FunctionType) or depth > _LONGEST:
             return
-        if function.__code__ in self._functions and not has_own(function):
+        known = self.functions.get(function.__code__)
+        if known and known[1].__code__ is function.__code__ and not has_own(function):
             return
+        if isinstance(value, functools.singledispatchmethod):
+            self.enter_function(value.dispatcher, (*place, ("given", "dispatcher")), depth + 1)
         place = (*place, ("function",))
         if is_users(function) and not own_code(function.__code__.co_filename):
-            known = self._functions.get(function.__code__)
             if known is None or known[1].__code__ is not function.__code__:
-                self._functions[function.__code__] = (place, function)
+                self.functions[function.__code__] = (place, function)
             alike = self._alike.setdefault(function.__code__, {})
             if id(function) in alike:
                 return
@@ -142,11 +156,19 @@ class Reach(abc.ABC):
                 self._note_cells(function.__code__, function, place)
                 self.spaces.note_defaults(function, place)
             for inner in nested(function.__code__):
-                self._functions.setdefault(inner, (place, function))
+                self.functions.setdefault(inner, (place, function))
+        elif function.__closure__:
+            self.wrappers.setdefault(place, function)
         for name, cell in cells_of(function):
             inside = content_of(cell)
             if underlying(inside) is not function:
-                self._enter_function(inside, (*place, ("cell", name)), depth + 1)
+                self.enter_function(inside, (*place, ("cell", name)), depth + 1)
+            if is_context(inside):
+                for part, item in held_by(inside).items():
+                    at = (*place, ("cell", name), ("field", part))
+                    self.enter_function(item, at, depth + 1)
+            if type(inside) is dict and is_of_functools(function):
+                self.discover(inside, (*place, ("cell", name)), name)
 
     def discover(self, value: Any, place: Place, shown: str, far: int = 0) -> bool:
         """Follows a value that was found at a place: containers, objects, functions. It is followed
@@ -177,7 +199,7 @@ class Reach(abc.ABC):
 
     def _discover_function(self, value: Any, place: Place, shown: str, far: int) -> None:
         """A function with what it is bound to, the given arguments of a partial one, a cache."""
-        self._enter_function(value, place)
+        self.enter_function(value, place)
         if isinstance(value, types.MethodType):
             self.discover(value.__self__, (*place, ("bound",)), f"{shown}.__self__", far)
         elif (owner := bound_to(value)) is not ABSENT:
@@ -209,6 +231,12 @@ class Reach(abc.ABC):
                 self._keep(shown, value, None)
             items = [((*place, step), end, item) for step, end, item in items_of(value)]
             items += [((NOWHERE,), "", item) for item in unplaced_in(value)]
+            for item in value if isinstance(value, set | frozenset) else ():
+                if isinstance(item, types.FunctionType):
+                    self.members |= {item.__code__, *nested(item.__code__)}
+            if isinstance(value, collections.defaultdict):
+                at = (*place, ("given", "default_factory"))
+                items.append((at, ".default_factory", value.default_factory))
         elif is_kept(value):
             self._remember(value)
             self._keep(shown, value, None)
@@ -268,6 +296,20 @@ class Reach(abc.ABC):
             self.foreign[id(vars(module))] = (module, inner)
             self._alive.append(module)
             self._enter_module(module, (*place, *steps), inner)
+
+
+def _start(kind: type, index: int, name: str) -> int:
+    """The first class in the order of a class from which on a name is that of its class `index`: a
+    class between the two may be given the name later."""
+    order = kind.__mro__
+    start = index
+    for earlier in range(index - 1, -1, -1):
+        if name in vars(order[earlier]):
+            break
+        owners = (base for base in order[earlier].__mro__ if name in vars(base))
+        if next(owners, None) is order[index]:
+            start = earlier
+    return start
 
 
 def _place_of_class(kind: type) -> Place | None:

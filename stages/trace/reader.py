@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stages.device.readings import ABSENT, class_of, fields_of, installed
+from stages.device.readings import ABSENT, class_of, fields_of, installed_code
 from stages.trace.asking import asked_by_torch, walked_by_capture
 from stages.trace.codes import globals_read, globals_written, makes_texts, names_of, texts_of
 from stages.trace.functions import cells_of, content_of, of_plan, own_code
@@ -24,14 +24,14 @@ _HEAP_TYPE = 1 << 9
 class Reader(Reach):
     """What the forward of a model did read of what it can.
 
-    `codes` are the codes outside installed packages that ran, `named` the modules whose registered
-    modules, parameters or buffers were walked through.
+    `codes` are the codes outside installed packages that ran, with their globals, `named` the
+    modules whose registered modules, parameters or buffers were walked through.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.on = False
         self.busy = False
-        self.codes: list[types.CodeType] = []
+        self.codes: dict[types.CodeType, dict[str, Any]] = {}
         self.named: dict[tuple[str, str], None] = {}
         self.paths: dict[int, str] = {id(module): path for path, module in model.named_modules()}
         self._patched: dict[type, Any] = {}
@@ -106,7 +106,7 @@ class Reader(Reach):
         `object.__getattribute__`, which records nothing: the fields whose names it has at its end,
         or all where it makes names."""
         code = frame.f_code
-        if "__getattribute__" not in code.co_names or installed(code.co_filename):
+        if "__getattribute__" not in code.co_names or installed_code(code, frame.f_globals):
             return
         inside = list(frame.f_locals.values())
         texts = {*texts_of(code), *(text for text in inside if isinstance(text, str))}
@@ -174,13 +174,13 @@ class Reader(Reach):
         if code in self._ran:
             return
         self._ran.add(code)
-        if installed(code.co_filename) or own_code(code.co_filename):
+        if installed_code(code, frame.f_globals) or own_code(code.co_filename):
             return
         if of_plan(frame.f_globals):
             return
-        self.codes.append(code)
+        self.codes[code] = frame.f_globals
         self.spaces.ran(frame)
-        place, function = self._functions.get(code, (None, None))
+        place, function = self.functions.get(code, (None, None))
         self._note_globals(code, frame.f_globals, place)
         self._note_closure(code, frame, place, function)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Iterable
 from typing import Any
 
 from stages.trace.codes import line_that
@@ -27,7 +28,7 @@ def on_new_hook(shown: str, hook: Any) -> str:
     )
 
 
-def on_set(shown: str, name: str, fields: bool, codes: list[types.CodeType]) -> str:
+def on_set(shown: str, name: str, fields: bool, codes: Iterable[types.CodeType]) -> str:
     """An attribute or field that the forward sets."""
     whole = f"{shown}.{name}" if shown else name
     if not fields and shown:

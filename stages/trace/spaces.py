@@ -15,12 +15,14 @@ from typing import Any
 
 import torch
 
-from stages.device.readings import ABSENT, installed
+from stages.device.readings import ABSENT, held_by, installed, made_at_run_time
 from stages.trace.codes import imported, looks_up_names, names_of
 from stages.trace.functions import defaults_of, of_plan, own_code
 from stages.trace.holders import Holder, Place, is_dunder
 
 _CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type)
+_OF_TUPLES = ("_fields", "_field_defaults")
+"""What a class of named tuples is made of."""
 _PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Tensor)
 
 Found = Callable[[Any, Place, str], Any]
@@ -53,14 +55,32 @@ class Spaces:
     def enter_class(self, kind: type, place: Place) -> None:
         """A class of the user's with those that it is made of."""
         if issubclass(kind, Enum):
+            self._enter_members(kind, place)
             return
         for index, base in enumerate(kind.__mro__):
             if users_class(base):
                 known = {k: v for k, v in vars(base).items() if _is_of_class(k, v)}
                 holder = Holder((*place, ("base", index)), base.__name__, "class", base, known)
                 self._enter(holder, known)
+                for name in _OF_TUPLES if issubclass(base, tuple) else ():
+                    if name in known:
+                        self._holders["class", -id(base)].read(name)
         if users_class(type(kind)):
             self.enter_class(type(kind), (*place, ("type",)))
+
+    def _enter_members(self, kind: type[Enum], place: Place) -> None:
+        """All members of an enumeration of the user's."""
+        members = vars(kind).get("_member_map_", {})
+        key = ("fields", id(members))
+        if not users_class(kind) or key in self._holders:
+            return
+        place = (*place, ("class", "_member_map_"))
+        self._holders[key] = holder = Holder(place, kind.__name__, "fields", members, dict(members))
+        for name, member in members.items():
+            holder.read(name)
+            for part, value in held_by(member).items():
+                shown = f"{kind.__name__}.{name}.{part}"
+                self._found(value, (*place, ("key", name), ("field", part)), shown)
 
     def enter_module(self, module: types.ModuleType, place: Place) -> None:
         """A Python module of the user's."""
@@ -183,6 +203,8 @@ def users_class(kind: type) -> bool:
     """True for a class that a module of the user's made."""
     if kind.__module__ == "builtins":
         return False
+    if made_at_run_time(kind):
+        return True
     module = sys.modules.get(kind.__module__)
     return module is None or users_module(module)
 

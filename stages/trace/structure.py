@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from stages.device.readings import type_of
+from stages.device.readings import class_of, type_of
 
 HOOK_FIELDS = (
     "_forward_hooks",
@@ -46,7 +46,19 @@ def structure(model: nn.Module) -> dict[str, Any]:
         "modules": [[path, *type_of(module)] for path, module in modules],
         "tensors": tensors,
         "hooks": hooks,
+        "twins": _twins([(path, class_of(module)) for path, module in modules]),
     }
+
+
+def _twins(classes: list[tuple[str, type]]) -> list[list[str]]:
+    """The paths of modules whose class is another one of the same name as that of a module before
+    them, put together by class."""
+    groups: dict[type, list[str]] = {}
+    names: dict[tuple[str, ...], type] = {}
+    for path, kind in classes:
+        if names.setdefault((kind.__module__, kind.__qualname__), kind) is not kind:
+            groups.setdefault(kind, []).append(path)
+    return list(groups.values())
 
 
 def own_paths(model: nn.Module) -> dict[int, str]:

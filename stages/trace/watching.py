@@ -21,6 +21,7 @@ from stages.device.states import ATTENTION_STATES
 from stages.device.written import agree
 from stages.trace.changes import chosen, holds_the_same, restore, unchanged, undo
 from stages.trace.codes import line_that
+from stages.trace.executed import decorated, executed
 from stages.trace.holders import INTERNAL, NOWHERE, Holder, Kept, is_generator
 from stages.trace.known import Known
 from stages.trace.lasting import Lasting
@@ -79,6 +80,7 @@ class Watcher:
         """What the forward changed, by what holds it and its name there, with a sentence."""
         self._lasting: Lasting | None = None
         self._settled = False
+        self._ran: list[Holder] = []
 
     def __enter__(self) -> Watcher:
         self._check_hooks()
@@ -96,9 +98,11 @@ class Watcher:
                 if digest_of(tensor) != digest_of(copy):
                     tensor.detach().copy_(copy)
         self._moved.put_back()
+        self._ran, lost = executed(self._reader)
+        decorated(self._reader, self._ran)
         self._check_reads()
         changed = [] if self._settled else dict.fromkeys(self.changed.values())
-        self.problems += [*changed, *self._moved.problems, *self._reader.problems]
+        self.problems += [*changed, *self._moved.problems, *self._reader.problems, *lost]
 
     def refuse(self, label: str) -> None:
         """Raises ModelError naming the first thing that a plan cannot do or be sure of."""
@@ -127,7 +131,7 @@ class Watcher:
             **self._structure,
             "hooks": hooks,
             "names": [[path, name, self._names(path, name)] for path, name in self._reader.named],
-            "holders": [self._describe(holder, own) for holder in self._holders()],
+            "holders": [self._describe(h, own) for h in (*self._holders(), *self._ran)],
             "states": self._states(),
         }
 

@@ -34,6 +34,8 @@ def differs(holder: dict[str, Any], name: str, found: Any, expected: Any) -> str
         return (
             f"the global {name} is {say(found, expected)}, the plan was made with {say(expected)}"
         )
+    if holder["kind"] == "code":
+        return f"{shown} is not that which the plan was made of"
     if holder["kind"] == "cells":
         return (
             f"{name}, which {shown} reads from around it, is {say(found, expected)}, "

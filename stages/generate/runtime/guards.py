@@ -69,7 +69,7 @@ class Guards:
         except (PlanMismatch, Difference) as difference:
             remedy = getattr(difference, "remedy", "") or _REMEDY
             raise PlanMismatch(f"{difference}; {remedy}") from difference.__cause__
-        tie = self.ties.difference(tensors)
+        tie = self.ties.difference(tensors, self.watch.lists.tensors)
         if tie is not None:
             raise PlanMismatch(tie)
         self.modules.renew(modules, tensors)

@@ -60,7 +60,10 @@ class Lists:
         self.versions: list[int] = []
         self.arrays: list[tuple[Any, bytes]] = []
         self.buffers: list[tuple[Any, bytes]] = []
+        self.factories: list[tuple[Any, Any]] = []
         self.slots: list[tuple[Any, list[Any]]] = []
+        self.orders: list[tuple[type, tuple[type, ...]]] = []
+        self.noted: set[tuple[int, str, str]] = set()
         self.objects: list[Any] = []
         self.kinds: list[type] = []
         self.containers: list[tuple[Any, list[Any], list[Any] | None]] = []
@@ -107,6 +110,10 @@ class Lists:
         if [tensor._version for tensor in self.tensors] != self.versions:
             return False
         if not all(map(is_, map(type, self.objects), self.kinds)):
+            return False
+        if any(kind.__mro__ is not order for kind, order in self.orders):
+            return False
+        if any(thing.default_factory is not factory for thing, factory in self.factories):
             return False
         if any(bytes(buffer) != data for buffer, data in self.buffers):
             return False

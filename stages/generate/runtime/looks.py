@@ -68,11 +68,16 @@ def _look_up_default(thing: Any, name: str, lists: Lists) -> Any:
     return defaults(thing).get(name, ABSENT)
 
 
+def _look_up_code(thing: Any, name: str, lists: Lists) -> Any:
+    return thing
+
+
 LOOKS = {
     "fields": _look_up_field,
     "names": _look_up_names,
     "class": _look_up_class,
     "cells": _look_up_cell,
     "defaults": _look_up_default,
+    "code": _look_up_code,
 }
 """How to look up a part, by the kind of its holder."""

@@ -20,13 +20,18 @@ from .readings import ABSENT, bound_to, class_of, encode, slots_of, underlying
 
 def find(place: list[list[Any]], modules: Mapping[str, Any]) -> Any:
     """The thing at a place, ABSENT where there is none."""
-    word, name = place[0]
-    thing = modules.get(name, ABSENT) if word == "module" else _python(name)
+    thing = begin(place, modules)
     for step in place[1:]:
         if thing is ABSENT:
             break
-        thing = _STEPS[step[0]](thing, *step[1:])
+        thing = STEPS[step[0]](thing, *step[1:])
     return thing
+
+
+def begin(place: list[list[Any]], modules: Mapping[str, Any]) -> Any:
+    """What the first step of a place names."""
+    word, name = place[0]
+    return modules.get(name, ABSENT) if word == "module" else _python(name)
 
 
 def _python(name: str) -> Any:
@@ -116,8 +121,16 @@ def _bound(thing: Any) -> Any:
 
 
 def _given(thing: Any, name: str) -> Any:
-    """The function, the arguments (`args`) or the `keywords` of a partial one."""
-    return getattr(thing, name, ABSENT) if isinstance(thing, functools.partial) else ABSENT
+    """What a partial function or the like was made with: `func`, `args`, `keywords`; what a
+    dictionary makes missing items with: `default_factory`."""
+    return getattr(thing, name, ABSENT) if isinstance(thing, _GIVEN) else ABSENT
+
+
+_GIVEN: tuple[Any, ...] = (
+    *(functools.partial, functools.partialmethod),
+    functools.singledispatchmethod,
+    collections.defaultdict,
+)
 
 
 def _type(thing: Any) -> Any:
@@ -131,7 +144,7 @@ def _function(value: Any) -> Any:
     return function if inspect.isfunction(function) else ABSENT
 
 
-_STEPS: dict[str, Any] = {
+STEPS: dict[str, Any] = {
     "field": _field,
     "class": _class,
     "key": _key,

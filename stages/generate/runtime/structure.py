@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .difference import Difference
-from .readings import type_of
+from .readings import class_of, encode, installed_class, type_of
 from .written import agree
 
 
@@ -67,6 +67,36 @@ def compare_type(path: str, module: torch.nn.Module, kind: list[str]) -> None:
         name = ".".join(found) if found[1] == kind[1] else found[1]
         made = ".".join(kind) if found[1] == kind[1] else kind[1]
         raise Difference(f"{path or 'the model'} is a {name}, the plan was made with a {made}")
+
+
+def compare_classes(
+    types: Mapping[str, list[str]],
+    twins: list[list[str]],
+    modules: Mapping[str, torch.nn.Module],
+) -> None:
+    """Raises Difference where modules that were of one class are of two that differ under one name.
+    `twins` are the paths of those whose class was another one of the same name already."""
+    group = {path: number for number, paths in enumerate(twins) for path in paths}
+    first: dict[tuple[Any, ...], tuple[str, type]] = {}
+    for path, module in modules.items():
+        kind = class_of(module)
+        known, one = first.setdefault((group.get(path), *types[path]), (path, kind))
+        if one is not kind and _body(one) != _body(kind):
+            raise Difference(
+                f"{path} is of another class {types[path][1]} than {known or 'the model'}, when "
+                f"the plan was made they were of one"
+            )
+
+
+def _body(kind: type) -> list[Any]:
+    """What the classes that a class is made of say, but for those of installed packages."""
+    own = [base for base in kind.__mro__ if not installed_class(base)]
+    return [
+        [name, encode(value)]
+        for base in own
+        for name, value in vars(base).items()
+        if not (name.startswith("__") and isinstance(value, str | type(None) | dict))
+    ]
 
 
 def own_paths(modules: Mapping[str, torch.nn.Module]) -> dict[int, str]:

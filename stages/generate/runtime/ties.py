@@ -1,4 +1,4 @@
-"""Inputs that are tied to one another or to the model's own tensors where eager's sums differ."""
+"""Tensors of a call that are tied to one another where eager's sums or writes differ then."""
 
 from __future__ import annotations
 
@@ -21,11 +21,20 @@ class Ties:
         self.inputs = [at for at, tensor in positions if tensor.kind == "input"]
         self.given = [at for at in self.inputs if tensors[at].requires_grad]
         self.parameters = [at for at, tensor in positions if tensor.kind == "parameter"]
-        self.written = [at for at, tensor in positions if tensor.path in set(written)]
-        self.written = [at for at in self.written if tensors[at].kind == "buffer"]
+        paths = set(written)
+        written_at = {at for at, one in positions if one.kind == "buffer" and one.path in paths}
+        self.own = [at for at, tensor in positions if tensor.kind in ("parameter", "buffer")]
+        self.writing = {number for number, at in enumerate(self.own) if at in written_at}
+        """Which of the own tensors the step writes, by their place among them."""
+        self.apart: list[int] = []
+        """Where the model's own tensors, and what it reads beside them, began when they were last
+        seen not to overlap."""
 
-    def difference(self, tensors: Sequence[torch.Tensor]) -> str | None:
-        """What is tied in a call and must not be, as a sentence; None where nothing is."""
+    def difference(
+        self, tensors: Sequence[torch.Tensor], beside: Sequence[torch.Tensor] = ()
+    ) -> str | None:
+        """What is tied in a call and must not be, as a sentence; None where nothing is. `beside`
+        are tensors that the forward reads and that are none of the call."""
         owners = {id(tensors[at]): at for at in self.parameters}
         if len(owners) < len(self.parameters):
             return self._tied_since(tensors, owners)
@@ -33,9 +42,17 @@ class Ties:
             sentence = self._one_gradient(tensors, owners)
             if sentence is not None:
                 return sentence
-        if self.written and self.inputs:
-            return self._written_input(tensors)
-        return None
+        if not self.writing:
+            return None
+        strided = [one for one in beside if one.layout == torch.strided]
+        seen = [*(tensors[at] for at in self.own), *strided]
+        try:
+            starts = [tensor.data_ptr() for tensor in seen]
+            return self._written_own(starts, seen) or self._written_input(starts, tensors)
+        except RuntimeError:
+            return (
+                "a tensor of the call has no bytes of its own, as within a transform of functions"
+            )
 
     def _tied_since(self, tensors: Sequence[torch.Tensor], last: dict[int, int]) -> str:
         one = next(at for at in self.parameters if last[id(tensors[at])] != at)
@@ -60,21 +77,48 @@ class Ties:
                 owners[key] = at
         return None
 
-    def _written_input(self, tensors: Sequence[torch.Tensor]) -> str | None:
-        try:
-            starts = [tensors[at].data_ptr() for at in self.written]
-            for at in self.inputs:
-                storage = tensors[at].untyped_storage()
-                first = storage.data_ptr()
-                last = first + storage.nbytes()
-                for start, buffer in zip(starts, self.written, strict=True):
-                    if first <= start < last:
-                        return (
-                            f"{self.names[at]} shares its bytes with the buffer "
-                            f"{self.names[buffer]}, which the step writes; give it a clone"
-                        )
-        except RuntimeError:
-            return (
-                "a tensor of the call has no bytes of its own, as within a transform of functions"
-            )
+    def _written_own(self, starts: list[int], seen: Sequence[torch.Tensor]) -> str | None:
+        """A written buffer that shares bytes with another of the model's tensors."""
+        if starts == self.apart:
+            return None
+        spans = sorted(
+            (start, start + _extent(tensor), number)
+            for number, (start, tensor) in enumerate(zip(starts, seen, strict=True))
+            if tensor.numel()
+        )
+        reaching: list[tuple[int, int]] = []
+        for start, end, number in spans:
+            reaching = [one for one in reaching if one[0] > start]
+            for _, other in reaching:
+                if number in self.writing or other in self.writing:
+                    return (
+                        f"{self._named(number)} shares its bytes with {self._named(other)}, which "
+                        f"it did not when the plan was made, and the step writes there; give it a "
+                        f"clone"
+                    )
+            reaching.append((end, number))
+        self.apart = starts
         return None
+
+    def _named(self, number: int) -> str:
+        inside = number < len(self.own)
+        return self.names[self.own[number]] if inside else "a tensor that the forward reads"
+
+    def _written_input(self, starts: list[int], tensors: Sequence[torch.Tensor]) -> str | None:
+        for at in self.inputs:
+            storage = tensors[at].untyped_storage()
+            first = storage.data_ptr()
+            last = first + storage.nbytes()
+            for number in self.writing:
+                if first <= starts[number] < last:
+                    return (
+                        f"{self.names[at]} shares its bytes with the buffer "
+                        f"{self.names[self.own[number]]}, which the step writes; give it a clone"
+                    )
+        return None
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """The bytes from a tensor's first element to the end of its last one."""
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()

@@ -19,9 +19,21 @@ from .form import check_form
 from .lists import Lists
 from .looks import LOOKS
 from .places import content, find
-from .readings import ABSENT, VIEWS, bound_to, encode, is_array, slots_of, underlying
+from .readings import (
+    ABSENT,
+    VIEWS,
+    bound_to,
+    encode,
+    fields_of,
+    held_by,
+    is_array,
+    is_held_in_fields,
+    slots_of,
+    underlying,
+)
 from .states import STATES
-from .structure import compare_structure, compare_type, own_paths
+from .steps import follow
+from .structure import compare_classes, compare_structure, compare_type, own_paths
 from .written import agree
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -52,6 +64,7 @@ class Watch:
         self.holders = description["holders"]
         self.names = description["names"]
         self.types = {path: [module, name] for path, module, name in description["modules"]}
+        self.twins = description["twins"]
         self.hooked: dict[str, list[list[str]]] = {}
         for path, *hooks in description["hooks"]:
             self.hooked.setdefault(path, []).append(hooks)
@@ -106,6 +119,7 @@ class Watch:
         by_path = dict(zip(self.paths, modules, strict=True))
         for path, module in by_path.items():
             compare_type(path, module, self.types[path])
+        compare_classes(self.types, self.twins, by_path)
         lists.take_modules(modules)
         self._take_hooks(by_path, lists)
         self._take_names(by_path, lists)
@@ -160,7 +174,9 @@ class Watch:
         own: dict[int, str],
         lists: Lists,
     ) -> None:
-        thing = find(holder["place"], modules)
+        place = holder["place"]
+        of_code = holder["kind"] == "code"
+        thing = follow(place, modules, lists) if of_code else find(place, modules)
         if thing is ABSENT:
             raise not_there(holder)
         look_up = LOOKS[holder["kind"]]
@@ -190,14 +206,22 @@ class Watch:
             shown: Any = value
             keys = list(shown) if isinstance(value, dict | MappingProxyType) else None
             inside = list(shown) if keys is None else list(shown.values())
+            if isinstance(value, collections.defaultdict):
+                lists.factories.append((value, value.default_factory))
+                self._take_contents(value.default_factory, lists, own, depth + 1)
             if not isinstance(value, tuple):
                 lists.containers.append((value, inside, keys))
             for item in inside:
                 self._take_contents(item, lists, own, depth + 1)
         elif (owner := bound_to(value)) is not ABSENT and depth < 12:
             self._take_contents(owner, lists, own, depth + 1)
-        elif isinstance(value, functools.partial):
-            self._take_contents((value.args, value.keywords), lists, own, depth + 1)
+        elif isinstance(value, functools.partial | functools.partialmethod):
+            parts = (value.func, value.args, value.keywords)
+            self._take_contents(parts, lists, own, depth + 1)
+        elif is_held_in_fields(value) and depth < 12:
+            for name, item in held_by(value).items():
+                lists.fields.add(fields_of(value), name, item)
+                self._take_contents(item, lists, own, depth + 1)
         elif inspect.isfunction(function := underlying(value)):
             lists.codes.append((function, function.__code__))
         elif (slots := slots_of(value)) and depth < 12:

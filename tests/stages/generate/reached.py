@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import collections
 import copy
+import dataclasses
+import enum
 import functools
+import operator
 import types
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -44,6 +47,21 @@ class Factor(type):
 
 class OfFactor(metaclass=Factor):
     """A class whose class has a number."""
+
+
+class Member(enum.Enum):
+    """A member that holds a dictionary, and a number beside it."""
+
+    ONE = "one"
+
+    def __init__(self, name: str) -> None:
+        self.table = {"a": 1.0}
+        self.gain = 2.0
+
+
+def member() -> Member:
+    Member.ONE.table, Member.ONE.gain = {"a": 1.0}, 2.0
+    return Member.ONE
 
 
 class Settings:
@@ -292,5 +310,27 @@ READS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], 
         lambda: None,
         lambda h: decorated(),
         lambda h: setattr(far.SETTINGS, "level", 5.0),
+    ),
+    "a table of a member": (
+        member,
+        lambda h: h.table["a"],
+        lambda h: h.table.update(a=2.0),
+    ),
+    "a number of a member": (member, lambda h: h.gain, set_gain),
+    "a member of a class": (member, lambda h: Member.ONE.gain, set_gain),
+    "what makes missing items": (
+        lambda: collections.defaultdict(lambda: 2.0),
+        lambda h: h.default_factory(),
+        lambda h: setattr(h, "default_factory", lambda: 3.0),
+    ),
+    "a getter of items": (
+        lambda: [operator.itemgetter(0)],
+        lambda h: h[0]((1.0, 2.0)),
+        lambda h: h.insert(0, operator.itemgetter(1)),
+    ),
+    "an object of a class made at run time": (
+        lambda: dataclasses.make_dataclass("Made", ["gain"])(2.0),
+        lambda h: h.gain,
+        set_gain,
     ),
 }

@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import nn
 
+from schemas.errors import ModelError
 from tests.stages.generate.conftest import Planned
 from tests.stages.generate.models import Small
 from tests.stages.generate.plans import PLAN, generated, load_package, traced
 from tests.stages.generate.test_usage import assert_same_gradients, is_planned
+from tests.stages.generate.watched import traced_watched
 from tests.stages.trace import modules
 
 X = torch.zeros(4, 6)
@@ -268,6 +270,61 @@ def test_parameters_that_were_tied_since_are_named(tmp_path: Path) -> None:
         package.PlanMismatch, match=r"0\.weight is the same tensor as 2\.weight, wh"
     ):
         planned(X)
+
+
+class Averaging(nn.Module):
+    """Writes a buffer and reads another one, and a tensor beside the buffers."""
+
+    mean: torch.Tensor
+    scale: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+        self.register_buffer("mean", torch.ones(6))
+        self.register_buffer("scale", torch.ones(6))
+        self.shift = torch.ones(6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean.mul_(0.9)
+        return self.layer(x) * self.scale + self.shift
+
+
+def tie(model: Averaging) -> None:
+    model.scale = model.mean
+
+
+def overlap(model: Averaging) -> None:
+    both = torch.ones(9)
+    model.mean, model.scale = both[:6], both[3:]
+
+
+def beside(model: Averaging) -> None:
+    model.shift = model.mean.view(-1)
+
+
+@pytest.mark.parametrize(
+    ("change", "names"), [(tie, "scale"), (overlap, "scale"), (beside, "a te")]
+)
+def test_buffers_that_share_bytes_since_are_named(tmp_path: Path, change: Any, names: str) -> None:
+    graph, built = traced_watched((Averaging(), ((X,), {})))
+    package = generated(graph, tmp_path / "plan")
+    planned = package.load(built.model)
+    assert planned(X).grad_fn is not None
+    both = torch.ones(12)
+    planned.mean, planned.scale = both[:6], both[6:]
+    assert planned(X).grad_fn is not None
+    planned.mean = torch.ones(6)
+    change(planned)
+    with pytest.raises(package.PlanMismatch, match=rf"{names}.* shares its bytes with mean, which"):
+        planned(X)
+
+
+def test_a_written_buffer_that_is_read_from_elsewhere_is_refused() -> None:
+    model = Averaging()
+    model.shift = model.mean
+    with pytest.raises(ModelError, match="writes its buffer 'mean' and reads it from elsewhere"):
+        traced_watched((model, ((X,), {})))
 
 
 def lacks_drop(model: Small) -> None:

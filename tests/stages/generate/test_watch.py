@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -197,4 +199,40 @@ def test_training_as_people_do_is_planned_throughout(whole: Any) -> None:
     twin = copy.deepcopy(planned)
     assert is_planned(twin(X)) and is_planned(planned(X))
     with torch.no_grad():
+        planned(X)
+
+
+class Bound(nn.Module):
+    """Keeps a method of one of its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.runs = self.one.forward
+
+    def _times(self, x: torch.Tensor, factor: float) -> torch.Tensor:
+        return x * factor
+
+    times = functools.partialmethod(_times, factor=1.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.times(self.runs(x))
+
+
+def test_whose_method_is_kept_and_with_what_it_is_called_is_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, _ = traced_watched((Bound(), ((X,), {})))
+    package = generated(graph, tmp_path / "bound")
+    planned = package.load(Bound())
+    assert is_planned(planned(X))
+    planned.runs = planned.other.forward
+    with pytest.raises(package.PlanMismatch, match="runs forward of other, the plan was made with"):
+        planned(X)
+    planned.runs = planned.one.forward
+    changed = functools.partialmethod(Bound._times, factor=3.0)
+    monkeypatch.setattr(Bound, "times", changed)
+    with pytest.raises(
+        package.PlanMismatch, match=r"times a partial of the function .* with other"
+    ):
         planned(X)

@@ -24,9 +24,9 @@ MALFORMED = [
     '{"watch": []}',
     '{"watch": {"modules": [["a"]]}}',
     '{"watch": {"modules": [], "tensors": [], "holders": [{}], "names": [], "hooks": [], '
-    '"states": {}}}',
+    '"twins": [], "states": {}}}',
     '{"watch": {"modules": [], "tensors": [], "holders": [], "names": [], "hooks": [], '
-    '"states": {"a": []}}}',
+    '"twins": [], "states": {"a": []}}}',
 ]
 
 
