@@ -32,7 +32,14 @@ from stages.trace.as_eager import (
 from stages.trace.following import first_difference
 from stages.trace.forward import FakeConstantError, Forward, Leaf
 from stages.trace.pythonic import PythonInBackward
-from stages.trace.refusals import check_model, check_placeholder, reason, tensor_constant
+from stages.trace.refusals import (
+    check_draws,
+    check_model,
+    check_placeholder,
+    check_shared,
+    reason,
+    tensor_constant,
+)
 from stages.trace.source import location_of
 from stages.trace.watching import Watcher, watching
 
@@ -244,6 +251,7 @@ def _describe(built: Built, graph: fx.GraphModule, forward: Forward) -> Capture:
         )
     result.outputs.extend(outputs[number] for number in sorted(outputs))
     _place_backward(graph)
+    check_draws(built.label, graph, result.outputs, result.tangents)
     for path in forward.shown:
         if path in result.writes and path not in forward.assigned:
             raise ModelError(
@@ -267,10 +275,12 @@ def _written_buffer(desc: Any, d: Any, forward: Forward) -> str:
 
 
 def _constants(built: Built, graph: fx.GraphModule) -> dict[fx.Node, torch.Tensor]:
-    return {
+    constants = {
         node: tensor_constant(built.label, getattr(graph, str(node.target)))
         for node in graph.graph.find_nodes(op="get_attr")
     }
+    check_shared(built, constants.values())
+    return constants
 
 
 def _fake_constants(built: Built) -> str:
@@ -313,8 +323,8 @@ def _place_backward(graph: fx.GraphModule) -> None:
     for node in graph.graph.nodes:
         number = node.meta.get("seq_nr")
         made_by = node if number is None else forward.setdefault(number, node)
-        if _SUM in (node.stack_trace or ""):
-            made_by = node.args[0]
+        if _SUM in (node.stack_trace or "") and node.target is aten.add.Tensor:
+            made_by = node.args[0] if isinstance(node.args[0], fx.Node) else node
         if made_by is not node and "nn_module_stack" not in node.meta:
             node.meta["nn_module_stack"] = made_by.meta.get("nn_module_stack", {})
             node.meta["stack_trace"] = made_by.meta.get("stack_trace", "")

@@ -78,6 +78,12 @@ def keeps_a_gradient(m: Any, x: Tensor) -> Tensor:
     return y.sin()
 
 
+def draws_by_shape(m: Any, x: Tensor) -> Tensor:
+    y = m(x)
+    y.register_hook(lambda gradient: gradient * torch.rand(3))
+    return y.sin()
+
+
 class Model(nn.Module):
     """A linear layer and what `does` does with it."""
 
@@ -102,6 +108,7 @@ SENTENCES: list[tuple[Callable[[Any, Tensor], Any], str]] = [
     (keeps_a_gradient, "KEPT"),
     (counts_in_a_part_of_a_tensor, r"is no buffer, .*: register it as a buffer"),
     (adds_to_a_tensor, r"is no buffer, .*: register it as a buffer"),
+    (draws_by_shape, r"the backward draws random numbers by rand\(\) that hang on no gradient"),
 ]
 
 
@@ -144,3 +151,19 @@ def test_a_buffer_that_is_a_view_of_another() -> None:
         ModelError, match=r"the model writes to 'first', and another buffer or input is a view"
     ):
         trace(built_of((Viewed(), ((X,), {}))), "m")
+
+
+TIED: list[tuple[Callable[[Any], Any], str]] = [
+    (lambda m: m.layer.weight.data, "the parameter 'layer.weight'"),
+    (lambda m: [m.layer.weight.detach()[:2]], "the parameter 'layer.weight'"),
+    (lambda m: (m.layer.mean.view(1),), "the buffer 'layer.mean'"),
+    (lambda m: X[:1], "an input"),
+]
+
+
+@pytest.mark.parametrize(("tied", "owner"), TIED)
+def test_a_constant_in_the_memory_of_what_changes(tied: Callable[[Any], Any], owner: str) -> None:
+    model = Model(lambda m, x: m(x) * m.tied[0].sum())
+    model.layer.tied = tied(model)
+    with pytest.raises(ModelError, match=f"that shares its memory with {owner}.*each time"):
+        trace(built_of((model, ((X,), {}))), "m")
