@@ -111,6 +111,11 @@ def checkpointed(graph: Graph) -> bool:
     return guards_in(graph).get("checkpointed") is True
 
 
+def all_arrive(graph: Graph) -> bool:
+    """Whether the backward is not that of the model where a gradient of an output is absent."""
+    return guards_in(graph).get("all_arrive") is True
+
+
 def tree_leaves(text: str) -> int:
     """The number of leaves of a written structure; raises ArtifactError where it is none."""
     try:

@@ -14,7 +14,7 @@ from schemas.graph import NONE, Graph, Output
 from stages.device.operators import decode
 from stages.generate.calls import literal
 from stages.generate.casts import kept_casts, spared_dtypes
-from stages.generate.check import assigned_of, checkpointed, guards_of, multiple_views
+from stages.generate.check import all_arrive, assigned_of, checkpointed, guards_of, multiple_views
 from stages.generate.handed import eager_strides
 from stages.generate.lifetimes import depending
 from stages.generate.program import Program
@@ -57,6 +57,7 @@ def interface_text(graph: Graph, program: Program) -> str:
         f"    unwritable={_known(_unwritable(graph, program), places)},",
         f"    spaced={_known(spaced(graph), positions)},",
         f"    order={_known(_order(graph, program), places)},",
+        f"    all_arrive={all_arrive(graph)},",
         f"    eval_modules=frozenset({sorted(eval_modules)!r}),",
         f"    autocast={autocast!r},",
         f"    autocast_cache={cached},",

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx import traceback as fx_traceback
 
 from schemas.errors import ModelError
 from stages.device.caches import register_caches
@@ -31,7 +30,7 @@ from stages.trace.as_eager import (
 )
 from stages.trace.following import first_difference
 from stages.trace.forward import FakeConstantError, Forward, Leaf
-from stages.trace.pythonic import PythonInBackward
+from stages.trace.pythonic import PythonInBackward, is_sum, made_of_none
 from stages.trace.refusals import (
     check_draws,
     check_model,
@@ -58,7 +57,7 @@ class Capture:
     forward read beside tensors (`stages.trace.watching`), `assigned` the buffers that it puts
     another tensor in the place of. `plain_backward` says that no Python ran in the backward,
     `checkpointed` that the forward checkpoints parts of itself, `asks_layout` that it asks a tensor
-    how it lies in memory.
+    how it lies in memory, `all_arrive` that Python in the backward needs all of its gradients.
     """
 
     graph: fx.GraphModule
@@ -75,6 +74,7 @@ class Capture:
     watched: dict[str, Any] = field(default_factory=dict)
     assigned: list[str] = field(default_factory=list)
     plain_backward: bool = False
+    all_arrive: bool = False
     checkpointed: bool = False
     asks_layout: bool = True
 
@@ -116,9 +116,15 @@ def _capture(built: Built, forward: Forward) -> Capture:
         tensors = tuple(forward.tensors(mode))
         joint = aot_export_joint_with_descriptors(stack, forward.face(), tensors)
     described = _describe(built, joint.graph_module, forward)
+    parts = [part for gradient in described.gradients.values() for part in gradient]
     return replace(
         described,
         plain_backward=not python.found,
+        all_arrive=python.several
+        or (
+            python.found
+            and made_of_none(joint.graph_module, described.outputs, described.tangents, parts)
+        ),
         checkpointed=forward.checkpoints.any,
         asks_layout=forward.follower.asks_layout,
     )
@@ -295,25 +301,12 @@ def _fake_constants(built: Built) -> str:
     return f"a tensor of the model{named} has no data under fake tensors"
 
 
-_SUM = getattr(fx_traceback, "GRADIENT_ACC_SPECIAL_STACK", "Gradient addition node")
-"""What AOTAutograd writes beside the sums that autograd makes of gradients that meet."""
-
-
 def _contributions(gradient: fx.Node) -> list[fx.Node]:
     """What autograd adds up to a gradient, in its order: what is made first arrives first, and is
     the left or the right one of a sum, as either can be overwritten."""
-    is_sum = (
-        gradient.target is aten.add.Tensor
-        and not gradient.kwargs
-        and _SUM in (gradient.stack_trace or "")
-        and len(gradient.users) == 1
-    )
-    if not is_sum:
+    if not is_sum(gradient) or len(gradient.users) != 1:
         return [gradient]
-    parts = gradient.args[:2]
-    if not all(isinstance(part, fx.Node) for part in parts):
-        return [gradient]
-    earlier, last = sorted(parts)  # type: ignore[type-var]
+    earlier, last = sorted(gradient.args[:2])  # type: ignore[type-var]
     return [*_contributions(earlier), last]  # type: ignore[arg-type, list-item]
 
 
@@ -323,8 +316,8 @@ def _place_backward(graph: fx.GraphModule) -> None:
     for node in graph.graph.nodes:
         number = node.meta.get("seq_nr")
         made_by = node if number is None else forward.setdefault(number, node)
-        if _SUM in (node.stack_trace or "") and node.target is aten.add.Tensor:
-            made_by = node.args[0] if isinstance(node.args[0], fx.Node) else node
+        if is_sum(node):
+            made_by = node.args[0]
         if made_by is not node and "nn_module_stack" not in node.meta:
             node.meta["nn_module_stack"] = made_by.meta.get("nn_module_stack", {})
             node.meta["stack_trace"] = made_by.meta.get("stack_trace", "")

@@ -49,6 +49,7 @@ def _trace(built: Built, name: str, kind: str) -> Graph:
     )
     guards |= {
         "plain_backward": captured.plain_backward,
+        "all_arrive": captured.all_arrive,
         "watch": captured.watched,
         "assigned": captured.assigned,
         "multiple_views": [i for i, leaf in enumerate(captured.leaves) if leaf.multiple],
