@@ -32,6 +32,7 @@ from stages.trace.following import first_difference
 from stages.trace.forward import FakeConstantError, Forward, Leaf
 from stages.trace.pythonic import PythonInBackward, is_sum, made_of_none
 from stages.trace.refusals import (
+    check_asked,
     check_draws,
     check_model,
     check_placeholder,
@@ -58,6 +59,8 @@ class Capture:
     another tensor in the place of. `plain_backward` says that no Python ran in the backward,
     `checkpointed` that the forward checkpoints parts of itself, `asks_layout` that it asks a tensor
     how it lies in memory, `all_arrive` that Python in the backward needs all of its gradients.
+    `alike` has for each leaf the first one that is the same object, where the forward asks for
+    that, and `asked` what else it asks of inputs (True) and of the model's own tensors, with where.
     """
 
     graph: fx.GraphModule
@@ -77,6 +80,8 @@ class Capture:
     all_arrive: bool = False
     checkpointed: bool = False
     asks_layout: bool = True
+    alike: dict[int, int] = field(default_factory=dict)
+    asked: dict[tuple[str, bool], str] = field(default_factory=dict)
 
 
 def capture(built: Built, wanted: Callable[[Capture], set[int]] | None = None) -> Capture:
@@ -88,8 +93,7 @@ def capture(built: Built, wanted: Callable[[Capture], set[int]] | None = None) -
     """
     check_model(built.label, built.model)
     with _errors(built), watching(built.model, built.label) as watcher:
-        forward = Forward(built, None, watcher.running)
-        result = _capture(built, forward)
+        forward, result = _first(built, watcher)
         if wanted is not None:
             chosen = wanted(result)
             if chosen != set(result.tangents.values()):
@@ -99,7 +103,25 @@ def capture(built: Built, wanted: Callable[[Capture], set[int]] | None = None) -
             _run_again(built, watcher)
     watcher.refuse(built.label)
     forward.check_runs()
-    return replace(result, watched=watcher.description())
+    check_asked(built, watcher.asked)
+    return replace(result, watched=watcher.description(), asked=watcher.asked.facts)
+
+
+def _first(built: Built, watcher: Watcher) -> tuple[Forward, Capture]:
+    """A first capture. The inputs are tied as in the sample where the forward asks which tensors
+    are one object, and otherwise apart."""
+    asked = watcher.asked
+    forward = Forward(built, None, watcher.running, asked=asked)
+    tied = forward.alike != forward.untied
+    try:
+        result = _capture(built, forward)
+    except Exception:
+        if not (tied and asked.identity):
+            raise
+    if tied and asked.identity:
+        forward = Forward(built, None, watcher.running, asked=asked, tied=True)
+        result = _capture(built, forward)
+    return forward, result
 
 
 def _capture(built: Built, forward: Forward) -> Capture:
@@ -121,12 +143,16 @@ def _capture(built: Built, forward: Forward) -> Capture:
         described,
         plain_backward=not python.found,
         all_arrive=python.several
+        or forward.asked.maker
         or (
             python.found
             and made_of_none(joint.graph_module, described.outputs, described.tangents, parts)
         ),
         checkpointed=forward.checkpoints.any,
         asks_layout=forward.follower.asks_layout,
+        alike={forward.places[i]: forward.places[k] for i, k in enumerate(forward.order)}
+        if forward.asked.identity
+        else {},
     )
 
 

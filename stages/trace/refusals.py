@@ -11,9 +11,11 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
 from schemas.errors import ModelError
+from stages.device.asked import FACTS
 from stages.device.factory import Built
 from stages.device.operators import is_random
 from stages.device.trees import flatten
+from stages.trace.asked import Asked
 from stages.trace.source import source_of
 
 _LOOKING = (
@@ -134,6 +136,34 @@ def check_draws(
                 "by torch.rand_like(gradient), or draw them in the forward"
             )
         forward.discard(node)
+
+
+def check_asked(built: Built, asked: Asked) -> None:
+    """Raises ModelError where the forward asks something of tensors of which the capture has
+    another answer than the sample and the model."""
+    given = [leaf for one in built.samples for leaf in flatten(one)[0] if _is_real(leaf)]
+    own = [leaf for leaf in (*built.model.parameters(), *built.model.buffers()) if _is_real(leaf)]
+    for (fact, of_input), place in asked.facts.items():
+        holds, said = FACTS[fact]
+        what = "an input" if of_input else "a parameter or a buffer"
+        for tensor in given if of_input else own:
+            with torch._C.DisableTorchFunction(), _disable_current_modes():
+                if holds(tensor):
+                    continue
+            raise ModelError(
+                f"{built.label}: {what} of shape {tuple(tensor.shape)} {said}, and the forward "
+                f"asks for that{f' at {place}' if place else ''}: plan with a tensor that was just "
+                "made, as by detach().clone()"
+            )
+    if asked.identity and {id(leaf) for leaf in given} & {id(leaf) for leaf in own}:
+        raise ModelError(
+            f"{built.label}: an input is a parameter or a buffer of the model, and the forward "
+            f"asks at {asked.identity} which tensors are one object: give it a clone"
+        )
+
+
+def _is_real(leaf: Any) -> bool:
+    return type(leaf) in (torch.Tensor, nn.Parameter, nn.Buffer)
 
 
 def check_shared(built: Built, constants: Iterable[torch.Tensor]) -> None:

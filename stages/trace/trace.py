@@ -55,6 +55,8 @@ def _trace(built: Built, name: str, kind: str) -> Graph:
         "multiple_views": [i for i, leaf in enumerate(captured.leaves) if leaf.multiple],
         "checkpointed": captured.checkpointed,
         "asks_layout": captured.asks_layout,
+        "alike": [[leaf, first] for leaf, first in captured.alike.items()],
+        "asked": [[fact, of_input] for fact, of_input in captured.asked],
     }
     with torch.autocast(kind, enabled=False):
         return _finished(built, captured, name, ambient, guards)

@@ -8,6 +8,7 @@ tensors a plan would not do: it is refused.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +20,7 @@ from schemas.errors import ModelError
 from stages.device.readings import ABSENT, digest_of, encode
 from stages.device.states import ATTENTION_STATES
 from stages.device.written import agree
+from stages.trace.asked import Asked
 from stages.trace.changes import chosen, holds_the_same, restore, unchanged, undo
 from stages.trace.codes import line_that
 from stages.trace.holders import INTERNAL, NOWHERE, Holder, Kept, is_generator
@@ -72,6 +74,7 @@ class Watcher:
         self.problems: list[str] = []
         self._reader = Reader(model)
         self._moved = Moved()
+        self.asked = Asked()
         self._structure = structure(model)
         self._own = own_paths(model)
         self._stack = contextlib.ExitStack()
@@ -98,7 +101,8 @@ class Watcher:
         self._moved.put_back()
         self._check_reads()
         changed = [] if self._settled else dict.fromkeys(self.changed.values())
-        self.problems += [*changed, *self._moved.problems, *self._reader.problems]
+        found = (self._moved.problems, self.asked.problems, self._reader.problems)
+        self.problems += [*changed, *itertools.chain(*found)]
 
     def refuse(self, label: str) -> None:
         """Raises ModelError naming the first thing that a plan cannot do or be sure of."""
@@ -183,6 +187,8 @@ class Watcher:
             return
         self._reader.busy = True
         try:
+            if event in ("call", "return"):
+                self.asked.ran(frame)
             if event == "call":
                 self._reader.ran(frame)
                 self._moved.called(frame)
