@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import torch
 
+_KINDS = {"_is_param", "_is_buffer"}
 FACTS: dict[str, tuple[Callable[[torch.Tensor], bool], str]] = {
     "leaf": (lambda tensor: tensor.is_leaf, "was computed by autograd, and is no leaf"),
     "view": (lambda tensor: not tensor._is_view(), "is a view of another tensor"),
@@ -29,6 +30,9 @@ FACTS: dict[str, tuple[Callable[[torch.Tensor], bool], str]] = {
         lambda tensor: tensor.device.type != "cpu" or not tensor.is_shared(),
         "lies in memory that processes share",
     ),
-    "kind": (lambda tensor: type(tensor) is torch.Tensor, "is of a class of its own"),
+    "kind": (
+        lambda tensor: type(tensor) is torch.Tensor and not _KINDS.intersection(vars(tensor)),
+        "is a parameter, a buffer or of a class of its own",
+    ),
 }
 """What holds of a tensor that was just made, with what is said of one of which it does not."""

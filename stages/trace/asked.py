@@ -54,9 +54,9 @@ _DEEPEST = 3
 class Asked:
     """What was asked of the tensors that a forward is given and of the model's own.
 
-    `facts` has where each fact was asked, by its name and whether it was asked of an input or of one
-    of the model's own. `identity` is where it was asked which tensors are one object, "" where it
-    was not. `maker` says whether a function of autograd was asked for.
+    `facts` has where each fact was asked, by its name and whether it was asked of an input or of
+    one of the model's own. `identity` is where it was asked which tensors are one object, "" where
+    it was not. `maker` says whether a function of autograd was asked for.
     """
 
     def __init__(self) -> None:

@@ -44,15 +44,15 @@ class Forward:
     """Runs the forward of a model on the tensors among the leaves of its first sample.
 
     Each leaf is a tensor of its own, whatever they share in the sample, unless they are `tied`, and
-    hooks of the model itself are left out, since they run at each call. `chosen` numbers the outputs
-    that receive gradients, None stands for all that can. After a run `leaves` and `output_tree` tell what the
-    model returned; behind the `returned` tensors of the output come the new values of the buffers
-    that the forward `assigned` instead of writing into them. `shown` names the buffers that
-    the output has a tensor's memory of. Each run is within a `running()`. `runs` are the logs of
-    the runs, those of an `earlier` forward first; `every` as in `Follower`. `looks_for_none` says
-    whether a function of autograd asks for None in place of absent gradients, and `checkpoints`
-    are those that the forward makes. `alike` has for each input tensor the number of the first one
-    that is the same object, `asked` what the forward asks of its tensors.
+    hooks of the model itself are left out, since they run at each call. `chosen` numbers the
+    outputs that receive gradients, None stands for all that can. After a run `leaves` and
+    `output_tree` tell what the model returned; behind the `returned` tensors of the output come the
+    new values of the buffers that the forward `assigned` instead of writing into them. `shown`
+    names the buffers that the output has a tensor's memory of. Each run is within a `running()`.
+    `runs` are the logs of the runs, those of an `earlier` forward first; `every` as in `Follower`.
+    `looks_for_none` says whether a function of autograd asks for None in place of absent gradients,
+    and `checkpoints` are those that the forward makes. `alike` has for each input tensor the number
+    of the first one that is the same object, `asked` what the forward asks of its tensors.
     """
 
     def __init__(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import chain
 
 import torch
 
@@ -19,19 +20,24 @@ class Answers:
         self.alike = interface.alike
         kinds = [tensor.kind for tensor in interface.tensors]
         inputs = [at for at, kind in enumerate(kinds) if kind == "input"]
-        self.own = [at for at, kind in enumerate(kinds) if kind in ("parameter", "buffer")]
+        own = [at for at, kind in enumerate(kinds) if kind in ("parameter", "buffer")]
         self.asked = [
             (at, *FACTS[fact])
             for fact, of_input in interface.asked
-            for at in (inputs if of_input else self.own)
+            for at in (inputs if of_input else own)
         ]
         wanted = dict(interface.asked) if interface.asked else {}
         self.exact = inputs if "strides" in wanted else []
         self.strides = [tensor.strides for tensor in interface.tensors]
 
-    def check(self, tensors: Sequence[torch.Tensor], constants: Iterable[torch.Tensor]) -> None:
+    def check(
+        self,
+        tensors: Sequence[torch.Tensor],
+        modules: Sequence[torch.nn.Module],
+        constants: Sequence[torch.Tensor],
+    ) -> None:
         """Raises Difference where an answer is another one; `constants` are tensors that the
-        forward reads and that are not the model's."""
+        forward reads and that are no parameters or buffers of the modules."""
         for at, holds, said in self.asked:
             if not holds(tensors[at]):
                 raise Difference(
@@ -45,13 +51,13 @@ class Answers:
                     f"{self.strides[at]} and the forward asks for them"
                 )
         if self.alike:
-            self._check_alike(tensors, constants)
+            own = (
+                (*vars(m)["_parameters"].values(), *vars(m)["_buffers"].values()) for m in modules
+            )
+            self._check_alike(tensors, {*map(id, constants), *map(id, chain(*own))})
 
-    def _check_alike(
-        self, tensors: Sequence[torch.Tensor], constants: Iterable[torch.Tensor]
-    ) -> None:
-        first = {id(tensors[at]): at for at in self.own}
-        known = {id(constant) for constant in constants}
+    def _check_alike(self, tensors: Sequence[torch.Tensor], known: set[int]) -> None:
+        first: dict[int, int] = {}
         for at, expected in self.alike:
             found = first.setdefault(id(tensors[at]), at)
             if id(tensors[at]) in known:

@@ -69,7 +69,7 @@ class Guards:
             self.call.gather(args, kwargs, tensors)
             self.constants.gather(tensors)
             self.check_present(tensors)
-            self.answers.check(tensors, self.watch.lists.tensors)
+            self.answers.check(tensors, modules, self.watch.lists.tensors)
             self.check(tensors)
         except (PlanMismatch, Difference) as difference:
             remedy = getattr(difference, "remedy", "") or _REMEDY
