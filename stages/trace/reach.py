@@ -79,7 +79,7 @@ class Reach(abc.ABC):
         self._caches: dict[int, tuple[Any, int]] = {}
         self._ran: set[types.CodeType] = set()
         self._alive: list[Any] = []
-        self.spaces = Spaces(self.holders, self.discover)
+        self.spaces = Spaces(self.holders, self.found)
         for path, module in model.named_modules():
             self._enter_module(module, (("module", path),), path)
 
@@ -90,6 +90,10 @@ class Reach(abc.ABC):
     @abc.abstractmethod
     def _note_cells(self, code: types.CodeType, function: Any, place: Place) -> None:
         """Notes what a function has around it: others of the same code may have something else."""
+
+    @abc.abstractmethod
+    def found(self, value: Any, place: Place, shown: str) -> None:
+        """Takes a value that was read."""
 
     def _enter_module(self, module: nn.Module, place: Place, shown: str) -> None:
         fields = vars(module)

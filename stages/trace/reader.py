@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from stages.device.readings import ABSENT, class_of, fields_of, installed
+from stages.trace.advancing import AdvancingError, check_advancing
 from stages.trace.asking import asked_by_torch, walked_by_capture
 from stages.trace.codes import globals_read, globals_written, makes_texts, names_of, texts_of
 from stages.trace.functions import cells_of, content_of, of_plan, own_code
@@ -79,6 +80,16 @@ class Reader(Reach):
             else:
                 kind.__getattribute__ = own  # type: ignore[method-assign]
         self._patched.clear()
+
+    def found(self, value: Any, place: Place, shown: str) -> None:
+        """Takes a value that was read; raises AdvancingError where the forward would use it up."""
+        if self.on:
+            try:
+                check_advancing(value, shown)
+            except AdvancingError as error:
+                self.problems.append(str(error))
+                raise
+        self.discover(value, place, shown)
 
     def note(self, thing: Any, name: str) -> None:
         """Records that an attribute of a thing was asked for."""
@@ -150,7 +161,7 @@ class Reader(Reach):
         if value is ABSENT:
             self._note_class(holder, name)
         else:
-            self.discover(value, (*holder.place, ("field", name)), join(holder.shown, name))
+            self.found(value, (*holder.place, ("field", name)), join(holder.shown, name))
 
     def _note_class(self, holder: Holder, name: str) -> None:
         kind = class_of(holder.thing)
@@ -166,7 +177,7 @@ class Reader(Reach):
         held = self.holders[key]
         value = held.read(name)
         if value is not ABSENT:
-            self.discover(value, (*holder.place, ("class", name)), join(holder.shown, name))
+            self.found(value, (*holder.place, ("class", name)), join(holder.shown, name))
 
     def ran(self, frame: types.FrameType) -> None:
         """Records what the code of a frame that begins to run names outside itself."""
@@ -203,7 +214,7 @@ class Reader(Reach):
             self._keep_names(holder, names, written)
         for name in wanted:
             value = holder.read(name)
-            self.discover(value, (*holder.place, ("global", name)), f"the global {name}")
+            self.found(value, (*holder.place, ("global", name)), f"the global {name}")
 
     def _globals_holder(self, names: dict[str, Any], place: Place | None) -> Holder | None:
         key = ("fields", id(names))
@@ -254,7 +265,7 @@ class Reader(Reach):
         holder = self.holders[key]
         holder.known.setdefault(name, value)
         holder.read(name)
-        self.discover(value, (*place, ("cell", name)), f"the closure's {name}")
+        self.found(value, (*place, ("cell", name)), f"the closure's {name}")
 
 
 def _kind(value: Any) -> str:

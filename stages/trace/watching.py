@@ -20,6 +20,7 @@ from schemas.errors import ModelError
 from stages.device.readings import ABSENT, digest_of, encode
 from stages.device.states import ATTENTION_STATES
 from stages.device.written import agree
+from stages.trace.advancing import AdvancingError
 from stages.trace.asked import Asked
 from stages.trace.changes import chosen, holds_the_same, restore, unchanged, undo
 from stages.trace.codes import line_that
@@ -58,6 +59,8 @@ def watching(model: nn.Module, label: str = "the model") -> Iterator[Watcher]:
     try:
         with watcher:
             yield watcher
+    except AdvancingError as error:
+        raise ModelError(f"{label}: {error}") from None
     except ModelError:
         raise
     except Exception as error:

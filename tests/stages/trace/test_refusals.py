@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import io
+import itertools
+import random
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -82,6 +87,28 @@ def draws_by_shape(m: Any, x: Tensor) -> Tensor:
     y = m(x)
     y.register_hook(lambda gradient: gradient * torch.rand(3))
     return y.sin()
+
+
+COUNT = itertools.count()
+
+
+def takes_of_a_global(m: Any, x: Tensor) -> Tensor:
+    return m(x) * float(next(COUNT))
+
+
+class Taking:
+    """Takes from an iterator of its own."""
+
+    def __init__(self) -> None:
+        self.left = iter([1.0, 2.0])
+
+    def __call__(self) -> float:
+        return next(self.left)
+
+
+def around() -> Any:
+    left = iter([1.0])
+    return lambda: next(left)
 
 
 class Model(nn.Module):
@@ -167,3 +194,39 @@ def test_a_constant_in_the_memory_of_what_changes(tied: Callable[[Any], Any], ow
     model.layer.tied = tied(model)
     with pytest.raises(ModelError, match=f"that shares its memory with {owner}.*each time"):
         trace(built_of((model, ((X,), {}))), "m")
+
+
+USED_UP: list[tuple[Any, Callable[[Any], Any]]] = [
+    (iter([1.0, 2.0]), next),
+    ({"a": [itertools.cycle([1.0])]}, lambda held: next(held["a"][0])),
+    ((float(number) for number in range(9)), next),
+    (itertools.count().__next__, lambda held: held()),
+    (functools.partial(next, iter([1.0])), lambda held: held()),
+    (io.StringIO("1.0"), lambda held: float(held.readline())),
+    (Taking(), lambda held: held()),
+    (around(), lambda held: held()),
+    (SimpleNamespace(left=iter([1.0])), lambda held: next(held.left)),
+    (random.SystemRandom(), lambda held: held.random()),
+]
+
+
+@pytest.mark.parametrize(("held", "taken"), USED_UP)
+def test_what_the_forward_uses_up(held: Any, taken: Callable[[Any], Any]) -> None:
+    """It is refused before anything is taken."""
+    model = Model(lambda m, x: m(x) * taken(m.held))
+    model.layer.held = held
+    with pytest.raises(ModelError, match=r"is or holds what is used up where it is taken from \("):
+        trace(built_of((model, ((X,), {}))), "m")
+    assert isinstance(held, random.SystemRandom) or float(taken(held)) in (0.0, 1.0)
+
+
+def test_a_counter_that_is_a_global() -> None:
+    with pytest.raises(ModelError, match=r"the global COUNT, .* \(count\)"):
+        trace(built_of((Model(takes_of_a_global), ((X,), {}))), "m")
+    assert next(COUNT) == 0
+
+
+def test_random_numbers_of_the_system_that_nobody_draws() -> None:
+    model = Model(lambda m, x: m(x))
+    object.__setattr__(model.layer, "held", random.SystemRandom())
+    trace(built_of((model, ((X,), {}))), "m")
