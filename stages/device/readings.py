@@ -115,6 +115,8 @@ def _code(value: Any, own: Mapping[int, str], depth: int) -> Any:
     if isinstance(value, functools.partial):
         parts = (value.func, value.args, value.keywords)
         return ["partial", *(encode(part, own, depth + 1) for part in parts)]
+    if isinstance(value, functools._lru_cache_wrapper):
+        return ["cached", encode(value.__wrapped__, own, depth)]
     if isinstance(value, _FUNCTIONS):
         code = getattr(value, "__code__", None)
         digest = None if code is None or installed(code.co_filename) else code_digest(code)

@@ -40,7 +40,16 @@ _COPIED = (
 )
 _DEVICE = Path(__file__).parents[1] / "device"
 _SHARED = (
-    *("asked.py", "caches.py", "classes.py", "form.py", "readings.py", "states.py", "trees.py"),
+    *(
+        "asked.py",
+        "caches.py",
+        "classes.py",
+        "form.py",
+        "kept.py",
+        "readings.py",
+        "states.py",
+        "trees.py",
+    ),
     "written.py",
 )
 

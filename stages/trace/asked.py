@@ -16,6 +16,7 @@ import torch
 from torch.nn.parameter import Buffer, Parameter
 
 from stages.device.readings import installed
+from stages.trace.cached import Making
 from stages.trace.functions import own_code
 from stages.trace.source import is_foreign, short_path
 
@@ -59,7 +60,8 @@ class Asked:
     it was not. `maker` says whether a function of autograd was asked for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, making: Making | None = None) -> None:
+        self.making = making or Making()
         self.facts: dict[tuple[str, bool], str] = {}
         self.identity = ""
         self.maker = False

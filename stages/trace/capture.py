@@ -103,6 +103,7 @@ def capture(built: Built, wanted: Callable[[Capture], set[int]] | None = None) -
             _run_again(built, watcher)
     watcher.refuse(built.label)
     forward.check_runs()
+    watcher.check_kept(built.label, result.constants.values())
     check_asked(built, watcher.asked)
     return replace(result, watched=watcher.description(), asked=watcher.asked.facts)
 

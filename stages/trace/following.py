@@ -81,6 +81,7 @@ class Follower(TorchFunctionMode):
         with self._described(place):
             result = func(*args, **named)
         self.known.follow(func, args, named, result)
+        self.asked.making.follow(func, args, named, result)
         self.asks_layout |= getattr(func, "__name__", "") in _LAYOUT
         if not self._constant(func, result):
             self.log.append((words, place))

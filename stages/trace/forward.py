@@ -16,6 +16,7 @@ from torch import nn
 from schemas.errors import ModelError
 from stages.device.factory import Built
 from stages.device.trees import flatten, read_tree
+from stages.trace.advancing import check_advancing
 from stages.trace.asked import Asked
 from stages.trace.checkpoints import Checkpoints
 from stages.trace.following import Event, Follower, first_difference
@@ -110,6 +111,8 @@ class Forward:
     def tensors(self, mode: Any) -> list[torch.Tensor]:
         """The tensors to run it on, without memory."""
         made = []
+        for path, leaf in zip(self.tree.paths("input"), self.given, strict=True):
+            check_advancing(leaf, path)
         for place in self.places:
             like = self.given[place]
             if type(like) not in (torch.Tensor, nn.Parameter) and not _is_fake(like):

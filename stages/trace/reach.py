@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from stages.device.kept import WRAPPER, kept_by
 from stages.device.readings import (
     ABSENT,
     VIEWS,
@@ -22,6 +23,7 @@ from stages.device.readings import (
     slots_of,
     underlying,
 )
+from stages.trace.cached import Caches, shown_of
 from stages.trace.codes import nested
 from stages.trace.functions import cells_of, content_of, has_own, own_code
 from stages.trace.holders import (
@@ -42,8 +44,7 @@ from stages.trace.holders import (
 from stages.trace.spaces import Spaces
 
 REGISTERED = ("_modules", "_parameters", "_buffers")
-_CACHED = functools._lru_cache_wrapper
-_CALLED = (types.FunctionType, types.MethodType, functools.partial, _CACHED)
+_CALLED = (types.FunctionType, types.MethodType, functools.partial, WRAPPER)
 _CONTAINERS = (dict, list, set, frozenset, tuple, collections.deque, types.MappingProxyType)
 _FARTHEST = 8
 """Steps from what was read to what is followed before it is read."""
@@ -76,7 +77,7 @@ class Reach(abc.ABC):
         self._seen: set[int] = set()
         self._cut: set[int] = set()
         """Containers of which something was too far away to be followed."""
-        self._caches: dict[int, tuple[Any, int]] = {}
+        self.caches = Caches()
         self._ran: set[types.CodeType] = set()
         self._alive: list[Any] = []
         self.spaces = Spaces(self.holders, self.found)
@@ -126,7 +127,9 @@ class Reach(abc.ABC):
                     self._enter_function(value, (*place, ("base", index), ("class", name)))
 
     def _enter_function(self, value: Any, place: Place, depth: int = 0) -> None:
-        self._take_caches(value)
+        if (keeping := self.caches.take(value)) is not None:
+            for _, kept in kept_by(keeping):
+                self.discover(kept, (NOWHERE,), shown_of(keeping))
         function = underlying(value)
         if not isinstance(function, types.FunctionType) or depth > _LONGEST:
             return
@@ -226,19 +229,6 @@ class Reach(abc.ABC):
         elif not whole:
             self._cut.add(id(value))
         return whole
-
-    def _take_caches(self, value: Any) -> None:
-        """Notes a function that keeps what it returned (functools.lru_cache)."""
-        value = value.__func__ if isinstance(value, staticmethod | classmethod) else value
-        if isinstance(value, _CACHED):
-            self._caches.setdefault(id(value), (value, value.cache_info().misses))
-
-    def forget_caches(self) -> None:
-        """Empties the caches that a run has filled: with tensors that have no memory."""
-        for number, (function, misses) in self._caches.items():
-            if function.cache_info().misses != misses:
-                function.cache_clear()
-                self._caches[number] = (function, function.cache_info().misses)
 
     def _remember(self, value: Any) -> None:
         self._seen.add(id(value))

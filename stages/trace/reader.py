@@ -12,6 +12,7 @@ from torch import nn
 from stages.device.readings import ABSENT, class_of, fields_of, installed
 from stages.trace.advancing import AdvancingError, check_advancing
 from stages.trace.asking import asked_by_torch, walked_by_capture
+from stages.trace.cached import shown_of
 from stages.trace.codes import globals_read, globals_written, makes_texts, names_of, texts_of
 from stages.trace.functions import cells_of, content_of, of_plan, own_code
 from stages.trace.holders import INTERNAL, NOWHERE, Holder, Kept, Place, is_dunder
@@ -112,6 +113,11 @@ class Reader(Reach):
         if holder is not None and not isinstance(thing, nn.Module):
             self._note_all(holder)
 
+    def returned(self, frame: types.FrameType, result: Any) -> None:
+        """Takes what a function that keeps its results returned."""
+        if self.caches.ended(frame, result):
+            self.discover(result, (NOWHERE,), shown_of(frame.f_code))
+
     def left(self, frame: types.FrameType) -> None:
         """Records what the code of a frame that ends may have asked for by
         `object.__getattribute__`, which records nothing: the fields whose names it has at its end,
@@ -182,6 +188,7 @@ class Reader(Reach):
     def ran(self, frame: types.FrameType) -> None:
         """Records what the code of a frame that begins to run names outside itself."""
         code = frame.f_code
+        self.caches.began(frame)
         if code in self._ran:
             return
         self._ran.add(code)

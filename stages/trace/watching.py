@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -77,7 +77,7 @@ class Watcher:
         self.problems: list[str] = []
         self._reader = Reader(model)
         self._moved = Moved()
-        self.asked = Asked()
+        self.asked = Asked(self._reader.caches.making)
         self._structure = structure(model)
         self._own = own_paths(model)
         self._stack = contextlib.ExitStack()
@@ -94,7 +94,7 @@ class Watcher:
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
-        self._reader.forget_caches()
+        self._reader.caches.forget()
         for kept in self._reader.kept.values():
             restore(kept)
         with _no_modes(), torch.no_grad():
@@ -104,8 +104,17 @@ class Watcher:
         self._moved.put_back()
         self._check_reads()
         changed = [] if self._settled else dict.fromkeys(self.changed.values())
-        found = (self._moved.problems, self.asked.problems, self._reader.problems)
+        found = (
+            self._moved.problems,
+            self.asked.problems,
+            self._reader.problems,
+            self._reader.caches.problems,
+        )
         self.problems += [*changed, *itertools.chain(*found)]
+
+    def check_kept(self, label: str, constants: Iterable[torch.Tensor]) -> None:
+        """Raises ModelError where a function keeps one of the constants, and it can change."""
+        self._reader.caches.check(label, constants)
 
     def refuse(self, label: str) -> None:
         """Raises ModelError naming the first thing that a plan cannot do or be sure of."""
@@ -172,7 +181,7 @@ class Watcher:
         if self._reader.on:
             yield
             return
-        self._reader.forget_caches()
+        self._reader.caches.forget()
         for kept in self._reader.kept.values():
             kept.at_start = chosen(kept)
         self._moved.start()
@@ -197,6 +206,7 @@ class Watcher:
                 self._moved.called(frame)
             elif event == "return":
                 self._reader.left(frame)
+                self._reader.returned(frame, argument)
             elif event == "c_call":
                 self._moved.built_in(argument, frame)
                 if getattr(argument, "__name__", "") in _COPYING:
@@ -299,8 +309,8 @@ class Watcher:
             if holder.place[0] == NOWHERE:
                 self.problems.append(
                     f"the forward reads {next(iter(holder.reads))!r} of a "
-                    f"{type(holder.thing).__name__} in a set, or that is a key, where it cannot be "
-                    f"found again; keep it in a list"
+                    f"{type(holder.thing).__name__} in a set, or that is a key or kept by a cached "
+                    f"function, where it cannot be found again; keep it in a list"
                 )
             for name, value in list(holder.reads.items()):
                 self._check_read(holder, name, value)
