@@ -22,13 +22,19 @@ _DEEPEST = 4
 def kept_by(function: Any) -> Iterator[tuple[Any, Any]]:
     """What a function keeps: the keys of its calls and what it returned."""
     found = gc.get_referents(function)
-    table = next((one for one in found if type(one) is dict and one is not vars(function)), {})
+    tables = [one for one in found if type(one) is dict and one is not vars(function)]
     if function.cache_info().maxsize is None:
-        yield from list(table.items())
+        yield from list(tables[0].items() if tables else ())
         return
+    table = next((one for one in tables if _is_table(one)), {})
     for key, value in itertools.pairwise(found):
         if key.__hash__ is not None and value is not table and _is_in(key, table):
             yield key, value
+
+
+def _is_table(found: dict[Any, Any]) -> bool:
+    """True for the dictionary in which a function has its calls, and not one that it returned."""
+    return bool(found) and all(type(one).__name__ == "_lru_list_elem" for one in found.values())
 
 
 def _is_in(key: Any, table: dict[Any, Any]) -> bool:

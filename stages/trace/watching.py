@@ -108,7 +108,7 @@ class Watcher:
             self._moved.problems,
             self.asked.problems,
             self._reader.problems,
-            self._reader.caches.problems,
+            self._reader.caches.finish(),
         )
         self.problems += [*changed, *itertools.chain(*found)]
 
