@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import dis
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.nn.parameter import Buffer, Parameter
 
-from stages.device.readings import installed
+from stages.device.readings import fields_of, installed
 from stages.trace.cached import Making
 from stages.trace.functions import own_code
 from stages.trace.source import is_foreign, short_path
@@ -43,7 +43,7 @@ _REFUSED = frozenset(
     )
 )
 """What has another answer in each step, so that a plan cannot have one."""
-_INSTANCE = {type(kind).__instancecheck__.__code__ for kind in (Parameter, Buffer)}
+_INSTANCE = {id(type(kind).__instancecheck__.__code__) for kind in (Parameter, Buffer)}
 _HASH = torch.Tensor.__hash__.__code__
 _COMPARING = {"id", "is_", "is_not"}
 _TYPES = {"type", "__class__"}
@@ -68,7 +68,8 @@ class Asked:
         self.problems: list[str] = []
         self._inputs: dict[int, torch.Tensor] = {}
         self._own: dict[int, torch.Tensor] = {}
-        self._kinds: dict[types.CodeType, tuple[bool, bool]] = {}
+        self._kinds: dict[int, tuple[types.CodeType, int, bool]] = {}
+        """By the id of a code, which takes long to hash: the code, and what it asks."""
 
     def begin(self, inputs: Sequence[torch.Tensor], own: Iterable[torch.Tensor]) -> None:
         """The forward is going to run on these tensors."""
@@ -115,7 +116,7 @@ class Asked:
     def ran(self, frame: types.FrameType) -> None:
         """Looks at a frame that begins or ends."""
         code = frame.f_code
-        if code in _INSTANCE:
+        if id(code) in _INSTANCE:
             if id(frame.f_locals.get("instance")) in self._inputs:
                 self._note("kind", True, _line(frame.f_back))
             return
@@ -124,39 +125,52 @@ class Asked:
             if back is not None and id(frame.f_locals.get("self")) in self._inputs:
                 self._compares(back)
             return
-        found = self._kinds.get(code)
+        found = self._kinds.get(id(code))
         if found is None:
-            found = self._kinds[code] = _asks_of(frame)
-        if found[0] and not self.identity and self._holds(frame):
+            found = self._kinds[id(code)] = code, *_asks_of(frame)
+        if found[1] and not self.identity and self._holds(frame, found[1]):
             self.identity = _line(frame)
-        if found[1] and ("kind", True) not in self.facts and self._holds(frame):
+        if found[2] and ("kind", True) not in self.facts and self._holds(frame, 1):
             self._note("kind", True, _line(frame))
 
     def _compares(self, frame: types.FrameType) -> None:
         if not self.identity and _is_asking(frame.f_code.co_filename, frame):
             self.identity = _line(frame)
 
-    def _holds(self, frame: types.FrameType) -> bool:
-        """True where a frame has an input among what it names."""
-        return any(self._is_given(value) for value in frame.f_locals.values())
+    def _holds(self, frame: types.FrameType, least: int) -> bool:
+        """True where a frame has an input among what it names, and so many tensors that the forward
+        has not made: those that are given to it, and true ones."""
+        found = {id(tensor): tensor for tensor in _tensors(frame.f_locals)}
+        known = [
+            number
+            for number, tensor in found.items()
+            if number in self._inputs or number in self._own or type(tensor) in _TRUE
+        ]
+        return len(known) >= least and not self._inputs.keys().isdisjoint(known)
 
-    def _is_given(self, value: Any, depth: int = 0) -> bool:
-        if isinstance(value, torch.Tensor):
-            return id(value) in self._inputs
-        if depth == _DEEPEST or not isinstance(value, list | tuple | dict):
-            return False
-        inside = value.values() if isinstance(value, dict) else value
-        return any(self._is_given(item, depth + 1) for item in inside)
+
+_TRUE = (torch.Tensor, Parameter)
 
 
-def _asks_of(frame: types.FrameType) -> tuple[bool, bool]:
-    """Whether the code of a frame may ask which objects are one, and of what class one is."""
+def _tensors(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
+    """The tensors in a value, in containers and fields of objects."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth <= _DEEPEST and not isinstance(value, torch.nn.Module | type):
+        inside = value if isinstance(value, list | tuple) else fields_of(value).values()
+        for item in value.values() if isinstance(value, dict) else inside:
+            yield from _tensors(item, depth + 1)
+
+
+def _asks_of(frame: types.FrameType) -> tuple[int, bool]:
+    """How many given tensors there are to be where the code of a frame asks which objects are one
+    (0: it does not), and whether it asks of what class one is."""
     code = frame.f_code
     if not _is_asking(code.co_filename, frame):
-        return False, False
+        return 0, False
     names = set(code.co_names)
     types_of = bool(names & _TYPES) and not installed(code.co_filename)
-    return bool(names & _COMPARING) or _compares_objects(frame), types_of
+    return 1 if names & _COMPARING else _compares_objects(frame), types_of
 
 
 def _is_asking(file: str, frame: types.FrameType) -> bool:
@@ -167,18 +181,28 @@ def _is_asking(file: str, frame: types.FrameType) -> bool:
     return is_foreign(file) or module.startswith("torch.nn.")
 
 
-def _compares_objects(frame: types.FrameType) -> bool:
-    """True where a code compares by `is` what may be a tensor: neither operand is a constant, a
-    class, a function or another thing that a global stands for."""
-    known = [one for one in dis.get_instructions(frame.f_code) if one.opname not in _BETWEEN]
-    return any(
-        one.opname == "IS_OP"
-        and not _is_plain(known[at - 1], frame)
-        and not (known[at - 1].opname in _SIMPLE and _is_plain(known[at - 2], frame))
-        for at, one in enumerate(known)
-    )
+def _compares_objects(frame: types.FrameType) -> int:
+    """Whether a code compares by `is` what may be a tensor: neither operand is a constant, a class,
+    a function or another thing that a global stands for. 2 where all that it so compares are
+    arguments, which it has when it begins, 1 where others are."""
+    code = frame.f_code
+    known = [one for one in dis.get_instructions(code) if one.opname not in _BETWEEN]
+    given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    loops = any(one.opname in _LOOPING for one in known)
+    least = 0
+    for at, one in enumerate(known):
+        right, left = known[at - 1], known[at - 2]
+        simple = right.opname in _SIMPLE
+        if one.opname != "IS_OP" or _is_plain(right, frame) or (simple and _is_plain(left, frame)):
+            continue
+        names = all(part.opname == "LOAD_FAST" and part.argval in given for part in (left, right))
+        if loops or not names:
+            return 1
+        least = 2
+    return least
 
 
+_LOOPING = ("FOR_ITER", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT")
 _SIMPLE = ("LOAD_FAST", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_FAST_CHECK")
 _BETWEEN = ("CACHE", "PUSH_NULL", "NOP", "PRECALL", "EXTENDED_ARG", "RESUME")
 

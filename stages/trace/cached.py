@@ -106,12 +106,12 @@ class Caches:
 
     def began(self, frame: types.FrameType) -> None:
         """A frame begins to run."""
-        if frame.f_code in self._codes:
+        if self._codes and frame.f_code in self._codes:
             self.making.begin()
 
     def ended(self, frame: types.FrameType, result: Any) -> bool:
         """A frame ends; True where it is that of such a function, whose result is kept."""
-        if frame.f_code not in self._codes:
+        if not self._codes or frame.f_code not in self._codes:
             return False
         if self.making.end(result):
             self.problems.append(_said(self._codes[frame.f_code]))

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from schemas.errors import ModelError
 from stages.device.asked import FACTS
-from stages.device.factory import Built
+from stages.device.factory import Built, Sample
 from stages.device.operators import is_random
 from stages.device.trees import flatten
 from stages.trace.asked import Asked
@@ -155,11 +155,26 @@ def check_asked(built: Built, asked: Asked) -> None:
                 f"asks for that{f' at {place}' if place else ''}: plan with a tensor that was just "
                 "made, as by detach().clone()"
             )
+    patterns = {_pattern(one) for one in built.samples}
+    if asked.identity and len(patterns) > 1:
+        raise ModelError(
+            f"{built.label}: one sample has a tensor in several places and another one has "
+            f"not, and the forward asks at {asked.identity} which tensors are one object: plan each "
+            "by itself"
+        )
     if asked.identity and {id(leaf) for leaf in given} & {id(leaf) for leaf in own}:
         raise ModelError(
             f"{built.label}: an input is a parameter or a buffer of the model, and the forward "
             f"asks at {asked.identity} which tensors are one object: give it a clone"
         )
+
+
+def _pattern(sample: Sample) -> tuple[int, ...]:
+    """Which leaves of a sample are one tensor."""
+    first: dict[int, int] = {}
+    leaves = flatten(sample)[0]
+    tensors = (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+    return tuple(first.setdefault(id(leaf), number) for number, leaf in enumerate(tensors))
 
 
 def _is_real(leaf: Any) -> bool:

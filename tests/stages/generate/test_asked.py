@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from schemas.errors import ModelError
-from tests.stages.generate.plans import generated, same, traced
+from stages.trace.trace import trace
+from tests.stages.generate.plans import built_of, generated, same, traced
 
 Ask = Callable[[Any, Tensor, Tensor], bool]
 
@@ -131,6 +132,23 @@ def test_one_object_twice_is_fine_where_nobody_asks(tmp_path: Path) -> None:
     graph, built = traced((Asking(lambda m, x, y: y is None), ((x, y), {})))
     planned = generated(graph, tmp_path / "plan").load(copy.deepcopy(built.model))
     assert same(planned(x, x), built.model(x, x))
+
+
+def test_layers_that_are_given_one_tensor_of_two(tmp_path: Path) -> None:
+    """Attention inside of a layer compares its own operands, which are one whatever is given."""
+    model = nn.Transformer(8, 2, 1, 1, 8, dropout=0.0, batch_first=True)
+    x, y = torch.randn(2, 3, 8), torch.randn(2, 3, 8)
+    graph, built = traced((model, ((x, y), {})))
+    planned = generated(graph, tmp_path / "plan").load(copy.deepcopy(built.model))
+    assert same(planned(x, x), built.model(x, x))
+
+
+def test_samples_that_differ_in_it() -> None:
+    x, y = new(), new()
+    built = built_of((Asking(ONE_OBJECT[0]), ((x, y), {})))
+    built.samples.append(((x, x), {}))
+    with pytest.raises(ModelError, match="one sample has a tensor in several places and another"):
+        trace(built, "m")
 
 
 def test_attention_to_itself(tmp_path: Path) -> None:
