@@ -159,8 +159,8 @@ def check_asked(built: Built, asked: Asked) -> None:
     if asked.identity and len(patterns) > 1:
         raise ModelError(
             f"{built.label}: one sample has a tensor in several places and another one has "
-            f"not, and the forward asks at {asked.identity} which tensors are one object: plan each "
-            "by itself"
+            f"not, and the forward asks at {asked.identity} which tensors are one object: plan "
+            "each by itself"
         )
     if asked.identity and {id(leaf) for leaf in given} & {id(leaf) for leaf in own}:
         raise ModelError(
