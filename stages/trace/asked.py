@@ -8,6 +8,7 @@ asked for it, and what is refused. Which tensors are one object is found in the 
 from __future__ import annotations
 
 import dis
+import functools
 import types
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -169,7 +170,8 @@ def _asks_of(frame: types.FrameType) -> tuple[int, bool]:
     if not _is_asking(code.co_filename, frame):
         return 0, False
     names = set(code.co_names)
-    types_of = bool(names & _TYPES) and not installed(code.co_filename)
+    users = not installed(code.co_filename) or code.co_filename == functools.__file__
+    types_of = bool(names & _TYPES) and users
     return 1 if names & _COMPARING else _compares_objects(frame), types_of
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import operator
 from collections.abc import Callable
 from pathlib import Path
@@ -41,6 +42,16 @@ def hooked(x: Tensor) -> Tensor:
     return x
 
 
+@functools.singledispatch
+def dispatched(x: Any) -> bool:
+    return False
+
+
+@dispatched.register
+def _(x: nn.Parameter) -> bool:
+    return True
+
+
 FACTS: list[tuple[Ask, Callable[[Tensor], Tensor], str]] = [
     (lambda m, x, y: x.is_leaf, lambda x: x * 1.0, "was computed by autograd"),
     (lambda m, x, y: getattr(x, "grad" + "_fn") is None, lambda x: x * 1.0, "was computed"),
@@ -63,6 +74,7 @@ FACTS: list[tuple[Ask, Callable[[Tensor], Tensor], str]] = [
     (lambda m, x, y: x.is_shared(), lambda x: x.detach().share_memory_().requires_grad_(), "lies"),
     (lambda m, x, y: isinstance(x, nn.Parameter), nn.Parameter, "is a parameter"),
     (lambda m, x, y: type(x) is nn.Parameter, nn.Parameter, "is a parameter"),
+    (lambda m, x, y: dispatched(x), nn.Parameter, "is a parameter"),
     (lambda m, x, y: isinstance(x, nn.Buffer), nn.Buffer, "is a parameter, a buffer"),
 ]
 
