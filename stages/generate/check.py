@@ -121,7 +121,7 @@ def alike(graph: Graph) -> list[tuple[int, int]]:
     """For the leaves of the call that are tensors the first that is the same object, where the
     forward asks for that; else nothing."""
     found = guards_in(graph).get("alike", [])
-    known = range(len(graph.inputs))
+    known = [leaf for leaf, value in enumerate(graph.inputs) if value != NONE]
     if not isinstance(found, list) or not all(
         isinstance(pair, list)
         and len(pair) == 2
@@ -136,7 +136,10 @@ def asked(graph: Graph) -> list[tuple[str, bool]]:
     """What the forward asks of inputs (True) and of the model's own tensors."""
     found = guards_in(graph).get("asked", [])
     if not isinstance(found, list) or not all(
-        isinstance(one, list) and len(one) == 2 and one[0] in FACTS and isinstance(one[1], bool)
+        isinstance(one, list)
+        and len(one) == 2
+        and str(one[0]) in FACTS
+        and isinstance(one[1], bool)
         for one in found
     ):
         raise malformed(graph)
