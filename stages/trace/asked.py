@@ -23,7 +23,7 @@ from stages.trace.source import is_foreign, short_path
 
 _OF_FACT = {
     **dict.fromkeys(("is_leaf", "grad_fn", "_grad_fn", "output_nr", "retains_grad"), "leaf"),
-    **dict.fromkeys(("__deepcopy__",), "leaf"),
+    "__deepcopy__": "leaf",
     **dict.fromkeys(("_is_view", "_base"), "view"),
     **dict.fromkeys(("stride", "dim_order"), "strides"),
     **dict.fromkeys(("storage_offset", "as_strided", "as_strided_"), "offset"),
@@ -32,13 +32,13 @@ _OF_FACT = {
     **dict.fromkeys(("is_neg", "resolve_neg"), "negative"),
     "_is_zerotensor": "zero",
     **dict.fromkeys(("is_pinned", "pin_memory"), "pinned"),
-    **dict.fromkeys(("is_shared", "share_memory_"), "shared"),
+    "is_shared": "shared",
 }
 """What a plan compares at each call (`stages.device.asked`) where this is asked of an input, a
 parameter or a buffer, or of a view of one."""
 _REFUSED = frozenset(
     (
-        *("_version", "_grad", "grad_dtype", "_cdata", "_use_count", "is_set_to", "__dlpack__"),
+        *("_version", "_grad", "grad_dtype", "_cdata", "is_set_to", "__dlpack__"),
         *("data_ptr", "const_data_ptr", "untyped_storage", "storage", "_typed_storage"),
         *("__cuda_array_interface__", "share_memory_"),
     )

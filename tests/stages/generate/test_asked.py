@@ -139,6 +139,29 @@ def test_inputs_that_are_one_object(ask: Ask, tmp_path: Path) -> None:
         planned(x, y)
 
 
+def test_strides_that_nothing_but_a_question_tells_apart(tmp_path: Path) -> None:
+    """Of a dimension of one element any stride is right."""
+    one = torch.ones(2, 1)
+    other = one.as_strided((2, 1), (1, 7))
+    answers: list[Ask] = [
+        lambda m, x, y: y.stride(1) == 7,
+        lambda m, x, y: m.layer.weight.stride(0) == 7,
+    ]
+    for number, ask in enumerate(answers):
+        graph, built = traced((Asking(ask), ((new(), one), {})))
+        package = generated(graph, tmp_path / f"plan{number}")
+        planned = package.load(copy.deepcopy(built.model))
+        x = new()
+        assert same(planned(x, one), built.model(x, one))
+        if number:
+            assert same(planned(x, other), built.model(x, other))
+            continue
+        with pytest.raises(
+            package.PlanMismatch, match=r"^y has strides \(1, 7\), .* asks for them"
+        ):
+            planned(x, other)
+
+
 def test_one_object_twice_is_fine_where_nobody_asks(tmp_path: Path) -> None:
     x, y = new().detach(), new().detach()
     graph, built = traced((Asking(lambda m, x, y: y is None), ((x, y), {})))
