@@ -138,6 +138,8 @@ def _code(value: Any, own: Mapping[int, str], depth: int) -> Any:
     if isinstance(value, types.MethodType) and depth <= _DEEPEST:
         function = _code(value.__func__, own, depth)
         return ["bound", value.__func__.__name__, encode(value.__self__, own, depth + 1), function]
+    if isinstance(value, functools._lru_cache_wrapper):
+        return ["cached", encode(value.__wrapped__, own, depth)]
     if isinstance(value, _FUNCTIONS):
         inner = fields_of(value).get("__wrapped__")
         around = [] if inner is None or depth > _DEEPEST else [_code(inner, own, depth + 1)]

@@ -9,6 +9,7 @@ from typing import Any
 
 from schemas.errors import ArtifactError
 from schemas.graph import FIXED_KINDS, LOSS_TARGET, NONE, Graph, Value
+from stages.device.asked import FACTS
 from stages.device.trees import read_tree
 
 _SIZES = {
@@ -109,6 +110,40 @@ def multiple_views(graph: Graph) -> list[int]:
 def checkpointed(graph: Graph) -> bool:
     """Whether the forward has checkpoints, whose inputs nobody may write before the backward."""
     return guards_in(graph).get("checkpointed") is True
+
+
+def all_arrive(graph: Graph) -> bool:
+    """Whether the backward is not that of the model where a gradient of an output is absent."""
+    return guards_in(graph).get("all_arrive") is True
+
+
+def alike(graph: Graph) -> list[tuple[int, int]]:
+    """For the leaves of the call that are tensors the first that is the same object, where the
+    forward asks for that; else nothing."""
+    found = guards_in(graph).get("alike", [])
+    known = [leaf for leaf, value in enumerate(graph.inputs) if value != NONE]
+    if not isinstance(found, list) or not all(
+        isinstance(pair, list)
+        and len(pair) == 2
+        and all(type(i) is int and i in known for i in pair)
+        for pair in found
+    ):
+        raise malformed(graph)
+    return [(graph.inputs[leaf], graph.inputs[first]) for leaf, first in found]
+
+
+def asked(graph: Graph) -> list[tuple[str, bool]]:
+    """What the forward asks of inputs (True) and of the model's own tensors."""
+    found = guards_in(graph).get("asked", [])
+    if not isinstance(found, list) or not all(
+        isinstance(one, list)
+        and len(one) == 2
+        and str(one[0]) in FACTS
+        and isinstance(one[1], bool)
+        for one in found
+    ):
+        raise malformed(graph)
+    return [(fact, of_input) for fact, of_input in found]
 
 
 def tree_leaves(text: str) -> int:

@@ -14,7 +14,15 @@ from schemas.graph import NONE, Graph, Output
 from stages.device.operators import decode
 from stages.generate.calls import literal
 from stages.generate.casts import kept_casts, spared_dtypes
-from stages.generate.check import assigned_of, checkpointed, guards_of, multiple_views
+from stages.generate.check import (
+    alike,
+    all_arrive,
+    asked,
+    assigned_of,
+    checkpointed,
+    guards_of,
+    multiple_views,
+)
 from stages.generate.handed import eager_strides
 from stages.generate.lifetimes import depending
 from stages.generate.program import Program
@@ -57,6 +65,9 @@ def interface_text(graph: Graph, program: Program) -> str:
         f"    unwritable={_known(_unwritable(graph, program), places)},",
         f"    spaced={_known(spaced(graph), positions)},",
         f"    order={_known(_order(graph, program), places)},",
+        f"    alike={_alike(graph, positions)},",
+        f"    asked={tuple(asked(graph))!r},",
+        f"    all_arrive={all_arrive(graph)},",
         f"    eval_modules=frozenset({sorted(eval_modules)!r}),",
         f"    autocast={autocast!r},",
         f"    autocast_cache={cached},",
@@ -88,6 +99,10 @@ def _aligned(data: bytes) -> bytes:
 
 def _block(name: str, items: list[str]) -> list[str]:
     return [f"    {name}=(", *(f"        {item}," for item in items), "    ),"]
+
+
+def _alike(graph: Graph, positions: dict[int, int]) -> tuple[tuple[int, int], ...]:
+    return tuple((positions[value], positions[first]) for value, first in alike(graph))
 
 
 def _watched(graph: Graph, program: Program) -> list[list[int]]:

@@ -25,15 +25,16 @@ from stages.replay.referee import replay
 
 _RUNTIME = Path(__file__).parent / "runtime"
 _COPIED = (
-    *("absent.py", "arrived.py", "call.py", "chain.py", "difference.py", "facts.py", "graphed.py"),
-    *("guards.py", "inner.py", "lists.py", "looks.py", "mismatch.py", "outputs.py", "places.py"),
-    *("regions.py", "steps.py", "strides.py", "structure.py", "surroundings.py", "ties.py"),
+    *("absent.py", "answers.py", "arrived.py", "call.py", "chain.py", "difference.py", "facts.py"),
+    *("graphed.py", "guards.py", "inner.py", "lists.py", "looks.py", "mismatch.py", "outputs.py"),
+    *("places.py", "regions.py", "steps.py", "strides.py", "structure.py", "surroundings.py"),
+    "ties.py",
     *("watch.py", "wrap.py"),
 )
 _DEVICE = Path(__file__).parents[1] / "device"
 _SHARED = (
-    *("caches.py", "classes.py", "form.py", "readings.py", "states.py", "trees.py"),
-    "written.py",
+    *("asked.py", "caches.py", "classes.py", "form.py", "kept.py", "readings.py", "states.py"),
+    *("trees.py", "written.py"),
 )
 
 

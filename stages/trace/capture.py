@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx import traceback as fx_traceback
 
 from schemas.errors import ModelError
 from stages.device.caches import register_caches
@@ -31,12 +30,15 @@ from stages.trace.as_eager import (
 )
 from stages.trace.following import first_difference
 from stages.trace.forward import FakeConstantError, Forward, Leaf
-from stages.trace.pythonic import PythonInBackward
+from stages.trace.pythonic import PythonInBackward, is_sum, made_of_none
 from stages.trace.refusals import (
     UNDERIVED,
+    check_asked,
     check_derivatives,
+    check_draws,
     check_model,
     check_placeholder,
+    check_shared,
     reason,
     tensor_constant,
 )
@@ -58,7 +60,9 @@ class Capture:
     forward read beside tensors (`stages.trace.watching`), `assigned` the buffers that it puts
     another tensor in the place of. `plain_backward` says that no Python ran in the backward,
     `checkpointed` that the forward checkpoints parts of itself, `asks_layout` that it asks a tensor
-    how it lies in memory.
+    how it lies in memory, `all_arrive` that Python in the backward needs all of its gradients.
+    `alike` has for each leaf the first one that is the same object, where the forward asks for
+    that, and `asked` what else it asks of inputs (True) and of the model's own tensors, with where.
     """
 
     graph: fx.GraphModule
@@ -75,8 +79,11 @@ class Capture:
     watched: dict[str, Any] = field(default_factory=dict)
     assigned: list[str] = field(default_factory=list)
     plain_backward: bool = False
+    all_arrive: bool = False
     checkpointed: bool = False
     asks_layout: bool = True
+    alike: dict[int, int] = field(default_factory=dict)
+    asked: dict[tuple[str, bool], str] = field(default_factory=dict)
 
 
 def capture(built: Built, wanted: Callable[[Capture], set[int]] | None = None) -> Capture:
@@ -88,8 +95,7 @@ def capture(built: Built, wanted: Callable[[Capture], set[int]] | None = None) -
     """
     check_model(built.label, built.model)
     with _errors(built), watching(built.model, built.label) as watcher:
-        forward = Forward(built, None, watcher.running)
-        result = _capture(built, forward)
+        forward, result = _first(built, watcher)
         if wanted is not None:
             chosen = wanted(result)
             if chosen != set(result.tangents.values()):
@@ -99,7 +105,26 @@ def capture(built: Built, wanted: Callable[[Capture], set[int]] | None = None) -
             _run_again(built, watcher)
     watcher.refuse(built.label)
     forward.check_runs()
-    return replace(result, watched=watcher.description())
+    watcher.check_kept(built.label, result.constants.values())
+    check_asked(built, watcher.asked)
+    return replace(result, watched=watcher.description(), asked=watcher.asked.facts)
+
+
+def _first(built: Built, watcher: Watcher) -> tuple[Forward, Capture]:
+    """A first capture. The inputs are tied as in the sample where the forward asks which tensors
+    are one object, and otherwise apart."""
+    asked = watcher.asked
+    forward = Forward(built, None, watcher.running, asked=asked)
+    tied = forward.alike != forward.untied
+    try:
+        result = _capture(built, forward)
+    except Exception:
+        if not (tied and asked.identity):
+            raise
+    if tied and asked.identity:
+        forward = Forward(built, None, watcher.running, asked=asked, tied=True)
+        result = _capture(built, forward)
+    return forward, result
 
 
 def _capture(built: Built, forward: Forward) -> Capture:
@@ -116,11 +141,21 @@ def _capture(built: Built, forward: Forward) -> Capture:
         tensors = tuple(forward.tensors(mode))
         joint = aot_export_joint_with_descriptors(stack, forward.face(), tensors)
     described = _describe(built, joint.graph_module, forward)
+    parts = [part for gradient in described.gradients.values() for part in gradient]
     return replace(
         described,
         plain_backward=not python.found,
+        all_arrive=python.several
+        or forward.asked.maker
+        or (
+            python.found
+            and made_of_none(joint.graph_module, described.outputs, described.tangents, parts)
+        ),
         checkpointed=forward.checkpoints.any,
         asks_layout=forward.follower.asks_layout,
+        alike={forward.places[i]: forward.places[k] for i, k in enumerate(forward.order)}
+        if forward.asked.identity
+        else {},
     )
 
 
@@ -251,6 +286,7 @@ def _describe(built: Built, graph: fx.GraphModule, forward: Forward) -> Capture:
         )
     result.outputs.extend(outputs[number] for number in sorted(outputs))
     _place_backward(graph)
+    check_draws(built.label, graph, result.outputs, result.tangents)
     for path in forward.shown:
         if path in result.writes and path not in forward.assigned:
             raise ModelError(
@@ -289,10 +325,12 @@ def _written_buffer(desc: Any, d: Any, forward: Forward) -> str:
 
 
 def _constants(built: Built, graph: fx.GraphModule) -> dict[fx.Node, torch.Tensor]:
-    return {
+    constants = {
         node: tensor_constant(built.label, getattr(graph, str(node.target)))
         for node in graph.graph.find_nodes(op="get_attr")
     }
+    check_shared(built, constants.values())
+    return constants
 
 
 def _fake_constants(built: Built) -> str:
@@ -307,25 +345,12 @@ def _fake_constants(built: Built) -> str:
     return f"a tensor of the model{named} has no data under fake tensors"
 
 
-_SUM = getattr(fx_traceback, "GRADIENT_ACC_SPECIAL_STACK", "Gradient addition node")
-"""What AOTAutograd writes beside the sums that autograd makes of gradients that meet."""
-
-
 def _contributions(gradient: fx.Node) -> list[fx.Node]:
     """What autograd adds up to a gradient, in its order: what is made first arrives first, and is
     the left or the right one of a sum, as either can be overwritten."""
-    is_sum = (
-        gradient.target is aten.add.Tensor
-        and not gradient.kwargs
-        and _SUM in (gradient.stack_trace or "")
-        and len(gradient.users) == 1
-    )
-    if not is_sum:
+    if not is_sum(gradient) or len(gradient.users) != 1:
         return [gradient]
-    parts = gradient.args[:2]
-    if not all(isinstance(part, fx.Node) for part in parts):
-        return [gradient]
-    earlier, last = sorted(parts)  # type: ignore[type-var]
+    earlier, last = sorted(gradient.args[:2])  # type: ignore[type-var]
     return [*_contributions(earlier), last]  # type: ignore[arg-type, list-item]
 
 
@@ -335,7 +360,7 @@ def _place_backward(graph: fx.GraphModule) -> None:
     for node in graph.graph.nodes:
         number = node.meta.get("seq_nr")
         made_by = node if number is None else forward.setdefault(number, node)
-        if _SUM in (node.stack_trace or ""):
+        if is_sum(node):
             made_by = node.args[0]
         if made_by is not node and "nn_module_stack" not in node.meta:
             node.meta["nn_module_stack"] = made_by.meta.get("nn_module_stack", {})

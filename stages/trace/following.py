@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from stages.device.readings import digest_of
+from stages.trace.asked import Asked
 from stages.trace.known import Known
 from stages.trace.source import is_foreign
 from stages.trace.unlike import check_call
@@ -30,7 +31,15 @@ Event = tuple[str, str]
 
 
 _ASKING = ("__get__", "size", "dim", "numel", "stride", "__len__", "is_floating_point")
-_LAYOUT = ("stride", "is_contiguous", "storage_offset", "data_ptr", "untyped_storage", "storage")
+_LAYOUT = (
+    "stride",
+    "dim_order",
+    "is_contiguous",
+    "storage_offset",
+    "data_ptr",
+    "untyped_storage",
+    "storage",
+)
 """What a forward can ask of a tensor that says how it lies in memory."""
 
 
@@ -40,11 +49,13 @@ class Follower(TorchFunctionMode):
     `known` has the integers that hang on no input (`stages.trace.known`). With `every` it has all
     tensors that hang on none. Calls that only make such tensors are not logged, and other calls
     name them by their bytes: two runs are alike where one makes what the other finds made.
-    `asks_layout` says whether the forward asked a tensor how it lies in memory.
+    `asks_layout` says whether the forward asked a tensor how it lies in memory, `asked` takes down
+    what else it asked.
     """
 
-    def __init__(self, model: nn.Module, label: str, every: bool = False) -> None:
+    def __init__(self, model: nn.Module, label: str, asked: Asked, every: bool = False) -> None:
         super().__init__()
+        self.asked = asked
         self.model = model
         self.label = label
         self.paths = {id(module): path for path, module in model.named_modules()}
@@ -65,10 +76,12 @@ class Follower(TorchFunctionMode):
         place = _place()
         caller = sys._getframe(1)
         check_call(self.label, func, args, place, is_foreign(caller.f_code.co_filename))
+        self.asked.call(_asked_name(func), args, place, caller)
         words = f"{_name(func)} in {self.stack[-1:]} of {self._words(args)} {self._words(named)}"
         with self._described(place):
             result = func(*args, **named)
         self.known.follow(func, args, named, result)
+        self.asked.making.follow(func, args, named, result)
         self.asks_layout |= getattr(func, "__name__", "") in _LAYOUT
         if not self._constant(func, result):
             self.log.append((words, place))
@@ -181,6 +194,12 @@ def _place() -> str:
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return ""
+
+
+def _asked_name(func: Any) -> str:
+    """The name of a method, or of the attribute that is taken."""
+    name = str(getattr(func, "__name__", ""))
+    return str(getattr(func.__self__, "__name__", "")) if name == "__get__" else name
 
 
 def _name(func: Any) -> str:

@@ -16,6 +16,8 @@ from torch import nn
 from schemas.errors import ModelError
 from stages.device.factory import Built
 from stages.device.trees import flatten, read_tree
+from stages.trace.advancing import check_advancing
+from stages.trace.asked import Asked
 from stages.trace.checkpoints import Checkpoints
 from stages.trace.following import Event, Follower, first_difference
 from stages.trace.parts import TrueParts
@@ -42,15 +44,16 @@ class Leaf:
 class Forward:
     """Runs the forward of a model on the tensors among the leaves of its first sample.
 
-    Each leaf is a tensor of its own, whatever they share in the sample, and hooks of the model
-    itself are left out, since they run at each call. `chosen` numbers the outputs that receive
-    gradients, None stands for all that can. After a run `leaves` and `output_tree` tell what the
-    model returned; behind the `returned` tensors of the output come the new values of the buffers
-    that the forward `assigned` instead of writing into them. `shown` names the buffers that
-    the output has a tensor's memory of. Each run is within a `running()`. `runs` are the logs of
-    the runs, those of an `earlier` forward first; `every` as in `Follower`. `looks_for_none` says
-    whether a function of autograd asks for None in place of absent gradients, and `checkpoints`
-    are those that the forward makes.
+    Each leaf is a tensor of its own, whatever they share in the sample, unless they are `tied`, and
+    hooks of the model itself are left out, since they run at each call. `chosen` numbers the
+    outputs that receive gradients, None stands for all that can. After a run `leaves` and
+    `output_tree` tell what the model returned; behind the `returned` tensors of the output come the
+    new values of the buffers that the forward `assigned` instead of writing into them. `shown`
+    names the buffers that the output has a tensor's memory of. Each run is within a `running()`.
+    `runs` are the logs of the runs, those of an `earlier` forward first; `every` as in `Follower`.
+    `looks_for_none` says whether a function of autograd asks for None in place of absent gradients,
+    and `checkpoints` are those that the forward makes. `alike` has for each input tensor the number
+    of the first one that is the same object, `asked` what the forward asks of its tensors.
     """
 
     def __init__(
@@ -60,6 +63,8 @@ class Forward:
         running: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
         earlier: Forward | None = None,
         every: bool = False,
+        asked: Asked | None = None,
+        tied: bool = False,
     ) -> None:
         self.built = built
         self.model = built.model
@@ -68,7 +73,13 @@ class Forward:
         self.given, text = flatten(built.samples[0])
         self.tree = read_tree(text)
         self.places = [i for i, leaf in enumerate(self.given) if isinstance(leaf, torch.Tensor)]
-        self.follower = Follower(self.model, built.label, every)
+        self.asked: Asked = (asked or Asked()) if earlier is None else earlier.asked
+        self.follower = Follower(self.model, built.label, self.asked, every)
+        self.alike = _alike([self.given[place] for place in self.places])
+        self.untied = list(range(len(self.places)))
+        self.order = self.untied if not tied else self.alike
+        if earlier is not None:
+            self.order = earlier.order
         self.ties = _ties(self.model)
         self.leaves: list[Leaf] = []
         self.output_tree = ""
@@ -100,6 +111,8 @@ class Forward:
     def tensors(self, mode: Any) -> list[torch.Tensor]:
         """The tensors to run it on, without memory."""
         made = []
+        for path, leaf in zip(self.tree.paths("input"), self.given, strict=True):
+            check_advancing(leaf, path)
         for place in self.places:
             like = self.given[place]
             if type(like) not in (torch.Tensor, nn.Parameter) and not _is_fake(like):
@@ -155,23 +168,24 @@ class Forward:
         """The distinct tensors of the output, each a clone, so that none is an alias of another
         tensor and each has one tangent; those that are not chosen are detached first."""
         given = list(self.given)
-        for place, tensor in zip(self.places, tensors, strict=True):
-            given[place] = tensor
+        for place, number in zip(self.places, self.order, strict=True):
+            given[place] = tensors[number]
+        self.asked.begin(tensors, (*self.model.parameters(), *self.model.buffers()))
         args, kwargs = self.tree.unflatten(given)
         _reseed(len(self.runs))
         before = {path: m._buffers[name] for path, (m, name) in self.buffers().items()}
-        asked: list[tuple[str, torch.Tensor, bool]] = [
+        needing: list[tuple[str, torch.Tensor, bool]] = [
             (f"parameter {path!r}", weight, weight.requires_grad)
             for path, weight in self.model.named_parameters()
         ]
-        asked += [(f"input {self.path(i)}", x, x.requires_grad) for i, x in enumerate(tensors)]
+        needing += [(f"input {self.path(i)}", x, x.requires_grad) for i, x in enumerate(tensors)]
         with self.follower.following(), self.tied(), TrueParts():
             self.follower.name((f"input {i}", tensor) for i, tensor in enumerate(tensors))
             with self.running():
                 output = self.model.forward(*args, **kwargs)
         self.follower.returns(flatten(output)[0])
         self.runs.append(self.follower.log)
-        for name, tensor, before_run in asked:
+        for name, tensor, before_run in needing:
             if tensor.requires_grad != before_run:
                 raise ModelError(
                     f"{self.built.label}: the forward sets requires_grad of its {name}, which a "
@@ -251,6 +265,12 @@ class Forward:
                     f"{f' (at {place})' if place else ''}; it may depend on random numbers of "
                     "Python or NumPy, on a counter or on the time, which a plan would freeze"
                 )
+
+
+def _alike(tensors: list[Any]) -> list[int]:
+    """For each tensor the number of the first one that is the same object."""
+    first: dict[int, int] = {}
+    return [first.setdefault(id(tensor), number) for number, tensor in enumerate(tensors)]
 
 
 def _ties(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module, str]]:

@@ -173,7 +173,7 @@ class _Elements:
 def is_generator(thing: Any) -> bool:
     """True for an object that random numbers are drawn from."""
     if isinstance(thing, random.Random | torch.Generator):
-        return True
+        return not isinstance(thing, random.SystemRandom)
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(
         thing, (numpy.random.Generator, numpy.random.RandomState)

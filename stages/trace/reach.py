@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from stages.device.kept import WRAPPER, kept_by
 from stages.device.readings import (
     ABSENT,
     VIEWS,
@@ -24,6 +25,7 @@ from stages.device.readings import (
     slots_of,
     underlying,
 )
+from stages.trace.cached import Caches, shown_of
 from stages.trace.codes import nested
 from stages.trace.functions import cells_of, content_of, has_own, is_of_functools, own_code
 from stages.trace.holders import (
@@ -44,8 +46,7 @@ from stages.trace.holders import (
 from stages.trace.spaces import Spaces
 
 REGISTERED = ("_modules", "_parameters", "_buffers")
-_CACHED = functools._lru_cache_wrapper
-_CALLED = (types.FunctionType, types.MethodType, functools.partial, _CACHED)
+_CALLED = (types.FunctionType, types.MethodType, functools.partial, WRAPPER)
 _CONTAINERS = (dict, list, set, frozenset, tuple, collections.deque, types.MappingProxyType)
 _FARTHEST = 8
 """Steps from what was read to what is followed before it is read."""
@@ -78,14 +79,14 @@ class Reach(abc.ABC):
         self._seen: set[int] = set()
         self._cut: set[int] = set()
         """Containers of which something was too far away to be followed."""
-        self._caches: dict[int, tuple[Any, int]] = {}
+        self.caches = Caches()
         self._ran: set[types.CodeType] = set()
         self.members: set[types.CodeType] = set()
         """The codes of functions in sets, which are compared as items of these."""
         self.wrappers: dict[Place, Any] = {}
         """The functions of Python's library and of packages that a user's function stands in."""
         self._alive: list[Any] = []
-        self.spaces = Spaces(self.holders, self.discover)
+        self.spaces = Spaces(self.holders, self.found)
         for path, module in model.named_modules():
             self._enter_module(module, (("module", path),), path)
 
@@ -96,6 +97,10 @@ class Reach(abc.ABC):
     @abc.abstractmethod
     def _note_cells(self, code: types.CodeType, function: Any, place: Place) -> None:
         """Notes what a function has around it: others of the same code may have something else."""
+
+    @abc.abstractmethod
+    def found(self, value: Any, place: Place, shown: str) -> None:
+        """Takes a value that was read."""
 
     def _enter_module(self, module: nn.Module, place: Place, shown: str) -> None:
         fields = vars(module)
@@ -134,7 +139,9 @@ class Reach(abc.ABC):
 
     def enter_function(self, value: Any, place: Place, depth: int = 0) -> None:
         """Remembers from where a function is reached, with those around it and within it."""
-        self._take_caches(value)
+        if (keeping := self.caches.take(value)) is not None:
+            for _, kept in kept_by(keeping):
+                self.discover(kept, (NOWHERE,), shown_of(keeping))
         function = underlying(value)
         if not isinstance(function, types.FunctionType) or depth > _LONGEST:
             return
@@ -250,19 +257,6 @@ class Reach(abc.ABC):
         elif not whole:
             self._cut.add(id(value))
         return whole
-
-    def _take_caches(self, value: Any) -> None:
-        """Notes a function that keeps what it returned (functools.lru_cache)."""
-        value = value.__func__ if isinstance(value, staticmethod | classmethod) else value
-        if isinstance(value, _CACHED):
-            self._caches.setdefault(id(value), (value, value.cache_info().misses))
-
-    def forget_caches(self) -> None:
-        """Empties the caches that a run has filled: with tensors that have no memory."""
-        for number, (function, misses) in self._caches.items():
-            if function.cache_info().misses != misses:
-                function.cache_clear()
-                self._caches[number] = (function, function.cache_info().misses)
 
     def _remember(self, value: Any) -> None:
         self._seen.add(id(value))

@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 from stages.device.readings import ABSENT, class_of, fields_of, installed_code
+from stages.trace.advancing import AdvancingError, check_advancing
 from stages.trace.asking import asked_by_torch, walked_by_capture
+from stages.trace.cached import shown_of
 from stages.trace.codes import globals_read, globals_written, makes_texts, names_of, texts_of
 from stages.trace.functions import cells_of, content_of, of_plan, own_code
 from stages.trace.holders import INTERNAL, NOWHERE, Holder, Kept, Place, is_dunder
@@ -80,6 +82,16 @@ class Reader(Reach):
                 kind.__getattribute__ = own  # type: ignore[method-assign]
         self._patched.clear()
 
+    def found(self, value: Any, place: Place, shown: str) -> None:
+        """Takes a value that was read; raises AdvancingError where the forward would use it up."""
+        if self.on:
+            try:
+                check_advancing(value, shown)
+            except AdvancingError as error:
+                self.problems.append(str(error))
+                raise
+        self.discover(value, place, shown)
+
     def note(self, thing: Any, name: str) -> None:
         """Records that an attribute of a thing was asked for."""
         fields = object.__getattribute__(thing, "__dict__")
@@ -100,6 +112,11 @@ class Reader(Reach):
         holder = self.holders.get(("fields", id(fields_of(thing))))
         if holder is not None and not isinstance(thing, nn.Module):
             self._note_all(holder)
+
+    def returned(self, frame: types.FrameType, result: Any) -> None:
+        """Takes what a function that keeps its results returned."""
+        if self.caches.ended(frame, result):
+            self.discover(result, (NOWHERE,), shown_of(frame.f_code))
 
     def left(self, frame: types.FrameType) -> None:
         """Records what the code of a frame that ends may have asked for by
@@ -150,7 +167,7 @@ class Reader(Reach):
         if value is ABSENT:
             self._note_class(holder, name)
         else:
-            self.discover(value, (*holder.place, ("field", name)), join(holder.shown, name))
+            self.found(value, (*holder.place, ("field", name)), join(holder.shown, name))
 
     def _note_class(self, holder: Holder, name: str) -> None:
         kind = class_of(holder.thing)
@@ -166,11 +183,12 @@ class Reader(Reach):
         held = self.holders[key]
         value = held.read(name)
         if value is not ABSENT:
-            self.discover(value, (*holder.place, ("class", name)), join(holder.shown, name))
+            self.found(value, (*holder.place, ("class", name)), join(holder.shown, name))
 
     def ran(self, frame: types.FrameType) -> None:
         """Records what the code of a frame that begins to run names outside itself."""
         code = frame.f_code
+        self.caches.began(frame)
         if code in self._ran:
             return
         self._ran.add(code)
@@ -203,7 +221,7 @@ class Reader(Reach):
             self._keep_names(holder, names, written)
         for name in wanted:
             value = holder.read(name)
-            self.discover(value, (*holder.place, ("global", name)), f"the global {name}")
+            self.found(value, (*holder.place, ("global", name)), f"the global {name}")
 
     def _globals_holder(self, names: dict[str, Any], place: Place | None) -> Holder | None:
         key = ("fields", id(names))
@@ -254,7 +272,7 @@ class Reader(Reach):
         holder = self.holders[key]
         holder.known.setdefault(name, value)
         holder.read(name)
-        self.discover(value, (*place, ("cell", name)), f"the closure's {name}")
+        self.found(value, (*place, ("cell", name)), f"the closure's {name}")
 
 
 def _kind(value: Any) -> str:

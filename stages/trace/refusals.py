@@ -9,8 +9,14 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import _disable_current_modes
 
 from schemas.errors import ModelError
+from stages.device.asked import FACTS
+from stages.device.factory import Built, Sample
+from stages.device.operators import is_random
+from stages.device.trees import flatten
+from stages.trace.asked import Asked
 from stages.trace.source import source_of
 
 _LOOKING = (
@@ -140,6 +146,100 @@ def check_placeholder(label: str, graph: fx.GraphModule, desc: Any) -> None:
             "buffer or input is a view of its memory, which a plan does not follow: keep a copy"
         )
     raise ModelError(f"{label}: the capture has an unknown input {desc!r}")
+
+
+def check_draws(
+    label: str, graph: fx.GraphModule, outputs: Iterable[fx.Node], tangents: Iterable[fx.Node]
+) -> None:
+    """Raises ModelError for random numbers that Python in the backward draws from no gradient: a
+    plan would draw them in the forward, and other draws would get other numbers."""
+    arriving = set(tangents)
+    forward = set(outputs)
+    for node in graph.graph.nodes:
+        if arriving.intersection(node.all_input_nodes):
+            arriving.add(node)
+        drawn = isinstance(node.target, torch._ops.OpOverload) and is_random(node.target, node.args)
+        if drawn and not forward and node not in arriving:
+            raise ModelError(
+                f"{label}: the backward draws random numbers by {node.target._opname}() that hang "
+                "on no gradient, which a plan would draw in the forward: let them hang on one, as "
+                "by torch.rand_like(gradient), or draw them in the forward"
+            )
+        forward.discard(node)
+
+
+def check_asked(built: Built, asked: Asked) -> None:
+    """Raises ModelError where the forward asks something of tensors of which the capture has
+    another answer than the sample and the model."""
+    given = [leaf for one in built.samples for leaf in flatten(one)[0] if _is_real(leaf)]
+    own = [leaf for leaf in (*built.model.parameters(), *built.model.buffers()) if _is_real(leaf)]
+    for (fact, of_input), place in asked.facts.items():
+        holds, said = FACTS[fact]
+        what = "an input" if of_input else "a parameter or a buffer"
+        for tensor in given if of_input else own:
+            with torch._C.DisableTorchFunction(), _disable_current_modes():
+                if holds(tensor):
+                    continue
+            raise ModelError(
+                f"{built.label}: {what} of shape {tuple(tensor.shape)} {said}, and the forward "
+                f"asks for that{f' at {place}' if place else ''}: plan with a tensor that was just "
+                "made, as by detach().clone()"
+            )
+    patterns = {_pattern(one) for one in built.samples}
+    if asked.identity and len(patterns) > 1:
+        raise ModelError(
+            f"{built.label}: one sample has a tensor in several places and another one has "
+            f"not, and the forward asks at {asked.identity} which tensors are one object: plan "
+            "each by itself"
+        )
+    if asked.identity and {id(leaf) for leaf in given} & {id(leaf) for leaf in own}:
+        raise ModelError(
+            f"{built.label}: an input is a parameter or a buffer of the model, and the forward "
+            f"asks at {asked.identity} which tensors are one object: give it a clone"
+        )
+
+
+def _pattern(sample: Sample) -> tuple[int, ...]:
+    """Which leaves of a sample are one tensor."""
+    first: dict[int, int] = {}
+    leaves = flatten(sample)[0]
+    tensors = (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+    return tuple(first.setdefault(id(leaf), number) for number, leaf in enumerate(tensors))
+
+
+def _is_real(leaf: Any) -> bool:
+    return type(leaf) in (torch.Tensor, nn.Parameter, nn.Buffer)
+
+
+def check_shared(built: Built, constants: Iterable[torch.Tensor]) -> None:
+    """Raises ModelError for a constant that lies in the memory of what changes from step to step: a
+    parameter, a buffer or an input, as `weight.data` and `weight.detach()` do."""
+    owners = {
+        _memory_of(tensor): name
+        for name, tensor in (
+            *(
+                (f"an input ({leaf.dtype})", leaf)
+                for leaf in flatten(built.samples[0])[0]
+                if isinstance(leaf, torch.Tensor)
+            ),
+            *((f"the buffer {path!r}", held) for path, held in built.model.named_buffers()),
+            *((f"the parameter {path!r}", held) for path, held in built.model.named_parameters()),
+        )
+    }
+    for constant in constants:
+        owner = owners.get(_memory_of(constant))
+        if owner is not None and constant.numel():
+            raise ModelError(
+                f"{built.label}: the forward uses a tensor of shape {tuple(constant.shape)} that "
+                f"shares its memory with {owner}, as .data or detach() kept in an attribute does; "
+                "a plan would keep what it held: let the forward read it from there each time"
+            )
+
+
+def _memory_of(tensor: torch.Tensor) -> Any:
+    """What tells the storages of tensors apart, whatever modes are on."""
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        return tensor.untyped_storage()._cdata
 
 
 def tensor_constant(label: str, value: Any) -> torch.Tensor:

@@ -49,11 +49,14 @@ def _trace(built: Built, name: str, kind: str) -> Graph:
     )
     guards |= {
         "plain_backward": captured.plain_backward,
+        "all_arrive": captured.all_arrive,
         "watch": captured.watched,
         "assigned": captured.assigned,
         "multiple_views": [i for i, leaf in enumerate(captured.leaves) if leaf.multiple],
         "checkpointed": captured.checkpointed,
         "asks_layout": captured.asks_layout,
+        "alike": [[leaf, first] for leaf, first in captured.alike.items()],
+        "asked": [[fact, of_input] for fact, of_input in captured.asked],
     }
     with torch.autocast(kind, enabled=False):
         return _finished(built, captured, name, ambient, guards)

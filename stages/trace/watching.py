@@ -8,8 +8,9 @@ tensors a plan would not do: it is refused.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from schemas.errors import ModelError
 from stages.device.readings import ABSENT, digest_of, encode
 from stages.device.states import ATTENTION_STATES
 from stages.device.written import agree
+from stages.trace.advancing import AdvancingError
+from stages.trace.asked import Asked
 from stages.trace.changes import chosen, holds_the_same, restore, unchanged, undo
 from stages.trace.codes import line_that
 from stages.trace.executed import decorated, executed
@@ -57,6 +60,8 @@ def watching(model: nn.Module, label: str = "the model") -> Iterator[Watcher]:
     try:
         with watcher:
             yield watcher
+    except AdvancingError as error:
+        raise ModelError(f"{label}: {error}") from None
     except ModelError:
         raise
     except Exception as error:
@@ -73,6 +78,7 @@ class Watcher:
         self.problems: list[str] = []
         self._reader = Reader(model)
         self._moved = Moved()
+        self.asked = Asked(self._reader.caches.making)
         self._structure = structure(model)
         self._own = own_paths(model)
         self._stack = contextlib.ExitStack()
@@ -90,7 +96,7 @@ class Watcher:
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
-        self._reader.forget_caches()
+        self._reader.caches.forget()
         for kept in self._reader.kept.values():
             restore(kept)
         with _no_modes(), torch.no_grad():
@@ -102,7 +108,18 @@ class Watcher:
         decorated(self._reader, self._ran)
         self._check_reads()
         changed = [] if self._settled else dict.fromkeys(self.changed.values())
-        self.problems += [*changed, *self._moved.problems, *self._reader.problems, *lost]
+        found = (
+            self._moved.problems,
+            self.asked.problems,
+            self._reader.problems,
+            self._reader.caches.finish(),
+            lost,
+        )
+        self.problems += [*changed, *itertools.chain(*found)]
+
+    def check_kept(self, label: str, constants: Iterable[torch.Tensor]) -> None:
+        """Raises ModelError where a function keeps one of the constants, and it can change."""
+        self._reader.caches.check(label, constants)
 
     def refuse(self, label: str) -> None:
         """Raises ModelError naming the first thing that a plan cannot do or be sure of."""
@@ -169,7 +186,7 @@ class Watcher:
         if self._reader.on:
             yield
             return
-        self._reader.forget_caches()
+        self._reader.caches.forget()
         for kept in self._reader.kept.values():
             kept.at_start = chosen(kept)
         self._moved.start()
@@ -187,11 +204,14 @@ class Watcher:
             return
         self._reader.busy = True
         try:
+            if event in ("call", "return"):
+                self.asked.ran(frame)
             if event == "call":
                 self._reader.ran(frame)
                 self._moved.called(frame)
             elif event == "return":
                 self._reader.left(frame)
+                self._reader.returned(frame, argument)
             elif event == "c_call":
                 self._moved.built_in(argument, frame)
                 if getattr(argument, "__name__", "") in _COPYING:
@@ -294,8 +314,8 @@ class Watcher:
             if holder.place[0] == NOWHERE:
                 self.problems.append(
                     f"the forward reads {next(iter(holder.reads))!r} of a "
-                    f"{type(holder.thing).__name__} in a set, or that is a key, where it cannot be "
-                    f"found again; keep it in a list"
+                    f"{type(holder.thing).__name__} in a set, or that is a key or kept by a cached "
+                    f"function, where it cannot be found again; keep it in a list"
                 )
             for name, value in list(holder.reads.items()):
                 self._check_read(holder, name, value)

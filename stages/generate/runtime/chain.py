@@ -149,6 +149,12 @@ class _Outputs(torch.autograd.Function):
                     f"output {number} receives a gradient, but the plan was made for a loss that "
                     f"does not use it"
                 )
+            if expected[number] is not None and tangent is None and run.interface.all_arrive:
+                raise RuntimeError(
+                    f"output {number} receives no gradient, but Python that the model has in its "
+                    f"backward needs those of all outputs: let all take part in the loss, as by "
+                    f"adding 0.0 * output.sum(), or plan with the loss (loss=)"
+                )
         run.message = [
             arrived(tangent, layout, number, run.device)
             for number, (tangent, layout) in enumerate(zip(tangents, expected, strict=True))

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from .answers import Answers
 from .call import Call
 from .difference import Difference
 from .facts import Interface, Tensor
@@ -51,7 +52,9 @@ class Guards:
             remedy = difference.remedy or "undo it or plan this model"
             said = _of_this(interface, str(difference))
             raise RuntimeError(f"{said}; {remedy}") from None
-        self.ties = Ties(tensors, self.names, written)
+        self.answers = Answers(interface, self.names)
+        tied = {at for at, first in interface.alike if at != first}
+        self.ties = Ties(tensors, self.names, written, tied)
         self.writes = bool(written)
 
     def gather(
@@ -65,6 +68,8 @@ class Guards:
             self.watch.check(modules)
             self.call.gather(args, kwargs, tensors)
             self.constants.gather(tensors)
+            self.check_present(tensors)
+            self.answers.check(tensors, modules, self.watch.lists.tensors)
             self.check(tensors)
         except (PlanMismatch, Difference) as difference:
             remedy = getattr(difference, "remedy", "") or _REMEDY
@@ -94,13 +99,16 @@ class Guards:
                     f"made with cache_enabled={self.interface.autocast_cache}"
                 )
 
-    def check(self, tensors: list[torch.Tensor]) -> None:
-        """Compares shapes, dtypes, devices, gradients and strides of all tensors, and puts copies
-        in the place of those that may come with other gaps."""
+    def check_present(self, tensors: list[Any]) -> None:
+        """Raises PlanMismatch where there is None in the place of a tensor."""
         absent = list(map(is_, tensors, repeat(None)))
         if any(absent):
             name = self.names[absent.index(True)]
             raise PlanMismatch(f"{name} is None, the plan was made for a tensor")
+
+    def check(self, tensors: list[torch.Tensor]) -> None:
+        """Compares shapes, dtypes, devices, gradients and strides of all tensors, and puts copies
+        in the place of those that may come with other gaps."""
         device = tensors[0].device
         if (
             device.type == self.device

@@ -56,6 +56,7 @@ class Lists:
         self.cells: list[tuple[Any, Any]] = []
         self.functions: list[tuple[Any, Any, Any]] = []
         self.codes: list[tuple[Any, Any]] = []
+        self.keeping: list[Any] = []
         self.tensors: list[torch.Tensor] = []
         self.versions: list[int] = []
         self.arrays: list[tuple[Any, bytes]] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import torch
 
@@ -12,14 +12,21 @@ from .facts import Tensor
 class Ties:
     """Which tensors of a call must not be the same, or share bytes.
 
-    `written` are the paths of the buffers that the step writes.
+    `written` are the paths of the buffers that the step writes, `tied` the inputs that are another
+    one, as they were when planned.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], names: Sequence[str], written: list[str]) -> None:
+    def __init__(
+        self,
+        tensors: Sequence[Tensor],
+        names: Sequence[str],
+        written: list[str],
+        tied: Container[int] = (),
+    ) -> None:
         self.names = names
         positions = list(enumerate(tensors))
         self.inputs = [at for at, tensor in positions if tensor.kind == "input"]
-        self.given = [at for at in self.inputs if tensors[at].requires_grad]
+        self.given = [at for at in self.inputs if tensors[at].requires_grad and at not in tied]
         self.parameters = [at for at, tensor in positions if tensor.kind == "parameter"]
         paths = set(written)
         written_at = {at for at, one in positions if one.kind == "buffer" and one.path in paths}

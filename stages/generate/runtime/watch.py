@@ -16,6 +16,7 @@ import torch
 
 from .difference import Difference, differs, not_there
 from .form import check_form
+from .kept import WRAPPER, kept_by, tensors_in
 from .lists import Lists
 from .looks import LOOKS
 from .places import content, find
@@ -59,6 +60,7 @@ class Watch:
         self.holders: list[dict[str, Any]] = []
         self.known: dict[int, tuple[torch.Tensor, int, Any]] = {}
         self.lists = Lists()
+        self.kept: dict[int, tuple[torch.Tensor, int]] = {}
         if not self.active:
             return
         self.holders = description["holders"]
@@ -94,6 +96,21 @@ class Watch:
                 raise Difference(f"{name} is {one}, the plan was made with {other}")
         if not self.lists.are_of(modules) or not self._same():
             self._lay_out(modules)
+        if self.lists.keeping:
+            self._check_kept()
+
+    def _check_kept(self) -> None:
+        """Raises Difference where what a function keeps was changed since it was first seen."""
+        seen: dict[int, tuple[torch.Tensor, int]] = {}
+        for function in self.lists.keeping:
+            for tensor in tensors_in([value for _, value in kept_by(function)]):
+                _, version = self.kept.get(id(tensor), (tensor, tensor._version))
+                if tensor._version != version:
+                    name = getattr(function, "__qualname__", "a function")
+                    clause = f"a tensor that {name} keeps was changed in place"
+                    raise Difference(clause, f"clear what it keeps ({name}.cache_clear())")
+                seen[id(tensor)] = tensor, version
+        self.kept = seen
 
     def _same(self) -> bool:
         """True where nothing moved; what moved to an equal plain value is the same from now on."""
@@ -222,6 +239,9 @@ class Watch:
             for name, item in held_by(value).items():
                 lists.fields.add(fields_of(value), name, item)
                 self._take_contents(item, lists, own, depth + 1)
+        elif isinstance(value, WRAPPER):
+            lists.keeping.append(value)
+            self._take_contents(value.__wrapped__, lists, own, depth + 1)
         elif inspect.isfunction(function := underlying(value)):
             lists.codes.append((function, function.__code__))
         elif (slots := slots_of(value)) and depth < 12:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -97,3 +99,80 @@ def test_one_of_two_that_meet_has_the_strides_that_it_has_in_eager(
         gradients.append([parameter.grad for parameter in model.parameters()])
     for mine, theirs in zip(*gradients, strict=True):
         assert torch.equal(mine, theirs)
+
+
+class Weighing(torch.autograd.Function):
+    """Two results, whose gradients are not taken alike."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * 1.0, x * 2.0
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+        return torch.add(g, h, alpha=2)
+
+
+class Halving(torch.autograd.Function):
+    """Whatever arrives, its gradient is the same."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return torch.full((5, 6), 0.5)
+
+
+class Turning(Halving):
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return -g
+
+
+def hooked(y: torch.Tensor) -> list[torch.Tensor]:
+    parts = list(y.chunk(2, 1))
+    parts[0].register_hook(lambda g: torch.ones(5, 3) if g is None else g * 2)
+    return [parts[0].sin(), parts[1].cos()]
+
+
+class Pythonic(nn.Module):
+    def __init__(self, made: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.layer, self.made = nn.Linear(6, 6), made
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.made(self.layer(x))
+
+
+@pytest.mark.parametrize(
+    ("made", "refuses"),
+    [
+        (lambda y: [part.clone() for part in Weighing.apply(y)], True),
+        (lambda y: [Halving.apply(y), y.clone()], True),
+        (hooked, True),
+        (lambda y: [Turning.apply(y), y.clone()], False),
+    ],
+)
+def test_python_in_the_backward_that_needs_all_gradients(
+    made: Callable[[torch.Tensor], Any], refuses: bool, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    graph, built = traced((Pythonic(made), ((torch.randn(5, 6),), {})))
+    package = generated(graph, tmp_path / "plan")
+    x = built.samples[0][0][0]
+    for chosen in ((0, 1), (0,), (1,)):
+        models = [package.load(copy.deepcopy(built.model)), copy.deepcopy(built.model)]
+        for model in models:
+            outputs = model(x)
+            loss = sum(outputs[place].square().sum() for place in chosen)
+            if model is models[0] and refuses and len(chosen) == 1:
+                with pytest.raises(
+                    RuntimeError, match=r"output \d receives no gradient, but Python"
+                ):
+                    loss.backward()
+                break
+            loss.backward()
+        else:
+            assert torch.equal(models[0].layer.weight.grad, models[1].layer.weight.grad)

@@ -110,6 +110,72 @@ def test_a_cached_table(warm: bool, tmp_path: Path) -> None:
     compare(generated(graph, tmp_path / "plan"), built)
 
 
+@functools.lru_cache
+def norm_of(layer: nn.Linear) -> torch.Tensor:
+    return layer.weight.detach().norm()
+
+
+@functools.cache
+def drawn(width: int) -> dict[str, list[torch.Tensor]]:
+    return {"drawn": [torch.rand(width)]}
+
+
+@functools.cache
+def settings() -> Any:
+    return Thing()
+
+
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize(
+    ("reads", "said"),
+    [
+        (lambda held: norm_of(held), "norm_of keeps what it returns .*, and makes tensors of"),
+        (lambda held: drawn(3)["drawn"][0], "drawn keeps what it returns"),
+        (lambda held: settings().gain, r"reads 'gain' of a Thing .* kept by a cached function"),
+    ],
+)
+def test_a_cached_function_of_what_changes(warm: bool, reads: Any, said: str) -> None:
+    functions = (norm_of, drawn, settings)
+    model = Model(nn.Linear(3, 3), reads)
+    for function in functions:
+        function.cache_clear()
+    if warm:
+        model(X)
+    before = [function.cache_info().currsize for function in functions]
+    with pytest.raises(ModelError, match=said):
+        traced_watched((model, ((X,), {})))
+    assert [function.cache_info().currsize for function in functions] == before
+
+
+def test_what_a_cached_function_keeps_is_changed(tmp_path: Path) -> None:
+    table.cache_clear()
+    with pytest.raises(ModelError, match="changes in place what a function keeps"):
+        traced_watched((Model(None, lambda held: table(3).add_(1.0)), ((X,), {})))
+    graph, built = traced_watched((Model(None, lambda held: table(3)), ((X,), {})))
+    package = generated(graph, tmp_path / "plan")
+    planned = package.load(built.model)
+    built.model(X)
+    planned(X)
+    table(3).mul_(2.0)
+    with pytest.raises(
+        package.PlanMismatch, match=r"a tensor that table keeps was changed .* clear"
+    ):
+        planned(X)
+    table.cache_clear()
+    planned(X)
+
+
+def test_another_cached_function(tmp_path: Path) -> None:
+    model = Model(functools.lru_cache(lambda n: n + 1.0), lambda held: held(1))
+    graph, built = traced_watched((model, ((X,), {})))
+    package = generated(graph, tmp_path / "plan")
+    planned = package.load(built.model)
+    planned(X)
+    planned.held = functools.lru_cache(lambda n: n + 2.0)
+    with pytest.raises(package.PlanMismatch, match="has held another value"):
+        planned(X)
+
+
 def test_parametrizations_within_their_cache_are_refused(tmp_path: Path) -> None:
     model = parametrizations.spectral_norm(nn.Linear(3, 3))
     graph, built = traced_watched((model, ((X,), {})))

@@ -37,6 +37,23 @@ def test_malformed_guards_are_one_sentence(guards: str) -> None:
         watched_bytes(replace(graph, guards=guards))
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("alike", 3),
+        ("alike", [[0, 1]]),
+        ("alike", [[0]]),
+        ("asked", [["leaf"]]),
+        ("asked", [[[], 1]]),
+    ],
+)
+def test_malformed_answers_are_one_sentence(name: str, value: Any) -> None:
+    graph, _ = traced_watched((nn.Linear(3, 3), ((X,), {})))
+    guards = json.dumps({**json.loads(graph.guards), name: value})
+    with pytest.raises(ArtifactError, match="the guards are not JSON of the known form"):
+        package(replace(graph, guards=guards), _steps(graph), PLAN)
+
+
 def test_a_package_without_its_description_is_refused(tmp_path: Path) -> None:
     graph, built = traced_watched((nn.Linear(3, 3), ((X,), {})))
     module = generated(graph, tmp_path / "linear")

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import io
+import itertools
+import random
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -78,6 +83,34 @@ def keeps_a_gradient(m: Any, x: Tensor) -> Tensor:
     return y.sin()
 
 
+def draws_by_shape(m: Any, x: Tensor) -> Tensor:
+    y = m(x)
+    y.register_hook(lambda gradient: gradient * torch.rand(3))
+    return y.sin()
+
+
+COUNT = itertools.count()
+
+
+def takes_of_a_global(m: Any, x: Tensor) -> Tensor:
+    return m(x) * float(next(COUNT))
+
+
+class Taking:
+    """Takes from an iterator of its own."""
+
+    def __init__(self) -> None:
+        self.left = iter([1.0, 2.0])
+
+    def __call__(self) -> float:
+        return next(self.left)
+
+
+def around() -> Any:
+    left = iter([1.0])
+    return lambda: next(left)
+
+
 class Model(nn.Module):
     """A linear layer and what `does` does with it."""
 
@@ -102,6 +135,7 @@ SENTENCES: list[tuple[Callable[[Any, Tensor], Any], str]] = [
     (keeps_a_gradient, "KEPT"),
     (counts_in_a_part_of_a_tensor, r"is no buffer, .*: register it as a buffer"),
     (adds_to_a_tensor, r"is no buffer, .*: register it as a buffer"),
+    (draws_by_shape, r"the backward draws random numbers by rand\(\) that hang on no gradient"),
 ]
 
 
@@ -144,3 +178,55 @@ def test_a_buffer_that_is_a_view_of_another() -> None:
         ModelError, match=r"the model writes to 'first', and another buffer or input is a view"
     ):
         trace(built_of((Viewed(), ((X,), {}))), "m")
+
+
+TIED: list[tuple[Callable[[Any], Any], str]] = [
+    (lambda m: m.layer.weight.data, "the parameter 'layer.weight'"),
+    (lambda m: [m.layer.weight.detach()[:2]], "the parameter 'layer.weight'"),
+    (lambda m: (m.layer.mean.view(1),), "the buffer 'layer.mean'"),
+    (lambda m: X[:1], "an input"),
+]
+
+
+@pytest.mark.parametrize(("tied", "owner"), TIED)
+def test_a_constant_in_the_memory_of_what_changes(tied: Callable[[Any], Any], owner: str) -> None:
+    model = Model(lambda m, x: m(x) * m.tied[0].sum())
+    model.layer.tied = tied(model)
+    with pytest.raises(ModelError, match=f"that shares its memory with {owner}.*each time"):
+        trace(built_of((model, ((X,), {}))), "m")
+
+
+USED_UP: list[tuple[Any, Callable[[Any], Any]]] = [
+    (iter([1.0, 2.0]), next),
+    ({"a": [itertools.cycle([1.0])]}, lambda held: next(held["a"][0])),
+    ((float(number) for number in range(9)), next),
+    (itertools.count().__next__, lambda held: held()),
+    (functools.partial(next, iter([1.0])), lambda held: held()),
+    (io.StringIO("1.0"), lambda held: float(held.readline())),
+    (Taking(), lambda held: held()),
+    (around(), lambda held: held()),
+    (SimpleNamespace(left=iter([1.0])), lambda held: next(held.left)),
+    (random.SystemRandom(), lambda held: held.random()),
+]
+
+
+@pytest.mark.parametrize(("held", "taken"), USED_UP)
+def test_what_the_forward_uses_up(held: Any, taken: Callable[[Any], Any]) -> None:
+    """It is refused before anything is taken."""
+    model = Model(lambda m, x: m(x) * taken(m.held))
+    model.layer.held = held
+    with pytest.raises(ModelError, match=r"is or holds what is used up where it is taken from \("):
+        trace(built_of((model, ((X,), {}))), "m")
+    assert isinstance(held, random.SystemRandom) or float(taken(held)) in (0.0, 1.0)
+
+
+def test_a_counter_that_is_a_global() -> None:
+    with pytest.raises(ModelError, match=r"the global COUNT, .* \(count\)"):
+        trace(built_of((Model(takes_of_a_global), ((X,), {}))), "m")
+    assert next(COUNT) == 0
+
+
+def test_random_numbers_of_the_system_that_nobody_draws() -> None:
+    model = Model(lambda m, x: m(x))
+    object.__setattr__(model.layer, "held", random.SystemRandom())
+    trace(built_of((model, ((X,), {}))), "m")

@@ -1,0 +1,75 @@
+"""What a forward asked of its tensors, and what each call is to answer as it was when planned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+import torch
+
+from .asked import FACTS
+from .difference import Difference
+from .facts import Interface
+
+
+class Answers:
+    """Compares what the forward asked, of tensors with these names."""
+
+    def __init__(self, interface: Interface, names: Sequence[str]) -> None:
+        self.names = names
+        self.alike = interface.alike
+        kinds = [tensor.kind for tensor in interface.tensors]
+        inputs = [at for at, kind in enumerate(kinds) if kind == "input"]
+        own = [at for at, kind in enumerate(kinds) if kind in ("parameter", "buffer")]
+        self.asked = [
+            (at, *FACTS[fact])
+            for fact, of_input in interface.asked
+            for at in (inputs if of_input else own)
+        ]
+        self.exact = inputs if ("strides", True) in interface.asked else []
+        self.exact = self.exact + (own if ("strides", False) in interface.asked else [])
+        self.strides = [tensor.strides for tensor in interface.tensors]
+
+    def check(
+        self,
+        tensors: Sequence[torch.Tensor],
+        modules: Sequence[torch.nn.Module],
+        constants: Sequence[torch.Tensor],
+    ) -> None:
+        """Raises Difference where an answer is another one; `constants` are tensors that the
+        forward reads and that are no parameters or buffers of the modules."""
+        for at, holds, said in self.asked:
+            if not holds(tensors[at]):
+                raise Difference(
+                    f"{self.names[at]} {said}, which the forward asks for and which was not so "
+                    f"when the plan was made"
+                )
+        for at in self.exact:
+            if tensors[at].stride() != self.strides[at]:
+                raise Difference(
+                    f"{self.names[at]} has strides {tensors[at].stride()}, the plan was made for "
+                    f"{self.strides[at]} and the forward asks for them"
+                )
+        if self.alike:
+            own = (
+                (*vars(m)["_parameters"].values(), *vars(m)["_buffers"].values()) for m in modules
+            )
+            self._check_alike(tensors, {*map(id, constants), *map(id, chain(*own))})
+
+    def _check_alike(self, tensors: Sequence[torch.Tensor], known: set[int]) -> None:
+        first: dict[int, int] = {}
+        for at, expected in self.alike:
+            found = first.setdefault(id(tensors[at]), at)
+            if id(tensors[at]) in known:
+                raise Difference(
+                    f"{self.names[at]} is a tensor that the model keeps, and the forward asks "
+                    "which tensors are one object"
+                )
+            if found == expected:
+                continue
+            one, other = self.names[at], self.names[expected if found == at else found]
+            was = "is not" if found == at else "is"
+            raise Difference(
+                f"{one} {was} the same object as {other}, which the forward asks for and which was "
+                f"otherwise when the plan was made"
+            )
