@@ -7,6 +7,8 @@ asked for it, and what is refused. Which tensors are one object is found in the 
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import dis
 import functools
 import types
@@ -16,7 +18,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import Buffer, Parameter
 
-from stages.device.readings import fields_of, installed_code
+from stages.device.readings import fields_of, installed_class, installed_code
 from stages.trace.cached import Making
 from stages.trace.functions import own_code
 from stages.trace.source import is_foreign, short_path
@@ -66,6 +68,8 @@ class Asked:
         self.facts: dict[tuple[str, bool], str] = {}
         self.identity = ""
         self.maker = False
+        self.quiet: set[int] = set()
+        """The ids of codes that ran and ask nothing."""
         self.problems: list[str] = []
         self._inputs: dict[int, torch.Tensor] = {}
         self._own: dict[int, torch.Tensor] = {}
@@ -115,7 +119,7 @@ class Asked:
         return None
 
     def ran(self, frame: types.FrameType) -> None:
-        """Looks at a frame that begins or ends."""
+        """Looks at a frame that begins or ends, whose code is none of the `quiet` ones."""
         code = frame.f_code
         if id(code) in _INSTANCE:
             if id(frame.f_locals.get("instance")) in self._inputs:
@@ -129,6 +133,8 @@ class Asked:
         found = self._kinds.get(id(code))
         if found is None:
             found = self._kinds[id(code)] = code, *_asks_of(frame)
+            if not (found[1] or found[2]):
+                self.quiet.add(id(code))
         if found[1] and not self.identity and self._holds(frame, found[1]):
             self.identity = _line(frame)
         if found[2] and ("kind", True) not in self.facts and self._holds(frame, 1):
@@ -151,15 +157,22 @@ class Asked:
 
 
 _TRUE = (torch.Tensor, Parameter)
+_PLAIN = (bool, int, float, str, type(None), type, torch.nn.Module, types.FunctionType)
 
 
 def _tensors(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
     """The tensors in a value, in containers and fields of objects."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif depth <= _DEEPEST and not isinstance(value, torch.nn.Module | type):
-        inside = value if isinstance(value, list | tuple) else fields_of(value).values()
-        for item in value.values() if isinstance(value, dict) else inside:
+    elif depth <= _DEEPEST and not isinstance(value, _PLAIN):
+        inside: Any = ()
+        if isinstance(value, dict):
+            inside = value.values()
+        elif isinstance(value, list | tuple):
+            inside = value
+        elif dataclasses.is_dataclass(value) or not installed_class(type(value)):
+            inside = fields_of(value).values()
+        for item in inside:
             yield from _tensors(item, depth + 1)
 
 
@@ -177,7 +190,7 @@ def _asks_of(frame: types.FrameType) -> tuple[int, bool]:
 
 def _is_asking(file: str, frame: types.FrameType) -> bool:
     """True for code that decides something in a forward: the model's and that of `torch.nn`."""
-    if own_code(file):
+    if own_code(file) or file == contextlib.__file__:
         return False
     module = str(frame.f_globals.get("__name__", ""))
     return is_foreign(file) or module.startswith("torch.nn.")
