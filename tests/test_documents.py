@@ -28,6 +28,21 @@ def test_paths_are_there(name: str) -> None:
     assert not [line for line in text.splitlines() if len(line) > 104]
 
 
+PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{p.name}" for p in ROOT.glob("docs/*.md"))]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_lead_somewhere(name: str) -> None:
+    page = ROOT / name
+    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text())
+    assert not [link for link in links if not (page.parent / link).exists()]
+    assert name == "README.md" or name in {"CONTRIBUTING.md"} or f"({name})" in _readme()
+
+
+def _readme() -> str:
+    return (ROOT / "README.md").read_text()
+
+
 def test_targets_are_there() -> None:
     made = set(re.findall(r"`make (\w+)", (ROOT / "CONTRIBUTING.md").read_text()))
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))

@@ -35,7 +35,7 @@ from tests.stages.combine.allocate.pipelines import (
     wire_of_case,
 )
 
-README = Path(__file__).parents[4] / "README.md"
+PAGE = Path(__file__).parents[4] / "docs/pipelines.md"
 
 
 def answer_of(name: str, request: Request) -> float:
@@ -52,7 +52,7 @@ def answer_of(name: str, request: Request) -> float:
 
 
 def test_the_registry_knows_its_files() -> None:
-    told = " ".join(README.read_text().split())
+    told = " ".join(PAGE.read_text().split())
     for name, about in ALLOCATORS.items():
         assert about.name == name and allocator(name).about is about
         assert f"- `{name}`: {about.summary}" in told

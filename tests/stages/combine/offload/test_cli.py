@@ -25,7 +25,7 @@ from tests.stages.combine.chain.test_cli import layers
 
 BANDWIDTH = 700_000
 LINK = {"between": ["cuda:0", "host"], "bandwidth": BANDWIDTH, "latency": 0.01, "shared": False}
-README = Path(__file__).parents[4] / "README.md"
+PAGE = Path(__file__).parents[4] / "docs/offloading.md"
 
 
 def machine(folder: Path, **changed: Any) -> Path:
@@ -232,7 +232,7 @@ def test_doctored_plans_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_the_readme_tells_of_all_planners() -> None:
-    told = " ".join(README.read_text().split())
+    told = " ".join(PAGE.read_text().split())
     for name, about in OFFLOADERS.items():
         assert about.name == name
         assert f"- `{name}`: {about.summary}" in told
