@@ -132,7 +132,7 @@ def grid_points(problem: Problem, grid: Grid, found: list[Found]) -> Iterator[tu
     Peaks are evenly spaced from what single nodes need to what keeping everything needs, saves
     from the least to the most that can be saved within the peak (Z 2.6.0.0.1).
     """
-    highest, lowest = found[0].figures.peak, least_peak(problem)
+    highest, lowest = found[0].figures.peak, least_peak_of_block(problem)
     most = found[0].figures.save
     least = min(entry.figures.save for entry in found)
     for peak in _spread(highest, lowest, grid.peaks):
@@ -146,7 +146,7 @@ def _spread(high: int, low: int, count: int) -> list[int]:
     return [high - (high - low) * step // (count - 1) for step in range(count)]
 
 
-def least_peak(problem: Problem) -> int:
+def least_peak_of_block(problem: Problem) -> int:
     """Bytes that some node needs by itself: its inputs, its own peak and the gradients before it.
 
     No run has a lower peak.

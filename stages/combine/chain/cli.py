@@ -136,7 +136,7 @@ def plan_chain(
     from schemas.plan import Cost, Plan, gap_of
     from stages.combine.chain.frontier import CLASSES
 
-    fixed = fixed_bytes(chains)
+    fixed = fixed_bytes_of_chains(chains)
     kind = frontier.kind
     keep_all = frontier.keep_all
     size = budget.total(fixed.inputs + fixed.gradients + fixed.outputs, keep_all.peak)
@@ -154,7 +154,7 @@ def plan_chain(
         )  # fmt: skip
         return refusal, None
     bound = _lower_bound(frontier, size)
-    optimal_in = _optimal_in(CLASSES[kind], frontier, size, chosen, bound)
+    optimal_in = _proven_class(CLASSES[kind], frontier, size, chosen, bound)
     gap = gap_of(chosen.seconds, bound)
     plan = Plan(
         strategy,
@@ -178,7 +178,7 @@ def plan_chain(
     return plan, chosen
 
 
-def fixed_bytes(chains: Sequence[Chain]) -> Fixed:
+def fixed_bytes_of_chains(chains: Sequence[Chain]) -> Fixed:
     """The bytes of chains with one loss that no plan changes."""
     from schemas.plan import Fixed
 
@@ -214,7 +214,7 @@ def _lower_bound(frontier: ChainPlans, budget: int) -> float:
     return frontier.bound(budget)
 
 
-def _optimal_in(
+def _proven_class(
     exact: str, frontier: ChainPlans, budget: int, chosen: ChainPlan, bound: float
 ) -> str:
     """The class in which a plan is proven optimal, "" where it is not: its bound is reached, or

@@ -59,10 +59,10 @@ def plan_offload(
     """The plan of a chain with a link for a budget, with its sequence; None where the budget is
     too small. Raises ConfigError where the budget is more than the device has."""
     from schemas.plan import Cost, Plan, Transfers, gap_of
-    from stages.combine.chain.cli import ROUNDING, fixed_bytes
+    from stages.combine.chain.cli import ROUNDING, fixed_bytes_of_chains
     from stages.combine.offload.plans import infeasible_sentence
 
-    fixed, keep_all = fixed_bytes([chain]), plans.keep_all
+    fixed, keep_all = fixed_bytes_of_chains([chain]), plans.keep_all
     size = budget.total(fixed.inputs + fixed.gradients + fixed.outputs, keep_all.peak)
     if size > plans.link.memory:
         raise ConfigError(

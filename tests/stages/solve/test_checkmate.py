@@ -14,7 +14,7 @@ from stages.solve.checkmate import (
 )
 from stages.solve.engine import Engine, Limits, solve
 from stages.solve.hand import keep_all
-from stages.solve.search import least_peak
+from stages.solve.search import least_peak_of_block
 from stages.solve.simulate import simulate
 from tests.stages.solve.blocks import every_run, perceptron, tiny_blocks
 
@@ -53,7 +53,9 @@ def check_against_all_runs(
 def limited_blocks(draw: st.DrawFn) -> tuple[Problem, int, int]:
     problem = draw(tiny_blocks())
     figures = simulate(problem, keep_all(problem))
-    peak = draw(st.integers(least_peak(problem), max(figures.peak, least_peak(problem))))
+    peak = draw(
+        st.integers(least_peak_of_block(problem), max(figures.peak, least_peak_of_block(problem)))
+    )
     return problem, peak, draw(st.integers(0, figures.save))
 
 

@@ -10,7 +10,7 @@ from schemas.problem import Problem
 from stages.solve import search
 from stages.solve.checkmate import choose_stages, count_variables
 from stages.solve.engine import ENGINES, Engine
-from stages.solve.search import Grid, grid_points, least_peak, solve_block
+from stages.solve.search import Grid, grid_points, least_peak_of_block, solve_block
 from stages.solve.simulate import Run, simulate
 from tests.stages.solve.blocks import every_run, perceptron, tiny_blocks
 
@@ -95,7 +95,7 @@ def test_what_is_said_of_an_option_is_proven(problem: Problem) -> None:
 def test_no_run_needs_less_than_the_least_peak(problem: Problem) -> None:
     _, stages = choose_stages(problem, 8)
     if count_variables(stages) <= 8:
-        assert min(f.peak for _, f in every_run(problem, stages)) >= least_peak(problem)
+        assert min(f.peak for _, f in every_run(problem, stages)) >= least_peak_of_block(problem)
 
 
 def test_the_grid_runs_from_loose_to_tight() -> None:
@@ -107,7 +107,7 @@ def test_the_grid_runs_from_loose_to_tight() -> None:
     found = [Found(label, run, simulate(problem, run)) for label, run in runs]
     points = list(grid_points(problem, Grid(peaks=2, saves=3), found))
     assert points == [(36, 24), (36, 14), (36, 4), (32, 24), (32, 14), (32, 4)]
-    assert points[-1] == (least_peak(problem), 4)
+    assert points[-1] == (least_peak_of_block(problem), 4)
 
 
 def test_a_block_whose_ilps_take_minutes_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
