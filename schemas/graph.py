@@ -118,8 +118,9 @@ class Graph:
     `stages.device.trees`. `gradients` may name one owner several times: what autograd adds up, in
     its order. `model` is the label from the configuration, `device` a device type. `guards` is JSON
     text of what the trace was specialised to beyond tensors: `{"eval_modules": [...], "autocast":
-    {...}, "plain_backward": true, "watch": {...}, "assigned": [...]}`: a plain backward is one that
-    runs no Python, assigned are the buffers that the forward puts another tensor in the place of.
+    {...}, "plain_backward": true, "watch": {...}, "assigned": [...], "unread": [...]}`: a plain
+    backward is one that runs no Python, assigned are the buffers that the forward puts another
+    tensor in the place of, unread the plain leaves of (args, kwargs) that it does not look at.
     `has_loss` says whether a loss function stood between forward and backward.
     """
 

@@ -13,6 +13,9 @@ from tightfit.mismatch import PlanMismatch
 if TYPE_CHECKING:
     from torch import nn
 
+_KNOWN = 1 << 12
+"""Calls of which it is remembered which plan took them: numbers among their arguments may count."""
+
 Load = Callable[["nn.Module", str], "nn.Module"]
 """Makes a planned module of a model, and of what happens otherwise."""
 
@@ -96,7 +99,7 @@ def _forward(base: Any, kinds: Sequence[Any], plans: Plans) -> Callable[..., Any
             except PlanMismatch as error:
                 refusals.append(str(error))
             else:
-                if torch.is_grad_enabled():
+                if torch.is_grad_enabled() and len(known) < _KNOWN:
                     known[like] = number
                 return result
         if plans.otherwise == "original":

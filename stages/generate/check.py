@@ -107,6 +107,17 @@ def multiple_views(graph: Graph) -> list[int]:
     return leaves
 
 
+def unread(graph: Graph) -> list[int]:
+    """The plain leaves of (args, kwargs) that the forward does not look at."""
+    leaves = guards_in(graph).get("unread", [])
+    known = [place for place, value in enumerate(graph.inputs) if value == NONE]
+    if not isinstance(leaves, list) or not all(
+        type(leaf) is int and leaf in known for leaf in leaves
+    ):
+        raise malformed(graph)
+    return leaves
+
+
 def checkpointed(graph: Graph) -> bool:
     """Whether the forward has checkpoints, whose inputs nobody may write before the backward."""
     return guards_in(graph).get("checkpointed") is True

@@ -22,6 +22,7 @@ from stages.generate.check import (
     checkpointed,
     guards_of,
     multiple_views,
+    unread,
 )
 from stages.generate.handed import eager_strides
 from stages.generate.lifetimes import depending
@@ -208,9 +209,15 @@ def _tensors(graph: Graph, program: Program) -> list[str]:
 
 
 def _leaves(graph: Graph, positions: dict[int, int]) -> list[str]:
+    free = unread(graph)
+
+    def plain(place: int) -> str:
+        more = ", unread=True" if place in free else ""
+        return f"Plain({_plain(graph.input_constants[place])}{more})"
+
     return [
-        f"Plain({_plain(constant)})" if value == NONE else str(positions[value])
-        for value, constant in zip(graph.inputs, graph.input_constants, strict=True)
+        plain(place) if value == NONE else str(positions[value])
+        for place, value in enumerate(graph.inputs)
     ]
 
 

@@ -43,6 +43,7 @@ from stages.trace.refusals import (
     tensor_constant,
 )
 from stages.trace.source import location_of
+from stages.trace.unread import unread_leaves
 from stages.trace.watching import Watcher, watching
 
 aten = torch.ops.aten
@@ -62,7 +63,8 @@ class Capture:
     `checkpointed` that the forward checkpoints parts of itself, `asks_layout` that it asks a tensor
     how it lies in memory, `all_arrive` that Python in the backward needs all of its gradients.
     `alike` has for each leaf the first one that is the same object, where the forward asks for
-    that, and `asked` what else it asks of inputs (True) and of the model's own tensors, with where.
+    that, `asked` what else it asks of inputs (True) and of the model's own tensors, with where, and
+    `unread` are plain leaves of (args, kwargs) that it does not look at.
     """
 
     graph: fx.GraphModule
@@ -84,6 +86,7 @@ class Capture:
     asks_layout: bool = True
     alike: dict[int, int] = field(default_factory=dict)
     asked: dict[tuple[str, bool], str] = field(default_factory=dict)
+    unread: list[int] = field(default_factory=list)
 
 
 def capture(built: Built, wanted: Callable[[Capture], set[int]] | None = None) -> Capture:
@@ -107,7 +110,10 @@ def capture(built: Built, wanted: Callable[[Capture], set[int]] | None = None) -
     forward.check_runs()
     watcher.check_kept(built.label, result.constants.values())
     check_asked(built, watcher.asked)
-    return replace(result, watched=watcher.description(), asked=watcher.asked.facts)
+    with _errors(built):
+        unread = unread_leaves(built, forward.runs[0], _without_memory)
+    watched = watcher.description()
+    return replace(result, watched=watched, asked=watcher.asked.facts, unread=unread)
 
 
 def _first(built: Built, watcher: Watcher) -> tuple[Forward, Capture]:

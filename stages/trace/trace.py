@@ -56,6 +56,7 @@ def _trace(built: Built, name: str, kind: str) -> Graph:
         "checkpointed": captured.checkpointed,
         "asks_layout": captured.asks_layout,
         "alike": [[leaf, first] for leaf, first in captured.alike.items()],
+        "unread": captured.unread,
         "asked": [[fact, of_input] for fact, of_input in captured.asked],
     }
     with torch.autocast(kind, enabled=False):

@@ -88,6 +88,10 @@ class Watcher:
         self._settled = False
         self._ran: list[Holder] = []
 
+    def names(self) -> set[str]:
+        """All names in the user's code that ran."""
+        return {name for code in self._reader.codes for name in code.co_names}
+
     def __enter__(self) -> Watcher:
         self._check_hooks()
         self._reader.note(self.model, "forward")

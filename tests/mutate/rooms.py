@@ -53,6 +53,22 @@ ROOMS = (
         ("tests/stages/combine/polish", "tests/stages/combine/strategies"),
         compiled=True,
     ),
+    Room(
+        "allocate",
+        ("stages/combine/allocate/*.py", "stages/combine/allocate/allocators/*.py"),
+        ("tests/stages/combine/allocate",),
+    ),
+    Room(
+        "offload",
+        ("stages/combine/offload/*.py", "stages/combine/offload/planners/*.py"),
+        ("tests/stages/combine/offload",),
+        compiled=True,
+    ),
+    Room(
+        "clusters",
+        ("stages/combine/clusters/*.py", "stages/combine/unrolled/*.py"),
+        ("tests/stages/combine/clusters", "tests/stages/combine/unrolled"),
+    ),
     Room("store", ("schemas/store.py",), _in("tests/schemas", "store"), ("tests/schemas",)),
     Room(
         "runtime",

@@ -69,6 +69,8 @@ class Call:
             if not isinstance(item, torch.Tensor):
                 raise PlanMismatch(f"{path} is {_short(item)}, the plan was made for a tensor")
             tensors[expected] = item
+        elif expected.unread and type(item) is type(expected.value):
+            return
         elif not _same(item, expected.value):
             made = expected.value
             clause = f"{path} is {_short(item)}, the plan was made for {made!r}"

@@ -26,9 +26,11 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Plain:
-    """A leaf of the call that is no tensor: the one value it may have."""
+    """A leaf of the call that is no tensor: the one value it may have, or, where it is `unread`,
+    any of this class."""
 
     value: Any
+    unread: bool = False
 
 
 @dataclass(frozen=True)
