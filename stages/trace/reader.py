@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +23,9 @@ from stages.trace.sentences import on_set
 from stages.trace.spaces import data_named, is_data
 
 _HEAP_TYPE = 1 << 9
+
+_LIBRARY = f"{Path(torch.__file__).parent / '_library'}{os.sep}"
+_OPERATORS = torch._ops.__file__
 
 
 class Reader(Reach):
@@ -191,9 +196,12 @@ class Reader(Reach):
         self.caches.began(frame)
         if code in self._ran:
             return
-        self._ran.add(code)
         if installed_code(code, frame.f_globals) or own_code(code.co_filename):
+            self._ran.add(code)
             return
+        if _is_of_operator(frame):
+            return
+        self._ran.add(code)
         if of_plan(frame.f_globals):
             return
         self.codes[code] = frame.f_globals
@@ -277,3 +285,17 @@ class Reader(Reach):
 
 def _kind(value: Any) -> str:
     return "a tensor" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
+
+
+def _is_of_operator(frame: types.FrameType) -> bool:
+    """True for code that an operator of `torch.library` runs: its kernels and its derivative are
+    part of the operator, and trusted with it."""
+    back = frame.f_back
+    while back is not None and not own_code(back.f_code.co_filename):
+        file = back.f_code.co_filename
+        if file.startswith(_LIBRARY) or (
+            file == _OPERATORS and back.f_code.co_qualname.startswith("OpOverload")
+        ):
+            return True
+        back = back.f_back
+    return False
