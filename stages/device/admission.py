@@ -41,7 +41,7 @@ def objection(overload: torch._ops.OpOverload, mutates: bool) -> str | None:
     """
     schema = overload._schema
     name = schema.name.partition("::")[2]
-    if overload.name() not in _dispatched():
+    if overload.name() not in _dispatched(overload.namespace):
         return "is none that tensors are computed with"
     if overload.namespace in OWN and _FORBIDDEN.fullmatch(name):
         return "has effects beside its results, or is for other tensors than a graph has"
@@ -74,9 +74,14 @@ def hidden_writes(
     return training and any(given.get(f"running_{what}") is not None for what in ("mean", "var"))
 
 
+def _dispatched(namespace: str) -> frozenset[str]:
+    """The operators of PyTorch's dispatcher, those of PyTorch itself or all that are registered by
+    now; TorchScript has more, with effects of every kind."""
+    return _own() if namespace in OWN else frozenset(torch._C._dispatch_get_all_op_names())
+
+
 @functools.cache
-def _dispatched() -> frozenset[str]:
-    """The operators of PyTorch's dispatcher; TorchScript has more, with effects of every kind."""
+def _own() -> frozenset[str]:
     return frozenset(torch._C._dispatch_get_all_op_names())
 
 

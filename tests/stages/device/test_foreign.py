@@ -42,6 +42,16 @@ def test_resolves_where_the_namespace_is_allowed_and_nowhere_else() -> None:
         resolve(SCALED)
 
 
+def test_one_that_is_registered_late_is_found() -> None:
+    with allowing(["mine"]):
+        assert resolve(SCALED)
+        library = torch.library.Library("mine", "FRAGMENT")
+        library.define("late(Tensor x) -> Tensor")
+        library.impl("late", lambda x: x * 2, "CPU")
+        assert resolve("mine.late.default") is torch.ops.mine.late.default
+        library._destroy()
+
+
 @pytest.mark.parametrize("name", ["a.b", "", "mine=x", 3])
 def test_a_namespace_is_a_name(name: Any) -> None:
     with pytest.raises(ConfigError, match="is no namespace of operators"), allowing([name]):
