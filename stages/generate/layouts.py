@@ -25,6 +25,9 @@ AS_IT_IS, LAID_OUT, REFUSED = "as it is", "laid out", "refused"
 VIEW, RESHAPE = "aten.view.default", "aten.reshape.default"
 """A view in a trace of the backward, and what autograd does there: it copies where it must."""
 
+JOIN = "aten.cat.default"
+_UNSAFE_VIEW = "aten._unsafe_view.default"
+
 ENDING = frozenset(
     f"aten.{name}"
     for name in (
@@ -43,6 +46,7 @@ _DEAF = frozenset(
         *("native_layer_norm_backward.default", "native_group_norm_backward.default"),
         *("_softmax_backward_data.default", "_log_softmax_backward_data.default"),
         *("embedding_dense_backward.default", "select_backward.default", "slice_backward.default"),
+        "mkldnn_rnn_layer_backward.default",
     )
 )
 """Operators to which, or to whose formula in autograd, the strides of a gradient are nothing: they
@@ -116,7 +120,9 @@ def _views_on_the_way(graph: Graph, tangent: int, in_place: dict[int, int]) -> s
             continue
         if in_place.get(op.id, NONE) in reached:
             return None
-        if op.target in ENDING or _gives_one_layout(graph, op, reached):
+        if op.target in ENDING or _is_joined(graph, op) or _gives_one_layout(graph, op, reached):
+            continue
+        if _is_contiguous_copy(op) and _only_joined(graph, op.outputs[0]):
             continue
         if op.target == VIEW:
             views.add(op.id)
@@ -124,6 +130,33 @@ def _views_on_the_way(graph: Graph, tangent: int, in_place: dict[int, int]) -> s
             return None
         reached.update(op.outputs)
     return views
+
+
+def _is_joined(graph: Graph, op: Op) -> bool:
+    """Whether an op copies tensors into one that is contiguous, as `cat` does where no layout with
+    the channels last is known."""
+    return op.target == JOIN and len(graph.values[op.outputs[0]].shape) not in (4, 5)
+
+
+def _is_contiguous_copy(op: Op) -> bool:
+    """Whether an op is the copy of a reshape: with other strides eager may have done without."""
+    given = decode_arguments(op.arguments)[1].get("memory_format")
+    return op.target == _COPIES[0] and given == {"memory_format": "contiguous_format"}
+
+
+def _only_joined(graph: Graph, value: int) -> bool:
+    """Whether all that reads a value, or a view of it, copies it into another tensor."""
+    if any(gradient.gradient == value for gradient in graph.gradients):
+        return False
+    return all(
+        _is_joined(graph, op)
+        or (
+            (op.target in _VIEWS or op.target in (VIEW, _UNSAFE_VIEW))
+            and _only_joined(graph, op.outputs[0])
+        )
+        for op in graph.ops
+        if value in op.inputs
+    )
 
 
 def _follows_operands(op: Op) -> bool:
@@ -134,9 +167,14 @@ def _follows_operands(op: Op) -> bool:
 
 
 def _is_ignored(graph: Graph, tangent: int) -> bool:
-    """Whether the strides of a tangent are nothing to all that reads it."""
-    readers = [op for op in graph.ops if tangent in op.inputs]
-    return all(op.target in _DEAF or _gives_one_layout(graph, op, {tangent}) for op in readers)
+    """Whether the strides of a tangent are nothing to all that reads it or a view of it."""
+    return all(
+        op.target in _DEAF
+        or _gives_one_layout(graph, op, {tangent})
+        or (op.target in _VIEWS and _is_ignored(graph, op.outputs[0]))
+        for op in graph.ops
+        if tangent in op.inputs
+    )
 
 
 def _gives_one_layout(graph: Graph, op: Op, reached: set[int]) -> bool:

@@ -71,7 +71,10 @@ def _only(present: list[torch.Tensor], result: torch.Tensor, loose: bool) -> tor
         )
         return made.copy_(one)
     copy = one.to(result.dtype, copy=True)
-    if not loose or not has_layout(copy, one.stride()):
+    if loose and not has_layout(copy, one.stride()):
+        copy = torch.empty_strided(one.shape, one.stride(), dtype=copy.dtype, device=one.device)
+        copy.copy_(one)
+    if not loose:
         raise RuntimeError(
             f"only some of the outputs have a gradient, which comes with strides {one.stride()} "
             f"where the plan was made for {result.stride()}: let all outputs take part in the "

@@ -35,6 +35,47 @@ class Trunk(nn.Module):
         return low, high.tanh(), self.scale.sqrt() * high, hidden.t().sin()
 
 
+def _gpt2() -> tuple[nn.Module, Any]:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes: dict[str, Any] = {
+        "vocab_size": 30,
+        "n_embd": 16,
+        "n_layer": 2,
+        "n_head": 2,
+        "n_positions": 16,
+    }
+    ids = torch.randint(1, 30, (2, 6))
+    return GPT2LMHeadModel(GPT2Config(**sizes)).eval(), ((), {"input_ids": ids, "labels": ids})
+
+
+def _recurrent(kind: Any, **options: Any) -> tuple[nn.Module, Any]:
+    return kind(6, 8, bidirectional=True, **options), ((torch.randn(5, 2, 6),), {})
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        _gpt2,
+        lambda: _recurrent(nn.GRU),
+        lambda: _recurrent(nn.LSTM),
+        lambda: _recurrent(nn.LSTM, batch_first=True),
+    ],
+)
+def test_a_loss_of_the_first_output_alone_gives_eagers_gradients(
+    made: Callable[[], tuple[nn.Module, Any]], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model, (args, kwargs) = made()
+    graph, _ = traced((model, (args, kwargs)))
+    planned = generated(graph, tmp_path / "plan").load(copy.deepcopy(model))
+    for run in (planned, model):
+        run(*args, **kwargs)[0].square().mean().backward()
+    for mine, other in zip(planned.parameters(), model.parameters(), strict=True):
+        assert mine.grad is not None and other.grad is not None
+        assert torch.equal(mine.grad, other.grad)
+
+
 @pytest.fixture(scope="module", params=["keep", "recompute"])
 def planned(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
