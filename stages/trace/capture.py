@@ -28,6 +28,7 @@ from stages.trace.as_eager import (
     replaced,
     whole_operators,
 )
+from stages.trace.changes import single_numbers_kept
 from stages.trace.following import first_difference
 from stages.trace.forward import FakeConstantError, Forward, Leaf
 from stages.trace.pythonic import PythonInBackward, is_sum, made_of_none
@@ -60,11 +61,11 @@ class Capture:
     `constants` holds the tensors that are no parameters, buffers or inputs. `watched` is what the
     forward read beside tensors (`stages.trace.watching`), `assigned` the buffers that it puts
     another tensor in the place of. `plain_backward` says that no Python ran in the backward,
-    `checkpointed` that the forward checkpoints parts of itself, `asks_layout` that it asks a tensor
-    how it lies in memory, `all_arrive` that Python in the backward needs all of its gradients.
-    `alike` has for each leaf the first one that is the same object, where the forward asks for
-    that, `asked` what else it asks of inputs (True) and of the model's own tensors, with where, and
-    `unread` are plain leaves of (args, kwargs) that it does not look at.
+    `checkpointed` that the forward checkpoints parts of itself, `asks_layout` that it asks how a
+    tensor lies in memory, `all_arrive` that Python in the backward needs all of its gradients.
+    `alike` has for each leaf the first that is the same object, where the forward asks for that,
+    `asked` what else it asks of inputs (True) and of the model's own tensors, with where. `unread`
+    are plain leaves of (args, kwargs) that it does not look at.
     """
 
     graph: fx.GraphModule
@@ -110,10 +111,13 @@ def capture(built: Built, wanted: Callable[[Capture], set[int]] | None = None) -
     forward.check_runs()
     watcher.check_kept(built.label, result.constants.values())
     check_asked(built, watcher.asked)
-    with _errors(built):
-        unread = unread_leaves(built, forward.runs[0], _without_memory)
-    watched = watcher.description()
-    return replace(result, watched=watched, asked=watcher.asked.facts, unread=unread)
+    unread = unread_leaves(built, forward.runs[0], _without_memory)
+    found: dict[str, Any] = {
+        "watched": watcher.description(),
+        "asked": watcher.asked.facts,
+        "unread": unread,
+    }
+    return replace(result, **found)
 
 
 def _first(built: Built, watcher: Watcher) -> tuple[Forward, Capture]:
@@ -181,7 +185,7 @@ def _run_again(built: Built, watcher: Watcher) -> None:
     """Runs the forward twice, the second time with all that the first one made."""
     forward = Forward(built, None, watcher.running, every=True)
     with (
-        _single_numbers_kept(built.model),
+        single_numbers_kept(built.model),
         contextlib.suppress(Exception),
         _without_memory(built, forward) as mode,
     ):
@@ -191,21 +195,6 @@ def _run_again(built: Built, watcher: Watcher) -> None:
             forward.run(*tensors)
             if first_difference(*forward.runs) is None:
                 watcher.settle()
-
-
-@contextlib.contextmanager
-def _single_numbers_kept(model: torch.nn.Module) -> Iterator[None]:
-    """Puts back the tensors of one number that a forward writes, such as the counter of a batch
-    norm: on these operators compute even without memory, to know their value."""
-    state = (*model.parameters(), *model.buffers())
-    single = [t for t in state if t.numel() == 1 and not (t.is_meta or isinstance(t, FakeTensor))]
-    before = [(tensor, tensor.detach().clone()) for tensor in single]
-    try:
-        yield
-    finally:
-        for tensor, kept in before:
-            if not torch.equal(tensor, kept):
-                tensor.detach().copy_(kept)
 
 
 @contextlib.contextmanager

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import collections
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from stages.trace.holders import Kept, contents, put_back
 
@@ -65,3 +68,18 @@ def holds_the_same(before: Any, now: Any) -> bool:
 
 def _sorted(items: Any) -> Any:
     return sorted(items, key=id) if isinstance(items, set) else items
+
+
+@contextlib.contextmanager
+def single_numbers_kept(model: torch.nn.Module) -> Iterator[None]:
+    """Puts back the tensors of one number that a forward writes, such as the counter of a batch
+    norm: on these operators compute even without memory, to know their value."""
+    state = (*model.parameters(), *model.buffers())
+    single = [t for t in state if t.numel() == 1 and not (t.is_meta or isinstance(t, FakeTensor))]
+    before = [(tensor, tensor.detach().clone()) for tensor in single]
+    try:
+        yield
+    finally:
+        for tensor, kept in before:
+            if not torch.equal(tensor, kept):
+                tensor.detach().copy_(kept)

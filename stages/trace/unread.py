@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import types
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -79,7 +80,12 @@ def unread_leaves(
     if not places:
         return []
     silent = {place: _Silent() for place in places}
-    with contextlib.suppress(Exception), watching(built.model, built.label) as watcher:
+    with (
+        warnings.catch_warnings(),
+        contextlib.suppress(Exception),
+        watching(built.model, built.label) as watcher,
+    ):
+        warnings.simplefilter("ignore")
 
         @contextlib.contextmanager
         def running() -> Iterator[None]:

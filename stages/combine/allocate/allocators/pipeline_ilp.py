@@ -30,7 +30,8 @@ class PipelineIlp:
         layers, names, memory = request.layers, request.names, request.memory
         start = MADPIPE.allocate(replace(request, period=None))
         best = None if start is None else (start.allocation, start.timing)
-        below = max(layers.all_ticks, 1) + 1 if best is None else best[1].period
+        # Far above what one device takes for all, or the margin of a bound would rule that out.
+        below = 2 * max(layers.all_ticks, 1) if best is None else best[1].period
         bound, clock = float(below), False
         excluded: list[Allocation] = []
         while len(excluded) < ALLOCATIONS and below > request.lower_bound:

@@ -9,6 +9,7 @@ import types
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 
@@ -84,6 +85,27 @@ def test_a_period_that_is_asked_is_kept(pipeline: tuple[Layers, int, int]) -> No
         if best > 4 and not about.turns and name != "pipedream":
             shorter = Request(layers, names_of(devices), memory, int(best) - 4)
             assert math.isinf(answer_of(name, shorter))
+
+
+def test_one_device_for_all_is_found_where_madpipe_finds_nothing() -> None:
+    """The bytes of layers suffice one by one, and not those of a stage of them."""
+    zeros = np.zeros(3, np.int64)
+    layers = Layers(
+        forward=zeros,
+        forward_work=zeros,
+        send=zeros,
+        receive=zeros,
+        gradient=zeros,
+        backward=np.array([0, 0, 1 << 40]),
+        weight=np.array([0, 0, 3]),
+        stored=np.array([0, 5, 1]),
+        backward_work=np.array([0, 1, 0]),
+        output=np.array([5, 0, 0]),
+        buffer=zeros,
+        tick=1.0,
+    )
+    assert math.isinf(answer_of("madpipe", Request(layers, names_of(1), 9)))
+    assert answer_of("pipeline_ilp", Request(layers, names_of(1), 9)) == 1 << 40
 
 
 @settings(deadline=None, max_examples=12)
