@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from schemas.budget import NO_BUDGET
@@ -160,7 +161,8 @@ def _sentence(
         f"{verdict}: {there_before + point.peak:,} bytes in all where keeping everything takes "
         f"{there_before + frontier.keep_all_peak:,}, {slower:.3f} times its predicted time"
     )
-    worth = "" if verdict == "optimal" else f", no plan is more than {gap:.1%} faster"
+    most = math.ceil(gap * 1000) / 1000
+    worth = "" if verdict == "optimal" else f", no plan is more than {most:.1%} faster"
     return f"{words}{worth}{_described(costs)}{_clock(frontier)}"
 
 
