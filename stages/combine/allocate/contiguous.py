@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from stages.combine.allocate.allocation import Allocation, Stage, inner_of
 from stages.combine.allocate.layers import NO_LIMIT, Layers
-from stages.combine.allocate.partitions import label_partition
+from stages.combine.allocate.partitions import Limits, StageCosts, label_partition
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,11 @@ def partition(
     there is none. `period` is in ticks."""
     devices = min(len(names), layers.count)
     menu = layers.menu or layers.everything
-    found = label_partition(
-        menu.begin, menu.ticks, menu.stored, menu.work, layers.weights, layers.buffer, layers.cut,
-        devices, memory, period, kept.kept, kept.turns,
-    )  # fmt: skip
+    costs = StageCosts(
+        *(menu.begin, menu.ticks, menu.stored, menu.work),
+        *(layers.weights, layers.buffer, layers.cut),
+    )
+    found = label_partition(costs, Limits(devices, memory, period, kept.kept, kept.turns))
     if not len(found):
         return None
     starts = found[:, 0].tolist()

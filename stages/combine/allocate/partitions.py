@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import njit
 
@@ -9,6 +11,29 @@ from stages.combine.allocate.menu import Integers
 
 NEVER = np.int64(1) << 62
 """A delay that nothing has."""
+
+
+class StageCosts(NamedTuple):
+    """What stages take, in ticks and bytes: rows of a `Menu`, and by layer the `weights` up to it,
+    the `buffer` of its output, and the ticks of the `cut` behind it."""
+
+    begin: Integers
+    ticks: Integers
+    stored: Integers
+    work: Integers
+    weights: Integers
+    buffer: Integers
+    cut: Integers
+
+
+class Limits(NamedTuple):
+    """Devices of so many bytes, and a period in ticks; of each `turns` batches `there` are kept."""
+
+    devices: int
+    memory: int
+    period: int
+    there: int
+    turns: int
 
 
 @njit("int64(int64, int64)", cache=True, inline="always")
@@ -37,27 +62,12 @@ def _fewest(delay: Integers) -> int:
     return best
 
 
-@njit(
-    "int64[:, ::1](int64[:, ::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], "
-    "int64[::1], int64, int64, int64, int64, int64)",
-    cache=True,
-)
-def label_partition(
-    begin: Integers,
-    ticks: Integers,
-    stored: Integers,
-    work: Integers,
-    weights: Integers,
-    buffer: Integers,
-    cut: Integers,
-    devices: int,
-    memory: int,
-    period: int,
-    there: int,
-    turns: int,
-) -> Integers:
+@njit(cache=True)
+def label_partition(costs: StageCosts, limits: Limits) -> Integers:
     """First layers of stages and their rows of the menu, shape (stages, 2), in order; empty where
     no partition fits. Of a stage the fastest row that fits is the best: it delays the least."""
+    begin, ticks, cut = costs.begin, costs.ticks, costs.cut
+    devices, memory, period, there, turns = limits
     length = cut.size - 1
     delay = np.full((devices + 1, length + 1), NEVER)
     start = np.zeros((devices + 1, length + 1), np.int64)
@@ -69,7 +79,8 @@ def label_partition(
             if before == NEVER:
                 continue
             for first in range(last, 0, -1):
-                fixed = weights[last] - weights[first - 1] + buffer[last] + buffer[first - 1]
+                fixed = costs.weights[last] - costs.weights[first - 1]
+                fixed += costs.buffer[last] + costs.buffer[first - 1]
                 if ticks[begin[first, last]] > period:
                     break
                 if fixed > memory or cut[first - 1] > period:
@@ -80,7 +91,7 @@ def label_partition(
                     after = delayed(before, ticks[row], period)
                     group = periods(after, period) or 1
                     flying = group // turns * there + min(group % turns, there)
-                    if fixed + flying * stored[row] + work[row] <= memory:
+                    if fixed + flying * costs.stored[row] + costs.work[row] <= memory:
                         after = delayed(after, cut[first - 1], period)
                         if after < delay[used + 1, first - 1]:
                             delay[used + 1, first - 1] = after

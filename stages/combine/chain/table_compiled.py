@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
@@ -20,28 +21,30 @@ TILE = 16
 NO_NAN = {"nnan", "nsz"}
 
 
-def fill_compiled(chain: Slots) -> Seconds:
+class _Chain(NamedTuple):
+    """The arrays of `Slots`, which says what they are."""
+
+    output: Integers
+    passes: Seconds
+    first: Integers
+    save: Integers
+    extra: Seconds
+    alone: Seconds
+    enter: Thresholds
+    skip: Thresholds
+    full: Thresholds
+    floor: Seconds
+
+
+def fill_compiled(slots: Slots) -> Seconds:
     """The table's costs, shape (segments, count + 1), equal to those of `table.fill`."""
-    length = chain.length
-    cost = np.empty((length * (length + 1) // 2, chain.count + 1))
+    length = slots.length
+    chain = _Chain(*(getattr(slots, name) for name in _Chain._fields))
+    cost = np.empty((length * (length + 1) // 2, slots.count + 1))
     starts = range(1, length + 1, TILE)
 
     def fill_tile(s0: int, t0: int) -> None:
-        _fill_tile(
-            cost,
-            chain.output,
-            chain.passes,
-            chain.first,
-            chain.save,
-            chain.extra,
-            chain.alone,
-            chain.enter,
-            chain.skip,
-            chain.full,
-            chain.floor,
-            s0,
-            t0,
-        )
+        _fill_tile(cost, chain, s0, t0)
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         for apart in range(len(starts)):
@@ -66,139 +69,89 @@ def _try_split(row: Seconds, head: Seconds, tail: Seconds, passed: float) -> Non
         row[m] = found if found < row[m] else row[m]
 
 
-@njit(
-    "void(float64[::1], float64[::1], float64[::1], float64[::1], float64[::1], "
-    "float64[::1], float64[::1], float64[::1], float64[::1], float64, float64, float64, float64)",
-    cache=True,
-    fastmath=NO_NAN,
-)
+@njit(cache=True, fastmath=NO_NAN)
 def _try_splits(
     row: Seconds,
-    head0: Seconds,
-    head1: Seconds,
-    head2: Seconds,
-    head3: Seconds,
-    tail0: Seconds,
-    tail1: Seconds,
-    tail2: Seconds,
-    tail3: Seconds,
-    passed0: float,
-    passed1: float,
-    passed2: float,
-    passed3: float,
+    heads: tuple[Seconds, Seconds, Seconds, Seconds],
+    tails: tuple[Seconds, Seconds, Seconds, Seconds],
+    passed: tuple[float, float, float, float],
 ) -> None:
     for m in range(row.size):
-        found0 = head0[m] + tail0[m] + passed0
-        found1 = head1[m] + tail1[m] + passed1
-        found2 = head2[m] + tail2[m] + passed2
-        found3 = head3[m] + tail3[m] + passed3
+        found0 = heads[0][m] + tails[0][m] + passed[0]
+        found1 = heads[1][m] + tails[1][m] + passed[1]
+        found2 = heads[2][m] + tails[2][m] + passed[2]
+        found3 = heads[3][m] + tails[3][m] + passed[3]
         found0 = found0 if found0 < found1 else found1
         found2 = found2 if found2 < found3 else found3
         found0 = found0 if found0 < found2 else found2
         row[m] = found0 if found0 < row[m] else row[m]
 
 
-@njit(
-    "void(float64[:,::1], int64, int64, int64, float64, int64[::1], float64[::1], int64, int64)",
-    cache=True,
-)
-def _try_group(
-    cost: Seconds,
-    s: int,
-    t: int,
-    r: int,
-    least: float,
-    output: Integers,
-    passes: Seconds,
-    low: int,
-    high: int,
-) -> None:
-    """Splits r .. r + 3 of segment (s, t); `least` is what the best of them takes at least."""
+@njit(cache=True, inline="always")
+def _try_group(cost: Seconds, chain: _Chain, s: int, t: int, r: int, lowest: float) -> None:
+    """Splits r .. r + 3 of segment (s, t); their first parts take `lowest` at least."""
+    output, passes = chain.output, chain.passes
     length = passes.size - 1
+    least = passes[r] - passes[s - 1] + lowest + chain.floor[t]
+    low, high = int(chain.skip[s, t]), int(chain.full[s, t])
     row = cost[_cell(length, s, t)]
-    begin = low
-    while begin < high:
-        middle = (begin + high) // 2
+    begin, end = low, high
+    while begin < end:
+        middle = (begin + end) // 2
         if row[middle] <= least:
-            high = middle
+            end = middle
         else:
             begin = middle + 1
-    if low >= high:
+    if low >= end:
         return
     head = _cell(length, s, r)
     before = passes[s - 1]
     _try_splits(
-        row[low:high],
-        cost[head, low:high],
-        cost[head + 1, low:high],
-        cost[head + 2, low:high],
-        cost[head + 3, low:high],
-        cost[_cell(length, r + 1, t), low - output[r] : high - output[r]],
-        cost[_cell(length, r + 2, t), low - output[r + 1] : high - output[r + 1]],
-        cost[_cell(length, r + 3, t), low - output[r + 2] : high - output[r + 2]],
-        cost[_cell(length, r + 4, t), low - output[r + 3] : high - output[r + 3]],
-        passes[r] - before,
-        passes[r + 1] - before,
-        passes[r + 2] - before,
-        passes[r + 3] - before,
+        row[low:end],
+        (
+            cost[head, low:end],
+            cost[head + 1, low:end],
+            cost[head + 2, low:end],
+            cost[head + 3, low:end],
+        ),
+        (
+            cost[_cell(length, r + 1, t), low - output[r] : end - output[r]],
+            cost[_cell(length, r + 2, t), low - output[r + 1] : end - output[r + 1]],
+            cost[_cell(length, r + 3, t), low - output[r + 2] : end - output[r + 2]],
+            cost[_cell(length, r + 4, t), low - output[r + 3] : end - output[r + 3]],
+        ),
+        (
+            passes[r] - before,
+            passes[r + 1] - before,
+            passes[r + 2] - before,
+            passes[r + 3] - before,
+        ),
     )
 
 
-@njit(
-    "void(float64[:,::1], int64, int64, int64[::1], int64[::1], float64[::1], float64[::1], "
-    "int32[:,::1], int64)",
-    cache=True,
-    fastmath=NO_NAN,
-)
-def _run_once(
-    cost: Seconds,
-    s: int,
-    t: int,
-    first: Integers,
-    save: Integers,
-    extra: Seconds,
-    alone: Seconds,
-    enter: Thresholds,
-    high: int,
-) -> None:
-    """Case 1 below `high` slots: position s runs once, in one of its ways."""
-    length = first.size - 2
+@njit(cache=True, fastmath=NO_NAN)
+def _run_once(cost: Seconds, chain: _Chain, s: int, t: int) -> None:
+    """Case 1 below `full` slots: position s runs once, in one of its ways."""
+    length, high = chain.passes.size - 1, int(chain.full[s, t])
+    save, enter = chain.save, chain.enter
     row = cost[_cell(length, s, t)]
-    for way in range(first[s], first[s + 1]):
+    for way in range(chain.first[s], chain.first[s + 1]):
         if s == t:
             for m in range(enter[way, t], high):
-                row[m] = min(row[m], alone[way])
+                row[m] = min(row[m], chain.alone[way])
             continue
-        after = cost[_cell(length, s + 1, t)]
+        after, extra = cost[_cell(length, s + 1, t)], chain.extra[way]
         low = max(np.int64(enter[way, t]), save[way])
         for m in range(low, high):
-            found = after[m - save[way]] + extra[way]
+            found = after[m - save[way]] + extra
             row[m] = found if found < row[m] else row[m]
 
 
-@njit(
-    "void(float64[:,::1], int64[::1], float64[::1], int64[::1], int64[::1], float64[::1], "
-    "float64[::1], int32[:,::1], int32[:,::1], int32[:,::1], float64[::1], int64, int64)",
-    cache=True,
-    nogil=True,
-)
-def _fill_tile(
-    cost: Seconds,
-    output: Integers,
-    passes: Seconds,
-    first: Integers,
-    save: Integers,
-    extra: Seconds,
-    alone: Seconds,
-    enter: Thresholds,
-    skip: Thresholds,
-    full: Thresholds,
-    floor: Seconds,
-    s0: int,
-    t0: int,
-) -> None:
+@njit(cache=True, nogil=True)
+def _fill_tile(cost: Seconds, chain: _Chain, s0: int, t0: int) -> None:
     """Segments from s0 .. s0 + TILE - 1 to t0 .. t0 + TILE - 1, after the tiles with the same first
     positions and nearer last ones, and with the same last positions and later first ones."""
+    output, passes, floor = chain.output, chain.passes, chain.floor
     length = passes.size - 1
     s1, t1 = min(length + 1, s0 + TILE), min(length + 1, t0 + TILE)
     for s in range(s0, s1):
@@ -209,13 +162,11 @@ def _fill_tile(
         lowest = min(min(floor[r], floor[r + 1]), min(floor[r + 2], floor[r + 3]))
         for s in range(s0, s1):
             for t in range(t0, t1):
-                least = passes[r] - passes[s - 1] + lowest + floor[t]
-                low, high = int(skip[s, t]), int(full[s, t])
-                _try_group(cost, s, t, r, least, output, passes, low, high)
+                _try_group(cost, chain, s, t, r, lowest)
         r += 4
     for t in range(t0, t1):
         for s in range(min(t, s1 - 1), s0 - 1, -1):
-            low, high = int(skip[s, t]), int(full[s, t])
+            low, high = int(chain.skip[s, t]), int(chain.full[s, t])
             for split in range(s, t):
                 if low < high and not s1 - 1 <= split < r:
                     tail = cost[_cell(length, split + 1, t)]
@@ -225,5 +176,5 @@ def _fill_tile(
                         tail[low - output[split] : high - output[split]],
                         passes[split] - passes[s - 1],
                     )
-            _run_once(cost, s, t, first, save, extra, alone, enter, high)
+            _run_once(cost, chain, s, t)
             cost[_cell(length, s, t), high:] = floor[t]

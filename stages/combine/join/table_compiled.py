@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
@@ -13,17 +13,19 @@ from stages.combine.chain.table_compiled import NO_NAN
 from stages.combine.join.states import States
 
 
-@dataclass(frozen=True)
-class _Arrays:
-    """The branches side by side.
+class _Branches(NamedTuple):
+    """The branches side by side, in slots of `unit` bytes, `shape[k]` states of branch k.
 
     By branch and state: `plain` and `after` in bytes (see `states.Branch`), and the slots in which
     a plain input is `stored`. By way, those of branch k from `begin[k]` on and those of its
     position s from `first[k, s]` on: `save` slots, what `forward` and `backward` need in bytes, and
     `extra` seconds. `passing[k, s, r]` bytes, and `passes[k, r]` seconds. `tails` are the tables of
-    the branches, that of branch k from row `rows[k]` on.
+    the branches, that of branch k from row `rows[k]` on. `turn` is the loss: the
+    bytes of its gradients, those beside, and what it needs.
     """
 
+    unit: int
+    optimistic: bool
     shape: Integers
     plain: Integers
     after: Integers
@@ -38,41 +40,18 @@ class _Arrays:
     passes: Seconds
     rows: Integers
     tails: Seconds
+    turn: Integers
 
 
 def fill_join_compiled(
     states: States, grid: Grid, tables: list[Table | None], cost: Seconds
 ) -> None:
     """Fills the table's costs, shape (.., count + 1), with those of `table.fill_join`."""
-    arrays = _arrays(states, grid, tables)
-    loss, way = states.join.loss, states.join.turn
-    turn = np.array(
-        [loss.delta, loss.gradient, max(loss.delta + way.forward_peak, way.backward_peak)]
-    )
     flat = cost.reshape(len(states), grid.count + 1)
-    _fill(
-        flat,
-        arrays.shape,
-        arrays.plain,
-        arrays.after,
-        arrays.stored,
-        arrays.begin,
-        arrays.first,
-        arrays.save,
-        arrays.forward,
-        arrays.backward,
-        arrays.extra,
-        arrays.passing,
-        arrays.passes,
-        arrays.rows,
-        arrays.tails,
-        turn,
-        grid.unit,
-        grid.optimistic,
-    )
+    _fill(flat, _side_by_side(states, grid, tables))
 
 
-def _arrays(states: States, grid: Grid, tables: list[Table | None]) -> _Arrays:
+def _side_by_side(states: States, grid: Grid, tables: list[Table | None]) -> _Branches:
     branches = states.branches
     longest = max(branch.length for branch in branches) + 2
     count = len(branches)
@@ -104,7 +83,11 @@ def _arrays(states: States, grid: Grid, tables: list[Table | None]) -> _Arrays:
     save, forward, backward = (
         np.concatenate([none[i], *(part[i] for part in ways)]) for i in range(3)
     )
-    return _Arrays(
+    loss, way = states.join.loss, states.join.turn
+    needed = max(loss.delta + way.forward_peak, way.backward_peak)
+    return _Branches(
+        unit=grid.unit,
+        optimistic=grid.optimistic,
         shape=np.array(states.shape, dtype=np.int64),
         plain=plain,
         after=after,
@@ -119,6 +102,7 @@ def _arrays(states: States, grid: Grid, tables: list[Table | None]) -> _Arrays:
         passes=passes,
         rows=rows,
         tails=np.concatenate(tails) if tails else np.zeros((0, 1)),
+        turn=np.array([loss.delta, loss.gradient, needed]),
     )
 
 
@@ -136,32 +120,9 @@ def _try_pass(row: Seconds, inner: Seconds, tail: Seconds, passed: float) -> Non
         row[m] = found if found < row[m] else row[m]
 
 
-@njit(
-    "void(float64[:,::1], int64[::1], int64[:,::1], int64[:,::1], int64[:,::1], int64[::1], "
-    "int64[:,::1], int64[::1], int64[::1], int64[::1], float64[::1], int64[:,:,::1], "
-    "float64[:,::1], int64[::1], float64[:,::1], int64[::1], int64, boolean)",
-    cache=True,
-)
-def _fill(
-    cost: Seconds,
-    shape: Integers,
-    plain: Integers,
-    after: Integers,
-    stored: Integers,
-    begin: Integers,
-    first: Integers,
-    save: Integers,
-    forward: Integers,
-    backward: Integers,
-    extra: Seconds,
-    passing: Integers,
-    passes: Seconds,
-    rows: Integers,
-    tails: Seconds,
-    turn: Integers,
-    unit: int,
-    optimistic: bool,
-) -> None:
+@njit(cache=True)
+def _fill(cost: Seconds, join: _Branches) -> None:
+    shape, unit, turn = join.shape, join.unit, join.turn
     branches, width = shape.size, cost.shape[1]
     stride = np.ones(branches, dtype=np.int64)
     for k in range(branches - 2, -1, -1):
@@ -171,8 +132,8 @@ def _fill(
         flagged, left, others = turn[0], 0, turn[1]
         for k in range(branches):
             q = index // stride[k] % shape[k]
-            flagged += plain[k, q]
-            others += after[k, q]
+            flagged += join.plain[k, q]
+            others += join.after[k, q]
             left += (q + 1) // 2 < shape[k] // 2
         if left == 0:
             row[max(0, -(-(flagged - turn[0] + turn[2]) // unit)) :] = 0.0
@@ -182,25 +143,28 @@ def _fill(
             s, length = (q + 1) // 2 + 1, shape[k] // 2
             if s > length:
                 continue
-            back = others - after[k, q] + plain[k, q]
+            back = others - join.after[k, q] + join.plain[k, q]
             kept = index + (2 * s - 1 - q) * stride[k]
-            for way in range(begin[k] + first[k, s], begin[k] + first[k, s + 1]):
-                if extra[way] == np.inf:
+            for way in range(
+                join.begin[k] + join.first[k, s], join.begin[k] + join.first[k, s + 1]
+            ):
+                if join.extra[way] == np.inf:
                     continue
-                shift = stored[k, q] + save[way]
-                need = max(flagged + forward[way], back + backward[way])
+                shift = join.stored[k, q] + join.save[way]
+                need = max(flagged + join.forward[way], back + join.backward[way])
                 low = max(shift, -(-need // unit))
                 if low < width:
-                    _try_keep(row[low:], cost[kept, low - shift : width - shift], extra[way])
-            beside = back // unit if optimistic else -(-back // unit)
-            segment = rows[k] + (s - 1) * length - (s - 1) * (s - 2) // 2 - s
+                    inner = cost[kept, low - shift : width - shift]
+                    _try_keep(row[low:], inner, join.extra[way])
+            beside = back // unit if join.optimistic else -(-back // unit)
+            segment = join.rows[k] + (s - 1) * length - (s - 1) * (s - 2) // 2 - s
             for r in range(s, length + 1):
-                shift = stored[k, q]
-                low = max(shift, beside, -(-(flagged + passing[k, s, r]) // unit))
+                shift = join.stored[k, q]
+                low = max(shift, beside, -(-(flagged + join.passing[k, s, r]) // unit))
                 if low < width:
                     _try_pass(
                         row[low:],
                         cost[index + (2 * r - q) * stride[k], low - shift : width - shift],
-                        tails[segment + r, low - beside : width - beside],
-                        passes[k, r] - passes[k, s - 1],
+                        join.tails[segment + r, low - beside : width - beside],
+                        join.passes[k, r] - join.passes[k, s - 1],
                     )

@@ -45,7 +45,7 @@ class _Forward:
     """The labels of all positions."""
 
     def __init__(self, links: Links, spans: Spans, budget: int, limit: float, labels: int) -> None:
-        from stages.combine.offload.pofo_compiled import spread_labels
+        from stages.combine.offload.pofo_compiled import Bounds, Labels, Sizes, spread_labels
 
         chain = spans.chain
         self.links, self.spans, self.chain = links, spans, chain
@@ -59,10 +59,9 @@ class _Forward:
         self.trail = np.zeros((len(self.labels), 2), dtype=np.int64)
         self.ranges = np.zeros((2 * (length + 2), 2), dtype=np.int64)
         self.ranges[2] = 0, 1
-        spread_labels(
-            self.labels, self.trail, self.ranges, spans.cost, chain, _early(self), self.outputs,
-            self.stored, self.budget, limit, labels,
-        )  # fmt: skip
+        made = Labels(self.labels, self.trail, self.ranges)
+        sizes = Sizes(_early(self), self.outputs, self.stored)
+        spread_labels(made, spans.cost, chain, sizes, Bounds(self.budget, limit, labels))
         self.limit = limit
 
     def plans(self, most: int) -> Iterator[Relaxed]:

@@ -8,6 +8,7 @@ cells of (stay, sent, due); the fastest of each stays.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
@@ -20,6 +21,32 @@ LEAVES, PASSES = 1, 2
 """Bits of what a label did: its input left; it kept nothing of the positions up to the next."""
 CELLS = 48
 """Cells along each number."""
+
+
+class Labels(NamedTuple):
+    """Labels with their trails; those at `ranges[2 q + x]` (first and last + 1) are of position q,
+    whose input is all that q - 1 kept where x is 1."""
+
+    labels: Seconds
+    trail: Integers
+    ranges: Integers
+
+
+class Sizes(NamedTuple):
+    """Slots by position: `early[s, t]`, which passing on from s to t needs at most where memory
+    empties from its beginning on, the `outputs`, and all that is `stored`."""
+
+    early: Seconds
+    outputs: Seconds
+    stored: Seconds
+
+
+class Bounds(NamedTuple):
+    """Slots there are, the seconds that no label reaches, and the labels of a position at most."""
+
+    budget: float
+    limit: float
+    most: int
 
 
 @njit(cache=True)
@@ -151,21 +178,11 @@ def _try(
 
 @njit(cache=True)
 def spread_labels(
-    labels: Seconds,
-    trail: Integers,
-    ranges: Integers,
-    cost: Seconds,
-    chain: SpanChain,
-    early: Seconds,
-    outputs: Seconds,
-    stored: Seconds,
-    budget: float,
-    limit: float,
-    most: int,
+    found: Labels, cost: Seconds, chain: SpanChain, sizes: Sizes, bounds: Bounds
 ) -> None:
-    """Makes the labels of all positions, one after the other: those at `ranges[2 q + x]` (first
-    and last + 1) are of position q, whose input is all that q - 1 kept where x is 1. None takes
-    `limit` seconds or more. The first label is there."""
+    """Makes the labels of all positions, one after the other. The first label is there."""
+    labels, trail, ranges = found
+    budget, limit, most = bounds
     last = chain.output.size - 1
     cells = np.full((CELLS * CELLS * CELLS, 4), math.inf)
     origins = np.zeros((CELLS * CELLS * CELLS, 2), dtype=np.int64)
@@ -179,7 +196,7 @@ def spread_labels(
                 least = chain.passes[q - 1] - chain.passes[s - 1]
                 least += chain.once[q - 1] - chain.once[s - 1] + left
                 for y in range(2):
-                    size = stored[s - 1] if y == 1 else outputs[s - 1]
+                    size = sizes.stored[s - 1] if y == 1 else sizes.outputs[s - 1]
                     for index in range(ranges[2 * s + y, 0], ranges[2 * s + y, 1]):
                         label = labels[index]
                         room = budget - label[STAY] - size
@@ -191,7 +208,7 @@ def spread_labels(
                             leaves = need <= room + size + CLOSE and first <= room + CLOSE
                             if not leaves or label[TIME] + least >= limit:
                                 continue
-                            ahead, after = _passes(cost, chain, early, label, room, s, q - 1)
+                            ahead, after = _passes(cost, chain, sizes.early, label, room, s, q - 1)
                         did = 0 if x == 1 else PASSES
                         for way in range(2):
                             if not (leaves if way == LEAVES else stays):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from numba import njit
 
@@ -90,19 +91,22 @@ def choose(
     return split, inner
 
 
+class _Split(NamedTuple):
+    """A place to split a span at, from `first` slots on: the slots of what is passed on, the
+    seconds of passing, those that the positions behind take at least, and the slots that the
+    second run of the positions before needs."""
+
+    first: int
+    output: int
+    passed: float
+    least: float
+    lag: float
+
+
 @njit(cache=True)
-def _try_split(
-    best: Seconds,
-    heads: Seconds,
-    tails: Seconds,
-    first: int,
-    output: int,
-    passed: float,
-    least: float,
-    lag: float,
-    rate: float,
-) -> None:
-    """Case 2 for all budgets at once; the positions after the split take `least` at least."""
+def _try_split(best: Seconds, heads: Seconds, tails: Seconds, split: _Split, rate: float) -> None:
+    """Case 2 for all budgets at once."""
+    first, output, passed, least, lag = split
     for room in range(first, best.shape[0]):
         inner = room - output
         if best[room, room] <= passed + least + heads[room, 0]:
@@ -146,7 +150,8 @@ def fill(cost: Seconds, chain: SpanChain) -> None:
                 head_row, tail_row = span_cell(length, s, r), span_cell(length, r + 1, t)
                 first = max(math.ceil(need), chain.output[r])
                 if first < width:
-                    _try_split(
-                        cost[row], cost[head_row], cost[tail_row], first, chain.output[r], passed,
-                        chain.once[t] - chain.once[r], lag, chain.rate,
-                    )  # fmt: skip
+                    split = _Split(
+                        first, chain.output[r], passed, chain.once[t] - chain.once[r], lag
+                    )
+                    heads, tails = cost[head_row], cost[tail_row]
+                    _try_split(cost[row], heads, tails, split, chain.rate)

@@ -9,6 +9,8 @@ printed where no candidate has room, which skip connections bring about: the pai
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import njit
 
@@ -17,6 +19,49 @@ from stages.partition.hierarchy.heap import Heap, alike, new_heap, push_down, pu
 from stages.partition.hierarchy.items import Items, starts_of
 
 _BASE = np.uint64(0x9E3779B97F4A7C15)
+
+
+class ItemArrays(NamedTuple):
+    """The rows of what items read and make (`items.Rows`), the item that makes each value and the
+    `last` one that reads it, with its bytes; and by item sums of weights and of digests, with the
+    powers that the latter are made of (`_summed`)."""
+
+    input_start: Array
+    input_item: Array
+    output_start: Array
+    output_item: Array
+    maker: Array
+    last: Array
+    bytes: Array
+    weight: Array
+    colour: Array
+    power: Array
+
+
+class _Candidates(NamedTuple):
+    """Intervals of the order, those that begin at an item, and in `order` those that end at one."""
+
+    low: Array
+    high: Array
+    by_low: Array
+    order: Array
+    by_high: Array
+
+
+class _Limits(NamedTuple):
+    """What `grouped` is told of sizes, with alpha of the score."""
+
+    limit: int
+    enough: int
+    alpha: float
+
+
+class _Groups(NamedTuple):
+    """Where the group of each item begins and ends, and values `stamped` as counted."""
+
+    begin: Array
+    finish: Array
+    stamp: Array
 
 
 def grouped(items: Items, limit: int, enough: int, alpha: float) -> Array:
@@ -29,7 +74,7 @@ def grouped(items: Items, limit: int, enough: int, alpha: float) -> Array:
     limit = min(limit, items.count)
     above = _dominators(items.inputs.start, items.maker[items.inputs.item], limit)
     low, high = _candidates(above, limit)
-    facts = (
+    facts = ItemArrays(
         items.inputs.start,
         items.inputs.item,
         items.outputs.start,
@@ -44,7 +89,8 @@ def grouped(items: Items, limit: int, enough: int, alpha: float) -> Array:
     by_low = starts_of(np.bincount(low, minlength=items.count))
     order = np.argsort(high, kind="stable")
     by_high = starts_of(np.bincount(high - 1, minlength=items.count))
-    finish = _merged(facts, low, high, by_low, order, by_high, limit, enough, alpha)
+    candidates = _Candidates(low, high, by_low, order, by_high)
+    finish = _merged(facts, candidates, _Limits(limit, enough, alpha))
     return np.unique(finish)
 
 
@@ -114,29 +160,28 @@ def _powers(limit: int) -> Array:
 
 
 @njit(cache=True)
-def border(facts: tuple[Array, ...], low: int, high: int, stamp: Array, mark: int) -> int:
+def border(facts: ItemArrays, low: int, high: int, stamp: Array, mark: int) -> int:
     """The bytes of the values that the items from `low` to `high` read of others and make for
     others, each counted once (the sum of Z eq. 3.1, its summand read as the size of x)."""
-    input_start, input_item, output_start, output_item, maker, last, size = facts[:7]
+    input_item, output_item = facts.input_item, facts.output_item
+    maker, size = facts.maker, facts.bytes
     total = 0
-    for edge in range(input_start[low], input_start[high]):
+    for edge in range(facts.input_start[low], facts.input_start[high]):
         value = input_item[edge]
         if maker[value] < low and stamp[value] != mark:
             stamp[value] = mark
             total += size[value]
-    for edge in range(output_start[low], output_start[high]):
-        if last[output_item[edge]] >= high:
+    for edge in range(facts.output_start[low], facts.output_start[high]):
+        if facts.last[output_item[edge]] >= high:
             total += size[output_item[edge]]
     return total
 
 
 @njit(cache=True)
-def _rated(
-    facts: tuple[Array, ...], heap: Heap, c: int, stamp: Array, mark: int, alpha: float
-) -> None:
+def _rated(facts: ItemArrays, heap: Heap, c: int, stamp: Array, mark: int, alpha: float) -> None:
     """Scores a candidate by Z eq. 3.1 and labels it by what it holds."""
     low, high = heap.low[c], heap.high[c]
-    weight, total, power = facts[7], facts[8], facts[9]
+    weight, total, power = facts.weight, facts.colour, facts.power
     nodes = weight[high] - weight[low]
     heap.score[c] = border(facts, low, high, stamp, mark) * float(nodes) ** alpha
     heap.weight[c] = nodes
@@ -144,71 +189,55 @@ def _rated(
 
 
 @njit(cache=True)
-def _merged(
-    facts: tuple[Array, ...],
-    low: Array,
-    high: Array,
-    by_low: Array,
-    order: Array,
-    by_high: Array,
-    limit: int,
-    enough: int,
-    alpha: float,
-) -> Array:
+def _merged(facts: ItemArrays, candidates: _Candidates, limits: _Limits) -> Array:
     """For each item where its group ends."""
+    low, high, by_low, order, by_high = candidates
     count = len(by_low) - 1
     begin, finish = np.arange(count), np.arange(1, count + 1)
-    stamp = np.full(len(facts[6]), -1)
+    stamp = np.full(len(facts.bytes), -1)
+    groups = _Groups(begin, finish, stamp)
     heap = new_heap(low, high)
     mark = 0
     for c in range(len(low)):
-        _rated(facts, heap, c, stamp, mark, alpha)
+        _rated(facts, heap, c, stamp, mark, limits.alpha)
         mark += 1
     for at in range(heap.size[0] // 2 - 1, -1, -1):
         push_down(heap, at)
-    groups, previous = count, -1
+    left, previous = count, -1
     while heap.size[0]:
         c = heap.item[0]
-        if groups <= enough and (previous < 0 or not alike(heap, previous, c)):
+        if left <= limits.enough and (previous < 0 or not alike(heap, previous, c)):
             break
         first, end = heap.low[c], heap.high[c]
         at = first
         while at < end:
-            groups -= 1
+            left -= 1
             at = finish[at]
-        groups += 1
+        left += 1
         begin[first:end] = first
         finish[first:end] = end
         previous = c
         for item in range(first, end):
             for edge in range(by_low[item], by_low[item + 1]):
-                mark = _grown(facts, heap, edge, begin, finish, limit, alpha, stamp, mark)
+                mark = _grown(facts, heap, edge, groups, limits, mark)
             for edge in range(by_high[item], by_high[item + 1]):
-                mark = _grown(facts, heap, order[edge], begin, finish, limit, alpha, stamp, mark)
+                mark = _grown(facts, heap, order[edge], groups, limits, mark)
     return finish
 
 
 @njit(cache=True)
 def _grown(
-    facts: tuple[Array, ...],
-    heap: Heap,
-    c: int,
-    begin: Array,
-    finish: Array,
-    limit: int,
-    alpha: float,
-    stamp: Array,
-    mark: int,
+    facts: ItemArrays, heap: Heap, c: int, groups: _Groups, limits: _Limits, mark: int
 ) -> int:
     """Brings a candidate up to the groups that it touches, with all that they hold (Z 3.3.4)."""
     if heap.place[c] < 0:
         return mark
-    low, high = begin[heap.low[c]], finish[heap.high[c] - 1]
-    if finish[low] == high or high - low > limit:
+    low, high = groups.begin[heap.low[c]], groups.finish[heap.high[c] - 1]
+    if groups.finish[low] == high or high - low > limits.limit:
         take_out(heap, c)
     elif low != heap.low[c] or high != heap.high[c]:
         heap.low[c], heap.high[c] = low, high
-        _rated(facts, heap, c, stamp, mark, alpha)
+        _rated(facts, heap, c, groups.stamp, mark, limits.alpha)
         push_up(heap, heap.place[c])
         push_down(heap, heap.place[c])
     return mark + 1

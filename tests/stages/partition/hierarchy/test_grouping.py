@@ -8,7 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stages.partition.hierarchy.flow import Flow
-from stages.partition.hierarchy.grouping import _candidates, _dominators, border, full_runs, grouped
+from stages.partition.hierarchy.grouping import (
+    ItemArrays,
+    _candidates,
+    _dominators,
+    border,
+    full_runs,
+    grouped,
+)
 from stages.partition.hierarchy.items import Items, nodes_of, starts_of
 from tests.stages.partition.hierarchy.flows import flow_of, random_flows
 from tests.stages.partition.hierarchy.slow import edges, slow_border, slow_groups
@@ -16,7 +23,7 @@ from tests.stages.partition.hierarchy.slow import edges, slow_border, slow_group
 
 def border_of(items: Items, low: int, high: int) -> int:
     """As the search counts it."""
-    facts = (
+    facts = ItemArrays(
         *(items.inputs.start, items.inputs.item, items.outputs.start, items.outputs.item),
         *(items.maker, items.last, items.bytes),
         *(starts_of(items.weight), np.zeros(1, np.uint64), np.zeros(1, np.uint64)),
