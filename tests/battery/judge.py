@@ -24,6 +24,9 @@ KINDS = (EQUAL, REFUSED, WRONG, RAW, BOTH, VARIES, BEYOND, NONE)
 BAD = (WRONG, RAW)
 
 GOES_ON = "goes on where eager raises"
+REPEATS = 5
+"""Runs of the original that have to agree before a plan that differs is wrong: what reads memory
+that nothing wrote gives the same twice by chance."""
 LONGEST = 600
 """Characters of the longest sentence that a person reads to the end."""
 
@@ -46,9 +49,10 @@ def judge(case: Case, use: Use, load: Load) -> Outcome:
     if found.kind in BAD and not use.promised:
         return Outcome(BEYOND, found.detail)
     if found.kind == WRONG:
-        again, _ = observe(case, use, lambda model: model)
-        if again.trail.difference(theirs.trail):
-            return Outcome(VARIES, again.trail.difference(theirs.trail))
+        for _ in range(REPEATS):
+            repeated, _ = observe(case, use, lambda model: model)
+            if differs := repeated.trail.difference(theirs.trail):
+                return Outcome(VARIES, differs)
     return found
 
 
