@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import resource
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +13,7 @@ from schemas.graph import Graph, read_graph
 from schemas.plan import read_plan
 from stages.combine.fixed import fixed_bytes
 from stages.replay.condense import condense
+from tests.bench.running import run_stage
 
 DEVICE = {
     "artifact": "tightfit.machine/1",
@@ -67,7 +64,7 @@ def row_of(deep: Deep, folder: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "device.json").write_text(json.dumps(DEVICE))
     for stage in _stages(deep, folder):
-        seconds = _run(*stage)
+        seconds = run_stage(*stage)
     graph, frontier = read_graph(folder / "graph.arrow"), read_frontier(folder / "frontier.arrow")
     stays = _stays(graph, read_costs(folder / "costs.arrow"))
     before, room = fixed_bytes(graph).there_before, frontier.keep_all_peak - stays
@@ -111,7 +108,7 @@ def _stays(graph: Graph, costs: Costs) -> int:
 def _least(folder: Path) -> int:
     """The smallest budget known to work, in bytes that the allocator reserves."""
     given = ["--frontier", folder / "frontier.arrow", *_given(folder)]
-    _run("choose", *given, "--budget", "1B", "--out", folder / "least")
+    run_stage("choose", *given, "--budget", "1B", "--out", folder / "least")
     return read_plan(folder / "least" / "plan.json").smallest_budget or 0
 
 
@@ -119,23 +116,9 @@ def _cell(folder: Path, budget: int) -> str:
     """The figures of a budget in bytes."""
     out = folder / f"plan-{budget}"
     given = ["--frontier", folder / "frontier.arrow", *_given(folder)]
-    seconds = _run("choose", *given, "--budget", str(budget), "--out", out)
+    seconds = run_stage("choose", *given, "--budget", str(budget), "--out", out)
     plan = read_plan(out / "plan.json")
     if plan.time is None or plan.lower_bound is None:
         return plan.verdict
     time, bound = plan.time / plan.keep_all.time, plan.lower_bound / plan.keep_all.time
     return f"{time:.4f}, {bound:.4f}, {1 - bound / time:.2%}, {seconds:.1f}"
-
-
-def _run(*arguments: str | Path) -> float:
-    """Runs a stage with one thread; the seconds of CPU that it took."""
-    before = _cpu_seconds()
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
-    words = [sys.executable, "-m", "stages", *map(str, arguments)]
-    subprocess.run(words, check=True, env=environment)
-    return _cpu_seconds() - before
-
-
-def _cpu_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
