@@ -69,6 +69,13 @@ _ALL = [
         chains=True,
     ),
     About(
+        "floating",
+        "the same of up to 23 blocks, where what was stored last may be replaced by what comes "
+        "after it, and nothing else is freed early",
+        apart=True,
+        chains=True,
+    ),
+    About(
         "checkmate",
         "one integer program over all ops of a small step, up to 120, in captured order",
         apart=True,

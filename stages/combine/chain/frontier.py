@@ -25,6 +25,7 @@ from stages.combine.chain.table import Times, build_table, run_block
 CLASSES = {
     "persistent": "persistent sequences of the chain",
     "nested": "nested sequences of the join",
+    "floating": "sequences of the chain in which the last stored output may move on",
     "possible": "all sequences of the chain",
 }
 """What sequences are called in sentences, and the class that a plan is optimal in."""

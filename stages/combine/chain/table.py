@@ -8,7 +8,7 @@ positions run once each: `C(1, L+1, m)` is then the time lost to recomputing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,8 +17,8 @@ from schemas.sequence import NO_OPTION, Operation
 from stages.combine.chain.links import Links
 from stages.combine.chain.slots import Grid, Seconds, Slots, discretise
 
-Segment = tuple[int, int, int]
-"""The first and last position of a part of a chain, and the memory that it has."""
+Segment = tuple[int, ...]
+"""The first and last position of a part of a chain, and at last the memory that it has."""
 Steps = list[Operation | Segment]
 
 COMPILED_FROM = 1.5e8
@@ -105,7 +105,7 @@ class Table:
         return chosen, split
 
 
-def unrolled(whole: Segment, step: Callable[[int, int, int], Steps]) -> list[Operation]:
+def unrolled(whole: Segment, step: Callable[..., Steps]) -> list[Operation]:
     """The operations of a segment, where `step` gives its first ones with the segments between."""
     operations: list[Operation] = []
     pending: Steps = [whole]
@@ -118,7 +118,7 @@ def unrolled(whole: Segment, step: Callable[[int, int, int], Steps]) -> list[Ope
     return operations
 
 
-def run_block(position: int, option: int, loss: int, rest: list[Segment]) -> Steps:
+def run_block(position: int, option: int, loss: int, rest: Sequence[Segment]) -> Steps:
     """Forward of a position, what happens until its backward, and its backward; `loss` is the
     position of the loss."""
     if position == loss and option == NO_OPTION:

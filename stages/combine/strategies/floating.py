@@ -1,0 +1,44 @@
+"""Floating: the fastest sequence of a short chain, whose last stored output may move on."""
+
+from __future__ import annotations
+
+from schemas.strategies import STRATEGIES
+from stages.combine.chain.floated import LONGEST, FloatedChain
+from stages.combine.chain.frontier import spread
+from stages.combine.chain.links import Links, links_of_blocks
+from stages.combine.schedule.executions import executions_of, runs
+from stages.combine.strategies.strategy import Candidate, TrainingStep
+
+BUDGETS = 24
+
+
+class Floated:
+    """Rotor's program with floating persistence, of blocks that keep everything or nothing."""
+
+    about = STRATEGIES["floating"]
+
+    def supports(self, step: TrainingStep) -> str:
+        """A step that is a chain of some blocks."""
+        count = len(step.blocks.blocks)
+        if count < LONGEST:
+            return ""
+        return f"it has {count} blocks, and a chain whose outputs move takes {LONGEST - 1}"
+
+    def candidates(self, step: TrainingStep) -> list[Candidate]:
+        """The fastest plans at budgets spread over those at which the time falls."""
+        chain = FloatedChain(links_of_blocks(step.blocks, step.options, True))
+        budgets = chain.program.whole.bytes.tolist()
+        found = []
+        for index in spread(len(budgets), BUDGETS):
+            sequence = chain.program.sequence(budgets[index])
+            executions = executions_of(step.problem, step.blocks, step.options, sequence)
+            actions = runs(step.problem, executions)
+            found.append(Candidate(actions, sequence, f"floating within {budgets[index]} bytes"))
+        return found
+
+    def plans_of_chain(self, links: Links, slots: int) -> FloatedChain:
+        """The plans of a chain from a file; nothing is rounded to slots."""
+        return FloatedChain(links)
+
+
+STRATEGY = Floated()
