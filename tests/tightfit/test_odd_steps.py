@@ -1,0 +1,76 @@
+"""Steps of odd shapes, planned by every strategy: as eager, or refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tightfit
+from schemas.strategies import STRATEGIES
+from tightfit import ModelError
+
+PLANNED = [name for name, about in STRATEGIES.items() if not about.baseline]
+
+
+class Complex(nn.Module):
+    """Parameters of a complex dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.randn(4, 4, dtype=torch.complex64))
+        self.second = nn.Parameter(torch.randn(4, 4, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ((x @ self.first) @ self.second).abs()
+
+
+class Odd(nn.Module):
+    """A scalar, an empty tensor, an op of several outputs of which one is used, an output that is
+    an input, and a parameter that nothing uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.tensor(2.0))
+        self.unused = nn.Linear(3, 3)
+        self.into = nn.Linear(4, 8)
+        self.out = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        first, _ = self.into(x).tanh().chunk(2, -1)
+        most, _ = (self.out(first) * self.gain).exp().max(-1)
+        return torch.cat([most, self.out(x[:0]).sum(-1)]).sum(), x
+
+
+def step(module: nn.Module, x: Tensor) -> list[Tensor | None]:
+    output = module(x)
+    found = output if isinstance(output, tuple) else (output,)
+    found[0].sum().backward()
+    return [*found, *(parameter.grad for parameter in module.parameters())]
+
+
+@pytest.mark.parametrize("strategy", PLANNED)
+@pytest.mark.parametrize("kind", [Complex, Odd])
+def test_a_plan_gives_what_eager_gives(
+    strategy: str, kind: type[nn.Module], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    torch.manual_seed(0)
+    model = kind()
+    x = torch.randn(3, 4, dtype=torch.complex64 if kind is Complex else torch.float32)
+    store = tmp_path_factory.getbasetemp() / "odd"
+    planned, _ = tightfit.plan(
+        model, (x,), budget="min", strategy=strategy, store=store, progress=False
+    )
+    given = step(planned, x)
+    model.zero_grad()
+    for one, other in zip(given, step(model, x), strict=True):
+        assert (one is None) == (other is None)
+        assert one is None or (other is not None and torch.equal(one, other))
+
+
+def test_a_step_without_a_backward_is_refused(tmp_path: Path) -> None:
+    model = nn.Linear(4, 4).requires_grad_(False)
+    with pytest.raises(ModelError, match="no parameter of the model and no input requires"):
+        tightfit.plan(model, (torch.ones(2, 4),), store=tmp_path, progress=False)
