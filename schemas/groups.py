@@ -20,17 +20,18 @@ from schemas.graph import NONE, Op
 GROUP_PREFIX = "tightfit.group."
 
 POINTWISE = frozenset(
-    "abs add addcdiv addcmul bitwise_and bitwise_not bitwise_or ceil clamp clamp_max clamp_min clone "
-    "cos div elu elu_backward eq erf exp expm1 fill floor ge gelu gelu_backward gt hardsigmoid "
-    "hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward le leaky_relu "
-    "leaky_relu_backward log log1p logical_and logical_not logical_or lt masked_fill maximum minimum "
-    "mul ne neg pow reciprocal relu rsqrt rsub sigmoid sigmoid_backward sign silu silu_backward sin "
-    "softplus softplus_backward sqrt sub tanh tanh_backward threshold_backward where _to_copy".split()
+    "abs add addcdiv addcmul bitwise_and bitwise_not bitwise_or ceil clamp clamp_max "
+    "clamp_min clone cos div elu elu_backward eq erf exp expm1 fill floor ge gelu "
+    "gelu_backward gt hardsigmoid hardsigmoid_backward hardswish hardswish_backward hardtanh "
+    "hardtanh_backward le leaky_relu leaky_relu_backward log log1p logical_and logical_not "
+    "logical_or lt masked_fill maximum minimum mul ne neg pow reciprocal relu rsqrt rsub "
+    "sigmoid sigmoid_backward sign silu silu_backward sin softplus softplus_backward sqrt sub "
+    "tanh tanh_backward threshold_backward where _to_copy".split()
 )
 NORMALISING = frozenset(
     "_log_softmax _log_softmax_backward_data _softmax _softmax_backward_data amax mean "
-    "native_group_norm native_group_norm_backward native_layer_norm native_layer_norm_backward sum "
-    "var var_mean".split()
+    "native_group_norm native_group_norm_backward native_layer_norm "
+    "native_layer_norm_backward sum var var_mean".split()
 )
 VIEWS = frozenset(
     "_unsafe_view alias diagonal expand permute select slice split split_with_sizes squeeze t "

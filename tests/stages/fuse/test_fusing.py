@@ -39,9 +39,9 @@ class Block(nn.Module):
         return x + functional.dropout(self.down(inner), 0.1)
 
 
-def blocks(depth: int = 2) -> tuple[nn.Module, tuple[Any, ...]]:
+def blocks(depth: int = 2) -> tuple[nn.Module, Any]:
     torch.manual_seed(0)
-    return nn.Sequential(*(Block(8) for _ in range(depth))), (torch.randn(3, 4, 8),)
+    return nn.Sequential(*(Block(8) for _ in range(depth))), ((torch.randn(3, 4, 8),), {})
 
 
 class Drawn(nn.Module):
@@ -61,7 +61,7 @@ class Drawn(nn.Module):
                     lambda a, b: a + b,
                     lambda a, b: torch.tanh(a) * b,
                     lambda a, b: a @ b,
-                    lambda a, b: a.t() + b.view(2, 8).view(4, 4),
+                    lambda a, b: a.t() + b.reshape(2, 8).reshape(4, 4),
                     lambda a, b: torch.softmax(a, 1) - b[0],
                     lambda a, b: functional.dropout(a, 0.3) + b.mean(0, keepdim=True),
                     lambda a, b: functional.layer_norm(a, (4,)).sigmoid(),
@@ -128,13 +128,13 @@ def test_drawn_steps_give_the_bits_of_eager(
     tmp_path: Path, steps: list[tuple[int, int, int]]
 ) -> None:
     torch.manual_seed(1)
-    check_bits((Drawn(steps), (torch.randn(4, 4),)), tmp_path / "graph.arrow")
+    check_bits((Drawn(steps), ((torch.randn(4, 4),), {})), tmp_path / "graph.arrow")
 
 
 @settings(max_examples=12, deadline=None)
 @given(steps=STEPS)
 def test_groups_are_convex(steps: list[tuple[int, int, int]]) -> None:
-    graph, _ = traced((Drawn(steps), (torch.randn(4, 4),)))
+    graph, _ = traced((Drawn(steps), ((torch.randn(4, 4),), {})))
     units = group_ops(graph)
     reached: dict[int, set[int]] = {}
 
