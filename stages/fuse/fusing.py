@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import Collection
 from dataclasses import replace
 
 from schemas.arguments import encode_arguments
@@ -14,14 +15,27 @@ from stages.fuse.grouping import Units, group_ops, is_replayed, phase_of
 from stages.fuse.renumbering import renumbered
 
 
-def fuse(graph: Graph) -> Graph:
+def fuse(graph: Graph, refused: Collection[str] = ()) -> Graph:
     """The graph with its groups as ops `tightfit.group.<digest>`; views that only groups read are
     gone, and so are the values and storages inside groups.
 
     Evaluated by ATen, call by call, it gives the bits of the graph. Random ops, ops that write
-    and ops that run exactly once keep their order.
+    and ops that run exactly once keep their order. Groups whose targets are `refused` stay single
+    ops; a neighbour that they read may then have more outputs and another digest.
     """
     units = group_ops(graph)
+    while True:
+        made, kept = _grouped(graph, units)
+        wrong = [unit for unit, op in made.items() if op.target in refused]
+        if not wrong:
+            rest = {unit: graph.ops[unit] for unit in units.members if unit in kept}
+            return renumbered(graph, _in_order(graph, units, made | rest))
+        for unit in wrong:
+            units.dissolve(unit)
+
+
+def _grouped(graph: Graph, units: Units) -> tuple[dict[int, Op], set[int]]:
+    """The ops of the groups by unit, and which ops stay as they are."""
     groups = {unit: at for unit, at in units.members.items() if len(at) > 1}
     inside = {op for at in groups.values() for op in at}
     kept = _kept_ops(graph, inside)
@@ -31,8 +45,7 @@ def fuse(graph: Graph) -> Graph:
         wanted = [value for op in at for value in graph.ops[op].outputs if value in read]
         if wanted:
             made[unit] = _group_op(graph, at, wanted)
-    rest = {unit: graph.ops[unit] for unit in units.members if unit in kept}
-    return renumbered(graph, _in_order(graph, units, made | rest))
+    return made, kept
 
 
 def _held(graph: Graph) -> set[int]:

@@ -93,6 +93,12 @@ class Units:
         del self.members[op]
         self.unit[op] = unit
 
+    def dissolve(self, unit: int) -> None:
+        """Makes each member of a unit stand alone."""
+        for op in self.members.pop(unit):
+            self.members[op] = [op]
+            self.unit[op] = op
+
 
 def group_ops(graph: Graph) -> Units:
     """Greedy convex groups: each groupable op joins the latest unit among those that make what it
