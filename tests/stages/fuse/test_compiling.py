@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from schemas.errors import ModelError
+from schemas.errors import ArtifactError, ModelError
 from schemas.graph import Graph
 from schemas.groups import Body, GroupCall, Leaf, is_group
 from stages.fuse import compiling
@@ -122,3 +122,13 @@ def test_a_group_that_fails_stays_aten_and_is_told(monkeypatch: pytest.MonkeyPat
     assert bad not in groups(fused)
     assert groups(fused)
     assert told == ["the group cannot be compiled; it stays ATen"]
+
+
+def test_a_body_that_writes_over_an_input_is_refused_before_it_runs() -> None:
+    arguments = '{"args":[{"value":0},{"value":1}],"kwargs":{"out":{"value":0}}}'
+    body = Body([LEAF, LEAF], [GroupCall("aten.add.out", arguments, [2])], [2])
+    given = inputs()
+    before = given[0].clone()
+    with pytest.raises(ArtifactError, match="writes over"):
+        evaluate(body, given)
+    assert torch.equal(given[0], before)
