@@ -13,7 +13,7 @@ python=${PYTHON:-python3}
 packages=""
 wheels=${WHEELS:-$PWD/wheels}
 if [ -d "$wheels" ]; then
-    packages="$wheels/unpacked"
+    packages="$wheels/unpacked/site-packages"
     mkdir -p "$packages"
     for wheel in "$wheels"/*.whl; do
         [ -e "$wheel" ] || continue
