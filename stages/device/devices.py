@@ -88,6 +88,33 @@ def move_tensors(module: nn.Module, device: torch.device | str) -> None:
 
 
 @contextlib.contextmanager
+def waiting_on_host(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Within it the contents of tensors lie on the host, in the same strides and sharing what they
+    share; each stays the object that it is. Afterwards they are where they were."""
+    away = [(tensor, tensor.device) for tensor in tensors if tensor.layout == torch.strided]
+    _put([(tensor, torch.device("cpu")) for tensor, _ in away])
+    try:
+        yield
+    finally:
+        _put(away)
+
+
+def _put(places: Iterable[tuple[torch.Tensor, torch.device]]) -> None:
+    """Puts the storages of tensors on devices, each storage once."""
+    moved: dict[int, torch.Tensor] = {}
+    held = list(places)
+    storages = [tensor.untyped_storage() for tensor, _ in held]
+    for (tensor, device), storage in zip(held, storages, strict=True):
+        if storage._cdata not in moved:
+            flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+            moved[storage._cdata] = flat.to(device, copy=True)
+        there = moved[storage._cdata].untyped_storage()
+        empty = torch.empty(0, dtype=tensor.dtype, device=device)
+        layout = tensor.storage_offset(), tensor.shape, tensor.stride()
+        tensor.data = empty.set_(there, *layout)
+
+
+@contextlib.contextmanager
 def kept_random_states() -> Iterator[None]:
     """PyTorch's random states, of the CPU and of all CUDA devices in use, come back at its end: a
     seed is one for all of them."""

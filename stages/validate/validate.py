@@ -18,6 +18,7 @@ from schemas.graph import Graph
 from schemas.measurement import FAILED, LinePoint, Measurement, thin
 from stages.device.devices import device_named, device_of, entered, release
 from stages.device.factory import Built, Sample, all_tensors
+from stages.device.leaves import leaves_of
 from stages.device.meter import Usage
 from stages.replay.allocator import Taken
 from stages.validate.comparison import (
@@ -136,7 +137,9 @@ class _Pair:
     def judge(self, base: Measurement, planned: nn.Module, pairs: int) -> Validation:
         """Fills in a measurement."""
         first = fresh_sample(self.built.samples[0])
-        taken = taken_memory(planned, self.stepper, first, self.device)
+        others = [leaf for leaf in leaves_of(self.built.samples) if isinstance(leaf, torch.Tensor)]
+        used = taken_memory(planned, self.stepper, first, self.device, others=others)
+        taken = None if used is None else used.most
         compared = self.comparer.compare(planned, itself=True)
         gc.collect()
         sample = fresh_sample(self.built.samples[0])
@@ -158,6 +161,7 @@ class _Pair:
             unplanned_accumulate_peak=unplanned[1],
             allocated_peak=None if taken is None else taken.allocated,
             reserved_peak=None if taken is None else taken.reserved,
+            context=None if used is None else used.context,
             within_budget=_within(base, fresh.peak, taken),
             peak_as_predicted=fresh.peak == base.predicted_peak,
         )
@@ -263,6 +267,7 @@ def _base(graph: Graph, plan: Mapping[str, Any], plan_seconds: float | None) -> 
         allocated_peak=None,
         predicted_reserved=foretold.get("reserved"),
         reserved_peak=None,
+        context=None,
         measured_time=None,
         unplanned_time=None,
         time_ratio=None,

@@ -98,19 +98,22 @@ def test_a_plan_for_a_gpu_states_its_bytes_in_three_ways(results: Path, tmp_path
     folder = tmp_path / "small"
     shutil.copytree(results / "small", folder)
     place = folder / "rockmate" / "50pct"
-    gpu = GpuMemory(8_000_001, 8_000_512, 8_388_608, 1_000_000, 9_000_000)
+    gpu = GpuMemory(8_000_001, 8_000_512, 8_388_608, 10_000_000, 1_000_000, 9_000_000, 2_097_152)
     plan = replace(read_plan(place / "plan.json"), gpu=gpu)
     write_plan(place / "plan.json", plan)
     found = replace(
         read_measurement(place / "measurement.arrow"),
         predicted_allocated=gpu.allocated, allocated_peak=gpu.allocated,
         predicted_reserved=gpu.reserved, reserved_peak=gpu.reserved + 2_097_152,
+        context=300_000_000,
     )  # fmt: skip
     write_measurement(place / "measurement.arrow", found)
     html = page_of(folder)[0]
     for said in (
         "8,000,001 bytes, 1.0 MB of them libraries",
-        "8,388,608 bytes, without CUDA",
+        "8,388,608 bytes, 2.1 MB of it at once, ahead of the first step",
+        "10,000,000 bytes",
+        "300,000,000 bytes",
         "8,000,512 bytes, as predicted to the byte",
         "10,485,760 bytes, 2,097,152 bytes more than predicted",
     ):

@@ -18,7 +18,7 @@ from stages.replay.allocator import Taken
 from stages.trace.trace import trace
 from stages.validate.compare import leave_trail
 from stages.validate.contents import fresh_contents
-from stages.validate.measure import taken_memory
+from stages.validate.measure import GpuUse, taken_memory
 from stages.validate.step import Stepper, random_tangents
 from stages.validate.validate import check, validate
 from tests.stages.device.gpus import stand_in
@@ -126,7 +126,7 @@ def test_taken_memory_is_that_of_the_named_device_and_changes_nothing(
     drawn = torch.get_rng_state()
     monkeypatch.setattr(torch.random, "fork_rng", lambda devices: original(devices=[]))
     found = taken_memory(built.model, Stepper([0, 1], None), built.samples[0], "cuda:1")
-    assert found == Taken(7000, 7168, 2 << 20)
+    assert found == GpuUse(Taken(7000, 7168, 2 << 20), 300 << 20)
     assert ("empty_cache", 1) in gpus.calls
     assert {name for name, _ in gpus.calls} == {"empty_cache", "synchronize"}
     assert {device for _, device in gpus.calls} == {1}
@@ -143,7 +143,7 @@ def judged(graph: Graph, built: Built, monkeypatch: pytest.MonkeyPatch, total: i
     """A plan for a GPU of which 900 bytes were reserved, 800 of them in blocks."""
     peak = validate(graph, built, PLAN, Planned(built.model), pairs=0).measurement.measured_peak
     monkeypatch.setattr(
-        "stages.validate.validate.taken_memory", lambda *_: Taken(700, 800, 900)
+        "stages.validate.validate.taken_memory", lambda *_, **__: GpuUse(Taken(700, 800, 900), 5000)
     )  # fmt: skip
     gpu = {"requested": 700, "allocated": 790, "reserved": 890, "workspaces": 0, "keep_all": 999}
     plan = {**PLAN, "peak": peak, "budget_bytes": peak, "budget_total": total, "gpu": gpu}
