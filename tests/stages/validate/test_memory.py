@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from schemas.graph import Graph
 from schemas.measurement import Measurement
-from stages.device.devices import move_tensors
+from stages.device.devices import move_tensors, waiting_on_host
 from stages.device.factory import Built, check_result
 from stages.replay.allocator import Taken
 from stages.trace.trace import trace
 from stages.validate.compare import leave_trail
+from stages.validate.comparison import copied
 from stages.validate.contents import fresh_contents
 from stages.validate.measure import GpuUse, taken_memory
 from stages.validate.step import Stepper, random_tangents
@@ -204,6 +205,45 @@ def test_ties_stay_when_a_model_waits_elsewhere(monkeypatch: pytest.MonkeyPatch)
     assert moved == ["cuda:1"] * 4
     for name, tensor in module.state_dict().items():
         assert tensor.data_ptr() != places[name]
+
+
+def test_a_model_is_copied_to_the_host_without_a_copy_where_it_is() -> None:
+    """Ties, classes and marks of parameters and buffers stay; nothing else differs."""
+    layer = nn.Linear(3, 3)
+    module: Any = nn.Sequential(layer, nn.Linear(3, 3), nn.BatchNorm1d(3))
+    module[1].weight = layer.weight
+    module[1].bias.requires_grad_(False)
+    module[2].note = torch.ones(2)
+    made: Any = copied(module, on_host=True)
+    plain = copied(module)
+    for one, other in zip(module.state_dict().items(), made.state_dict().items(), strict=True):
+        assert one[0] == other[0] and torch.equal(one[1], other[1])
+        assert one[1].data_ptr() != other[1].data_ptr()
+    assert made[1].weight is made[0].weight
+    assert not made[1].bias.requires_grad and made[1].weight.requires_grad
+    assert type(made[1].weight) is nn.Parameter
+    assert dict(made.named_buffers()).keys() == dict(plain.named_buffers()).keys()
+    assert made[2].note is not module[2].note
+    module(torch.ones(4, 3)).sum().backward()
+    again: Any = copied(module, on_host=True)
+    assert layer.weight.grad is not None and again[0].weight.grad is None
+
+
+def test_what_steps_have_no_use_for_waits_on_the_host() -> None:
+    """In the strides that it has, sharing what it shares, and as the object that it is."""
+    base = torch.arange(12.0)
+    tensors = [base[2:8].view(2, 3).t(), base[4:], torch.ones(2, requires_grad=True), base[4:]]
+    before = [(t, t.shape, t.stride(), t.storage_offset(), t.tolist()) for t in tensors]
+    place = base.data_ptr()
+    with waiting_on_host(tensors):
+        assert tensors[0].untyped_storage().data_ptr() != place
+        tensors[1][0] = 50.0
+        assert tensors[3][0] == 50.0 and base[4] == 4.0
+    assert [t.data_ptr() for t in tensors][1] == tensors[3].data_ptr()
+    for tensor, shape, stride, offset, _ in before:
+        assert (tensor.shape, tensor.stride(), tensor.storage_offset()) == (shape, stride, offset)
+    assert tensors[0].flatten().tolist() == [2.0, 5.0, 3.0, 6.0, 50.0, 7.0]
+    assert tensors[2].requires_grad and tensors[2].is_leaf
 
 
 def test_contents_and_tangents_are_drawn_on_the_host_whatever_the_default_device() -> None:
