@@ -64,13 +64,10 @@ def allocator_settings() -> str:
 def precisions() -> list[str]:
     """How products, convolutions and recurrent layers of float32 are computed.
 
-    From PyTorch 2.9 on by `fp32_precision`, which the older switches set too; asking these raises
-    once the newer one was set.
+    By `fp32_precision`, which the older switches set too; asking these raises once the newer one
+    was set.
     """
-    ask = getattr(torch._C, "_get_fp32_precision_getter", None)
-    if ask is None:
-        matmul, cudnn = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-        return [f"TF32 {matmul} {cudnn}"]
+    ask = torch._C._get_fp32_precision_getter
     return [f"float32 {' '.join(ask('cuda', kind) for kind in ('matmul', 'conv', 'rnn'))}"]
 
 

@@ -60,9 +60,8 @@ def calls() -> list[tuple[str, ast.Call]]:
 @functools.cache
 def of_cuda_builds() -> frozenset[str]:
     """Names that PyTorch lists of its own, those of builds for CUDA among them."""
-    return frozenset(
-        name for known in rules.torch_name_rule_map for name in known if isinstance(name, str)
-    )
+    listed: Any = rules.torch_name_rule_map
+    return frozenset(name for known in listed for name in known if isinstance(name, str))
 
 
 def reached(name: str) -> Any:
