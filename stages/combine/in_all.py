@@ -61,7 +61,15 @@ class InAll:
         """The point that takes the least."""
         if not self.reserves:
             return frontier.points[-1]
-        return min(reversed(frontier.points), key=self.of)
+        points = sorted(frontier.points, key=lambda point: (point.peak, point.seconds))
+        best, least = points[0], self.of(points[0])
+        for point in points[1:]:
+            if self._requested(point) >= least:
+                break
+            size = self.of(point)
+            if size < least:
+                best, least = point, size
+        return best
 
     def memory(
         self, steps: Sequence[Step], frontier: Frontier, total: int | None
@@ -96,9 +104,13 @@ class InAll:
         for point in sorted(frontier.points, key=lambda point: (point.seconds, point.peak)):
             if found is not None and found.seconds <= point.seconds:
                 return found
-            if self.of(point, total) <= total:
+            if self._requested(point) <= total and self.of(point, total) <= total:
                 return point
         return found
+
+    def _requested(self, point: Point) -> int:
+        """What no plan with the peak of a point reserves less than."""
+        return self.fixed.there_before + point.peak
 
     def _lowered(self, frontier: Frontier, point: Point | None, total: int) -> Point | None:
         for _ in range(TRIES):

@@ -78,8 +78,12 @@ def reserving_least(
     plain = on_gpu(graph, costs, steps)
     if enough is not None and plain.renewed <= enough:
         return plain
-    tried = [on_gpu(graph, costs, steps, size) for size in _arenas(graph, plain)]
-    return min([plain, *tried], key=lambda found: found.renewed)
+    best = plain
+    for size in _arenas(graph, plain):
+        best = min(best, on_gpu(graph, costs, steps, size), key=lambda found: found.renewed)
+        if enough is not None and best.renewed <= enough:
+            break
+    return best
 
 
 def _arenas(graph: Graph, plain: OnGpu) -> list[int]:
@@ -203,7 +207,7 @@ class _Process:
             (asked.lasting, self.kept[self.after_loss]),
             (asked.lasting_backward, self.kept[True]),
         ):
-            for size in (Counter(lasting) - kept).elements():
+            for size in (Counter(lasting) - kept).elements() if lasting else ():
                 kept[size] += 1
                 self.take(size)
                 self.workspaces += size
