@@ -77,6 +77,17 @@ def release(device: torch.device | str) -> None:
             torch.cuda.empty_cache()
 
 
+_FULL = ("out of memory", "STATUS_ALLOC_FAILED")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that a device has no memory left. Beside PyTorch's allocator, CUDA and
+    its libraries say so by plain errors: they ask the device for memory of their own."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _FULL)
+
+
 def move_tensors(module: nn.Module, device: torch.device | str) -> None:
     """Puts the contents of a module's parameters and buffers on a device; each stays the object
     that it is, and ties stay ties."""

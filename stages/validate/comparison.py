@@ -13,7 +13,12 @@ from torch import nn
 
 from schemas.errors import ModelError
 from schemas.graph import Graph
-from stages.device.devices import kept_random_states, move_tensors, release
+from stages.device.devices import (
+    is_out_of_memory,
+    kept_random_states,
+    move_tensors,
+    release,
+)
 from stages.device.factory import Sample
 from stages.validate.compare import Difference, Trail, compare
 from stages.validate.contents import own_copy
@@ -155,9 +160,9 @@ class Comparer:
         its samples."""
         try:
             return self._run(one, self.original_here())
-        except torch.OutOfMemoryError:
-            raise
         except Exception as error:
+            if is_out_of_memory(error):
+                raise torch.OutOfMemoryError(str(error)) from error
             if one.name:
                 return None
             raise ModelError(f"the model's own step fails with {describe(error)}") from error

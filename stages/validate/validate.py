@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import warnings
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from torch import nn
 from schemas.errors import ArtifactError, ModelError
 from schemas.graph import Graph
 from schemas.measurement import FAILED, LinePoint, Measurement, thin
-from stages.device.devices import device_named, device_of, entered, release
+from stages.device.devices import device_named, device_of, entered, is_out_of_memory, release
 from stages.device.factory import Built, Sample, all_tensors
 from stages.device.leaves import leaves_of
 from stages.device.meter import Usage
@@ -177,12 +176,15 @@ class _Pair:
     ) -> Times | None:
         """The times of both modules, and adds the memory of the original; None where there are no
         pairs, or the original has no memory beside the planned module."""
-        with contextlib.suppress(torch.OutOfMemoryError):
+        try:
             original = self.comparer.original_here()
             usage["unplanned"] = measure_memory(original, self.stepper, sample, self.device)
             if not pairs:
                 return None
             return measure_times(planned, original, self.stepper, sample, pairs, self.device)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
         forget_gradients(planned, sample)
         release(self.device)
         return None

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stages.device.devices import entered, kept_random_states
+from stages.device.devices import entered, is_out_of_memory, kept_random_states
 from stages.device.factory import Sample, check_result, move
 from stages.device.leaves import map_leaves
 from stages.replay.gpu_memory import FURTHER
@@ -180,7 +180,9 @@ def main() -> None:
             asked.module,
             asked.steps,
         )
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
         result = {"out_of_memory": True}
     asked.out.write_text(json.dumps(result))
 

@@ -25,6 +25,11 @@ from stages.validate.validate import check, validate
 from tests.stages.device.gpus import stand_in
 from tests.stages.validate.test_validate import PLAN, Net, net
 
+FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+OF_LIBRARY = RuntimeError(
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+)
+
 
 class Planned(nn.Module):
     """Stands for a planned module: the model that it was made of, of another class."""
@@ -54,7 +59,11 @@ def graph() -> Graph:
     return trace(check_result(net(), "net"), "net")
 
 
-def no_memory(monkeypatch: pytest.MonkeyPatch, after: int = 0) -> None:
+def no_memory(
+    monkeypatch: pytest.MonkeyPatch,
+    after: int = 0,
+    error: Exception = FULL,
+) -> None:
     """The original's steps run out of memory, but the first ones."""
     forward, seen = Stepper.forward, []
 
@@ -62,7 +71,7 @@ def no_memory(monkeypatch: pytest.MonkeyPatch, after: int = 0) -> None:
         if type(module) is Net:
             seen.append(1)
             if len(seen) > after:
-                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+                raise error
         return forward(self, module, sample)
 
     monkeypatch.setattr(Stepper, "forward", limited)
@@ -91,7 +100,7 @@ def test_rounds_for_which_there_is_no_memory_are_named(
     graph: Graph, built: Built, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peak = validate(graph, built, PLAN, Planned(built.model), pairs=0).measurement.measured_peak
-    no_memory(monkeypatch, after=4)
+    no_memory(monkeypatch, after=4, error=OF_LIBRARY)
     found = validate(graph, built, {**PLAN, "peak": peak}, Planned(built.model), 0).measurement
     assert found.verdict == "feasible" and found.bits_equal is True
     assert "Not compared on other contents of the sample's shapes, with two" in found.sentence
