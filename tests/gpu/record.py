@@ -110,9 +110,9 @@ def _rows(name: str, steps: dict[str, Result]) -> list[str]:
             continue
         plan = steps.get(f"{name}: plan {way}", {}).get("result") or {}
         gpu = plan.get("gpu") or {}
-        cells = [way, _mb(result["peak"]), _mb(plan.get("peak"))]
+        cells = [way, _mb(result["peak"]), _foretold(plan.get("peak"), result["peak"])]
         for what in ("reserved", "renewed"):
-            cells += [_mb(result[what]), _mb(gpu.get(what))]
+            cells += [_mb(result[what]), _foretold(gpu.get(what), result[what])]
         cells.append(_mb(result["context"]))
         cells += [f"{result['seconds'] * 1e3:.1f}", *_beside(result, eager)]
         cells += _as_graphs(steps.get(f"{name}: {way} as CUDA graphs", {}), result)
@@ -147,6 +147,13 @@ def apart(mine: Result, other: Result) -> float:
     pairs = list(zip(mine["products"], other["products"], strict=True))
     mean = sum((one - two) ** 2 for one, two in pairs) / len(pairs)
     return float(mean**0.5 / other["norm"]) if other["norm"] else 0.0
+
+
+def _foretold(size: int | None, measured: int | None) -> str:
+    """A prediction, and by how much of it more or less was measured."""
+    if not size or measured is None:
+        return _mb(size)
+    return f"{_mb(size)} ({measured / size - 1:+.1%})"
 
 
 def _mb(size: int | None) -> str:
