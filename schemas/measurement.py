@@ -33,8 +33,8 @@ class Measurement:
     `unplanned` is the original model, whose figures are None where its step does not fit, as are
     the differences then. `allocated_peak` and `reserved_peak` are what PyTorch's allocator gave of
     its blocks and had taken of a GPU at most, parameters and inputs included, where nothing else
-    had run; the `predicted` ones are the plan's. `context` is what was in use of the GPU beside what
-    was reserved: CUDA's context, and what other processes had. All five are None on the CPU.
+    had run; the `predicted` ones are the plan's. `context` is what was in use of the GPU beside
+    what was reserved: CUDA's context, and what other processes had. All five are None on the CPU.
     `budget_total` is what bounds the reserved bytes of a GPU. `output_difference`,
     `gradient_difference` and `buffer_difference` are the largest absolute differences over all
     samples and steps, where NaN equals NaN; `bits_equal` says whether not one bit differed.

@@ -248,10 +248,8 @@ def test_what_does_not_fit_and_what_differs_is_told() -> None:
     planned = {"gpt2: at a half": mine, "gpt2: plan at a half": plan, "gpt2: at a fifth": mine}
     planned["gpt2: plan at a fifth"] = plan
     told = markdown({"about": ABOUT, "machines": [], "steps": planned})
-    assert (
-        "| at a fifth | 3.0 | 2.0 (+50.0%) | 5.0 | 4.9 (+2.0%) | 5.2 | 5.1 (+2.0%) | 300.0 | 200.0 |"
-        in told
-    )
+    reserved = "5.0 | 4.9 (+2.0%) | 5.2 | 5.1 (+2.0%) | 300.0"
+    assert f"| at a fifth | 3.0 | 2.0 (+50.0%) | {reserved} | 200.0 |" in told
     graphs = {"state": DONE, "result": mine["result"] | {"seconds": 0.15, "reserved": 6_000_000}}
     planned["gpt2: at a fifth as CUDA graphs"] = graphs
     planned["gpt2: at a half as CUDA graphs"] = {"state": FAILED, "said": "it draws | again"}
