@@ -91,7 +91,7 @@ def _budget(files: PlanFiles) -> Iterator[str]:
     if plan.peak is not None and plan.budget_bytes is not None and plan.peak > plan.budget_bytes:
         yield f"{files.path}: the peak {plan.peak} is above the budget of {plan.budget_bytes} bytes"
     if plan.feasible and plan.gpu is not None and plan.budget_total is not None:
-        reserved = plan.gpu.reserved
+        reserved = plan.gpu.renewed
         if reserved > plan.budget_total:
             yield f"{files.path}: reserves {reserved} bytes, above its {plan.budget_total}"
     if _is_chain(files):
@@ -189,9 +189,9 @@ def _gpu(files: PlanFiles, graph: Graph, costs: Costs, steps: list[Step]) -> Ite
         if costs.device.type == "cuda":
             yield f"{files.path}: does not say what it takes of the GPU"
         return
-    found = on_gpu(graph, costs, steps)
+    found = on_gpu(graph, costs, steps, said.arena)
     claimed = Taken(said.requested, said.allocated, said.reserved)
-    if (claimed, said.workspaces) != (found.most, found.workspaces):
+    if (claimed, said.renewed, said.workspaces) != (found.most, found.renewed, found.workspaces):
         yield f"{files.path}: takes {claimed} of a GPU, where the schedule takes {found.most}"
 
 
@@ -223,6 +223,7 @@ def _measurement(files: PlanFiles) -> Iterator[str]:
     if files.measurement is None:
         return
     found, plan = read_measurement(files.measurement), files.plan
+    gpu = plan.gpu
     for name, measured, planned in (
         ("strategy", found.strategy, plan.strategy),
         ("budget", found.budget, plan.budget),
@@ -230,6 +231,8 @@ def _measurement(files: PlanFiles) -> Iterator[str]:
         ("budget_total", found.budget_total, plan.budget_total),
         ("predicted_peak", found.predicted_peak, plan.peak),
         ("predicted_time", found.predicted_time, plan.time),
+        ("predicted_allocated", found.predicted_allocated, None if gpu is None else gpu.allocated),
+        ("predicted_reserved", found.predicted_reserved, None if gpu is None else gpu.reserved),
     ):
         if measured != planned:
             yield f"{files.measurement}: {name} is {measured}, in plan.json {planned}"

@@ -49,7 +49,7 @@ def choose(
         least = in_all.least(frontier)
         smallest = in_all.of(least)
         last = player.played(least)
-        memory = in_all.memory(last.steps, frontier)
+        memory = in_all.memory(last.steps, frontier, smallest - 1)
         held = holding(graph, last, fixed)
         room = in_all.keep_all(frontier) - fixed.floor
         measured = _measured(budget, smallest, _share(smallest - fixed.floor, room))
@@ -64,7 +64,7 @@ def choose(
         )  # fmt: skip
         return refusal, None, []
     played = player.played(point)
-    memory = in_all.memory(played.steps, frontier)
+    memory = in_all.memory(played.steps, frontier, total)
     bound, clock = limit.below(played.seconds)
     gap = gap_of(played.seconds, bound)
     verdict: Verdict = "optimal" if gap <= TOLERANCE else "feasible"

@@ -25,7 +25,8 @@ from stages.replay.referee import replay
 
 _RUNTIME = Path(__file__).parent / "runtime"
 _COPIED = (
-    *("absent.py", "answers.py", "arrived.py", "call.py", "chain.py", "difference.py", "facts.py"),
+    *("absent.py", "ahead.py", "answers.py", "arrived.py", "call.py", "chain.py"),
+    *("difference.py", "facts.py"),
     *("graphed.py", "guards.py", "inner.py", "lists.py", "looks.py", "mismatch.py", "outputs.py"),
     *("places.py", "regions.py", "steps.py", "strides.py", "structure.py", "surroundings.py"),
     "ties.py",
@@ -58,7 +59,8 @@ def package(
     """The files of the package of a plan, by name, its program as a backend writes it; see
     `write_package`.
 
-    Of the plan it takes strategy, budget, budget_bytes, verdict, sentence, peak and time.
+    Of the plan it takes strategy, budget, budget_bytes, verdict, sentence, peak and time, and what
+    is taken of a GPU ahead of the first step.
     """
     check_interface(graph)
     replay(graph, timeless(graph), steps)
@@ -183,7 +185,16 @@ def _facts(plan: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(fact, float) and not math.isfinite(fact):
             raise ArtifactError(f"plan.json: {name!r} is not finite")
         facts[name] = fact
-    return facts
+    return facts | {"arena": _arena(plan)}
+
+
+def _arena(plan: Mapping[str, Any]) -> int:
+    """The bytes that a plan takes of a GPU ahead of its first step."""
+    gpu = plan.get("gpu")
+    arena = gpu.get("arena", 0) if isinstance(gpu, Mapping) else 0
+    if not isinstance(arena, int) or isinstance(arena, bool) or arena < 0:
+        raise ArtifactError(f"plan.json: 'gpu.arena' is {json.dumps(arena)}, which it cannot be")
+    return arena
 
 
 def _shown(facts: Mapping[str, Any]) -> dict[str, str]:
@@ -204,6 +215,7 @@ VERDICT = {verdict}
 SENTENCE = {sentence}
 PREDICTED_PEAK = {peak}
 PREDICTED_SECONDS = {time}
+ARENA = {arena}
 """
 
 _INIT = (
@@ -234,9 +246,10 @@ def load(model, otherwise="error", cuda_graphs=False):
 
     With `cuda_graphs`, on a GPU, the step is launched as CUDA graphs from the second call on, which
     takes one more time the bytes of inputs, outputs and the gradients of these. RuntimeError says
-    why where it cannot be.
+    why where it cannot be. ARENA bytes of a GPU are taken and given back ahead of the first step,
+    in one piece, from which PyTorch's allocator then serves the steps.
     """
-    return wrap(model, INTERFACE, step, otherwise, load, cuda_graphs)
+    return wrap(model, INTERFACE, step, otherwise, load, cuda_graphs, ARENA)
 '''
 )
 

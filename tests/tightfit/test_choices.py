@@ -167,7 +167,7 @@ def test_choices_for_a_gpu_are_budgets_of_reserved_bytes(store: Path) -> None:
     whole = read_frontier(made.module.parents[1] / "frontier.arrow")
     slow, fast = replace(whole.points[0], peak=9000, seconds=3.0), whole.points[0]
     points = [replace(fast, peak=11000, seconds=1.0), replace(fast, peak=10000, seconds=2.0), slow]
-    gpu = GpuMemory(12000, 12288, 2 << 20, 0, 8 << 20)
+    gpu = GpuMemory(12000, 12288, 2 << 20, 2 << 20, 0, 8 << 20, 0)
     on_gpu = replace(made, peak=10000, time=2.0, gpu=gpu)
     found = Choices(replace(whole, points=points), on_gpu, [6 << 20, 2 << 20, 4 << 20])
     assert [choice.budget for choice in found] == [6 << 20, 2 << 20]

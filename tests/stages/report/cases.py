@@ -254,7 +254,7 @@ def measurement_of(plan: Plan, **changes: object) -> Measurement:
         gap=plan.gap, predicted_peak=plan.peak, measured_peak=plan.peak,
         unplanned_peak=plan.keep_all.peak, accumulate_peak=plan.peak,
         unplanned_accumulate_peak=plan.keep_all.peak, predicted_allocated=None, allocated_peak=None,
-        predicted_reserved=None, reserved_peak=None, budget_total=plan.budget_total,
+        predicted_reserved=None, reserved_peak=None, context=None, budget_total=plan.budget_total,
         predicted_time=time,
         measured_time=time, unplanned_time=plan.keep_all.time,
         time_ratio=time / plan.keep_all.time, time_ratio_first_quartile=1.0,
