@@ -19,7 +19,7 @@ from stages.validate.compare import Difference, Trail, compare
 from stages.validate.contents import own_copy
 from stages.validate.libraries import of_libraries
 from stages.validate.load import describe
-from stages.validate.rounds import KEEPS, RANDOM, ROUNDS, Round, numbers_matter
+from stages.validate.rounds import KEEPS, LOSS_ALONE, RANDOM, ROUNDS, Round, numbers_matter
 from stages.validate.step import Stepper
 
 SEED = 20
@@ -104,7 +104,7 @@ class Comparer:
         libraries: list[str] = []
         given, planned = planned, copied(planned) if itself else planned
         contained, waiting = "", None
-        for one in ROUNDS:
+        for one in ROUNDS if itself else (*ROUNDS, *self._of_loss()):
             if one.name and one.name == contained:
                 continue
             try:
@@ -144,6 +144,14 @@ class Comparer:
         if waiting is not None:
             return waiting
         return Comparison(total, own, "", self._unlike(skipped), libraries=libraries)
+
+    def _of_loss(self) -> list[Round]:
+        """The round for a first output that is one number, where others receive gradients, too."""
+        receives = self.stepper.receives
+        if self.stepper.loss is not None or len(receives) < 2:
+            return []
+        shape = self.graph.values[self.graph.outputs[receives[0]].value].shape
+        return [] if shape else [LOSS_ALONE]
 
     def libraries(self) -> list[str]:
         """The operators of the original whose kernels the step has not."""

@@ -7,7 +7,7 @@ import contextlib
 import copy
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -85,6 +85,13 @@ def _in_flight(model: nn.Module, stepper: Stepper, samples: list[Sample], seed: 
     return trail
 
 
+def _first_alone(model: nn.Module, stepper: Stepper, samples: list[Sample], seed: int) -> Trail:
+    """A step in which the first output alone receives a gradient, as a model's own loss does."""
+    with other_numbers(OTHER_SEEDS[3]):
+        alone = replace(stepper, receives=stepper.receives[:1])
+        return leave_trail(model, alone, samples[:1], seed, steps=1)
+
+
 def numbers_matter(model: nn.Module, stepper: Stepper, samples: list[Sample], seed: int) -> bool:
     """Whether one step of a model depends on Python's and NumPy's random numbers, or would not run
     with others."""
@@ -140,3 +147,10 @@ ROUNDS = (
         _fresh,
     ),
 )
+
+LOSS_ALONE = Round(
+    "with a gradient of the first output alone",
+    "where the first output is the loss, plan with loss=lambda output: output[0]",
+    _first_alone,
+)
+"""For a model that gives a loss among other outputs, and is planned without one."""
