@@ -51,6 +51,7 @@ def plan(
     check: bool = True,
     progress: bool = True,
     cuda_graphs: bool = False,
+    ones: bool = False,
 ) -> tuple[nn.Module, ChosenPlan]:
     """Plans the training step `model(*args, **kwargs)` under a budget.
 
@@ -69,7 +70,10 @@ def plan(
     original model. With `check` the planned module is compared with the original on other contents
     of the sample's shapes, which takes a few steps of both and the memory that the original takes.
     With `progress` standard error tells what is being done. With `cuda_graphs`, on a GPU and for
-    samples of one shape, the module launches its step as CUDA graphs; see `load`. An interruption
+    samples of one shape, the module launches its step as CUDA graphs; see `load`. With `ones` a
+    plan may rest on it that an input holds nothing but ones, as an attention mask that masks
+    nothing, where it does so in its samples and the forward looks at that to go a shorter way:
+    calls are compared, and samples of other contents get a plan of their own. An interruption
     while the frontier is made gives the best plan so far, where one fits. Threads that plan do so
     one after the other; no other is to run a model meanwhile. Raises ConfigError when the budget is
     no size or too small, ModelError when the model cannot be captured or the planned module does
@@ -80,7 +84,7 @@ def plan(
     from stages.device.foreign import allowing
 
     store = default_store() if store is None else Path(store)
-    check_settings(strategy, store, engine, peaks, saves, jobs, otherwise)
+    check_settings(strategy, store, engine, peaks, saves, jobs, otherwise, ones)
     written = NO_BUDGET if strategy in baselines() else written_budget(budget)
     telling = Progress(progress)
     with (
@@ -91,7 +95,7 @@ def plan(
         torch.enable_grad(),
         allowing(operators),
     ):
-        given, device = builts(model, samples_of(args, kwargs, samples), loss, device)
+        given, device = builts(model, samples_of(args, kwargs, samples), loss, device, ones)
         check_cuda_graphs(cuda_graphs, device, len(given))
         solver = (engine, str(peaks), str(saves))
         route = Route(store, device, strategy, solver, jobs, telling)

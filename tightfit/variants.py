@@ -60,7 +60,7 @@ class Variant:
         if not plan.feasible:
             raise ConfigError(plan.sentence)
         module = route.module(self.graph, point)
-        said = replace(plan, sentence=plan.sentence + self.more)
+        said = replace(plan, sentence=plan.sentence + self.more + _wished(self.graph))
         known = partial(read_frontier, self.path)
         whole = partial(_whole, route, self.graph, self.costs)
         totals = partial(_totals, self.graph, self.costs)
@@ -111,6 +111,20 @@ def shapes_of(built: Built) -> str:
 
     leaves: list[Any] = pytree.tree_leaves(built.samples[0])
     return ", ".join(str(tuple(leaf.shape)) for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+
+def _wished(graph: Path) -> str:
+    """What is to be said where the forward asks whether an input is all ones, and is not told."""
+    from schemas.graph import read_graph
+    from stages.generate.check import wished
+
+    names = wished(read_graph(graph))
+    if not names:
+        return ""
+    return (
+        f"; {' and '.join(names)} holds only ones in the sample, where the model itself takes a "
+        "shorter way: ones=True plans that one, without it eager may differ in last bits and memory"
+    )
 
 
 def _whole(route: Route, graph: Path, costs: Path) -> Frontier:

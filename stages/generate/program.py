@@ -22,14 +22,14 @@ from schemas.graph import LOSS_TARGET, NONE, Graph, Op
 from schemas.repeat import repeat_of
 from schemas.schedule import Step
 from stages.generate.calls import Operators, Statement, joining, statements
-from stages.generate.layouts import RESHAPE, layouts
+from stages.generate.layouts import RESHAPE, VIEW, layouts, view_shape
 from stages.generate.lifetimes import flowing, joined, uses, watched
 from stages.generate.naming import Names, comment, megabytes, value_names
 from stages.replay.walk import Effect, effects
 
 _RUNTIME = (
     "torch", "step", "random_state", "drawing_from", "batch_norm_repeat", "recurrent_layer",
-    "joining", "operator", "outputs", "tangents", "gradients",
+    "joining", "for_view", "operator", "outputs", "tangents", "gradients",
 )  # fmt: skip
 _WIDTH = 84
 _INDENT = "    "
@@ -89,6 +89,7 @@ class _Writer:
     states: dict[int, str] = field(default_factory=dict)
     restoring: bool = False
     shortened: bool = False
+    copies: bool = False
     place: str = ""
     live: int = 0
 
@@ -160,14 +161,15 @@ class _Writer:
     def head(self, title: str, arguments: list[int]) -> list[str]:
         """Everything above the body."""
         lines = [f'"""{comment(title)}"""', "", "import torch", ""]
-        if self.joined:
-            lines += ["from .absent import joining"]
+        absent = [*(["for_view"] if self.copies else []), *(["joining"] if self.joined else [])]
+        if absent:
+            lines += [f"from .absent import {', '.join(absent)}"]
         if self.shortened:
             lines += ["from .repeat import batch_norm_repeat"]
         if self.states:
             lines += ["from .chain import drawing_from, random_state"]
         lines += self.operators.imports()
-        if self.states or self.shortened or self.joined or self.operators.imports():
+        if self.states or self.shortened or absent or self.operators.imports():
             lines += [""]
         lines += [*self.operators.bindings(), "", "", "def step("]
         for value in arguments:
@@ -234,6 +236,11 @@ class _Writer:
 
     def calls(self, op: Op, in_place: int, repeated: bool) -> list[Statement]:
         """The statements of one run of an op."""
+        if op.id in self.layouts.reshaped and op.target != VIEW:
+            self.copies = True
+            shape = view_shape(self.graph, op)
+            operands = [self.names[op.inputs[0]], repr(shape)]
+            return [Statement(self.names[op.outputs[0]], "for_view", operands)]
         if op.id in self.layouts.reshaped:
             op = replace(op, target=RESHAPE)
         calls = statements(self.graph, op, in_place, self.names, self.operators)

@@ -103,7 +103,7 @@ def test_rounds_for_which_there_is_no_memory_are_named(
     no_memory(monkeypatch, after=4, error=OF_LIBRARY)
     found = validate(graph, built, {**PLAN, "peak": peak}, Planned(built.model), 0).measurement
     assert found.verdict == "feasible" and found.bits_equal is True
-    assert "Not compared on other contents of the sample's shapes, with two" in found.sentence
+    assert "Not compared with two forwards before their backwards, on other" in found.sentence
     assert "the original model is not measured beside the plan on cpu" in found.sentence
 
 
