@@ -22,13 +22,15 @@ SCHEMA_PATH = Path(__file__).with_name("config.schema.json")
 @dataclass(frozen=True)
 class Model:
     """A model to plan: its factory ("package.module:function"), the factory's keyword arguments,
-    and the strategies and budgets, as written, to plan it with."""
+    the strategies and budgets, as written, to plan it with, and whether plans may rest on inputs of
+    nothing but `ones`."""
 
     name: str
     factory: str
     arguments: dict[str, Any]
     strategies: list[str]
     budgets: list[str]
+    ones: bool = False
 
     @property
     def arguments_json(self) -> str:
@@ -171,6 +173,7 @@ def _models(name: str, document: dict[str, Any]) -> Iterator[Model]:
             {**model["arguments"], **further},
             model.get("strategies", document["strategies"]),
             [parse_budget(budget).text for budget in model.get("budgets", document["budgets"])],
+            model["ones"],
         )
 
 

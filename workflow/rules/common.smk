@@ -104,6 +104,11 @@ def source(wildcards):
     ]
 
 
+def ones(wildcards):
+    """Whether a plan may rest on inputs of nothing but ones, as an option of a stage."""
+    return "--ones" if SETTINGS.models[wildcards.model].ones else ""
+
+
 def search_path():
     """Names the folders in which modules are looked for as options of a stage."""
     return [
