@@ -109,8 +109,6 @@ def _link(state: State, name: str) -> HostLink:
 
 
 def _finish(state: State) -> None:
-    if state.away.moving:
-        raise state.refuse(f"the storages {sorted(state.away.moving)} are never waited for")
     if state.away.copies:
         raise state.refuse(
             f"the copies of the storages {sorted(state.away.copies)} are never freed"
