@@ -32,7 +32,7 @@ def least_peak(problem: Problem) -> int:
 def least_seconds(graph: Graph, costs: Costs, problem: Problem, budget: int) -> float:
     """Seconds that every plan of a step within the budget takes at least: those of its nodes, and
     of the views that they read, once each."""
-    return least_seconds_of_nodes(problem, budget) + _seconds_of_views(graph, costs)
+    return least_seconds_of_nodes(problem, budget) + seconds_of_views(graph, costs)
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def proven_seconds(graph: Graph, costs: Costs, problem: Problem, budget: int) ->
     """As `least_seconds`, closer and with more work: with what `moment` decides."""
     decided = Moments(problem).decide(budget)
     least = max(least_seconds_of_nodes(problem, budget), decided.seconds)
-    return Proven(least + _seconds_of_views(graph, costs), decided.sequences, decided.clock)
+    return Proven(least + seconds_of_views(graph, costs), decided.sequences, decided.clock)
 
 
 def least_seconds_of_nodes(problem: Problem, budget: int) -> float:
@@ -112,7 +112,7 @@ def at_loss(problem: Problem, budget: int) -> AtLoss:
     )
 
 
-def _seconds_of_views(graph: Graph, costs: Costs) -> float:
+def seconds_of_views(graph: Graph, costs: Costs) -> float:
     """Seconds of the views that every plan makes, once each: of what ops read when they first run,
     of what the caller is given, and of what those are views of."""
     views = [op for op in graph.ops if graph.is_view(op)]

@@ -12,10 +12,17 @@ from schemas.graph import Graph
 from schemas.plan import Cost, Fixed, Plan, Verdict, gap_of
 from schemas.problem import Problem
 from schemas.schedule import Step
-from stages.combine.bounds import Proven, least_peak, least_seconds, proven_seconds
+from stages.combine.bounds import (
+    Proven,
+    least_peak,
+    least_seconds,
+    proven_seconds,
+    seconds_of_views,
+)
 from stages.combine.holding import holding
 from stages.combine.in_all import InAll, margin
 from stages.combine.refine import Player, refined
+from stages.combine.transfers.bound import least_seconds_linked
 
 TOLERANCE = 1e-9
 """Relative difference of two sums of the same times in another order."""
@@ -121,14 +128,18 @@ def _within(player: Player, frontier: Frontier, budget: int | None) -> tuple[Poi
     fastest = frontier.points[0]
     asked = fastest.peak if budget is None else budget
     point = fastest if budget is None else frontier.within(budget)
-    simple = least_seconds(graph, costs, problem, asked)
+    link = frontier.link if frontier.link is not None and frontier.link.bandwidth > 0 else None
+    if link is None:
+        simple = least_seconds(graph, costs, problem, asked)
+    else:
+        simple = least_seconds_linked(problem, asked, link) + seconds_of_views(graph, costs)
     met = point is not None and simple >= point.seconds * (1 - TOLERANCE)
     if met or asked < least_peak(problem):
         return point, _Limit(simple)
     proven = proven_seconds(graph, costs, problem, asked)
     if budget is not None:
         point = refined(player, frontier, budget, proven.sequences)
-    return point, _Limit(simple, proven)
+    return point, _Limit(simple, None if link else proven)
 
 
 def _optimal_in(verdict: Verdict, point: Point, frontier: Frontier, asked: bool) -> str:

@@ -2,8 +2,8 @@
 
 Looks at the moment at which the loss runs. What the backward reads of the forward is there then,
 within the budget, or was sent before and comes back afterwards, or is made again afterwards: the
-cheapest bytes first, parts of storages allowed. So a plan takes at least as long as its computations
-together, and each side of the loss as long as what the link moves there. A peak is bounded as
+cheapest bytes first, parts of storages allowed. So a plan takes at least as long as all that it
+computes, and each side of the loss as long as what the link moves there. A peak is bounded as
 without a link (`stages.combine.bounds.least_peak`): an op reads what is on the device.
 """
 

@@ -17,19 +17,21 @@ from stages.replay.line import Execution, executions
 
 @dataclass(frozen=True)
 class Placed:
-    """A sequence of node positions with the stays of what leaves, the order in which it is sent, and
-    the seconds that the clocks of the lanes come to, views left out."""
+    """A sequence of node positions with the stays of what leaves and the order in which it is sent;
+    the seconds that the clocks of the lanes come to, views left out, and those for which
+    computations or the end of the step `waited` for transfers."""
 
     sequence: list[int]
     stays: list[Stay]
     order: list[Sent]
     seconds: float
+    waited: float
     ceiling: int
 
 
 class Placer:
-    """Places transfers of one problem over one link; `leaving` are the storages that may leave, with
-    the values by which they do."""
+    """Places transfers of one problem over one link; `leaving` are the storages that may leave,
+    with the values by which they do."""
 
     def __init__(self, problem: Problem, link: HostLink, leaving: Mapping[int, int]) -> None:
         self.problem = problem
@@ -39,9 +41,9 @@ class Placer:
     def place(
         self, sequence: Sequence[int], back: Collection[tuple[int, int]] | None, budget: int
     ) -> Placed | None:
-        """The fastest placing found of what shall leave within the budget in bytes, None where there
-        is none. `back` are storages with the places ahead of which they come back; more leave where
-        these are too few."""
+        """The fastest placing found of what shall leave within the budget in bytes, None where
+        there is none. `back` are storages with the places ahead of which they come back; more leave
+        where these are too few."""
         played = executions(self.problem, sequence, in_place=True, ceiling=budget)
         made = self._computation(played)
         chosen = capped(made, _chosen(made.gaps, back or ()), budget)
@@ -71,10 +73,11 @@ class Placer:
         played = executions(self.problem, sequence, True, budget, moved)
         if max(run.peak for run in played) > budget:
             return None
-        seconds, most = self._clocks([run.seconds for run in played], found, order)
+        own = [run.seconds for run in played]
+        seconds, most = self._clocks(own, found, order)
         if most > self.link.room:
             return None
-        return Placed(list(sequence), found, order, seconds, budget)
+        return Placed(list(sequence), found, order, seconds, seconds - sum(own), budget)
 
     def actions(self, placed: Placed) -> list[Action]:
         """The actions of a plan."""

@@ -8,13 +8,24 @@ is brought back instead. A price a byte stands for the time of the link that oth
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from schemas.problem import Node, Problem, Repeat
 
 PART = 8
 """Outputs of less than this part of the largest one stay."""
+
+
+@dataclass(frozen=True)
+class Maker:
+    """A node with the storages that are brought back instead of a further run of it, their bytes,
+    and what such a run takes in seconds a byte, infinite where there may be none."""
+
+    node: int
+    storages: list[int]
+    size: int
+    rate: float
 
 
 @dataclass(frozen=True)
@@ -25,41 +36,32 @@ class Priced:
     brings: dict[int, list[int]]
 
 
-def priced(problem: Problem, leaving: Collection[int], price: float) -> Priced:
-    """A problem in which makers of storages that may be `leaving` bring these back for `price`
-    seconds a byte, where running again takes longer or may not be."""
-    nodes, brings = list(problem.nodes), {}
+def makers(problem: Problem, leaving: Collection[int]) -> list[Maker]:
+    """The makers of what may leave, those that take the least a byte first, and of equal ones the
+    last: what is made early has more time to leave."""
+    found = []
     for position, node in enumerate(problem.nodes):
         storages = _brought(problem, node, leaving)
         size = sum(problem.storages[storage].bytes for storage in storages)
-        if storages and price * size < own_seconds(node):
-            brings[position] = storages
-            form = Repeat([], storages, price * size, size)
-            pinned = node.random or not node.repeatable
-            nodes[position] = replace(node, repeat=form, repeatable=True, random=pinned)
+        if size:
+            seconds = node.form(True).seconds if node.repeatable else float("inf")
+            found.append(Maker(position, storages, size, seconds / size))
+    return sorted(found, key=lambda maker: (maker.rate, -maker.node))
+
+
+def priced(problem: Problem, chosen: Iterable[Maker], price: float) -> Priced:
+    """A problem in which some makers bring back what they made for `price` seconds a byte."""
+    nodes, brings = list(problem.nodes), {}
+    for maker in chosen:
+        node = problem.nodes[maker.node]
+        form = Repeat([], maker.storages, price * maker.size, maker.size)
+        pinned = node.random or not node.repeatable
+        nodes[maker.node] = replace(node, repeat=form, repeatable=True, random=pinned)
+        brings[maker.node] = maker.storages
     return Priced(replace(problem, nodes=nodes), brings)
 
 
-def rates(problem: Problem, leaving: Collection[int]) -> list[tuple[float, int]]:
-    """What the makers of what may leave take to run again, in seconds a byte, and the bytes; in
-    rising order, those left out that may not."""
-    found = []
-    for node in problem.nodes:
-        storages = _brought(problem, node, leaving)
-        size = sum(problem.storages[storage].bytes for storage in storages)
-        if storages and node.repeatable:
-            found.append((own_seconds(node) / size, size))
-    return sorted(found)
-
-
-def own_seconds(node: Node) -> float:
-    """The seconds of a further run, infinite where there may be none."""
-    return node.form(True).seconds if node.repeatable else float("inf")
-
-
-def parted(
-    found: Priced, sequence: Sequence[int]
-) -> tuple[list[int], list[tuple[int, int]]]:
+def parted(found: Priced, sequence: Sequence[int]) -> tuple[list[int], list[tuple[int, int]]]:
     """A sequence of the problem with prices as one of the true problem, and what it brings back:
     storages, each with the place in that sequence ahead of which it comes."""
     seen: set[int] = set()
