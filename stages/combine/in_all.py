@@ -4,7 +4,7 @@ requests with what was there before, on CUDA those that PyTorch's allocator rese
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from schemas.budget import parse_budget
 from schemas.costs import Costs
@@ -82,8 +82,20 @@ class InAll:
         """The fastest plan known whose reserved bytes are within a total, None where none is.
 
         It starts from the `first`, whose requested bytes are, lowers these by what is reserved in
-        excess, a few times, and looks at the points of the frontier.
+        excess, a few times, and looks at the points of the frontier. With a link it does so without
+        transfers, too.
         """
+        found = self._fitted(frontier, first, total)
+        if frontier.link is None:
+            return found
+        player = replace(self.player, link=None)
+        plain = replace(frontier, points=frontier.without_transfers, link=None, beaten=[])
+        own = None if first is None else plain.within(first.peak)
+        other = replace(self, player=player)._fitted(plain, own, total)
+        known = [point for point in (found, other) if point is not None]
+        return min(known, key=lambda point: point.seconds, default=None)
+
+    def _fitted(self, frontier: Frontier, first: Point | None, total: int) -> Point | None:
         found = self._lowered(frontier, first, total)
         for point in sorted(frontier.points, key=lambda point: (point.seconds, point.peak)):
             if found is not None and found.seconds <= point.seconds:
