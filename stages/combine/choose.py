@@ -23,6 +23,7 @@ from stages.combine.holding import holding
 from stages.combine.in_all import InAll, margin
 from stages.combine.refine import Player, refined
 from stages.combine.transfers.bound import least_seconds_linked
+from stages.replay.referee import Replay
 
 TOLERANCE = 1e-9
 """Relative difference of two sums of the same times in another order."""
@@ -81,7 +82,9 @@ def choose(
         budget_total=total,
         budget_bytes=own,
         verdict=verdict,
-        sentence=_sentence(verdict, point, frontier, gap, fixed, costs) + margin(memory) + clock,
+        sentence=_sentence(verdict, point, frontier, gap, fixed, costs, played)
+        + margin(memory)
+        + clock,
         time=played.seconds,
         peak=played.peak,
         lower_bound=bound,
@@ -164,7 +167,13 @@ def _measured(budget: str, size: int, share: str) -> str:
 
 
 def _sentence(
-    verdict: Verdict, point: Point, frontier: Frontier, gap: float, fixed: Fixed, costs: Costs
+    verdict: Verdict,
+    point: Point,
+    frontier: Frontier,
+    gap: float,
+    fixed: Fixed,
+    costs: Costs,
+    played: Replay,
 ) -> str:
     """A plan in words; its bytes are those of a budget, with what is `fixed` before the step."""
     there_before = fixed.there_before
@@ -175,7 +184,19 @@ def _sentence(
     )
     most = math.ceil(gap * 1000) / 1000
     worth = "" if verdict == "optimal" else f", no plan is more than {most:.1%} faster"
-    return f"{words}{worth}{_described(costs)}{_clock(frontier)}"
+    return f"{words}{worth}{_sent(played, frontier)}{_described(costs)}{_clock(frontier)}"
+
+
+def _sent(played: Replay, frontier: Frontier) -> str:
+    """What a verdict says of transfers."""
+    moved, link = played.transfers, frontier.link
+    if moved is None or link is None:
+        return ""
+    waited = moved.waited / played.seconds if played.seconds else 0.0
+    return (
+        f"; {moved.left:,} bytes wait in {link.other}, and computations wait for the link for "
+        f"{waited:.1%} of the time"
+    )
 
 
 def _described(costs: Costs) -> str:

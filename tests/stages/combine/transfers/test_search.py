@@ -115,7 +115,7 @@ def ways(graph: Graph, problem: Problem, most: int) -> Iterator[list[Action]]:
 
 @settings(deadline=None, max_examples=20)
 @given(problems(forward=3), LINKS)
-def test_no_way_to_send_beats_the_bound_and_few_the_placing(made: Problem, link: HostLink) -> None:
+def test_no_way_to_send_beats_the_bound(made: Problem, link: HostLink) -> None:
     graph, costs, problem = step_of(made)
     placer = Placer(problem, link, leaving(graph, problem))
     captured = range(len(problem.nodes))
@@ -182,16 +182,14 @@ def test_a_link_without_bandwidth_changes_nothing(made: Problem) -> None:
 
 @settings(deadline=None, max_examples=15)
 @given(problems(forward=4))
-def test_a_link_that_takes_no_time_runs_nothing_again(made: Problem) -> None:
+def test_nobody_waits_for_a_link_that_takes_no_time(made: Problem) -> None:
     graph, _, problem = step_of(made)
     link = HostLink(math.inf, 0.0, device="cpu")
     linker = Linker(problem, link, leaving(graph, problem))
     captured = list(range(len(problem.nodes)))
-    everything = sum(node.seconds for node in problem.nodes)
     for budget in budgets(problem):
         placed = linker.placer.place(captured, None, budget)
         found = linker.plan(budget, [captured])
         if placed is not None:
             assert found is not None and found.seconds <= placed.seconds + 1e-9
             assert found.waited == pytest.approx(0)
-            assert found.seconds <= everything * 10
