@@ -21,7 +21,7 @@ from stages.combine.schedule.leaving import leaving
 from stages.combine.schedule.opening import Opener
 from stages.combine.strategies.strategy import About, Candidate
 from stages.combine.transfers.points import linked_point
-from stages.combine.transfers.search import Linker
+from stages.combine.transfers.search import Linker, frees_early
 from stages.replay.line import executions
 from stages.replay.referee import replay
 
@@ -86,7 +86,8 @@ def _linked(
     plain = pareto(point for point in points if not point.transfers)
     if played.link is None or not plain:
         return
-    linker = Linker(problem, played.link, leaving(played.graph, problem))
+    early = frees_early(played.costs)
+    linker = Linker(problem, played.link, leaving(played.graph, problem), early)
     positions = played.opener.positions
 
     def source(budget: int) -> Point:

@@ -18,7 +18,7 @@ from stages.combine.schedule.executions import runs
 from stages.combine.schedule.leaving import leaving
 from stages.combine.schedule.opening import Opener
 from stages.combine.transfers.points import linked_point
-from stages.combine.transfers.search import Linker
+from stages.combine.transfers.search import Linker, frees_early
 from stages.replay.referee import Replay, replay
 
 AROUND = 2
@@ -112,7 +112,8 @@ def _linked(
 ) -> list[Point]:
     """What is found with transfers within a budget, from the best without and the points around."""
     problem, positions = player.opener.problem, player.opener.positions
-    linker = Linker(problem, link, leaving(player.graph, problem))
+    early = frees_early(player.costs)
+    linker = Linker(problem, link, leaving(player.graph, problem), early)
     starts = [[positions[op] for op in point.executions] for point in (made, *around)]
     placed = linker.plan(budget, starts)
     if placed is None:

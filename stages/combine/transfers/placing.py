@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from schemas.actions import Action, Free, Offload, Prefetch
 from schemas.link import HostLink
@@ -16,27 +17,47 @@ from stages.replay.line import Execution, executions
 
 
 @dataclass(frozen=True)
+class Clocks:
+    """When all lanes are through (`seconds`), the `most` bytes in the other memory, when each run
+    begins, and when what leaves has been `sent`. Views take no time."""
+
+    seconds: float
+    most: int
+    begins: list[float]
+    sent: dict[tuple[bool, int], float]
+
+
+@dataclass(frozen=True)
 class Placed:
     """A sequence of node positions with the stays of what leaves and the order in which it is sent;
-    the seconds that the clocks of the lanes come to, views left out, and those for which
-    computations or the end of the step `waited` for transfers."""
+    the clocks of the lanes, and the seconds for which computations or the end of the step `waited`
+    for transfers."""
 
     sequence: list[int]
     stays: list[Stay]
     order: list[Sent]
-    seconds: float
+    clocks: Clocks
     waited: float
     ceiling: int
+
+    @property
+    def seconds(self) -> float:
+        """The seconds that the lanes take, views left out."""
+        return self.clocks.seconds
 
 
 class Placer:
     """Places transfers of one problem over one link; `leaving` are the storages that may leave,
-    with the values by which they do."""
+    with the values by which they do. Those that do are freed as late as the budget allows, or
+    `early`: once they have been sent, by the clocks."""
 
-    def __init__(self, problem: Problem, link: HostLink, leaving: Mapping[int, int]) -> None:
+    def __init__(
+        self, problem: Problem, link: HostLink, leaving: Mapping[int, int], early: bool = False
+    ) -> None:
         self.problem = problem
         self.link = link
         self.leaving = leaving
+        self.early = early
 
     def place(
         self, sequence: Sequence[int], back: Collection[tuple[int, int]] | None, budget: int
@@ -57,6 +78,8 @@ class Placer:
                 if found is None:
                     continue
                 placed = self.timed(sequence, found, order, budget)
+                if placed is not None and self.early:
+                    placed = self.timed(sequence, self._freed_early(placed), order, budget)
                 if placed is not None and (best is None or placed.seconds < best.seconds):
                     best = placed
         return best
@@ -74,10 +97,20 @@ class Placer:
         if max(run.peak for run in played) > budget:
             return None
         own = [run.seconds for run in played]
-        seconds, most = self._clocks(own, found, order)
-        if most > self.link.room:
+        clocks = self._clocks(own, found, order)
+        if clocks.most > self.link.room:
             return None
-        return Placed(list(sequence), found, order, seconds, seconds - sum(own), budget)
+        waited = clocks.seconds - sum(own)
+        return Placed(list(sequence), found, order, clocks, waited, budget)
+
+    def _freed_early(self, placed: Placed) -> list[Stay]:
+        """The stays, each from where its transfer has ended without a wait."""
+        begins, sent = placed.clocks.begins, placed.clocks.sent
+        found = []
+        for stay in placed.stays:
+            first = bisect_left(begins, sent[stay.gap.store], lo=stay.gap.first, hi=stay.out)
+            found.append(replace(stay, out=min(first, stay.out)))
+        return found
 
     def actions(self, placed: Placed) -> list[Action]:
         """The actions of a plan."""
@@ -93,10 +126,8 @@ class Placer:
             steps += [Offload(self.leaving[store[1]]) for _, store in after.get(place, [])]
         return steps
 
-    def _clocks(
-        self, seconds: Sequence[float], found: Iterable[Stay], order: list[Sent]
-    ) -> tuple[float, int]:
-        """The seconds until all lanes are through, and the most bytes in the other memory."""
+    def _clocks(self, seconds: Sequence[float], found: Iterable[Stay], order: list[Sent]) -> Clocks:
+        """The clocks of the lanes; `seconds` are those of the runs."""
         before, after = _events(found, order)
         link, sizes = self.link, self.problem.storages
         awaited: dict[int, list[Gap]] = {}
@@ -107,6 +138,7 @@ class Placer:
         clock, free_at = 0.0, {True: 0.0, False: 0.0}
         sent: dict[tuple[bool, int], float] = {}
         comes: dict[Gap, float] = {}
+        begins: list[float] = []
         other = most = 0
 
         def transfer(size: int, leaves: bool) -> float:
@@ -124,6 +156,7 @@ class Placer:
                 clock = max(clock, comes[gap])
                 left[gap.store] -= 1
                 other -= 0 if left[gap.store] else gap.size
+            begins.append(clock)
             clock += own
             for _, store in after.get(place, []):
                 if store not in sent:
@@ -131,7 +164,7 @@ class Placer:
                     sent[store] = transfer(size, True)
                     other += size
                     most = max(most, other)
-        return max(clock, *free_at.values()), most
+        return Clocks(max(clock, *free_at.values()), most, begins, sent)
 
     def _computation(self, played: Sequence[Execution]) -> Computation:
         """The runs as planners of chains with a link see them: what each needs, and the gaps."""

@@ -4,16 +4,18 @@ Where some makers may bring back what they made, for a price a byte, the search 
 `stages.combine.polish` decides it on the problem with prices (`priced`), as if transfers took no
 time. Then transfers are placed and the clocks of the lanes say what the plan takes (`placing`). How
 many may is looked for by halving: fewer where computations wait for the link, else more. Those may
-first that take the longest a byte to run again, and their rate is the price.
+first that take the longest a byte to run again, and the least of their rates is the price.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
 
+from schemas.costs import Costs
 from schemas.link import HostLink
 from schemas.problem import Problem
 from stages.combine.polish.polisher import Polisher, grid
@@ -30,26 +32,30 @@ BELOW = 1.0 - 1e-9
 
 @dataclass(frozen=True)
 class Effort:
-    """How hard is looked for a plan: how often what may leave is halved, for makers of the first
-    `parts` of the forward's time alone, since what is made late has little time to leave."""
+    """How hard is looked for a plan: for makers of the first `parts` of the forward's time alone,
+    since what is made late has little time to leave, how often what may leave is halved, and how
+    often a share beside the best so far is tried."""
 
     parts: tuple[float, ...]
     halvings: int
+    closer: int
 
 
-SWEEP = Effort((0.7,), 6)
+SWEEP = Effort((0.7,), 4, 3)
 """For one of many budgets."""
-ASKED = Effort((1.0, 0.8, 0.6, 0.4), 7)
+ASKED = Effort((1.0, 0.7, 0.4), 4, 6)
 """For a budget that is asked for."""
 
 
 class Linker:
     """Plans of one problem over one link; `leaving` are the storages that may leave, with the
-    values by which they do."""
+    values by which they do, as late as they can, or `early` (`Placer`)."""
 
-    def __init__(self, problem: Problem, link: HostLink, leaving: Mapping[int, int]) -> None:
+    def __init__(
+        self, problem: Problem, link: HostLink, leaving: Mapping[int, int], early: bool = False
+    ) -> None:
         self.problem = problem
-        self.placer = Placer(problem, link, leaving)
+        self.placer = Placer(problem, link, leaving, early)
         self.idle = link.bandwidth == 0 or not leaving
         self.makers = makers(problem, leaving)
         self.ends = list(accumulate(maker.size for maker in self.makers))
@@ -65,7 +71,7 @@ class Linker:
             return None
         search = _Search(self, budget, starts)
         for part in effort.parts:
-            search.halve(part, effort.halvings)
+            search.look(part, effort)
         return search.best
 
     def sweep(
@@ -96,6 +102,13 @@ class Linker:
         ]
 
 
+def frees_early(costs: Costs) -> bool:
+    """Whether what leaves is freed early: where budgets count what CUDA's allocator reserves. What
+    waits in small blocks until a large one is asked for has that one reserved beside it. Elsewhere
+    what is freed late waits less where the link is slower than it was said to be."""
+    return costs.device.type == "cuda"
+
+
 class _Search:
     """The search for one budget."""
 
@@ -107,31 +120,46 @@ class _Search:
         for start in [*starts, range(len(linker.problem.nodes))]:
             self._keep(linker.placer.place(start, None, budget))
 
-    def halve(self, part: float, times: int) -> None:
-        """Looks for how many makers of a part of the forward may bring back: all, or the share of
-        them for which the link is just not the one that others wait for."""
-        low, high = 0.0, 1.0
-        if not self._waits(low, part):
-            return
-        for _ in range(times):
-            share = (low + high) / 2
-            low, high = (share, high) if self._waits(share, part) else (low, share)
+    def look(self, part: float, effort: Effort) -> None:
+        """Looks for the share of what makers of a part of the forward make that may not be brought
+        back: by halving, until the link is just not waited for, then around the best."""
+        tried: dict[float, float] = {}
 
-    def _waits(self, share: float, part: float) -> bool:
-        """Whether the plan for a share has computations wait, or none was found."""
+        def waits(share: float) -> bool:
+            placed = self._tried(share, part)
+            tried[share] = math.inf if placed is None else placed.seconds
+            return placed is None or placed.waited > IDLE * placed.seconds
+
+        low, high = 0.0, 1.0
+        for _ in range(effort.halvings):
+            share = (low + high) / 2
+            low, high = (share, high) if waits(share) else (low, share)
+        if low == 0.0 and not waits(low):
+            return
+        for _ in range(effort.closer):
+            waits(_closer(tried))
+
+    def _tried(self, share: float, part: float) -> Placed | None:
+        """The plan for a share, None where none was found."""
         linker = self.linker
         chosen = linker.chosen(share, part)
-        if not chosen:
-            return False
-        rate = min(maker.rate for maker in chosen)
-        price = 0.0 if share == 0 or rate == float("inf") else rate * BELOW
+        rate = min((maker.rate for maker in chosen), default=0.0)
+        price = 0.0 if share == 0 or rate == math.inf else rate * BELOW
         found = priced(linker.problem, chosen, price)
         polished = Polisher(found.problem).polish({0: self.start}, self.budget)
         sequence, back = parted(found, polished.sequence)
         placed = linker.placer.place(sequence, back, self.budget)
         self._keep(placed)
-        return placed is None or placed.waited > IDLE * placed.seconds
+        return placed
 
     def _keep(self, placed: Placed | None) -> None:
         if placed is not None and (self.best is None or placed.seconds < self.best.seconds):
             self.best = placed
+
+
+def _closer(tried: Mapping[float, float]) -> float:
+    """A share between the one with the fewest seconds and the farther of its neighbours."""
+    best = min(tried, key=lambda share: (tried[share], share))
+    low = max((share for share in tried if share < best), default=0.0)
+    high = min((share for share in tried if share > best), default=1.0)
+    return (low + best) / 2 if best - low >= high - best else (best + high) / 2
