@@ -18,7 +18,7 @@ from stages.combine.schedule.executions import runs
 from stages.combine.schedule.leaving import leaving
 from stages.combine.schedule.opening import Opener
 from stages.combine.transfers.points import linked_point
-from stages.combine.transfers.search import Linker, frees_early
+from stages.combine.transfers.search import ASKED, Effort, Linker, frees_early
 from stages.replay.referee import Replay, replay
 
 AROUND = 2
@@ -60,11 +60,15 @@ class Player:
 
 
 def refined(
-    player: Player, frontier: Frontier, budget: int, sequences: Sequence[Sequence[int]]
+    player: Player,
+    frontier: Frontier,
+    budget: int,
+    sequences: Sequence[Sequence[int]],
+    effort: Effort = ASKED,
 ) -> Point | None:
     """The frontier's point within a budget in bytes or, where that is faster, what a search finds
     from the points without transfers around the budget and from further `sequences` of node
-    positions, and with a link what is found from there.
+    positions, and with a link what is found from there with an `effort`.
 
     It counts as a plan that comes from the frontier's point, of the least peak where none fits.
     None where neither has one. Raises ArtifactError where a point costs something else than it
@@ -80,7 +84,7 @@ def refined(
     made = _searched(player, below, above, budget, sequences)
     found = [point for point in (within, made) if point is not None and point.peak <= budget]
     if player.link is not None:
-        linked = _linked(player, player.link, made, [*below, *above], budget)
+        linked = _linked(player, player.link, made, [*below, *above], budget, effort)
         found += [point for point in linked if point.peak <= budget]
     return min(found, key=lambda point: point.seconds, default=None)
 
@@ -108,14 +112,19 @@ def _searched(
 
 
 def _linked(
-    player: Player, link: HostLink, made: Point, around: Sequence[Point], budget: int
+    player: Player,
+    link: HostLink,
+    made: Point,
+    around: Sequence[Point],
+    budget: int,
+    effort: Effort,
 ) -> list[Point]:
     """What is found with transfers within a budget, from the best without and the points around."""
     problem, positions = player.opener.problem, player.opener.positions
     early = frees_early(player.costs)
     linker = Linker(problem, link, leaving(player.graph, problem), early)
     starts = [[positions[op] for op in point.executions] for point in (made, *around)]
-    placed = linker.plan(budget, starts)
+    placed = linker.plan(budget, starts, effort)
     if placed is None:
         return []
     actions = linker.placer.actions(placed)

@@ -71,20 +71,34 @@ class Placer:
         if chosen is None:
             return None
         order = first_made_first(chosen)
-        best: Placed | None = None
-        for turn in (made.turn, made.turn - 1):
-            for wide in (False, True):
-                found = stays(made, chosen, budget, turn, wide, order)
-                if found is None:
-                    continue
-                placed = self.timed(sequence, found, order, budget)
-                if placed is not None and self.early:
-                    placed = self.timed(sequence, self._freed_early(placed), order, budget)
-                if placed is not None and (best is None or placed.seconds < best.seconds):
-                    best = placed
-        return best
+        found = [
+            stays(made, chosen, budget, turn, wide, order)
+            for turn in (made.turn, made.turn - 1)
+            for wide in (False, True)
+        ]
+        for each in self._fastest_first([each for each in found if each is not None], order, made):
+            placed = self._timed(sequence, each, order, budget)
+            if placed is None:
+                continue
+            if not self.early:
+                return placed
+            early = self._timed(sequence, self._freed_early(placed), order, budget)
+            return placed if early is None or early.seconds > placed.seconds else early
+        return None
 
-    def timed(
+    def _fastest_first(
+        self, found: Sequence[list[Stay]], order: list[Sent], made: Computation
+    ) -> list[list[Stay]]:
+        """Different stays by the time that they take."""
+        known: dict[tuple[tuple[int, int], ...], list[Stay]] = {}
+        for each in found:
+            known.setdefault(tuple((stay.out, stay.back) for stay in each), each)
+        seconds = {
+            key: self._clocks(made.seconds, each, order).seconds for key, each in known.items()
+        }
+        return [known[key] for key in sorted(known, key=seconds.__getitem__)]
+
+    def _timed(
         self, sequence: Sequence[int], found: list[Stay], order: list[Sent], budget: int
     ) -> Placed | None:
         """A placing with its time, None where the other memory is too small or the budget is
