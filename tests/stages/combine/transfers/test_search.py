@@ -62,7 +62,7 @@ def budgets(problem: Problem) -> list[int]:
     return sorted({max(line), max(line) * 3 // 4, max(line) // 2})
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(problems(forward=4), LINKS)
 def test_plans_are_what_the_referee_says_and_no_slower_than_without(
     made: Problem, link: HostLink
@@ -180,7 +180,7 @@ def test_a_link_without_bandwidth_changes_nothing(made: Problem) -> None:
     )
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=8)
 @given(problems(forward=4))
 def test_nobody_waits_for_a_link_that_takes_no_time(made: Problem) -> None:
     graph, _, problem = step_of(made)
