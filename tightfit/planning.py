@@ -52,6 +52,7 @@ def plan(
     progress: bool = True,
     cuda_graphs: bool = False,
     ones: bool = False,
+    machine: Path | str | None = None,
 ) -> tuple[nn.Module, ChosenPlan]:
     """Plans the training step `model(*args, **kwargs)` under a budget.
 
@@ -73,18 +74,19 @@ def plan(
     samples of one shape, the module launches its step as CUDA graphs; see `load`. With `ones` a
     plan may rest on it that an input holds nothing but ones, as an attention mask that masks
     nothing, where it does so in its samples and the forward looks at that to go a shorter way:
-    calls are compared, and samples of other contents get a plan of their own. An interruption
-    while the frontier is made gives the best plan so far, where one fits. Threads that plan do so
-    one after the other; no other is to run a model meanwhile. Raises ConfigError when the budget is
-    no size or too small, ModelError when the model cannot be captured or the planned module does
-    not do what the original does.
+    calls are compared, and samples of other contents get a plan of their own. `machine` is the
+    description (.json) of a machine with a link to another memory, for strategies that send there
+    what waits. An interruption while the frontier is made gives the best plan so far, where one
+    fits. Threads that plan do so one after the other; no other is to run a model meanwhile. Raises
+    ConfigError when the budget is no size or too small, ModelError when the model cannot be
+    captured or the planned module does not do what the original does.
     """
     import torch
 
     from stages.device.foreign import allowing
 
     store = default_store() if store is None else Path(store)
-    check_settings(strategy, store, engine, peaks, saves, jobs, otherwise, ones)
+    check_settings(strategy, store, engine, peaks, saves, jobs, otherwise, ones, machine)
     written = NO_BUDGET if strategy in baselines() else written_budget(budget)
     telling = Progress(progress)
     with (
@@ -98,7 +100,8 @@ def plan(
         given, device = builts(model, samples_of(args, kwargs, samples), loss, device, ones)
         check_cuda_graphs(cuda_graphs, device, len(given))
         solver = (engine, str(peaks), str(saves))
-        route = Route(store, device, strategy, solver, jobs, telling)
+        linked = None if machine is None else Path(machine)
+        route = Route(store, device, strategy, solver, jobs, telling, linked)
         return _planned(route, given, written, otherwise, check, cuda_graphs)
 
 

@@ -65,6 +65,11 @@ ROOMS = (
         compiled=True,
     ),
     Room(
+        "transfers",
+        ("stages/combine/transfers/*.py",),
+        ("tests/stages/combine/transfers",),
+    ),
+    Room(
         "clusters",
         ("stages/combine/clusters/*.py", "stages/combine/unrolled/*.py"),
         ("tests/stages/combine/clusters", "tests/stages/combine/unrolled"),
