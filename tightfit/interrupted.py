@@ -24,12 +24,18 @@ def frontier_so_far(route: Route, graph: Path, costs: Path) -> Path | None:
     with contextlib.suppress(KeyboardInterrupt):
         found += _known(place)
         for name in ("unplanned", "checkpoint", route.strategy):
-            found += _unpolished(name, graph, costs, place)
+            found += _unpolished(name, graph, costs, place, route.machine)
     if not found:
         return None
     points: list[Point] = [point for frontier in found for point in frontier.points]
     merged = replace(
-        found[0], strategy=route.strategy, points=pareto(points), optimal_in="", clock=0
+        found[0],
+        strategy=route.strategy,
+        points=pareto(points),
+        optimal_in="",
+        clock=0,
+        link=next((frontier.link for frontier in found if frontier.link is not None), None),
+        beaten=[],
     )
     path = place / f"{route.strategy}-interrupted" / "frontier.arrow"
     write_frontier(path, merged)
@@ -47,7 +53,9 @@ def _known(place: Path) -> list[Frontier]:
     return found
 
 
-def _unpolished(name: str, graph: Path, costs: Path, place: Path) -> list[Frontier]:
+def _unpolished(
+    name: str, graph: Path, costs: Path, place: Path, machine: Path | None
+) -> list[Frontier]:
     """The frontier of a strategy's own plans, none where what it plans from is not there yet."""
     from stages.combine.inputs import Inputs
     from stages.combine.strategies.registry import strategy as strategy_of
@@ -61,6 +69,7 @@ def _unpolished(name: str, graph: Path, costs: Path, place: Path) -> list[Fronti
     given = Inputs.read(
         *(graph, costs, blocks, options if solved else None),
         clusters if clusters.exists() else None,
+        machine if strategy.about.links else None,
     )
     if strategy.supports(given.step):
         return []

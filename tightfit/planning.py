@@ -51,6 +51,7 @@ def plan(
     check: bool = True,
     progress: bool = True,
     cuda_graphs: bool = False,
+    machine: Path | str | None = None,
 ) -> tuple[nn.Module, ChosenPlan]:
     """Plans the training step `model(*args, **kwargs)` under a budget.
 
@@ -69,18 +70,19 @@ def plan(
     original model. With `check` the planned module is compared with the original on other contents
     of the sample's shapes, which takes a few steps of both and the memory that the original takes.
     With `progress` standard error tells what is being done. With `cuda_graphs`, on a GPU and for
-    samples of one shape, the module launches its step as CUDA graphs; see `load`. An interruption
-    while the frontier is made gives the best plan so far, where one fits. Threads that plan do so
-    one after the other; no other is to run a model meanwhile. Raises ConfigError when the budget is
-    no size or too small, ModelError when the model cannot be captured or the planned module does
-    not do what the original does.
+    samples of one shape, the module launches its step as CUDA graphs; see `load`. `machine` is the
+    description (.json) of a machine with a link to another memory, for strategies that send there
+    what waits. An interruption while the frontier is made gives the best plan so far, where one
+    fits. Threads that plan do so one after the other; no other is to run a model meanwhile. Raises
+    ConfigError when the budget is no size or too small, ModelError when the model cannot be
+    captured or the planned module does not do what the original does.
     """
     import torch
 
     from stages.device.foreign import allowing
 
     store = default_store() if store is None else Path(store)
-    check_settings(strategy, store, engine, peaks, saves, jobs, otherwise)
+    check_settings(strategy, store, engine, peaks, saves, jobs, otherwise, machine)
     written = NO_BUDGET if strategy in baselines() else written_budget(budget)
     telling = Progress(progress)
     with (
@@ -94,7 +96,8 @@ def plan(
         given, device = builts(model, samples_of(args, kwargs, samples), loss, device)
         check_cuda_graphs(cuda_graphs, device, len(given))
         solver = (engine, str(peaks), str(saves))
-        route = Route(store, device, strategy, solver, jobs, telling)
+        linked = None if machine is None else Path(machine)
+        route = Route(store, device, strategy, solver, jobs, telling, linked)
         return _planned(route, given, written, otherwise, check, cuda_graphs)
 
 

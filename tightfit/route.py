@@ -21,7 +21,7 @@ from schemas.fingerprint import stage_fingerprint
 from schemas.lineage import keep_records
 from schemas.made import Made
 from schemas.plan import Plan, read_plan
-from schemas.store import read_bytes, write_bytes
+from schemas.store import file_digest, read_bytes, write_bytes
 from schemas.strategies import HIERARCHY, STRATEGIES
 from tightfit.progress import Progress
 
@@ -43,7 +43,8 @@ and a stage has what it prints read: each is one for the whole process."""
 @dataclass(frozen=True)
 class Route:
     """How to go: the store and the device, the strategy, the solver's engine and its numbers of
-    peaks and saves, and how many blocks are solved at a time."""
+    peaks and saves, how many blocks are solved at a time, and the description of a machine whose
+    link the strategy may take."""
 
     store: Path
     device: str
@@ -51,6 +52,7 @@ class Route:
     solver: tuple[str, str, str]
     jobs: int | None = None
     progress: Progress = field(default_factory=Progress)
+    machine: Path | None = None
 
     def trace(self, built: Built) -> Path:
         """The path of the traced graph in the store."""
@@ -98,7 +100,7 @@ class Route:
         engine, peaks, saves = self.solver
         place = self.place(costs)
         blocks, options = place / "blocks.arrow", place / "options.arrow"
-        whole = place / self.strategy / "frontier.arrow"
+        whole = self.folder(place) / "frontier.arrow"
         path = whole.parent / "given" / "frontier.arrow" if given else whole
         for known in (whole, path):
             if known.exists():
@@ -113,8 +115,21 @@ class Route:
         self.run("solve", *solving, "--out", options, parts=_blocks_of(_distinct(blocks)))
         made = ("--blocks", blocks, "--options", options, "--strategy", self.strategy)
         more = ("--given",) if given else ("--workers", workers)
-        self.run("combine", *files, *made, *clusters, *more, "--out", path, parts=_budgets)
+        linked = ("--machine", self.machine) if self.links else ()
+        self.run("combine", *files, *made, *clusters, *linked, *more, "--out", path, parts=_budgets)
         return path
+
+    @property
+    def links(self) -> bool:
+        """Whether the strategy takes a link."""
+        return STRATEGIES[self.strategy].links
+
+    def folder(self, place: Path) -> Path:
+        """The folder of the strategy's frontier: one for each machine whose link it takes."""
+        folder = place / self.strategy
+        if not self.links or self.machine is None:
+            return folder
+        return folder / file_digest(self.machine)[:16]
 
     def _clusters(self, place: Path) -> tuple[object, ...]:
         """The hierarchy as an option of a stage, where the strategy takes it."""

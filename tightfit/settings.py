@@ -52,14 +52,17 @@ def check_settings(
     saves: int,
     jobs: int | None,
     otherwise: str,
+    machine: Path | str | None = None,
 ) -> None:
     """Raises ConfigError, as a configuration would, where a setting is none."""
-    document = {
+    document: dict[str, Any] = {
         "models": {"model": {"factory": "none:none"}},
         "strategies": [strategy],
         "store": str(store),
         "solver": {"engine": engine, "peaks": peaks, "saves": saves},
     }
+    if machine is not None:
+        document["machine"] = str(machine)
     parse_config(document, "plan")
     try:
         Path(store).mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from schemas import store
 from schemas.budget import NO_BUDGET, parse_budget
@@ -17,7 +17,7 @@ from schemas.graph import Graph, read_graph
 from schemas.measurement import read_measurement
 from schemas.module import MADE_FROM, module_digest, module_files, read_made_from
 from schemas.plan import Plan, gap_of, plan_digest, read_plan
-from schemas.schedule import Step, read_schedule
+from schemas.schedule import Step, read_schedule, schedule_link
 from stages.audit.lane_files import lane_complaints
 from stages.replay.allocator import Taken
 from stages.replay.gpu_memory import on_gpu
@@ -159,7 +159,7 @@ def _schedule(files: PlanFiles) -> Iterator[str]:
 def _replayed(files: PlanFiles, graph: Graph, costs: Costs, steps: list[Step]) -> Iterator[str]:
     plan = files.plan
     try:
-        played = replay(graph, costs, steps)
+        played = replay(graph, costs, steps, link=schedule_link(cast(Path, files.schedule)))
     except TightfitError as error:
         yield f"{files.schedule}: cannot be run, {error}"
         return
@@ -171,6 +171,7 @@ def _replayed(files: PlanFiles, graph: Graph, costs: Costs, steps: list[Step]) -
         ("peak", plan.peak, played.peak),
         ("time", plan.time, played.seconds),
         ("recomputed", plan.recomputed, played.repeated),
+        ("transfers", plan.transfers, played.transfers),
         ("recomputed_time", plan.recomputed_time, played.repeated_seconds),
     ):
         if claimed != found:
@@ -246,7 +247,11 @@ def _lanes(files: PlanFiles) -> Iterator[str]:
     """The lanes of a chain with a link come to what the plan says."""
     if files.lanes is not None:
         yield from lane_complaints(files.path, files.plan, files.sequence, files.lanes)
-    elif files.plan.transfers is not None and not files.path.with_name("lanes.arrow").exists():
+    elif (
+        files.plan.transfers is not None
+        and _is_chain(files)
+        and not files.path.with_name("lanes.arrow").exists()
+    ):
         yield f"{files.path}: there is no lanes.arrow beside it"
 
 

@@ -33,7 +33,7 @@ def choose(
     budget is no size, or the costs are of settings of CUDA's allocator that are not followed,
     ArtifactError when the frontier does not say what its plans replay to.
     """
-    in_all = InAll.of_step(graph, costs, problem)
+    in_all = InAll.of_step(graph, costs, problem, frontier.link)
     player, fixed = in_all.player, in_all.fixed
     there_before = fixed.there_before
     total = None if budget == NO_BUDGET else in_all.budget(budget, frontier)
@@ -88,6 +88,7 @@ def choose(
         recomputed_time=played.repeated_seconds,
         solver="local search" if point.polished else "none",
         gpu=memory,
+        transfers=played.transfers,
     )
     return plan, point, played.steps
 

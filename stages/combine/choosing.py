@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> None:
         tell_compiling(cool)
     plan, point, steps = choose(graph, costs, condense(graph, costs), frontier, options.budget)
     write_sequence(options.out / "sequence.arrow", [] if point is None else point.sequence)
-    write_schedule(options.out / "schedule.arrow", steps, digest)
+    write_schedule(options.out / "schedule.arrow", steps, digest, frontier.link)
     write_plan(options.out / "plan.json", plan)
     if costs.device.described:
         _forget_measurement(options.out)

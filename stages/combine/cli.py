@@ -23,6 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--hierarchy", type=Path, help="hierarchy.arrow of the model, for strategies that take it"
     )
+    parser.add_argument(
+        "--machine", type=Path, help="description with a link, for strategies that take one"
+    )
     parser.add_argument("--strategy", required=True, help="how to plan, by name")
     parser.add_argument("--workers", type=int, default=1, help="threads that polish at a time")
     parser.add_argument(
@@ -43,7 +46,11 @@ def run(options: argparse.Namespace) -> None:
     strategy = strategy_of(options.strategy)
     about = replace(strategy.about, baseline=strategy.about.baseline or options.given)
     files = (options.graph, options.costs, options.blocks, options.options, options.hierarchy)
-    given = Inputs.read(*files)
+    if about.links and options.machine is None:
+        raise ConfigError(
+            f"{about.name} sends what waits to another memory: name a machine with a link to one"
+        )
+    given = Inputs.read(*files, options.machine if about.links else None)
     if said := strategy.supports(given.step):
         raise ConfigError(f"{about.name} cannot plan {given.graph.model}: {said}")
     if not about.baseline:
@@ -71,6 +78,6 @@ class _Telling:
 def made(options: argparse.Namespace) -> list[Made]:
     """What `run` made of what."""
     read = [options.graph, options.costs, options.blocks, options.options]
-    read += [] if options.hierarchy is None else [options.hierarchy]
+    read += [path for path in (options.hierarchy, options.machine) if path is not None]
     settings = {"strategy": options.strategy, **({"given": True} if options.given else {})}
     return [Made([options.out], read, settings)]

@@ -10,6 +10,7 @@ from schemas.budget import parse_budget
 from schemas.costs import Costs
 from schemas.frontier import Frontier, Point
 from schemas.graph import Graph
+from schemas.link import HostLink
 from schemas.plan import Fixed, GpuMemory
 from schemas.problem import Problem
 from schemas.schedule import Step
@@ -30,9 +31,11 @@ class InAll:
     fixed: Fixed
 
     @classmethod
-    def of_step(cls, graph: Graph, costs: Costs, problem: Problem) -> InAll:
-        """That of a graph, its costs and its condensed form."""
-        return cls(Player(graph, costs, Opener(graph, problem)), fixed_bytes(graph))
+    def of_step(
+        cls, graph: Graph, costs: Costs, problem: Problem, link: HostLink | None = None
+    ) -> InAll:
+        """That of a graph, its costs and its condensed form; plans may take the `link`."""
+        return cls(Player(graph, costs, Opener(graph, problem), link), fixed_bytes(graph))
 
     @property
     def reserves(self) -> bool:

@@ -10,9 +10,11 @@ from schemas.costs import Costs
 from schemas.errors import ArtifactError
 from schemas.frontier import Frontier, Point
 from schemas.graph import Graph
+from schemas.link import HostLink
 from schemas.plan import Cost
 from schemas.schedule import Step
 from stages.combine.polish.polisher import Polisher
+from stages.combine.schedule.executions import runs
 from stages.combine.schedule.opening import Opener
 from stages.replay.referee import Replay, replay
 
@@ -27,10 +29,11 @@ class Player:
     graph: Graph
     costs: Costs
     opener: Opener
+    link: HostLink | None = None
 
     def played(self, point: Point) -> Replay:
         """The replay of a point; raises ArtifactError where the frontier says something else."""
-        found = replay(self.graph, self.costs, self.opener.opened(point))
+        found = self._replayed(point)
         _compare("a plan", Cost(point.seconds, point.peak), found)
         return found
 
@@ -46,35 +49,42 @@ class Player:
 
     def at_cost(self, point: Point) -> Point:
         """A point with the peak and the seconds that its replay has."""
-        found = replay(self.graph, self.costs, self.opener.opened(point))
+        found = self._replayed(point)
         return replace(point, peak=found.peak, seconds=found.seconds)
+
+    def _replayed(self, point: Point) -> Replay:
+        return replay(self.graph, self.costs, self.opener.opened(point), link=self.link)
 
 
 def refined(
     player: Player, frontier: Frontier, budget: int, sequences: Sequence[Sequence[int]]
 ) -> Point | None:
     """The frontier's point within a budget in bytes or, where that is faster, what a search finds
-    from the points around the budget and from further `sequences` of node positions.
+    from the points without transfers around the budget and from further `sequences` of node
+    positions.
 
     It counts as a plan that comes from the frontier's point, of the least peak where none fits.
     None where neither has one. Raises ArtifactError where a point costs something else than it
     says.
     """
     problem, positions = player.opener.problem, player.opener.positions
-    above = [point for point in frontier.points if point.peak > budget][-AROUND:]
-    below = [point for point in frontier.points if point.peak <= budget][:AROUND]
+    within, plain = frontier.within(budget), frontier.without_transfers
+    if not plain:
+        return within
+    above = [point for point in plain if point.peak > budget][-AROUND:]
+    below = [point for point in plain if point.peak <= budget][:AROUND]
     for point in (*above, *below):
         player.played(point)
     starts = [[positions[op] for op in point.executions] for point in (*below, *above)]
     found = Polisher(problem).refine([*starts, *sequences], budget)
-    within = frontier.within(budget)
+    known = below[0] if below else plain[-1]
     made = player.at_cost(
         replace(
-            within or frontier.points[-1],
+            known,
             polished=True,
             in_place=True,
             ceiling=found.ceiling,
-            executions=[problem.nodes[position].op for position in found.sequence],
+            actions=runs(problem, [problem.nodes[place].op for place in found.sequence]),
         )
     )
     if made.peak > budget or (within is not None and within.seconds <= made.seconds):

@@ -20,6 +20,7 @@ from stages.generate.check import check_interface
 from stages.generate.interface import constants, interface_text
 from stages.generate.naming import comment, megabytes
 from stages.generate.registry import ATEN, BACKENDS, Backend
+from stages.generate.transfers import refuse_transfers
 from stages.generate.watched import watched_bytes
 from stages.replay.referee import replay
 
@@ -61,6 +62,7 @@ def package(
     Of the plan it takes strategy, budget, budget_bytes, verdict, sentence, peak and time.
     """
     check_interface(graph)
+    refuse_transfers(steps)
     replay(graph, timeless(graph), steps)
     facts = _facts(plan)
     title = f"The training step of {graph.model} as straight-line code, planned by tightfit."

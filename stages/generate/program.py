@@ -9,11 +9,15 @@ from typing import assert_never
 from schemas.actions import (
     Compute,
     Free,
+    FreeCopy,
     FreeRandom,
     Gradient,
     Loss,
+    Offload,
+    Prefetch,
     RestoreRandom,
     SaveRandom,
+    Wait,
     Write,
 )
 from schemas.contributions import contributions
@@ -25,6 +29,7 @@ from stages.generate.calls import Operators, Statement, joining, statements
 from stages.generate.layouts import RESHAPE, layouts
 from stages.generate.lifetimes import flowing, joined, uses, watched
 from stages.generate.naming import Names, comment, megabytes, value_names
+from stages.generate.transfers import refuse_transfers
 from stages.replay.walk import Effect, effects
 
 _RUNTIME = (
@@ -206,6 +211,8 @@ class _Writer:
             case RestoreRandom():
                 self.hand_over()
                 self.restoring = True
+            case Offload() | Prefetch() | Wait() | FreeCopy():
+                refuse_transfers([effect.step])
             case unknown:
                 assert_never(unknown)
 

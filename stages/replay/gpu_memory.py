@@ -99,6 +99,9 @@ class _Process:
             self.restoring = self.take(self.costs.random_state().net)
         elif isinstance(action, FreeRandom):
             self.allocator.free(self.states.pop(action.op))
+        for value in effect.returns:
+            storage = self.graph.values[value].storage
+            self.blocks[storage] = self.take(self.graph.storages[storage])
         for storage in effect.drops:
             self.allocator.free(self.blocks.pop(storage))
 

@@ -25,11 +25,11 @@ def run_offload(options: argparse.Namespace) -> None:
     from schemas.budget import parse_budget
     from schemas.chain import CHAIN, read_chain
     from schemas.lanes import write_lanes
+    from schemas.link import host_link
     from schemas.machine import read_machine
     from schemas.plan import write_plan
     from schemas.sequence import write_sequence
     from stages.combine.chain.links import links_of_chain
-    from stages.combine.offload.host import host_link
     from stages.combine.offload.plans import LinkedChain
     from stages.combine.offload.registry import planner
 

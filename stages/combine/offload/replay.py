@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 from schemas.errors import ScheduleError
 from schemas.lanes import LaneStep
+from schemas.link import HostLink
 from schemas.sequence import TRANSFERS, Operation
 from stages.combine.chain.links import Links, Way
 from stages.combine.chain.replay import Player
-from stages.combine.offload.host import HostLink
 
 Store = tuple[bool, int]
 """What is stored: whether it is all that a forward kept, and the position (0: the input)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from schemas.actions import Compute
 from schemas.arguments import encode_arguments
 from schemas.blocks import Block, Blocks, problem_digest, write_blocks
 from schemas.costs import Cost, Costs, Device, op_key, write_costs
@@ -320,7 +321,7 @@ def _point(result: Replay, executions: list[int]) -> Point:
         polished=False,
         in_place=False,
         ceiling=0,
-        executions=executions,
+        actions=[Compute(op) for op in executions],
         sequence=[],
         origin="",
     )

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from schemas.link import HostLink
 from schemas.strategies import SLOTS
 from stages.combine.chain.frontier import keep_all_sequence
 from stages.combine.chain.links import Links
 from stages.combine.chain.table import Table, build_table
 from stages.combine.offload.gaps import Computation, Gap, computation
-from stages.combine.offload.host import HostLink
 from stages.combine.offload.plans import Best
 
 LIMITS = 40

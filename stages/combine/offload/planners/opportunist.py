@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from schemas.link import HostLink
 from schemas.sequence import Operation
 from stages.combine.chain.frontier import keep_all_sequence
 from stages.combine.chain.links import Links
 from stages.combine.chain.table import Table, cell, pass_on
 from stages.combine.offload.gaps import Computation, Gap, computation
-from stages.combine.offload.host import HostLink
 from stages.combine.offload.planners.autocapper import rotor_table
 from stages.combine.offload.plans import Best, gaps_of
 from stages.combine.offload.replay import Store
