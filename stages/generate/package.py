@@ -20,7 +20,7 @@ from stages.generate.check import check_interface
 from stages.generate.interface import constants, interface_text
 from stages.generate.naming import comment, megabytes
 from stages.generate.registry import ATEN, BACKENDS, Backend
-from stages.generate.transfers import refuse_transfers
+from stages.generate.transfers import any_link
 from stages.generate.watched import watched_bytes
 from stages.replay.referee import replay
 
@@ -32,6 +32,7 @@ _COPIED = (
     "ties.py",
     *("watch.py", "wrap.py"),
 )
+_TRANSFERS = ("disk.py", "slow.py", "streams.py", "transfers.py")
 _DEVICE = Path(__file__).parents[1] / "device"
 _SHARED = (
     *("asked.py", "caches.py", "classes.py", "form.py", "kept.py", "readings.py", "states.py"),
@@ -62,8 +63,7 @@ def package(
     Of the plan it takes strategy, budget, budget_bytes, verdict, sentence, peak and time.
     """
     check_interface(graph)
-    refuse_transfers(steps)
-    replay(graph, timeless(graph), steps)
+    replay(graph, timeless(graph), steps, link=any_link(graph))
     facts = _facts(plan)
     title = f"The training step of {graph.model} as straight-line code, planned by tightfit."
     program = write(graph, steps, title)
@@ -76,6 +76,9 @@ def package(
         texts[name] = (_RUNTIME / name).read_text()
     for name in _SHARED:
         texts[name] = (_DEVICE / name).read_text()
+    if "from .transfers import" in program.text:
+        for name in _TRANSFERS:
+            texts[name] = (_RUNTIME / name).read_text()
     if "from .foreign import" in program.text:
         texts["foreign.py"] = (_RUNTIME / "foreign.py").read_text()
     if "from .repeat import" in program.text:
