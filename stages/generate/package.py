@@ -32,12 +32,14 @@ _COPIED = (
     "ties.py",
     *("watch.py", "wrap.py"),
 )
-_TRANSFERS = ("disk.py", "slow.py", "streams.py", "transfers.py")
 _DEVICE = Path(__file__).parents[1] / "device"
 _SHARED = (
     *("asked.py", "caches.py", "classes.py", "form.py", "kept.py", "readings.py", "states.py"),
     *("trees.py", "written.py"),
 )
+
+
+_MEMORIES = ("disk.py", "memories.py", "slow.py", "streams.py")
 
 
 def write_package(
@@ -77,8 +79,9 @@ def package(
     for name in _SHARED:
         texts[name] = (_DEVICE / name).read_text()
     if "from .transfers import" in program.text:
-        for name in _TRANSFERS:
-            texts[name] = (_RUNTIME / name).read_text()
+        texts["transfers.py"] = (_RUNTIME / "transfers.py").read_text()
+        for name in _MEMORIES:
+            texts[name] = (_DEVICE / name).read_text()
     if "from .foreign import" in program.text:
         texts["foreign.py"] = (_RUNTIME / "foreign.py").read_text()
     if "from .repeat import" in program.text:

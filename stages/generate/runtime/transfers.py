@@ -12,19 +12,12 @@ from collections.abc import Sequence
 
 import torch
 
-from .disk import Disk, folder_of
+from .disk import folder_of
+from .memories import slow_memory
 from .slow import Slow, Ticket
-from .streams import Host
 
 _idle: list[tuple[tuple[object, ...], Slow]] = []
 _MOST_IDLE = 2
-
-
-def slow_memory(
-    device: torch.device, size: int, folder: str | os.PathLike[str] | None = None
-) -> Slow:
-    """Bytes of the slow memory of a device: the disk's for the CPU, else the host's."""
-    return Disk(size, folder) if device.type == "cpu" else Host(size, device)
 
 
 class Transfers:

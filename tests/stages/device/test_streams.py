@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from stages.generate.runtime.streams import Host
+from stages.device.streams import Host
 
 
 class Event:

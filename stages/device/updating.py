@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from .pieces import Piece, flat, pieces_of, states_of
-from .ring import Ring, Slot
-from .transfers import slow_memory
+from stages.device.memories import slow_memory
+from stages.device.pieces import Piece, flat, pieces_of, states_of
+from stages.device.ring import Ring, Slot
 
 KNOWN = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 SLOTS = 4

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from .pieces import is_dense, overlapping
-from .updating import KNOWN, Updates
+from stages.device.pieces import is_dense, overlapping
+from stages.device.updating import KNOWN, Updates
 
 PIECE_BYTES = 2 << 20
 _MARK = "_tightfit_optimiser"

@@ -10,8 +10,8 @@ from collections import deque
 
 import torch
 
-from .pieces import Piece
-from .slow import Slow, Ticket
+from stages.device.pieces import Piece
+from stages.device.slow import Slow, Ticket
 
 
 class Slot:
