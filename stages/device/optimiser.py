@@ -36,7 +36,7 @@ def in_backward(
     cannot be exact with, parameters that share memory, and a disk that has no room.
     """
     kind = type(optimizer)
-    _check(optimizer)
+    check(optimizer)
     settings = {"defaults": optimizer.defaults, "param_groups": optimizer.param_groups}
     body = {"__doc__": kind.__doc__, "__module__": kind.__module__, "_kind": kind}
     made: Any = object.__new__(type(kind.__name__, (_InBackward, kind), body))
@@ -217,7 +217,7 @@ def _changed(before: dict[str, Any], now: dict[str, Any]) -> str:
     return next((name for name in now if before.get(name) != now[name]), "")
 
 
-def _check(optimizer: torch.optim.Optimizer) -> None:
+def check(optimizer: torch.optim.Optimizer) -> None:
     """Raises RuntimeError where an optimiser cannot step in the backward."""
     kind = type(optimizer)
     if kind not in KNOWN:

@@ -15,13 +15,15 @@ import torch
 from stages.device.memories import slow_memory
 from stages.device.pieces import Piece, flat, pieces_of, states_of
 from stages.device.ring import Ring, Slot
+from stages.device.slow import Slow
 
 KNOWN = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 SLOTS = 4
 
 
 class Updates:
-    """The states of the parameters of some groups, and how they are updated.
+    """The states of the parameters of some groups, and how they are updated; `memory` makes what
+    they are stored in, of that many bytes, where that is not the device's slow memory.
 
     `keys` are the names of the states of each parameter that has been updated, `scalars` those that
     are numbers: these stay in memory.
@@ -33,6 +35,7 @@ class Updates:
         groups: Sequence[dict[str, Any]],
         folder: str | None,
         piece_bytes: int,
+        memory: Callable[[int], Slow] | None = None,
     ) -> None:
         self.parameters = [p for group in groups for p in group["params"]]
         self.groups = [number for number, group in enumerate(groups) for _ in group["params"]]
@@ -42,7 +45,8 @@ class Updates:
         device = self.parameters[0].device
         size = sum(piece.size for piece in every)
         slot = max(piece.size for piece in every)
-        self.ring = Ring(slow_memory(device, size, folder), SLOTS, slot, device)
+        slow = slow_memory(device, size, folder) if memory is None else memory(size)
+        self.ring = Ring(slow, SLOTS, slot, device)
         self.keys: dict[int, tuple[str, ...]] = {}
         self.scalars: dict[int, dict[str, Any]] = {}
         self.shadows = [_shadow(kind, group) for group in groups]
@@ -70,7 +74,7 @@ class Updates:
         with torch.no_grad():
             for piece in self.pieces[number]:
                 scalars = self._piece(piece, flat(parameter), flat(gradient))
-        self.scalars[number] = scalars
+        self._keep(number, scalars)
         parameter.grad = None
 
     def states(self, number: int) -> dict[str, Any]:
@@ -153,6 +157,15 @@ class Updates:
         else:
             self.ring.free.append(slot)
         return {key: value for key, value in states.items() if key not in tensors}
+
+    def _keep(self, number: int, scalars: dict[str, Any]) -> None:
+        """Keeps the states that are numbers, in the tensors that they have."""
+        known = self.scalars.setdefault(number, scalars)
+        for key, value in scalars.items():
+            if isinstance(value, torch.Tensor) and key in known:
+                known[key].copy_(value)
+            else:
+                known[key] = value
 
     def _tensors(self, number: int) -> list[str]:
         return [key for key in self.keys[number] if key not in self.scalars[number]]
