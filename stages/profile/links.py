@@ -83,7 +83,7 @@ def machine_of(device: torch.device | str, speed: LinkSpeed, folder: str | None)
         path = Path(folder_of(folder))
         name, own = "cpu", host
         other = {"name": "disk", "memory": shutil.disk_usage(path).free}
-    shared = max(speed.to, speed.back) > SHARED * min(speed.both)
+    shared = speed.to > SHARED * speed.both[0]
     alone = f"{speed.to:.3g} bytes a second leave and {speed.back:.3g} return alone"
     beside = f"{speed.both[0]:.3g} and {speed.both[1]:.3g} both at once"
     return {
@@ -94,10 +94,16 @@ def machine_of(device: torch.device | str, speed: LinkSpeed, folder: str | None)
         "links": [
             {
                 "between": [name, other["name"]],
-                "bandwidth": round(sum(speed.both) if shared else min(speed.both)),
+                "bandwidth": round(_bandwidth(speed, shared)),
                 "latency": speed.latency,
                 "shared": shared,
             }
         ],
         "sources": {"links": f"measured here: {alone}, {beside}"},
     }
+
+
+def _bandwidth(speed: LinkSpeed, shared: bool) -> float:
+    """One figure for both ways, which neither beats: of each way, or of both as they take turns."""
+    both = min(speed.both)
+    return min(speed.to, speed.back, 2 * both) if shared else both
