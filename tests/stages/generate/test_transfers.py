@@ -37,7 +37,7 @@ from tests.stages.trace import modules
 
 LINK = HostLink(1e9, 1e-5, False, device="cpu", to="disk")
 MODELS: dict[str, Any] = {
-    "gpt2": lambda: models.gpt2(2, 32, 2, 50, 2, 8, dropout=0.1),
+    "gpt2": lambda: models.gpt2(1, 32, 2, 50, 2, 8, dropout=0.1),
     "resnet": lambda: models.resnet("resnet10", 2, 32),
     "structured": modules.structured,
     "shared": modules.shared,
@@ -93,7 +93,7 @@ def test_equal_to_the_model(name: str, tmp_path: Path) -> None:
 
 def test_the_bytes_are_those_predicted(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    graph, built = traced(models.gpt2(2, 32, 2, 50, 2, 8, dropout=0.1), "gpt2")
+    graph, built = traced(models.gpt2(1, 32, 2, 50, 2, 8, dropout=0.1), "gpt2")
     with open_library(tmp_path / "library", describe_device("cpu")) as library:
         costs = profile(graph, built.loss, library)
     steps = leaves(graph, costs, 1, 0.7)
