@@ -33,11 +33,12 @@ def whole_line(
     whole; `first` says that there are no states yet."""
     storage = {g.value: graph.values[g.gradient].storage for g in graph.gradients}
     holders = Counter(storage.values())
-    gone = used = peak = 0
+    gone = used = peak = live = 0
     order: list[tuple[int, str]] = []
     for position, arrived in _walk(graph, steps):
         step = steps[position]
         if not isinstance(step.action, Offload | FreeCopy):
+            live = step.live
             peak = max(peak, step.peak - gone + used)
         for value in arrived:
             cost = costs.get(graph.values[value].path)
@@ -45,7 +46,7 @@ def whole_line(
                 continue
             order.append((position, cost.path))
             own, net = cost.first if first else (cost.peak, cost.net)
-            peak = max(peak, step.live - gone + used + own)
+            peak = max(peak, live - gone + used + own)
             used += net
             holders[storage[value]] -= 1
             if not holders[storage[value]]:

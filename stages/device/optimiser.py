@@ -13,7 +13,7 @@ import torch
 from stages.device.pieces import is_dense, overlapping
 from stages.device.updating import KNOWN, Updates
 
-PIECE_BYTES = 2 << 20
+PIECE_BYTES = 1 << 20
 _MARK = "_tightfit_optimiser"
 Optimiser = TypeVar("Optimiser", bound=torch.optim.Optimizer)
 
