@@ -95,6 +95,14 @@ _ALL = [
         apart=True,
         clusters=True,
     ),
+    About(
+        "offload",
+        "the plans of `auto`, and what waits sent to the host's memory or a disk and brought back "
+        "where that is faster than to run it again; needs a `machine` with a link",
+        apart=True,
+        solved=True,
+        links=True,
+    ),
 ]
 
 STRATEGIES: dict[str, About] = {about.name: about for about in _ALL}

@@ -17,8 +17,11 @@ from stages.combine.bounds import least_peak, least_seconds
 from stages.combine.moment.deciding import Moments
 from stages.combine.polish.polisher import Polished, Polisher, Report
 from stages.combine.schedule.executions import runs
+from stages.combine.schedule.leaving import leaving
 from stages.combine.schedule.opening import Opener
 from stages.combine.strategies.strategy import About, Candidate
+from stages.combine.transfers.points import linked_point
+from stages.combine.transfers.search import Linker, frees_early
 from stages.replay.line import executions
 from stages.replay.referee import replay
 
@@ -57,6 +60,8 @@ def frontier(
         else _plans(problem, candidates, keep_all, workers, report)
     )
     points = [played.point(plan) for plan in plans]
+    if link is not None and not about.baseline:
+        points += _linked(played, problem, pareto(points), workers)
     best = pareto(points)
     return Frontier(
         strategy=about.name,
@@ -71,6 +76,29 @@ def frontier(
         link=link,
         beaten=_beaten(points, best),
     )
+
+
+def _linked(
+    played: _Played, problem: Problem, points: Sequence[Point], workers: int
+) -> Iterator[Point]:
+    """Plans that send storages to another memory, from those of a frontier, for a grid of budgets
+    below what these take."""
+    plain = pareto(point for point in points if not point.transfers)
+    if played.link is None or not plain:
+        return
+    early = frees_early(played.costs)
+    linker = Linker(problem, played.link, leaving(played.graph, problem), early)
+    positions = played.opener.positions
+
+    def source(budget: int) -> Point:
+        return next((point for point in plain if point.peak <= budget), plain[-1])
+
+    def start(budget: int) -> list[int]:
+        return [positions[op] for op in source(budget).executions]
+
+    highest = max(point.peak for point in plain)
+    for placed in linker.sweep(highest, least_peak(problem), start, workers):
+        yield played.linked(source(placed.ceiling), linker.placer.actions(placed), placed.ceiling)
 
 
 def _beaten(points: Sequence[Point], best: Sequence[Point]) -> list[Point]:
@@ -146,6 +174,11 @@ class _Played:
         if key not in self._given:
             self._given[key] = self.cost(candidate.actions, False, 0)
         return self._given[key]
+
+    def linked(self, source: Point, actions: Sequence[Action], ceiling: int) -> Point:
+        """The point of a plan with transfers that was found from another point."""
+        cost = self.cost(actions, True, ceiling)
+        return linked_point(source, actions, ceiling, cost)
 
     def point(self, plan: _Plan) -> Point:
         """The point of a frontier that a plan is."""

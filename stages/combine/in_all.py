@@ -4,7 +4,7 @@ requests with what was there before, on CUDA those that PyTorch's allocator rese
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from schemas.budget import parse_budget
 from schemas.costs import Costs
@@ -17,10 +17,13 @@ from schemas.schedule import Step
 from stages.combine.fixed import fixed_bytes
 from stages.combine.refine import Player, refined
 from stages.combine.schedule.opening import Opener
+from stages.combine.transfers.search import SWEEP
 from stages.replay.gpu_memory import on_gpu
 
 TRIES = 6
 """How often the requested bytes are lowered until those that are reserved fit."""
+RAISES = 3
+"""How often they are raised again with a link."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +85,20 @@ class InAll:
         """The fastest plan known whose reserved bytes are within a total, None where none is.
 
         It starts from the `first`, whose requested bytes are, lowers these by what is reserved in
-        excess, a few times, and looks at the points of the frontier.
+        excess, a few times, and looks at the points of the frontier. With a link it does so without
+        transfers, too.
         """
+        found = self._fitted(frontier, first, total)
+        if frontier.link is None:
+            return found
+        player = replace(self.player, link=None)
+        plain = replace(frontier, points=frontier.without_transfers, link=None, beaten=[])
+        own = None if first is None else plain.within(first.peak)
+        other = replace(self, player=player)._fitted(plain, own, total)
+        known = [point for point in (found, other) if point is not None]
+        return min(known, key=lambda point: point.seconds, default=None)
+
+    def _fitted(self, frontier: Frontier, first: Point | None, total: int) -> Point | None:
         found = self._lowered(frontier, first, total)
         for point in sorted(frontier.points, key=lambda point: (point.seconds, point.peak)):
             if found is not None and found.seconds <= point.seconds:
@@ -93,14 +108,29 @@ class InAll:
         return found
 
     def _lowered(self, frontier: Frontier, point: Point | None, total: int) -> Point | None:
+        above = None
         for _ in range(TRIES):
             if point is None:
                 return None
             excess = self.of(point) - total
             if excess <= 0:
-                return point
-            point = refined(self.player, frontier, point.peak - excess, [])
+                return point if above is None else self._raised(frontier, point, above, total)
+            above = point.peak
+            point = refined(self.player, frontier, point.peak - excess, [], SWEEP)
         return None
+
+    def _raised(self, frontier: Frontier, fits: Point, above: int, total: int) -> Point:
+        """A faster plan with transfers that fits, between the peak of one that does and one that
+        does not: these differ in more than their peaks."""
+        low = fits.peak
+        for _ in range(RAISES if frontier.link is not None else 0):
+            middle = (low + above) // 2
+            made = refined(self.player, frontier, middle, [], SWEEP)
+            if made is not None and made.seconds < fits.seconds and self.of(made) <= total:
+                fits, low = made, middle
+            else:
+                above = middle
+        return fits
 
     def _reserved(self, steps: Sequence[Step]) -> int:
         return on_gpu(self.player.graph, self.player.costs, steps).most.reserved

@@ -72,7 +72,8 @@ class Opener:
 
         A storage that was sent leaves where its `Free` stands, after a wait, and comes back where
         its `Prefetch` stands; what reads it waits first. Its copy is freed when it has come back
-        for the last time. Raises ScheduleError for any other action.
+        for the last time; what has one is not sent again. Raises ScheduleError for any other
+        action.
         """
         executions: list[int] = []
         linked: dict[int, list[Offload | Prefetch | Free]] = {}
@@ -150,6 +151,8 @@ class _Opening:
         storage = self.graph.values[action.value].storage
         match action:
             case Offload(value):
+                if storage in self.away.copies:
+                    return
                 self.make_view(value)
                 self.act(action)
                 self.away.moves(storage)

@@ -92,6 +92,7 @@ def test_a_strategy_with_a_link_from_outside(
     plan, steps = read_plan(point / "plan.json"), read_schedule(point / "schedule.arrow")
     assert plan.transfers is not None and plan.transfers.left == plan.transfers.returned > 0
     assert plan.peak is not None and plan.time is not None
+    assert "bytes wait in disk/memory, and computations wait " in plan.sentence
     assert plan.peak <= plan.keep_all.peak and plan.time > plan.keep_all.time
     lanes = {step.lane for step in steps}
     assert lanes == {"cpu/compute", "cpu/to-disk", "cpu/from-disk"}
