@@ -25,7 +25,7 @@ class UpdateCost:
     """The update of one parameter.
 
     `pieces` are the bytes of states that each piece brings, `seconds` what all of it computes,
-    `peak` the most bytes that it takes beyond parameter, gradient and slots, and `net` what stays
+    `peak` the most bytes that it takes beyond parameter, gradient and staging, and `net` what stays
     of these; `first` are peak and net where there were no states.
     """
 
@@ -41,7 +41,7 @@ class UpdateCost:
 class WholeStep:
     """A training step with the updates of its parameters, as predicted.
 
-    `total` is the most bytes on the device: `parameters`, `buffers`, `inputs`, the `slots` that
+    `total` is the most bytes on the device: `parameters`, `buffers`, `inputs`, the `staging` that
     states pass through, and `peak`, what the step takes beyond these; `first_peak` is that of the
     first step, which makes the states. `slow` bytes are in `slow_memory`, of which `moved` leave
     and return in each step. It takes `seconds`, and waits for states for `waited` of them.
@@ -52,7 +52,7 @@ class WholeStep:
     parameters: int
     buffers: int
     inputs: int
-    slots: int
+    staging: int
     peak: int
     first_peak: int
     slow_memory: str

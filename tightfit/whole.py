@@ -28,13 +28,13 @@ _MOST_BYTES = 1 << 16
 @dataclass(frozen=True)
 class Updating:
     """An optimiser of a model's parameters as it is going to step in the backward: `costs` by path,
-    the speed of the link, and the bytes of slots and states."""
+    the speed of the link, and the bytes of staging and states."""
 
     optimizer: str
     costs: dict[str, UpdateCost]
     speed: LinkSpeed
     count: int
-    slots: int
+    staging: int
     slow: int
     slow_memory: str
 
@@ -53,11 +53,11 @@ class Updating:
         most = max(line.peak, first.peak)
         return WholeStep(
             optimizer=self.optimizer,
-            total=fixed.there_before + self.slots + most,
+            total=fixed.there_before + self.staging + most,
             parameters=fixed.parameters,
             buffers=fixed.buffers,
             inputs=fixed.inputs,
-            slots=self.slots,
+            staging=self.staging,
             peak=line.peak,
             first_peak=first.peak,
             slow_memory=self.slow_memory,
@@ -76,7 +76,7 @@ def measured(
     from schemas.graph import read_graph
     from stages.device.optimiser import PIECE_BYTES, check
     from stages.device.pieces import pieces_of, states_of
-    from stages.device.updating import SLOTS
+    from stages.device.updating import STAGING
     from stages.profile.updates import measure_updates
 
     try:
@@ -98,8 +98,8 @@ def measured(
         optimizer=kind.__name__,
         costs=measure_updates(kind, groups, names, PIECE_BYTES),
         speed=_speed(route, str(device), disk),
-        count=SLOTS,
-        slots=SLOTS * max(piece.size for piece in pieces),
+        count=STAGING,
+        staging=STAGING * max(piece.size for piece in pieces),
         slow=sum(piece.size for piece in pieces),
         slow_memory="disk" if device.type == "cpu" else "host",
     )

@@ -134,10 +134,11 @@ def _pop(heap: list[tuple[int, int]]) -> tuple[int, int]:
 
 @dataclass
 class Clocks:
-    """The lanes of a step: when each is through, and how long computations waited."""
+    """The lanes of a step: when each is through, and how long computations waited; and when each of
+    the `count` staging buffers is free."""
 
     speed: LinkSpeed
-    slots: int
+    count: int
     now: float = 0.0
     waited: float = 0.0
     to: float = 0.0
@@ -153,10 +154,10 @@ class Clocks:
         self.now = max(moment, self.now)
 
     def ahead(self, sizes: Sequence[int]) -> None:
-        """Fetches what is expected, as far as there are slots."""
+        """Fetches what is expected, as far as there are buffers."""
         while self.expected and len(self.free) > 1:
-            piece, slot = self.expected.popleft(), self.free.popleft()
-            start = max(self.now, self.back, slot, self.stored.get(piece, 0.0))
+            piece, buffer = self.expected.popleft(), self.free.popleft()
+            start = max(self.now, self.back, buffer, self.stored.get(piece, 0.0))
             self.back = start + self.speed.seconds(sizes[piece], leaves=False)
             self.coming.append((piece, self.back))
 
@@ -174,16 +175,17 @@ class Clocks:
 
 
 def whole_seconds(
-    steps: Sequence[Step], line: Line, costs: Mapping[str, UpdateCost], speed: LinkSpeed, slots: int
+    steps: Sequence[Step], line: Line, costs: Mapping[str, UpdateCost], speed: LinkSpeed, count: int
 ) -> tuple[float, float]:
-    """The seconds of a step after the first one, and those of it that computations waited."""
+    """The seconds of a step after the first one, and those of it that computations waited; `count`
+    staging buffers take turns."""
     pieces = [(position, cost, size) for position, cost, size in _pieces(line, costs)]
     sizes = [size for _, _, size in pieces]
     after: dict[int, list[int]] = {}
     for number, (position, _, _) in enumerate(pieces):
         after.setdefault(position, []).append(number)
-    clocks = Clocks(speed, slots)
-    clocks.free.extend([0.0] * slots)
+    clocks = Clocks(speed, count)
+    clocks.free.extend([0.0] * count)
     begun = waited = 0.0
     for _ in range(3):
         begun, waited = clocks.now, clocks.waited

@@ -1,7 +1,7 @@
 """States of an optimiser on their way: they come from a slow memory, are updated and go back.
 
-A few slots, allocated once, take turns. What was updated goes back while the next piece is updated
-and the one after that comes. Pieces are fetched in the order of the last step.
+A few staging buffers, allocated once, take turns. What was updated goes back while the next piece
+is updated and the one after that comes. Pieces are fetched in the order of the last step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from stages.device.pieces import Piece
 from stages.device.slow import Slow, Ticket
 
 
-class Slot:
+class Staging:
     """Bytes of the device for the states of one piece, and the transfers that it is in."""
 
     def __init__(self, size: int, device: torch.device) -> None:
@@ -29,44 +29,44 @@ class Slot:
 
 
 class Ring:
-    """The slots of an optimiser. A piece `arrive`s, is updated, and `leave`s."""
+    """The staging buffers of an optimiser. A piece `arrive`s, is updated, and `leave`s."""
 
-    def __init__(self, memory: Slow, slots: int, size: int, device: torch.device) -> None:
+    def __init__(self, memory: Slow, count: int, size: int, device: torch.device) -> None:
         self.memory = memory
-        self.free = deque(Slot(size, device) for _ in range(slots))
-        self.coming: deque[tuple[Piece, Slot]] = deque()
+        self.free = deque(Staging(size, device) for _ in range(count))
+        self.coming: deque[tuple[Piece, Staging]] = deque()
         self.expected: deque[Piece] = deque()
         self.order: list[Piece] = []
         self.stored: dict[Piece, Ticket] = {}
 
-    def arrive(self, piece: Piece) -> Slot:
-        """The slot with the states of a piece; anything may be there where none were stored."""
+    def arrive(self, piece: Piece) -> Staging:
+        """The buffer with the states of a piece; anything may be there where none were stored."""
         if self.coming and self.coming[0][0] is not piece:
             self.forget()
         if self.coming:
-            slot = self.coming.popleft()[1]
+            staging = self.coming.popleft()[1]
         else:
-            slot = self.free.popleft()
+            staging = self.free.popleft()
             if piece in self.stored:
-                self._fetch(piece, slot)
-        self._through(slot)
-        return slot
+                self._fetch(piece, staging)
+        self._through(staging)
+        return staging
 
-    def leave(self, piece: Piece, slot: Slot) -> None:
-        """Stores what is in a slot, and fetches what is next."""
-        self.stored[piece] = self.memory.write(slot.bytes[: piece.size], piece.place)
-        slot.moving.append(self.stored[piece])
+    def leave(self, piece: Piece, staging: Staging) -> None:
+        """Stores what is in a buffer, and fetches what is next."""
+        self.stored[piece] = self.memory.write(staging.bytes[: piece.size], piece.place)
+        staging.moving.append(self.stored[piece])
         self.order.append(piece)
-        self.free.append(slot)
+        self.free.append(staging)
         self.ahead()
 
     def ahead(self) -> None:
-        """Begins to fetch what is expected, as far as there are slots."""
+        """Begins to fetch what is expected, as far as there are buffers."""
         while self.expected and len(self.free) > 1:
             piece = self.expected.popleft()
-            slot = self.free.popleft()
-            self._fetch(piece, slot)
-            self.coming.append((piece, slot))
+            staging = self.free.popleft()
+            self._fetch(piece, staging)
+            self.coming.append((piece, staging))
 
     def begin(self) -> None:
         """A step has ended: the next one is expected to take the pieces in the same order."""
@@ -79,15 +79,15 @@ class Ring:
         """Nothing is expected any more, and nothing is on its way."""
         self.expected.clear()
         while self.coming:
-            _, slot = self.coming.popleft()
-            self._through(slot)
-            self.free.append(slot)
+            _, staging = self.coming.popleft()
+            self._through(staging)
+            self.free.append(staging)
 
-    def _fetch(self, piece: Piece, slot: Slot) -> None:
-        target = slot.bytes[: piece.size]
-        earlier = (*slot.moving, self.stored[piece])
-        slot.moving.append(self.memory.read(target, piece.place, *earlier))
+    def _fetch(self, piece: Piece, staging: Staging) -> None:
+        target = staging.bytes[: piece.size]
+        earlier = (*staging.moving, self.stored[piece])
+        staging.moving.append(self.memory.read(target, piece.place, *earlier))
 
-    def _through(self, slot: Slot) -> None:
-        while slot.moving:
-            self.memory.wait(slot.moving.pop())
+    def _through(self, staging: Staging) -> None:
+        while staging.moving:
+            self.memory.wait(staging.moving.pop())

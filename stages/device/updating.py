@@ -14,11 +14,12 @@ import torch
 
 from stages.device.memories import slow_memory
 from stages.device.pieces import Piece, flat, pieces_of, states_of
-from stages.device.ring import Ring, Slot
+from stages.device.ring import Ring, Staging
 from stages.device.slow import Slow
 
 KNOWN = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
-SLOTS = 4
+STAGING = 4
+"""Staging buffers: of one the states are updated, two come, and one goes back."""
 
 
 class Updates:
@@ -26,7 +27,7 @@ class Updates:
     they are stored in, of that many bytes, where that is not the device's slow memory.
 
     `keys` are the names of the states of each parameter that has been updated, `scalars` those that
-    are numbers: these stay in memory.
+    are numbers: these stay in memory. `staging` are the bytes of the staging buffers.
     """
 
     def __init__(
@@ -44,18 +45,14 @@ class Updates:
         every = [piece for own in self.pieces for piece in own]
         device = self.parameters[0].device
         size = sum(piece.size for piece in every)
-        slot = max(piece.size for piece in every)
+        most = max(piece.size for piece in every)
+        self.staging = STAGING * most
         slow = slow_memory(device, size, folder) if memory is None else memory(size)
-        self.ring = Ring(slow, SLOTS, slot, device)
+        self.ring = Ring(slow, STAGING, most, device)
         self.keys: dict[int, tuple[str, ...]] = {}
         self.scalars: dict[int, dict[str, Any]] = {}
         self.shadows = [_shadow(kind, group) for group in groups]
         self.step = _plain_step(kind)
-
-    @property
-    def staging(self) -> int:
-        """The bytes of the device that slots take."""
-        return sum(slot.bytes.numel() for slot in self.ring.free)
 
     def update(self, number: int, group: dict[str, Any]) -> None:
         """Updates a parameter by its gradient, which it no longer has afterwards."""
@@ -83,11 +80,11 @@ class Updates:
             return {}
         parameter = self.parameters[number]
         tensors = {key: torch.empty_like(parameter).detach() for key in self._tensors(number)}
-        for piece, slot in self._each(number):
+        for piece, staging in self._each(number):
             for place, tensor in enumerate(tensors.values()):
                 part = flat(tensor)[piece.begin : piece.end]
-                part.copy_(slot.state(piece, place, tensor.dtype))
-            self.ring.free.append(slot)
+                part.copy_(staging.state(piece, place, tensor.dtype))
+            self.ring.free.append(staging)
         scalars = {key: _copied(value) for key, value in self.scalars[number].items()}
         return {key: tensors.get(key, scalars.get(key)) for key in self.keys[number]}
 
@@ -108,7 +105,7 @@ class Updates:
         self.scalars[number] = {
             key: _copied(value) for key, value in states.items() if key not in tensors
         }
-        for piece, slot in self._each(number):
+        for piece, staging in self._each(number):
             for place, tensor in enumerate(tensors.values()):
                 same = (
                     torch.empty_like(parameter).copy_(tensor)
@@ -116,47 +113,65 @@ class Updates:
                     else tensor
                 )
                 part = flat(same)[piece.begin : piece.end]
-                slot.state(piece, place, parameter.dtype).copy_(part)
-            self.ring.leave(piece, slot)
+                staging.state(piece, place, parameter.dtype).copy_(part)
+            self.ring.leave(piece, staging)
         self.ring.order = []
 
-    def _each(self, number: int) -> Iterator[tuple[Piece, Slot]]:
+    def _each(self, number: int) -> Iterator[tuple[Piece, Staging]]:
         self.ring.forget()
         for piece in self.pieces[number]:
             yield piece, self.ring.arrive(piece)
 
     def _piece(self, piece: Piece, whole: torch.Tensor, gradient: torch.Tensor) -> dict[str, Any]:
         """Updates a piece; returns the states of it that are numbers."""
-        number = piece.parameter
-        slot = self.ring.arrive(piece)
-        part = whole[piece.begin : piece.end]
-        part.grad = gradient[piece.begin : piece.end]
-        shadow = self.shadows[self.groups[number]]
-        keys = self.keys.get(number, ()) if piece in self.ring.stored else ()
-        given = {
-            key: _copied(self.scalars[number][key]) for key in keys if key in self.scalars[number]
-        }
-        for place, key in enumerate(key for key in keys if key not in given):
-            given[key] = slot.state(piece, place, part.dtype)
-        if keys:
-            shadow.state[part] = {key: given[key] for key in keys}
-        shadow.param_groups[0]["params"] = [part]
-        self.step(shadow)
-        shadow.param_groups[0]["params"] = []
-        states = shadow.state.pop(part, {})
-        shadow.state.clear()
-        tensors = {key: value for key, value in states.items() if _is_state(key, value, part)}
-        self._check(number, tensors)
-        for place, (key, value) in enumerate(tensors.items()):
-            if value is not given.get(key):
-                slot.state(piece, place, part.dtype).copy_(value)
-        if piece.last and states:
-            self.keys[number] = tuple(states)
-        if states:
-            self.ring.leave(piece, slot)
-        else:
-            self.ring.free.append(slot)
+        staging = self.ring.arrive(piece)
+        try:
+            part = whole[piece.begin : piece.end]
+            part.grad = gradient[piece.begin : piece.end]
+            states = self._stepped(part, self._given(piece, staging, part.dtype), piece.parameter)
+            tensors = {key: value for key, value in states.items() if _is_state(key, value, part)}
+            self._check(piece.parameter, tensors)
+            for place, value in enumerate(tensors.values()):
+                own = staging.state(piece, place, part.dtype)
+                if value.data_ptr() != own.data_ptr():
+                    own.copy_(value)
+        except BaseException:
+            self.ring.free.append(staging)
+            raise
+        if not states:
+            self.ring.free.append(staging)
+            return {}
+        self.ring.leave(piece, staging)
+        if piece.last:
+            self.keys[piece.parameter] = tuple(states)
         return {key: value for key, value in states.items() if key not in tensors}
+
+    def _given(self, piece: Piece, staging: Staging, dtype: torch.dtype) -> dict[str, Any]:
+        """The states that a piece has so far, none where it was never updated."""
+        if piece not in self.ring.stored:
+            return {}
+        numbers = self.scalars[piece.parameter]
+        keys = self.keys[piece.parameter]
+        places = {key: place for place, key in enumerate(k for k in keys if k not in numbers)}
+        return {
+            key: staging.state(piece, places[key], dtype)
+            if key in places
+            else _copied(numbers[key])
+            for key in keys
+        }
+
+    def _stepped(self, part: torch.Tensor, given: dict[str, Any], number: int) -> dict[str, Any]:
+        """The states of a parameter after a step of the optimiser's own."""
+        shadow = self.shadows[self.groups[number]]
+        if given:
+            shadow.state[part] = given
+        shadow.param_groups[0]["params"] = [part]
+        try:
+            self.step(shadow)
+            return dict(shadow.state.pop(part, {}))
+        finally:
+            shadow.param_groups[0]["params"] = []
+            shadow.state.clear()
 
     def _keep(self, number: int, scalars: dict[str, Any]) -> None:
         """Keeps the states that are numbers, in the tensors that they have."""

@@ -95,7 +95,7 @@ def test_three_steps_are_those_of_torch_in_the_bytes_predicted(kind: Any, store:
         strict=True,
     )
     assert all(torch.equal(mine[key], other[key]) for mine, other in states for key in other)
-    assert made.optimizer.staging_bytes == made.whole.slots  # type: ignore[attr-defined]
+    assert made.optimizer.staging_bytes == made.whole.staging  # type: ignore[attr-defined]
     assert made.optimizer.slow_bytes == made.whole.slow  # type: ignore[attr-defined]
     assert made.whole.places["optimiser states"].startswith("disk")
     made.optimizer.close()  # type: ignore[attr-defined]
