@@ -43,7 +43,8 @@ class WholeStep:
 
     `total` is the most bytes on the device: `parameters`, `buffers`, `inputs`, the `staging` that
     states pass through, and `peak`, what the step takes beyond these; `first_peak` is that of the
-    first step, which makes the states. `slow` bytes are in `slow_memory`, of which `moved` leave
+    first step, which makes the states, and `accumulating_peak` that of a last microbatch, which
+    finds gradients there. `slow` bytes are in `slow_memory`, of which `moved` leave
     and return in each step. It takes `seconds`, and waits for states for `waited` of them.
     """
 
@@ -55,6 +56,7 @@ class WholeStep:
     staging: int
     peak: int
     first_peak: int
+    accumulating_peak: int
     slow_memory: str
     slow: int
     moved: int

@@ -40,12 +40,16 @@ class Updating:
 
     def step(self, variant: Variant, plan: ChosenPlan) -> WholeStep:
         """What is predicted of a plan with the updates."""
+        from schemas.costs import read_costs
         from schemas.graph import read_graph
-        from schemas.schedule import read_schedule
+        from schemas.schedule import read_schedule, schedule_link
         from stages.combine.whole import whole_line, whole_seconds
+        from stages.replay.referee import replay
 
         graph = read_graph(variant.graph)
-        steps = read_schedule(plan.module.parent / "schedule.arrow")
+        path = plan.module.parent / "schedule.arrow"
+        steps, link = read_schedule(path), schedule_link(path)
+        there = replay(graph, read_costs(variant.costs), steps, accumulate=True, link=link).steps
         line = whole_line(graph, steps, self.costs, first=False)
         seconds, waited = whole_seconds(steps, line, self.costs, self.speed, self.count)
         first = whole_line(graph, steps, self.costs, first=True)
@@ -60,6 +64,7 @@ class Updating:
             staging=self.staging,
             peak=line.peak,
             first_peak=first.peak,
+            accumulating_peak=whole_line(graph, there, self.costs, first=False).peak,
             slow_memory=self.slow_memory,
             slow=self.slow,
             moved=sum(sum(self.costs[path].pieces) for _, path in line.updates),

@@ -95,6 +95,16 @@ def test_three_steps_are_those_of_torch_in_the_bytes_predicted(kind: Any, store:
         strict=True,
     )
     assert all(torch.equal(mine[key], other[key]) for mine, other in states for key in other)
+    with made.optimizer.accumulating():  # type: ignore[attr-defined]
+        loss(fitted(*args)).backward()
+    del output, value
+    gc.collect()
+    with session("cpu") as running, running.section("last"):
+        output = fitted(*args)
+        value = loss(output)
+        value.backward()
+    made.optimizer.step()
+    assert running.section_usage("last").peak == made.whole.accumulating_peak
     assert made.optimizer.staging_bytes == made.whole.staging  # type: ignore[attr-defined]
     assert made.optimizer.slow_bytes == made.whole.slow  # type: ignore[attr-defined]
     assert made.whole.places["optimiser states"].startswith("disk")
