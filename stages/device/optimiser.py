@@ -177,6 +177,11 @@ class _InBackward(torch.optim.Optimizer):
         return self._updates.staging
 
     @property
+    def waited_seconds(self) -> float:
+        """Seconds for which updates have waited for states so far, on the CPU."""
+        return self._updates.ring.waited
+
+    @property
     def slow_bytes(self) -> int:
         """Bytes of the slow memory that the states have."""
         return self._updates.ring.memory.size

@@ -6,6 +6,7 @@ is updated and the one after that comes. Pieces are fetched in the order of the 
 
 from __future__ import annotations
 
+import time
 from collections import deque
 
 import torch
@@ -29,7 +30,8 @@ class Staging:
 
 
 class Ring:
-    """The staging buffers of an optimiser. A piece `arrive`s, is updated, and `leave`s."""
+    """The staging buffers of an optimiser. A piece `arrive`s, is updated, and `leave`s; `waited`
+    are the seconds for which the host stood still for transfers."""
 
     def __init__(self, memory: Slow, count: int, size: int, device: torch.device) -> None:
         self.memory = memory
@@ -38,6 +40,7 @@ class Ring:
         self.expected: deque[Piece] = deque()
         self.order: list[Piece] = []
         self.stored: dict[Piece, Ticket] = {}
+        self.waited = 0.0
 
     def arrive(self, piece: Piece) -> Staging:
         """The buffer with the states of a piece; anything may be there where none were stored."""
@@ -89,5 +92,7 @@ class Ring:
         staging.moving.append(self.memory.read(target, piece.place, *earlier))
 
     def _through(self, staging: Staging) -> None:
+        begin = time.perf_counter()
         while staging.moving:
             self.memory.wait(staging.moving.pop())
+        self.waited += time.perf_counter() - begin

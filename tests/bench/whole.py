@@ -22,8 +22,8 @@ SHARE = 3
 """The whole step is planned for this part of the bytes of the plain one."""
 HEAD = f"""### Whole steps: {CASE.title}, AdamW
 
-| step | device MB | disk MB | predicted s | of it waited s | measured s | measured / plain |
-|---|---|---|---|---|---|---|"""
+| step | device MB | disk MB | predicted s | of it waited | measured s | of it waited | / plain |
+|---|---|---|---|---|---|---|---|"""
 
 
 def rows_of_whole_steps(store: Path, rounds: int) -> Iterator[str]:
@@ -54,17 +54,19 @@ def rows_of_whole_steps(store: Path, rounds: int) -> Iterator[str]:
         foretold = (made.whole.first_peak, made.whole.peak)
         if (first, steady) != foretold:
             raise SystemExit(f"{(first, steady)} bytes were taken, {foretold} were predicted")
-        ours, theirs = [], []
+        ours, theirs, waited = [], [], []
         for _ in range(rounds):
             theirs.append(_seconds(eager.run))
+            before = made.optimizer.waited_seconds
             ours.append(_seconds(planned.run))
+            waited.append(made.optimizer.waited_seconds - before)
         ratio = statistics.median(mine / its for mine, its in zip(ours, theirs, strict=True))
         if not number:
-            yield f"| plain AdamW | {whole / 1e6:.1f} | - | - | - | {_median(theirs)} | 1.00 |"
+            yield f"| plain AdamW | {whole / 1e6:.1f} | - | - | - | {_median(theirs)} | - | 1.00 |"
         own = made.whole
         yield (
             f"| {name} | {own.total / 1e6:.1f} | {own.slow / 1e6:.1f} | {own.seconds:.3f} | "
-            f"{own.waited:.3f} | {_median(ours)} | {ratio:.2f} |"
+            f"{own.waited:.3f} | {_median(ours)} | {statistics.median(waited):.3f} | {ratio:.2f} |"
         )
         made.optimizer.close()
 
