@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 STAGES = {
     "trace": ("stages.trace.cli", "capture the training step of a model as a graph"),
     "profile": ("stages.profile.cli", "measure the ops of a graph on a device"),
+    "machine": ("stages.profile.machine", "measure the link of a device and describe the machine"),
     "partition": ("stages.partition.cli", "cut a graph into a sequence of blocks"),
     "solve": ("stages.solve.cli", "find the options of each distinct block"),
     "combine": ("stages.combine.cli", "make the plans of a strategy, from most to least memory"),

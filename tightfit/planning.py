@@ -24,6 +24,7 @@ from tightfit.several import Plans
 from tightfit.variants import Variant, plans_of, shapes_of, written_budget
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
     from stages.device.factory import Built
@@ -53,6 +54,8 @@ def plan(
     cuda_graphs: bool = False,
     ones: bool = False,
     machine: Path | str | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    disk: Path | str | None = None,
 ) -> tuple[nn.Module, ChosenPlan]:
     """Plans the training step `model(*args, **kwargs)` under a budget.
 
@@ -76,10 +79,13 @@ def plan(
     nothing, where it does so in its samples and the forward looks at that to go a shorter way:
     calls are compared, and samples of other contents get a plan of their own. `machine` is the
     description (.json) of a machine with a link to another memory, for strategies that send there
-    what waits. An interruption while the frontier is made gives the best plan so far, where one
-    fits. Threads that plan do so one after the other; no other is to run a model meanwhile. Raises
-    ConfigError when the budget is no size or too small, ModelError when the model cannot be
-    captured or the planned module does not do what the original does.
+    what waits. With an `optimizer` the plan's `optimizer` takes its place: it updates each
+    parameter in the backward, its states are on the disk, in a file of the folder `disk` (on a GPU
+    in the host's memory), a budget in bytes counts the whole step with all updates, and the plan's
+    `whole` says what is predicted of it. An interruption while the frontier is made gives the best
+    plan so far, where one fits. Threads that plan do so one after the other; no other is to run a
+    model meanwhile. Raises ConfigError when the budget is no size or too small, ModelError when the
+    model cannot be captured or the planned module does not do what the original does.
     """
     import torch
 
@@ -102,7 +108,34 @@ def plan(
         solver = (engine, str(peaks), str(saves))
         linked = None if machine is None else Path(machine)
         route = Route(store, device, strategy, solver, jobs, telling, linked)
+        if optimizer is not None:
+            return _with_optimizer(route, given, written, otherwise, check, optimizer, disk)
         return _planned(route, given, written, otherwise, check, cuda_graphs)
+
+
+def _with_optimizer(
+    route: Route,
+    given: Sequence[Built],
+    written: str,
+    otherwise: Otherwise,
+    check: bool,
+    optimizer: torch.optim.Optimizer,
+    disk: Path | str | None,
+) -> tuple[nn.Module, ChosenPlan]:
+    """The plan of one shape with an optimiser that steps in its backward."""
+    from tightfit.carried import loader
+    from tightfit.whole import measured, planned_whole, taking_place
+
+    if len(given) > 1:
+        raise ConfigError("plan: optimizer: is for samples of one shape")
+    variant = Variant.of(route, given[0], written)
+    made, whole = planned_whole(route, variant, measured(route, variant, optimizer, disk), written)
+    load_one = loader(made.module)
+    if check:
+        route.check(variant.graph, variant.built, load_one(given[0].model, "error"))
+    object.__setattr__(made, "whole", whole)
+    object.__setattr__(made, "optimizer", taking_place(optimizer, disk))
+    return load_one(given[0].model, otherwise), made
 
 
 def _planned(

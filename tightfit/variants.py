@@ -63,7 +63,7 @@ class Variant:
         said = replace(plan, sentence=plan.sentence + self.more + _wished(self.graph))
         known = partial(read_frontier, self.path)
         whole = partial(_whole, route, self.graph, self.costs)
-        totals = partial(_totals, self.graph, self.costs)
+        totals = partial(totals_of, self.graph, self.costs)
         return ChosenPlan.of(said, known if self.more else whole, totals, module)
 
 
@@ -144,7 +144,7 @@ def _in_all(graph: Path, costs: Path) -> InAll:
     return InAll.of_step(traced, paid, condense(traced, paid))
 
 
-def _totals(graph: Path, costs: Path, frontier: Frontier) -> list[int]:
+def totals_of(graph: Path, costs: Path, frontier: Frontier) -> list[int]:
     """What each point of a frontier takes, as budgets count it."""
     in_all = _in_all(graph, costs)
     return [in_all.of(point) for point in frontier.points]

@@ -20,7 +20,7 @@ from stages.generate.check import check_interface
 from stages.generate.interface import constants, interface_text
 from stages.generate.naming import comment, megabytes
 from stages.generate.registry import ATEN, BACKENDS, Backend
-from stages.generate.transfers import refuse_transfers
+from stages.generate.transfers import any_link
 from stages.generate.watched import watched_bytes
 from stages.replay.referee import replay
 
@@ -38,6 +38,9 @@ _SHARED = (
     *("asked.py", "caches.py", "classes.py", "form.py", "kept.py", "readings.py", "states.py"),
     *("trees.py", "written.py"),
 )
+
+
+_MEMORIES = ("disk.py", "memories.py", "slow.py", "streams.py")
 
 
 def write_package(
@@ -64,8 +67,7 @@ def package(
     is taken of a GPU ahead of the first step.
     """
     check_interface(graph)
-    refuse_transfers(steps)
-    replay(graph, timeless(graph), steps)
+    replay(graph, timeless(graph), steps, link=any_link(graph))
     facts = _facts(plan)
     title = f"The training step of {graph.model} as straight-line code, planned by tightfit."
     program = write(graph, steps, title)
@@ -78,6 +80,10 @@ def package(
         texts[name] = (_RUNTIME / name).read_text()
     for name in _SHARED:
         texts[name] = (_DEVICE / name).read_text()
+    if "from .transfers import" in program.text:
+        texts["transfers.py"] = (_RUNTIME / "transfers.py").read_text()
+        for name in _MEMORIES:
+            texts[name] = (_DEVICE / name).read_text()
     if "from .foreign import" in program.text:
         texts["foreign.py"] = (_RUNTIME / "foreign.py").read_text()
     if "from .repeat import" in program.text:

@@ -12,6 +12,7 @@ from schemas.actions import (
     FreeCopy,
     FreeRandom,
     Gradient,
+    Linked,
     Loss,
     Offload,
     Prefetch,
@@ -29,12 +30,12 @@ from stages.generate.calls import Operators, Statement, joining, statements
 from stages.generate.layouts import RESHAPE, VIEW, layouts, view_shape
 from stages.generate.lifetimes import flowing, joined, uses, watched
 from stages.generate.naming import Names, comment, megabytes, value_names
-from stages.generate.transfers import refuse_transfers
+from stages.generate.transfers import TRANSFERS, places, transfer
 from stages.replay.walk import Effect, effects
 
 _RUNTIME = (
     "torch", "step", "random_state", "drawing_from", "batch_norm_repeat", "recurrent_layer",
-    "joining", "for_view", "operator", "outputs", "tangents", "gradients",
+    "joining", "for_view", "operator", "outputs", "tangents", "gradients", TRANSFERS, "Transfers",
 )  # fmt: skip
 _WIDTH = 84
 _INDENT = "    "
@@ -113,6 +114,7 @@ class _Writer:
         self.layouts = layouts(graph, self.steps, self.joined)
         self.gradients = {self.names[value] for value in flowing(graph)}
         self.views = {op.id for op in graph.ops if graph.is_view(op)}
+        self.places = places(graph, self.steps)
         self.loss = next(op for op in graph.ops if op.target == LOSS_TARGET)
         source = {output.tangent: output.value for output in graph.outputs}
         self.differentiable = [source[tangent] for tangent in self.loss.outputs]
@@ -173,8 +175,10 @@ class _Writer:
             lines += ["from .repeat import batch_norm_repeat"]
         if self.states:
             lines += ["from .chain import drawing_from, random_state"]
+        if self.places.begins:
+            lines += ["from .transfers import Transfers"]
         lines += self.operators.imports()
-        if self.states or self.shortened or absent or self.operators.imports():
+        if len(lines) > 4:
             lines += [""]
         lines += [*self.operators.bindings(), "", "", "def step("]
         for value in arguments:
@@ -186,11 +190,15 @@ class _Writer:
     def write(self) -> None:
         """Writes the body."""
         self.end(self.uses.unread)
+        if self.places.begins:
+            device = f"{self.names[self.arguments()[0]]}.device"
+            self.line(f"{TRANSFERS} = Transfers({device}, {self.places.size})")
         self.remark("forward")
         for effect in self.walked:
             self.on(effect, self.uses.ends.get(effect.position, []))
             self.reading.update(self.uses.late.get(effect.position, []))
-            self.live = effect.step.live
+            if not isinstance(effect.step.action, Offload | FreeCopy):
+                self.live = effect.step.live
         self.hand_over()
         self.flush()
 
@@ -214,7 +222,7 @@ class _Writer:
                 self.hand_over()
                 self.restoring = True
             case Offload() | Prefetch() | Wait() | FreeCopy():
-                refuse_transfers([effect.step])
+                self.transfer(effect)
             case unknown:
                 assert_never(unknown)
 
@@ -240,6 +248,18 @@ class _Writer:
         for storage in effect.drops:
             self.forget(storage)
         self.end(ends)
+
+    def transfer(self, effect: Effect) -> None:
+        """The line of a transfer: what comes back takes its bytes there."""
+        action, live = effect.step.action, effect.step.live
+        assert isinstance(action, Linked)
+        self.hand_over()
+        self.flush()
+        name, place = self.names[action.value], self.places.begins.get(effect.position, 0)
+        shown = live if isinstance(action, Prefetch) else None
+        self.statement(transfer(self.graph, action, name, place), 1, shown)
+        for value in effect.returns:
+            self.bound.setdefault(self.graph.values[value].storage, []).append(value)
 
     def calls(self, op: Op, in_place: int, repeated: bool) -> list[Statement]:
         """The statements of one run of an op."""

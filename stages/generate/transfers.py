@@ -1,37 +1,79 @@
-"""What a program does for transfers. No backend writes it yet: a schedule with some is refused.
+"""What a program does for transfers, and where in the other memory what it sends has its place.
 
-What has to be written for each action, in the order of the schedule, so that requested bytes follow
-the order of issue (`schemas.actions`):
-
-- `Offload(value)`: the bytes of the value's storage go into a buffer of the other memory, by the
-  stream of the lane `DEVICE/to-MEMORY`, which first waits for what was issued on the compute stream
-  so far. The name of the value stays.
-- `Wait(value)`: the compute stream waits for the last transfer of the storage.
-- `Free(value)`: as without transfers, all names of the storage end. A `Wait` stands before it.
-- `Prefetch(value)`: an empty tensor like the value (shape, strides, offset, in a storage of as many
-  bytes) is made on the compute stream and takes the value's name; the stream of the lane
-  `DEVICE/from-MEMORY` waits for that and fills it. Views of it are computed again by the steps that
-  follow. A `Wait` stands before what reads it.
-- `FreeCopy(value)`: the buffer is free for others. A `Wait` stands before it.
-
-`live` of a step counts the memory that the step names: that of the device, but for `Offload` and
-`FreeCopy`, which name the other one.
+Places follow from the order of issue alone, so that the memory is taken once, whatever the speed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from schemas.actions import Linked
-from schemas.errors import ScheduleError
+from schemas.actions import FreeCopy, Linked, Offload, Prefetch, Wait
+from schemas.graph import Graph
+from schemas.link import HostLink
 from schemas.schedule import Step
+from stages.generate.calls import Statement
+
+TRANSFERS = "transfers"
+"""The name, in a program, of what does its transfers."""
 
 
-def refuse_transfers(steps: Sequence[Step]) -> None:
-    """Raises ScheduleError where a schedule sends something to another memory."""
-    for index, step in enumerate(steps):
-        if isinstance(step.action, Linked):
-            raise ScheduleError(
-                f"step {index} of the schedule is {step.action}: no module is written yet that "
-                "sends to another memory"
-            )
+@dataclass(frozen=True)
+class Places:
+    """The bytes that a program takes of the other memory, and where what leaves at a position of
+    the schedule begins there."""
+
+    size: int
+    begins: dict[int, int]
+
+
+def places(graph: Graph, steps: Sequence[Step]) -> Places:
+    """The places of all copies of a schedule that the referee accepts: each the first one that is
+    free for as long as the copy is there."""
+    there: dict[int, tuple[int, int]] = {}
+    begins: dict[int, int] = {}
+    size = 0
+    for position, step in enumerate(steps):
+        match step.action:
+            case Offload(value):
+                storage = graph.values[value].storage
+                bytes_ = graph.storages[storage]
+                begin = _first(sorted(there.values()), bytes_)
+                there[storage] = (begin, begin + bytes_)
+                begins[position] = begin
+                size = max(size, begin + bytes_)
+            case FreeCopy(value):
+                del there[graph.values[value].storage]
+    return Places(size, begins)
+
+
+def _first(taken: Sequence[tuple[int, int]], size: int) -> int:
+    """The first gap of a size between spans in order, or the end of the last one."""
+    begin = 0
+    for start, end in taken:
+        if begin + size <= start:
+            break
+        begin = end
+    return begin
+
+
+def transfer(graph: Graph, action: Linked, name: str, place: int) -> Statement:
+    """The statement of a transfer; `name` is that of the value, `place` where what leaves goes."""
+    value = graph.values[action.value]
+    number = str(value.storage)
+    match action:
+        case Offload():
+            return Statement("", f"{TRANSFERS}.offload", [number, name, str(place)])
+        case Prefetch():
+            shape, strides = repr(tuple(value.shape)), repr(tuple(value.strides))
+            taken = [number, f"torch.{value.dtype}", shape, strides, str(value.offset)]
+            return Statement(name, f"{TRANSFERS}.prefetch", taken)
+        case Wait():
+            return Statement("", f"{TRANSFERS}.wait", [number])
+        case FreeCopy():
+            return Statement("", f"{TRANSFERS}.free", [number])
+
+
+def any_link(graph: Graph) -> HostLink:
+    """A link for the referee where only the order of steps and the sizes of storages matter."""
+    return HostLink(float("inf"), device=graph.device)

@@ -47,6 +47,8 @@ def refusal(step: Step, interface: Interface) -> str:
             "the plan draws random numbers once more where it recomputes, from a state that a CUDA "
             "graph cannot set"
         )
+    if "Transfers" in getattr(step, "__globals__", {}):
+        return "the plan sends tensors to the host, in streams that a CUDA graph does not have"
     if interface.assigned:
         path = interface.tensors[interface.assigned[0]].path
         return f"the model puts another tensor in the place of {path} at each call"
