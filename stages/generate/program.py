@@ -72,6 +72,12 @@ def write_program(graph: Graph, steps: Sequence[Step], title: str) -> Program:
     return writer.program(title)
 
 
+def interface_program(graph: Graph) -> Program:
+    """A program that runs nothing, for what a caller of the whole step must know: what it takes,
+    and the outputs with their tangents."""
+    return _Writer(graph, [], []).program("")
+
+
 @dataclass
 class _Writer:
     graph: Graph

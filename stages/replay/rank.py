@@ -49,13 +49,11 @@ class Segment:
 
 @dataclass(frozen=True)
 class Extra:
-    """Bytes beside the programs: of a loss while it is computed and of what remains of it, where
-    the loss is not the output `result` itself, which then remains; of a random state, and, by
-    stage, the most while its random numbers are drawn ahead."""
+    """Bytes beside the programs: of a loss while it is computed and of what remains of it; of a
+    random state, and, by stage, the most while its random numbers are drawn ahead."""
 
     loss_peak: int = 0
     loss_left: int = 0
-    result: int = NONE
     state: int = 0
     draws: Mapping[int, int] = field(default_factory=dict)
 
@@ -305,8 +303,6 @@ class _Player:
         self.add(self.extra.loss_left - self.extra.loss_peak)
         for value in self.made(self.last, LOSS):
             self.keep(value, batch)
-        if self.extra.result != NONE:
-            self.last_to_end(self.storage[self.extra.result], batch)
         for storage in self.results():
             self.drop(storage, batch)
 

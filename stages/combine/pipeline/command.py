@@ -18,7 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plan", type=Path, required=True, help="the folder that `chain --machine` wrote"
     )
-    parser.add_argument("--options", type=Path, help="options.arrow, of a plan with rockmate inside")
+    parser.add_argument(
+        "--options", type=Path, help="options.arrow, of a plan with rockmate inside"
+    )
     parser.add_argument(
         "--microbatches", type=int, default=4, help="calls of the model in a step (default: 4)"
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from schemas.blocks import Blocks
 from schemas.costs import Costs
+from schemas.dtypes import DTYPES
 from schemas.errors import ConfigError, ModelError, ScheduleError
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op
 from schemas.options import Option
@@ -156,13 +157,7 @@ def extra_of(
     """What a rank takes beside its programs."""
     op = next(op for op in graph.ops if op.target == LOSS_TARGET)
     cost = costs.of(graph, op)
-    tangents = {graph.values[value].storage for value in op.outputs}
-    made = sum(graph.storages[storage] for storage in tangents)
-    result, left = NONE, 0
-    if graph.has_loss:
-        left = min(cost.net - made, _item_bytes(graph, op))
-    else:
-        result = next(output.value for output in graph.outputs if output.tangent != NONE)
+    left = _item_bytes(graph, op)
     draws = {
         stage.stage: max(
             _draw_bytes(graph, costs, graph.ops[number])
@@ -172,25 +167,22 @@ def extra_of(
         for stage in stages
         if stage.draws
     }
-    return Extra(cost.peak, left, result, costs.random_state().net, draws)
+    return Extra(max(cost.peak, cost.net + left), left, costs.random_state().net, draws)
 
 
 def _item_bytes(graph: Graph, loss: Op) -> int:
     """The bytes of a scalar of the dtype of what the loss differentiates."""
-    sizes = []
-    for value in loss.outputs:
-        shape = graph.values[value].shape
-        count = 1
-        for size in shape:
-            count *= size
-        sizes.append(graph.storages[graph.values[value].storage] // max(count, 1))
-    return max(sizes, default=0)
+    return max((DTYPES[graph.values[value].dtype] for value in loss.outputs), default=0)
 
 
 def _draw_bytes(graph: Graph, costs: Costs, op: Op) -> int:
     """The most that drawing ahead for an op takes: its operands without contents, and its run."""
-    operands = {graph.values[value].storage for value in op.inputs}
-    return sum(graph.storages[storage] for storage in operands) + costs.of(graph, op).peak
+    taken = costs.of(graph, op).peak
+    for value in (graph.values[each] for each in set(op.inputs)):
+        steps = zip(value.shape, value.strides, strict=True)
+        reach = 1 + sum((size - 1) * stride for size, stride in steps)
+        taken += reach * DTYPES[value.dtype] if 0 not in value.shape else 0
+    return taken
 
 
 def _check_memory(
