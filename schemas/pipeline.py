@@ -29,7 +29,7 @@ FILE = "pipeline.json"
 FORWARD, LOSS, BACKWARD, SUM = "forward", "loss", "backward", "sum"
 Phase = Literal["forward", "loss", "backward", "sum"]
 ActionKind = Literal[
-    "draw", "receive", "forward", "loss", "backward", "send", "wait", "share",
+    "draw", "receive", "forward", "loss", "backward", "sum", "send", "wait", "share",
 ]  # fmt: skip
 MOST_MICROBATCHES = 4096
 
@@ -78,10 +78,10 @@ class SharedGradient:
 
 @dataclass(frozen=True)
 class RankAction:
-    """One action of a rank: on a stage (forward, loss, backward), on a parcel (receive, send, wait)
-    by its number, or on a shared gradient by its number; with a `microbatch` and the rank at the
-    other end (`peer`), NONE where there is none. `live` bytes after it and the `peak` within it,
-    above what was there when the step began."""
+    """One action of a rank: on a stage (forward, loss, backward, sum), on a parcel (receive, send,
+    wait) by its number, or on a shared gradient by its number; with a `microbatch` and the rank at
+    the other end (`peer`), NONE where there is none. `live` bytes after it and the `peak` within
+    it, above what was there when the step began."""
 
     kind: ActionKind
     subject: int
@@ -218,7 +218,7 @@ def check_pipeline(pipeline: Pipeline, where: str) -> None:
         units = [parcel.maker, *parcel.takers]
         named = all(stage in stages and phase in get_args(Phase) for stage, phase in units)
         require(named and whole(parcel.value, parcel.bytes), f"parcel {number} is amiss")
-    subjects: dict[str, range] = dict.fromkeys((FORWARD, LOSS, BACKWARD), stages)
+    subjects: dict[str, range] = dict.fromkeys((FORWARD, LOSS, BACKWARD, SUM), stages)
     subjects |= dict.fromkeys(("send", "receive", "wait"), range(len(pipeline.parcels)))
     subjects |= {"share": range(len(pipeline.shared)), "draw": range(1)}
     for rank, actions in enumerate(pipeline.actions):

@@ -207,6 +207,8 @@ class _Player:
                 self.loss(batch)
             case "backward":
                 self.backward(action.subject, batch)
+            case "sum":
+                self.sum(action.subject, batch)
             case "share":
                 self.share(self.pipeline.shared[action.subject])
 
@@ -312,10 +314,13 @@ class _Player:
         self.lasting.add((storage, batch))
 
     def backward(self, stage: int, batch: int) -> None:
-        """The backward of a stage, and the sums of gradients behind it."""
+        """The backward of a stage."""
         self.take(stage, BACKWARD, batch)
         self.moments(self.segments[stage].backward, stage, batch)
         self.bytes -= self.own.pop((stage, batch))
+
+    def sum(self, stage: int, batch: int) -> None:
+        """The sums of gradients whose parts come from several stages."""
         parts = self.take(stage, SUM, batch)
         for shared in self.pipeline.shared:
             if shared.parts and shared.home == stage:

@@ -78,6 +78,7 @@ class _Division:
         self.maker = {value: op for op in graph.ops for value in op.outputs if value != NONE}
         self.parts = [Part() for _ in range(self.last + 1)]
         self.takers: dict[int, list[Unit]] = {}
+        self.gradients = [gradient.gradient for gradient in graph.gradients]
 
     def check(self) -> None:
         """Refuses what would not be what one process computes."""
@@ -130,6 +131,7 @@ class _Division:
         own = {op for op, unit in self.home.items() if unit[0] == stage and unit[1] != LOSS}
         forward = {op for op in own if graph.ops[op].phase == FORWARD}
         wanted = [value for op in sorted(own) for value in graph.ops[op].inputs]
+        wanted += [part for part in self.gradients if self._node(part).id in own]
         if stage == self.last:
             wanted += [output.value for output in graph.outputs if output.value != NONE]
         added = self._closure(stage, wanted, own)

@@ -87,7 +87,7 @@ class _Order:
             if peer != number and (parcel, batch) not in rank.there:
                 rank.there.add((parcel, batch))
                 rank.actions.append(RankAction("receive", parcel, batch, peer))
-        if phase != SUM:
+        if phase != SUM or self.taken[stage, SUM]:
             rank.actions.append(RankAction(phase, stage, batch))  # type: ignore[arg-type]
         for parcel in self.made[stage, phase]:
             for peer, first in self.peers(parcel, batch).items():

@@ -38,6 +38,7 @@ def segment_graph(graph: Graph, divided: Divided, stage: int) -> Graph:
         )  # fmt: skip
         storages.append(0)
         gradients.append(Gradient(owner, value))
+    _check_gradients(graph, divided, part, gradients)
     outputs = _outputs(graph, part, last, {values[v].id for v in part.arrive})
     ops = _ops(graph, part, outputs)
     read = {value for op in ops for value in op.inputs}
@@ -92,6 +93,21 @@ def _gradients(graph: Graph, divided: Divided, part: Part) -> list[Gradient]:
         for value in values
         if owner not in split and value in made
     ]
+
+
+def _check_gradients(
+    graph: Graph, divided: Divided, part: Part, gradients: Sequence[Gradient]
+) -> None:
+    """Raises ScheduleError where the stage makes a gradient that nobody is given."""
+    values = graph.values
+    split = {value for shared in divided.shared for value in shared.parts}
+    given = {values[gradient.gradient].storage for gradient in gradients}
+    given |= {values[value].storage for value in (*part.hands, *split)}
+    made = {values[v].storage for op in part.backward for v in graph.ops[op].outputs if v != NONE}
+    for gradient in graph.gradients:
+        if values[gradient.gradient].storage in made - given:
+            path = values[gradient.value].path
+            raise ScheduleError(f"no stage hands over the gradient of {path}")
 
 
 def _outputs(graph: Graph, part: Part, last: bool, arriving: set[int]) -> list[Output]:

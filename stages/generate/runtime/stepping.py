@@ -182,7 +182,7 @@ class Stepping:
             self._keep(value, microbatch, tangent)
 
     def _backward(self, stage: int, microbatch: int, peer: int) -> None:
-        """Runs the rest of a stage's program, and adds up the gradients that it completes."""
+        """Runs the rest of a stage's program, and takes the gradients that it hands over."""
         facts = self.facts["programs"][stage - 1]
         program = self.programs.pop((stage, microbatch))
         message: Any = [self._take(value, microbatch) for value in facts["tangents"]]
@@ -199,7 +199,6 @@ class Stepping:
             raise AssertionError("a program hands over more than it says")
         except StopIteration:
             pass
-        self._sum(stage, microbatch)
 
     def _handed(
         self,
@@ -223,7 +222,7 @@ class Stepping:
         else:
             pending[owner] = gradient
 
-    def _sum(self, stage: int, microbatch: int) -> None:
+    def _sum(self, stage: int, microbatch: int, peer: int) -> None:
         """Adds up the gradients whose parts come from several stages, in the order of autograd."""
         for shared in self.facts["shared"]:
             if not shared["parts"] or shared["home"] != stage:
