@@ -65,7 +65,7 @@ def segment_of(graph: Graph, steps: Sequence[Step]) -> Segment:
     gradients = {storage[gradient.gradient] for gradient in graph.gradients}
     held = {storage[value] for value in graph.held_values()}
     inputs = {storage[value] for value in graph.inputs if value != NONE}
-    others = gradients | held
+    others = (gradients | held) - graph.fixed_storages()
     last: dict[int, int] = dict.fromkeys(inputs, 0)
     for effect in walked:
         read = _outputs(graph) if isinstance(effect.step.action, Loss) else effect.reads

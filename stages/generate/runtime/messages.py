@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -45,13 +45,7 @@ class Messages:
     def send(self, parcel: int, microbatch: int, peer: int, tensor: torch.Tensor) -> None:
         """Begins to send; the tensor is held until `wait`."""
         if tensor.numel():
-            with self.reaching(peer):
-                work = dist.isend(
-                    _flat(tensor),
-                    group=self.group,
-                    tag=parcel * self.count + microbatch,
-                    group_dst=peer,
-                )
+            work = self.begin(dist.isend, tensor, parcel * self.count + microbatch, peer)
             self.under_way[parcel, microbatch, peer] = (work, tensor)
 
     def wait(self, parcel: int, microbatch: int, peer: int) -> None:
@@ -63,26 +57,28 @@ class Messages:
 
     def receive(self, parcel: int, microbatch: int, peer: int) -> torch.Tensor:
         """The tensor of a parcel, as its maker laid it out."""
-        layout = self.facts["layouts"][str(self.facts["parcels"][parcel]["value"])]
-        tensor = empty(layout)
+        shape, strides, dtype = self.facts["layouts"][str(self.facts["parcels"][parcel]["value"])]
+        tensor = torch.empty_strided(tuple(shape), tuple(strides), dtype=getattr(torch, dtype))
         if tensor.numel():
-            with self.reaching(peer):
-                dist.irecv(
-                    _flat(tensor),
-                    group=self.group,
-                    tag=parcel * self.count + microbatch,
-                    group_src=peer,
-                ).wait()
+            self.do(dist.irecv, tensor, parcel * self.count + microbatch, peer)
         return tensor
 
     def share(self, number: int, tensor: torch.Tensor, peer: int, sends: bool) -> None:
         """Brings a tensor to another rank, or takes it from there."""
         tag = len(self.facts["parcels"]) * self.count + number
+        self.do(dist.isend if sends else dist.irecv, tensor, tag, peer)
+
+    def begin(self, call: Callable[..., Any], tensor: torch.Tensor, tag: int, peer: int) -> Any:
+        """Begins to send or to receive."""
+        end = {"group_dst" if call is dist.isend else "group_src": peer}
         with self.reaching(peer):
-            if sends:
-                dist.isend(_flat(tensor), group=self.group, tag=tag, group_dst=peer).wait()
-            else:
-                dist.irecv(_flat(tensor), group=self.group, tag=tag, group_src=peer).wait()
+            return call(_flat(tensor), group=self.group, tag=tag, **end)
+
+    def do(self, call: Callable[..., Any], tensor: torch.Tensor, tag: int, peer: int) -> None:
+        """Sends or receives."""
+        work = self.begin(call, tensor, tag, peer)
+        with self.reaching(peer):
+            work.wait()
 
     def agreed(self, state: torch.Tensor) -> torch.Tensor:
         """The first rank's state of random numbers, of which `state` is this one's."""
@@ -113,12 +109,6 @@ class _Reaching:
                 f"rank {self.rank} of the pipeline has lost rank {self.peer}, which has ended or "
                 f"cannot be reached: the step is not done"
             ) from error
-
-
-def empty(layout: list[Any]) -> torch.Tensor:
-    """A tensor without contents of a [shape, strides, dtype]."""
-    shape, strides, dtype = layout
-    return torch.empty_strided(tuple(shape), tuple(strides), dtype=getattr(torch, dtype))
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

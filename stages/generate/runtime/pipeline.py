@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ class Pipeline:
         rank: int | None,
         group: Any,
         interface: Interface,
-        programs: Sequence[Callable[..., Iterator[Any]]],
+        programs: Sequence[Callable[..., Generator[list[Any], Any, None]]],
         draws: Mapping[int, Callable[[], None]],
     ) -> None:
         package = Path(__file__).parent
