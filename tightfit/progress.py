@@ -17,6 +17,8 @@ STAGES = {
     "partition": ("cutting into blocks", 2),
     "solve": ("solving blocks", 25),
     "combine": ("making plans", 30),
+    "chain": ("allocating to devices", 10),
+    "split": ("splitting into stages", 5),
     "choose": ("choosing the plan", 2),
     "generate": ("writing the module", 3),
     "check": ("comparing with the original", 8),

@@ -5,20 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from schemas.arguments import decode_arguments
 from schemas.blocks import Blocks
 from schemas.contributions import contributions
 from schemas.errors import ModelError
 from schemas.graph import FIXED_KINDS, NONE, Graph, Op
 from schemas.pipeline import BACKWARD, FORWARD, LOSS, SUM, Parcel, SharedGradient, Unit
 from schemas.pipeline_plan import PlannedStage
-
-_NORMS = (
-    "aten.native_batch_norm_backward.default",
-    "aten.cudnn_batch_norm_backward.default",
-    "aten.batch_norm_backward.default",
-)
-"""Backwards that are given running statistics and, in training, do not look at them."""
+from stages.combine.pipeline.refusals import check_step
 
 
 @dataclass
@@ -57,7 +50,7 @@ def divide(
     cannot be divided so that it computes what it computes in one process.
     """
     division = _Division(graph, blocks, stages, ranks)
-    division.check()
+    check_step(graph, division.home)
     for stage in range(1, len(stages) + 1):
         division.read(stage)
     return division.divided()
@@ -79,51 +72,6 @@ class _Division:
         self.parts = [Part() for _ in range(self.last + 1)]
         self.takers: dict[int, list[Unit]] = {}
         self.gradients = [gradient.gradient for gradient in graph.gradients]
-
-    def check(self) -> None:
-        """Refuses what would not be what one process computes."""
-        graph = self.graph
-        for gradient in graph.gradients:
-            owner = graph.values[gradient.value]
-            if owner.kind == "input":
-                raise ModelError(
-                    f"{graph.model}: the input {owner.path or owner.id} requires a gradient, which "
-                    "a pipeline does not give back"
-                )
-        self._check_buffers()
-        for op in graph.ops:
-            if op.random and op.phase != FORWARD:
-                raise ModelError(
-                    f"{graph.model}: {op.target} draws random numbers in the backward, whose order "
-                    "in a pipeline is another one"
-                )
-
-    def _check_buffers(self) -> None:
-        graph = self.graph
-        written = {
-            graph.values[value].storage: self.home[op.id]
-            for op in graph.ops
-            for value in op.writes
-            if op.id in self.home
-        }
-        for op in graph.ops:
-            unit = self.home.get(op.id)
-            for value in op.inputs:
-                storage = graph.values[value].storage
-                known = written.get(storage)
-                if known is None or unit == known or self._ignores(op):
-                    continue
-                path = graph.values[value].path or "a buffer"
-                raise ModelError(
-                    f"{graph.model}: {path} is written by the forward of one stage and read "
-                    "elsewhere, when another microbatch has written it: cut it in another place"
-                )
-
-    def _ignores(self, op: Op) -> bool:
-        if op.target not in _NORMS or op.phase != BACKWARD:
-            return False
-        args, _ = decode_arguments(op.arguments)
-        return len(args) > 7 and args[7] is True
 
     def read(self, stage: int) -> None:
         """Finds all that a stage runs and what it takes of others."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from schemas.blocks import Blocks
 from schemas.costs import Costs
 from schemas.dtypes import DTYPES
-from schemas.errors import ConfigError, ModelError, ScheduleError
-from schemas.graph import LOSS_TARGET, NONE, Graph, Op
+from schemas.errors import ConfigError, ScheduleError
+from schemas.graph import LOSS_TARGET, Graph, Op
 from schemas.options import Option
 from schemas.pattern import Pattern
 from schemas.pipeline import Pipeline, PipelineStage, RankAction
@@ -19,6 +19,7 @@ from schemas.sequence import Operation
 from stages.combine.pipeline.division import Divided, divide
 from stages.combine.pipeline.inside import plain_options, stage_executions
 from stages.combine.pipeline.order import rank_actions
+from stages.combine.pipeline.refusals import check_loss
 from stages.combine.pipeline.segment import segment_graph, segment_steps
 from stages.replay.condense import condense
 from stages.replay.rank import Extra, play_ranks, segment_of
@@ -103,13 +104,7 @@ def _check(graph: Graph, blocks: Blocks, plan: PipelinePlan) -> None:
         raise ConfigError(
             "pipelines run on CPUs so far, and the graph was traced for " + graph.device
         )
-    if not graph.has_loss:
-        given = {output.tangent: output.value for output in graph.outputs if output.tangent != NONE}
-        if [graph.values[value].shape for value in given.values()] != [[]]:
-            raise ModelError(
-                f"{graph.model}: gives not one scalar for its backward to begin with: plan it "
-                "with a loss, such as lambda output: output.loss"
-            )
+    check_loss(graph)
 
 
 def _executions(
