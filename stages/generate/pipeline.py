@@ -117,7 +117,13 @@ def _program(
         "slices": program.slices,
         "handed": program.handed,
         "handing": [value.id for value in own.values[len(graph.values) :]],
-        "several": [owner for owner, parts in contributions(own).items() if len(parts) > 1],
+        "several": {owner: len(p) for owner, p in contributions(own).items() if len(p) > 1},
+        "told": [
+            owner
+            for owners, values in zip(program.slices, program.handed, strict=True)
+            for owner, value in zip(owners, values, strict=True)
+            if value == NONE
+        ],
     }
 
 

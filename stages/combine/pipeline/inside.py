@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from schemas.blocks import Blocks
@@ -45,7 +45,18 @@ def stage_executions(
     number = {op: place for place, op in enumerate((*part.forward, blocks.loss, *part.backward))}
     # What every stage that reads it makes anew runs ahead of all else.
     ahead = [op for op in (*part.forward, *part.backward) if op in set(blocks.prelude)]
-    return [number[op] for op in (*ahead, *runs)]
+    return [number[op] for op in _kept_once(graph, (*ahead, *runs), set(part.leaves))]
+
+
+def _kept_once(graph: Graph, runs: Iterable[int], leaves: set[int]) -> list[int]:
+    """The runs without further ones of ops whose outputs leave the stage, which stay."""
+    found: list[int] = []
+    seen: set[int] = set()
+    for op in runs:
+        if op not in seen or leaves.isdisjoint(graph.ops[op].outputs):
+            found.append(op)
+        seen.add(op)
+    return found
 
 
 def plain_options(blocks: Blocks) -> dict[str, list[Option]]:

@@ -22,12 +22,11 @@ from .facts import Interface, Plain
 from .guards import Guards
 from .messages import Messages
 from .outputs import assembler
+from .stepping import Record, Stepping
 from .surroundings import check_kinds, check_surroundings, without_function_modes
 
 Loss = Callable[[Any], torch.Tensor]
 Call = tuple[tuple[Any, ...], dict[str, Any]]
-Record = list[tuple[str, int, int, float, float]]
-NONE = -1
 
 
 class Pipeline:
@@ -98,16 +97,24 @@ class Pipeline:
             raise RuntimeError("the pipeline was planned with a loss: give it to step(..., loss)")
         if loss is not None and not self.facts["has_loss"]:
             raise RuntimeError("the pipeline was planned without a loss: the output is the loss")
-        from .stepping import Stepping
+        stepping = self.begin(calls, loss, outputs, record)
+        with without_function_modes(), torch.no_grad():
+            return stepping.run()
 
+    def begin(
+        self,
+        calls: Sequence[Call],
+        loss: Loss | None,
+        outputs: list[Any] | None = None,
+        record: Record | None = None,
+    ) -> Stepping:
+        """A step that has not done anything yet; see `step`."""
         check_surroundings(self.guards.writes)
         tensors = [self.guards.gather(self.model, args, kwargs) for args, kwargs in calls]
         for each in tensors:
             check_kinds(each)
         self._check_hooks(tensors[0])
-        stepping = Stepping(self, tensors, loss, outputs, record)
-        with without_function_modes(), torch.no_grad():
-            return stepping.run()
+        return Stepping(self, tensors, loss, outputs, record)
 
     def _check_hooks(self, tensors: Sequence[torch.Tensor]) -> None:
         for described, tensor in zip(self.interface.tensors, tensors, strict=True):

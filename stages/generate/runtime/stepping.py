@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from .pipeline import Pipeline, Record
+    from .pipeline import Pipeline
 
+Record = list[tuple[str, int, int, float, float]]
 NONE = -1
 
 
@@ -39,11 +40,20 @@ class Stepping:
 
     def run(self) -> list[torch.Tensor]:
         """Runs all actions of the rank and gives the losses."""
-        for kind, subject, microbatch, peer, *_ in self.pipeline.actions:
-            begin = time.perf_counter()
-            getattr(self, f"_{kind}")(subject, microbatch, peer)
-            if self.record is not None:
-                self.record.append((kind, subject, microbatch, begin, time.perf_counter()))
+        for action in self.pipeline.actions:
+            self.do(action)
+        return self.finish()
+
+    def do(self, action: list[Any]) -> None:
+        """Does one action: its kind, its subject, a microbatch, a peer."""
+        kind, subject, microbatch, peer, *_ = action
+        begin = time.perf_counter()
+        getattr(self, f"_{kind}")(subject, microbatch, peer)
+        if self.record is not None:
+            self.record.append((kind, subject, microbatch, begin, time.perf_counter()))
+
+    def finish(self) -> list[torch.Tensor]:
+        """Ends the step and gives the losses."""
         if self.after is not None:
             torch.set_rng_state(self.after)
         return self.losses
@@ -186,7 +196,7 @@ class Stepping:
         facts = self.facts["programs"][stage - 1]
         program = self.programs.pop((stage, microbatch))
         message: Any = [self._take(value, microbatch) for value in facts["tangents"]]
-        pending: dict[int, torch.Tensor] = {}
+        pending: dict[int, list[Any]] = {}
         for owners, handed in zip(facts["slices"], facts["handed"], strict=True):
             gradients = program.send(message)
             message = None
@@ -194,6 +204,7 @@ class Stepping:
                 gradient, gradients[place] = gradients[place], None
                 self._handed(facts, pending, (owner, value, microbatch), gradient)
                 del gradient
+        assert not pending
         try:
             program.send(message)
             raise AssertionError("a program hands over more than it says")
@@ -203,7 +214,7 @@ class Stepping:
     def _handed(
         self,
         facts: dict[str, Any],
-        pending: dict[int, torch.Tensor],
+        pending: dict[int, list[Any]],
         what: tuple[int, int, int],
         gradient: torch.Tensor | None,
     ) -> None:
@@ -214,13 +225,16 @@ class Stepping:
         if gradient is not None and owner in facts["handing"]:
             self._keep(value, microbatch, gradient)
         elif gradient is None:
-            self._accumulate(owner, pending.pop(owner))
-        elif owner not in facts["several"]:
+            self._accumulate(owner, pending.pop(owner)[0])
+        elif str(owner) not in facts["several"]:
             self._accumulate(owner, gradient)
-        elif owner in pending:
-            pending[owner].add_(gradient)
         else:
-            pending[owner] = gradient
+            entry = pending.setdefault(owner, [gradient, 0])
+            if entry[1]:
+                entry[0].add_(gradient)
+            entry[1] += 1
+            if entry[1] == facts["several"][str(owner)] and owner not in facts["told"]:
+                self._accumulate(owner, pending.pop(owner)[0])
 
     def _sum(self, stage: int, microbatch: int, peer: int) -> None:
         """Adds up the gradients whose parts come from several stages, in the order of autograd."""
