@@ -245,6 +245,21 @@ def issue_order(pattern: Pattern, batches: int) -> list[tuple[Kind, int, int]]:
     return [(run.kind, run.stage, run.batch) for run in _runs(_Times.of(pattern), batches)]
 
 
+def unrolled(pattern: Pattern, batches: int) -> list[tuple[float, int, PatternOperation]]:
+    """All operations on the first batches, each with the seconds at which it begins and its batch,
+    by these; the first one begins at 0."""
+    times = _Times.of(pattern)
+    k = pattern.batches
+    found = [
+        (times.start(kind, stage, batch), batch, turns[batch % k])
+        for (kind, stage), turns in times.at.items()
+        for batch in range(batches)
+    ]
+    begin = min(start for start, _, _ in found)
+    rows = [(start - begin, batch, operation) for start, batch, operation in found]
+    return sorted(rows, key=lambda row: (row[0], row[1], row[2].stage))
+
+
 class _DeviceMemory:
     """The bytes of one device, run by run."""
 

@@ -71,7 +71,8 @@ def check(package: Any, calls: list[Any], patching: pytest.MonkeyPatch) -> None:
             if name in paths:
                 seen.add(name)
                 assert parameter.grad is not None, (rank, name)
-                assert torch.equal(parameter.grad, wanted[name].grad), (rank, name)
+                other = wanted[name].grad
+                assert other is not None and torch.equal(parameter.grad, other), (rank, name)
             else:
                 assert parameter.grad is None
         for name, buffer in each.named_buffers():
