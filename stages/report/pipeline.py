@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from schemas.pattern import Pattern
-from schemas.pipeline import BACKWARD, FORWARD, Pipeline
+from schemas.pipeline import BACKWARD, FORWARD, LOSS, Pipeline
 from schemas.pipeline_measurement import FAILED, MeasuredRank, PipelineMeasurement
 from schemas.pipeline_plan import PipelinePlan
 from stages.replay.pipeline import unrolled
@@ -20,24 +20,28 @@ TURN = 47
 
 @dataclass(frozen=True)
 class Span:
-    """One operation of a lane, in seconds; `light` where it goes forward."""
+    """One operation of a lane, in seconds; `light` where it goes forward, `idle` where it only
+    waits or exchanges."""
 
     start: float
     end: float
     batch: int
     light: bool
     name: str
+    idle: bool = False
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A span as it is drawn: thousandths of the width, the hue of its batch, what it says."""
+    """A span as it is drawn: thousandths of the width, the hue of its batch, what it says, and
+    the class of its style, "" for that of the hue."""
 
     x: float
     width: float
     hue: int
     light: bool
     tip: str
+    kind: str
 
 
 @dataclass(frozen=True)
@@ -150,12 +154,18 @@ def _spans_of(pipeline: Pipeline, row: MeasuredRank) -> Iterator[Span]:
     for action in row.timeline:
         if action.kind in ("send", "wait") and action.end - action.start < 1e-6:
             continue
+        if action.kind in ("draw", "share"):
+            name = "random numbers ahead" if action.kind == "draw" else "a shared gradient"
+            yield Span(action.start, action.end, 0, True, name, True)
+            continue
         what = f"stage {action.subject}"
         if action.kind in ("send", "receive", "wait"):
             maker = pipeline.parcels[action.subject].maker
             what = f"what the {maker[1]} of stage {maker[0]} made"
+        idle = action.kind not in (FORWARD, LOSS, BACKWARD)
         name = f"{action.kind} of {what}, microbatch {action.microbatch}"
-        yield Span(action.start, action.end, action.microbatch, action.kind != BACKWARD, name)
+        light = action.kind not in (LOSS, BACKWARD)
+        yield Span(action.start, action.end, action.microbatch, light, name, idle)
 
 
 def gantt(title: str, lanes: dict[str, list[Span]]) -> Gantt:
@@ -184,6 +194,7 @@ def _bar(span: Span, seconds: float) -> Bar:
         span.batch * TURN % 360,
         span.light,
         said,
+        "gantt-idle" if span.idle else "",
     )
 
 
