@@ -15,7 +15,7 @@ from schemas.pipeline_plan import PipelinePlan, read_pipeline_plan
 from schemas.store import read_bytes
 from tightfit.house import default_store
 from tightfit.planning import quiet
-from tightfit.progress import Progress
+from tightfit.progress import PIPELINE_STAGES, Progress
 from tightfit.route import ALONE, Route
 from tightfit.settings import builts, samples_of
 
@@ -75,11 +75,10 @@ def plan_pipeline(
         known = ", ".join(ALLOCATORS)
         raise ConfigError(f"plan_pipeline: strategy is {strategy!r}, expected one of {known}")
     place = default_store() if store is None else Path(store)
-    telling = Progress(progress)
-    left_out = ("combine", "choose", "check", *(() if inside == "rockmate" else ("solve",)))
+    telling = Progress(progress, stages=PIPELINE_STAGES)
     with (
         ALONE,
-        telling.telling(*left_out),
+        telling.telling(*(() if inside == "rockmate" else ("solve",))),
         quiet(),
         torch.inference_mode(False),
         torch.enable_grad(),

@@ -85,7 +85,7 @@ def plan(
     telling = Progress(progress)
     with (
         ALONE,
-        telling.telling("chain", "split", *(() if check else ("check",))),
+        telling.telling(*(() if check else ("check",))),
         quiet(),
         torch.inference_mode(False),
         torch.enable_grad(),
