@@ -44,8 +44,8 @@ class Case:
 
 
 CASES = (
-    Case("GPT-2", "gpt2", 2),
-    Case("GPT-2", "gpt2", 3),
+    Case("GPT-2", "gpt2", 2, "pipeline_ilp"),
+    Case("GPT-2", "gpt2", 3, share=0.85),
     Case("GPT-2", "gpt2", 4, "pipeline_ilp"),
     Case("GPT-2, rotor inside", "gpt2", 2, "one_f_one_b", "rotor", 0.75),
     Case("GPT-2, rockmate inside", "gpt2_plain", 3, "madpipe", "rockmate", 0.75),

@@ -35,6 +35,7 @@ def t5(dropout: float = 0.1) -> tuple[Any, ...]:
     """A T5 whose decoder reads what the encoder made, with an embedding that three places share."""
     from transformers import T5Config, T5ForConditionalGeneration
 
+    decoding: dict[str, Any] = {"decoder_start_token_id": 0, "pad_token_id": 0, "use_cache": False}
     config = T5Config(
         vocab_size=500,
         d_model=64,
@@ -44,7 +45,7 @@ def t5(dropout: float = 0.1) -> tuple[Any, ...]:
         num_decoder_layers=2,
         num_heads=4,
         dropout_rate=dropout,
-        **{"use_cache": False, "decoder_start_token_id": 0, "pad_token_id": 0},
+        **decoding,
     )
     inputs = {"input_ids": torch.randint(1, 500, (2, 48)), "labels": torch.randint(1, 500, (2, 32))}
     return T5ForConditionalGeneration(config).train(), ((), inputs), lambda output: output.loss
