@@ -138,6 +138,7 @@ class _Division:
     def divided(self) -> Divided:
         """The parts with the parcels between them."""
         shared = self._shared()
+        self._check_gradients(shared)
         parcels = []
         for value, takers in sorted(self.takers.items()):
             maker = self.home[self.maker[value].id]
@@ -150,6 +151,17 @@ class _Division:
             for values in (part.arrive, part.late, part.leaves, part.hands):
                 values[:] = sorted(set(values))
         return Divided(self.parts, parcels, shared)
+
+    def _check_gradients(self, shared: Sequence[SharedGradient]) -> None:
+        """A gradient is handed over by the stage that made it, and read by nobody else."""
+        split = {value for one in shared for value in one.parts}
+        for value in self.gradients:
+            takers = set(self.takers.get(self._base(value), []))
+            if len(takers) > (value in split):
+                raise ModelError(
+                    f"{self.graph.model}: the gradient of a parameter is read by another stage "
+                    "than the one that makes it: cut it in another place"
+                )
 
     def _shared(self) -> list[SharedGradient]:
         """Parameters that several ranks read, or whose gradient comes from several stages."""

@@ -80,6 +80,19 @@ class Messages:
         with self.reaching(peer):
             work.wait()
 
+    def meet(self, mine: Mapping[str, str]) -> None:
+        """Raises RuntimeError where another rank has another digest under a name of this one."""
+        found: list[Any] = [None] * dist.get_world_size(self.group)
+        with self.reaching(0):
+            dist.all_gather_object(found, dict(mine), group=self.group)
+        for name, digest in mine.items():
+            for rank, other in enumerate(found):
+                if other.get(name, digest) != digest:
+                    raise RuntimeError(
+                        f"rank {rank} of the pipeline has another {name} than rank {self.rank}: "
+                        "give every rank the same model and the same calls"
+                    )
+
     def agreed(self, state: torch.Tensor) -> torch.Tensor:
         """The first rank's state of random numbers, of which `state` is this one's."""
         # Threads of the group hold what is broadcast a little longer: it is no tensor's memory.

@@ -10,7 +10,9 @@ their order in the words of that module.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,7 @@ class Pipeline:
         self.values, self.interface = _own(interface, self.facts, self.rank)
         self.places = {value: place for place, value in enumerate(self.values)}
         self.guards = Guards(self.interface, model, package)
+        self.met = False
         self.assemble = assembler(self.interface)
 
     @property
@@ -98,8 +101,12 @@ class Pipeline:
         if loss is not None and not self.facts["has_loss"]:
             raise RuntimeError("the pipeline was planned without a loss: the output is the loss")
         stepping = self.begin(calls, loss, outputs, record)
+        if not self.met:
+            self._meet(stepping.tensors)
         with without_function_modes(), torch.no_grad():
-            return stepping.run()
+            losses = stepping.run()
+        self.met = True
+        return losses
 
     def begin(
         self,
@@ -116,6 +123,17 @@ class Pipeline:
         self._check_hooks(tensors[0])
         return Stepping(self, tensors, loss, outputs, record)
 
+    def _meet(self, tensors: Sequence[Sequence[torch.Tensor]]) -> None:
+        """Compares, ahead of the first step, what several ranks read: inputs, and parameters and
+        buffers. Raises RuntimeError where two have different ones."""
+        readers = Counter(value for needed in self.facts["needed"] for value in needed)
+        found = {}
+        for place, value in enumerate(self.values):
+            if readers[value] > 1:
+                rows = tensors if self.interface.tensors[place].kind == "input" else tensors[:1]
+                found[self.guards.names[place]] = _digest([row[place] for row in rows])
+        self.messages.meet(found)
+
     def _check_hooks(self, tensors: Sequence[torch.Tensor]) -> None:
         for described, tensor in zip(self.interface.tensors, tensors, strict=True):
             if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
@@ -123,6 +141,13 @@ class Pipeline:
                     f"{described.path} has a hook, which a pipeline does not call: remove it, and "
                     "look at .grad behind the step"
                 )
+
+
+def _digest(tensors: Sequence[torch.Tensor]) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def release(model: torch.nn.Module, interface: Interface, package: Path, rank: int) -> None:

@@ -160,9 +160,16 @@ class Stepping:
             self.losses.append(scalar.detach().clone())
             del scalar
         else:
+            before = None if self.pipeline.met or self.after is None else torch.get_rng_state()
             with torch.enable_grad():
                 loss = self.loss_of(output)
                 loss.backward()
+            if before is not None and not torch.equal(before, torch.get_rng_state()):
+                raise RuntimeError(
+                    "the loss draws random numbers, as does the model: in a pipeline they come in "
+                    "another order than in one process"
+                )
+            del before
             self.losses.append(loss.detach().clone())
             del loss
         del output, plain

@@ -12,9 +12,11 @@ import torch
 from schemas.errors import ScheduleError
 from schemas.sequence import Operation
 from stages.generate.pipeline import pipeline_package
+from tests.stages.generate import turns
 from tests.stages.generate.turns import (
     FACTS,
     Hard,
+    Mail,
     blocks_by_hand,
     calls_of,
     hard,
@@ -136,8 +138,6 @@ def test_a_pipeline_wants_as_many_calls_a_loss_and_a_group(
     package = package_of(graph, found, tmp_path / "module")
     with pytest.raises(RuntimeError, match="needs a group of processes"):
         package.load_pipeline(model, 0)
-    from tests.stages.generate.turns import Mail
-
     monkeypatch.setattr(package.pipeline, "Messages", lambda group, facts: Mail(0, {}))
     pipeline = package.load_pipeline(model, 0)
     with pytest.raises(RuntimeError, match="planned for 2 microbatches, and 3 are given"):
@@ -154,14 +154,43 @@ def test_a_pipeline_wants_as_many_calls_a_loss_and_a_group(
         model.first.weight._post_accumulate_grad_hooks.clear()
 
 
+def test_what_ranks_do_not_have_in_common_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, graph = hard()
+    found = split_by_hand(graph, blocks_by_hand(graph, 6), [0, 1], [3, 7], 2)
+    package = package_of(graph, found, tmp_path / "module")
+
+    def drawing(output: dict[str, Any]) -> torch.Tensor:
+        return loss_of(output) * (1 + 0 * torch.rand(()))
+
+    with pytest.raises(RuntimeError, match="the loss draws random numbers, as does the model"):
+        run_in_turn(package, model, calls_of(2), drawing, monkeypatch)
+    with pytest.raises(RuntimeError, match="receives no gradient, unlike when the pipeline was"):
+        run_in_turn(package, model, calls_of(2), lambda output: output["loss"], monkeypatch)
+
+    def gathered(rows: list[Any], mine: Any, group: Any) -> None:
+        rows[:] = [mine, {**mine, "embed.weight": "x"}]
+
+    messages = package.messages.Messages(None, {"microbatches": 2, "devices": [0, 0]})
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: 2)
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gathered)
+    messages.meet({"tokens": "y"})
+    with pytest.raises(RuntimeError, match=r"rank 1 of the pipeline has another embed\.weight"):
+        messages.meet({"embed.weight": "y"})
+    with (
+        pytest.raises(RuntimeError, match="has lost rank 1, which has ended"),
+        messages.reaching(1),
+    ):
+        raise RuntimeError("Connection closed by peer")
+
+
 def test_other_ranks_parameters_give_their_memory_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, graph = hard()
     found = split_by_hand(graph, blocks_by_hand(graph, 6), [0, 1], [3, 7], 2)
     package = package_of(graph, found, tmp_path / "module")
-    from tests.stages.generate.turns import Mail
-
     monkeypatch.setattr(package.pipeline, "Messages", lambda group, facts: Mail(0, {}))
     own = copy.deepcopy(model)
     pipeline = package.load_pipeline(own, 0, light=True)
@@ -175,8 +204,6 @@ def test_other_ranks_parameters_give_their_memory_back(
 def test_a_rank_without_room_is_refused() -> None:
     _, graph = hard()
     blocks = blocks_by_hand(graph, 6)
-    from tests.stages.generate import turns
-
     with pytest.MonkeyPatch.context() as patching:
         small = turns.plan_by_hand([0, 1], [3, 7])
         for device in small[0].devices:
