@@ -98,7 +98,7 @@ def plan(
     with (
         ALONE,
         telling.telling(*(() if check else ("check",))),
-        _quiet(),
+        quiet(),
         torch.inference_mode(False),
         torch.enable_grad(),
         allowing(operators),
@@ -162,7 +162,7 @@ def _planned(
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Within it PyTorch does not warn of what planning does to it."""
     with warnings.catch_warnings():
         for name in ("torch", "stages", "schemas", "tightfit", "tightfit_module_[0-9a-f_]+"):

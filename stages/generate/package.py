@@ -76,24 +76,24 @@ def package(
         "interface.py": interface_text(graph, program),
         "step.py": program.text,
     }
-    for name in _COPIED:
-        texts[name] = (_RUNTIME / name).read_text()
-    for name in _SHARED:
-        texts[name] = (_DEVICE / name).read_text()
-    if "from .transfers import" in program.text:
-        texts["transfers.py"] = (_RUNTIME / "transfers.py").read_text()
-        for name in _MEMORIES:
-            texts[name] = (_DEVICE / name).read_text()
-    if "from .foreign import" in program.text:
-        texts["foreign.py"] = (_RUNTIME / "foreign.py").read_text()
-    if "from .repeat import" in program.text:
-        texts["repeat.py"] = (_DEVICE / "repeat.py").read_text()
-    if "from .recurrent import" in program.text:
-        texts["recurrent.py"] = (_DEVICE / "recurrent.py").read_text()
+    texts |= runtime_files(program.text)
     files = {name: text.encode() for name, text in texts.items()}
     files["watched.json"] = watched_bytes(graph)
     data = constants(graph, program)
     return files if data is None else files | {"constants.bin": data}
+
+
+def runtime_files(programs: str) -> dict[str, str]:
+    """The texts, by name, of what travels with the text of some programs."""
+    texts = {name: (_RUNTIME / name).read_text() for name in _COPIED}
+    texts |= {name: (_DEVICE / name).read_text() for name in _SHARED}
+    for name, folder in (("foreign", _RUNTIME), ("repeat", _DEVICE), ("recurrent", _DEVICE)):
+        if f"from .{name} import" in programs:
+            texts[f"{name}.py"] = (folder / f"{name}.py").read_text()
+    if "from .transfers import" in programs:
+        texts["transfers.py"] = (_RUNTIME / "transfers.py").read_text()
+        texts |= {name: (_DEVICE / name).read_text() for name in _MEMORIES}
+    return texts
 
 
 def infeasible_package(plan: Mapping[str, Any]) -> dict[str, bytes]:

@@ -29,7 +29,8 @@ from schemas.schedule import Step
 from stages.generate.calls import Operators, Statement, joining, statements
 from stages.generate.layouts import RESHAPE, VIEW, layouts, view_shape
 from stages.generate.lifetimes import flowing, joined, uses, watched
-from stages.generate.naming import Names, comment, megabytes, value_names
+from stages.generate.lines import INDENT, WIDTH, line, statement_lines
+from stages.generate.naming import Names, comment, value_names
 from stages.generate.transfers import TRANSFERS, places, transfer
 from stages.replay.walk import Effect, effects
 
@@ -37,8 +38,6 @@ _RUNTIME = (
     "torch", "step", "random_state", "drawing_from", "batch_norm_repeat", "recurrent_layer",
     "joining", "for_view", "operator", "outputs", "tangents", "gradients", TRANSFERS, "Transfers",
 )  # fmt: skip
-_WIDTH = 84
-_INDENT = "    "
 
 
 @dataclass(frozen=True)
@@ -76,6 +75,12 @@ def write_program(graph: Graph, steps: Sequence[Step], title: str) -> Program:
     writer = _Writer(graph, steps, list(effects(graph, steps)))
     writer.write()
     return writer.program(title)
+
+
+def interface_program(graph: Graph) -> Program:
+    """A program that runs nothing, for what a caller of the whole step must know: what it takes,
+    and the outputs with their tangents."""
+    return _Writer(graph, [], []).program("")
 
 
 @dataclass
@@ -184,7 +189,7 @@ class _Writer:
         for value in arguments:
             described = self.graph.values[value]
             path = comment(described.path) or described.kind
-            lines.append(f"{_INDENT}{self.names[value]},  # {path} {tuple(described.shape)}")
+            lines.append(f"{INDENT}{self.names[value]},  # {path} {tuple(described.shape)}")
         return [*lines, "):"]
 
     def write(self) -> None:
@@ -358,7 +363,7 @@ class _Writer:
         ended, self.ended = self.ended, []
         while ended:
             count = 1
-            while count < len(ended) and len(", ".join(ended[: count + 1])) < _WIDTH - 10:
+            while count < len(ended) and len(", ".join(ended[: count + 1])) < WIDTH - 10:
                 count += 1
             names, ended = ended[:count], ended[count:]
             self.line(f"del {', '.join(names)}", None if ended else self.live)
@@ -368,36 +373,17 @@ class _Writer:
         again = ", again" if repeated and op.id not in self.views else ""
         place = f"{comment(op.module) or self.shown_model()}{again}"
         if place != self.place and (op.id not in self.views or not self.place):
-            self.lines.append(f"{_INDENT}# {place}")
+            self.lines.append(f"{INDENT}# {place}")
             self.place = place
 
     def shown_model(self) -> str:
         return comment(self.graph.model) or "the model"
 
     def remark(self, text: str) -> None:
-        self.lines += ["", f"{_INDENT}# ---- {text} ----"]
+        self.lines += ["", f"{INDENT}# ---- {text} ----"]
 
     def statement(self, call: Statement, depth: int, live: int | None) -> None:
-        """Writes a statement, over several lines where it is long."""
-        left = f"{call.target} = " if call.target else ""
-        opening, closing = ("(", ")") if call.function else ("[", "]")
-        start = f"{left}{call.function}{opening}"
-        whole = f"{start}{', '.join(call.arguments)}{closing}{call.suffix}"
-        if len(whole) + depth * len(_INDENT) <= _WIDTH:
-            self.line(whole, live, depth)
-            return
-        self.line(start, None, depth)
-        row: list[str] = []
-        for argument in call.arguments:
-            if row and len(", ".join([*row, argument])) > _WIDTH - (depth + 1) * len(_INDENT) - 1:
-                self.line(f"{', '.join(row)},", None, depth + 1)
-                row = []
-            row.append(argument)
-        self.line(f"{', '.join(row)},", None, depth + 1)
-        self.line(f"{closing}{call.suffix}", live, depth)
+        self.lines += statement_lines(call, depth, live)
 
     def line(self, text: str, live: int | None = None, depth: int = 1) -> None:
-        """Writes a line, with the live memory after it on the right."""
-        indented = _INDENT * depth + text
-        shown = "" if live is None else f"  # {megabytes(live):>12}"
-        self.lines.append(f"{indented:<{_WIDTH}}{shown}" if shown else indented)
+        self.lines.append(line(text, live, depth))
