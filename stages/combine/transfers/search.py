@@ -33,17 +33,18 @@ BELOW = 1.0 - 1e-9
 @dataclass(frozen=True)
 class Effort:
     """How hard is looked for a plan: for makers of the first `parts` of the forward's time alone,
-    since what is made late has little time to leave, how often what may leave is halved, and how
-    often a share beside the best so far is tried."""
+    since what is made late has little time to leave, how often what may leave is halved, how often
+    a share beside the best so far is tried, and from how many sequences it is searched."""
 
     parts: tuple[float, ...]
     halvings: int
     closer: int
+    starts: int
 
 
-SWEEP = Effort((0.7,), 4, 3)
+SWEEP = Effort((0.7,), 4, 3, 1)
 """For one of many budgets."""
-ASKED = Effort((1.0, 0.7, 0.4), 4, 6)
+ASKED = Effort((1.0, 0.7, 0.4), 4, 5, 2)
 """For a budget that is asked for."""
 
 
@@ -69,9 +70,9 @@ class Linker:
         positions, of which the first is the best without transfers; None where none was found."""
         if self.idle:
             return None
-        search = _Search(self, budget, starts)
+        search = _Search(self, budget, starts, effort)
         for part in effort.parts:
-            search.look(part, effort)
+            search.look(part)
         return search.best
 
     def sweep(
@@ -112,15 +113,18 @@ def frees_early(costs: Costs) -> bool:
 class _Search:
     """The search for one budget."""
 
-    def __init__(self, linker: Linker, budget: int, starts: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self, linker: Linker, budget: int, starts: Sequence[Sequence[int]], effort: Effort
+    ) -> None:
         self.linker = linker
         self.budget = budget
-        self.start = starts[0]
+        self.effort = effort
+        self.starts = dict(enumerate(starts[: effort.starts]))
         self.best: Placed | None = None
         for start in [*starts, range(len(linker.problem.nodes))]:
             self._keep(linker.placer.place(start, None, budget))
 
-    def look(self, part: float, effort: Effort) -> None:
+    def look(self, part: float) -> None:
         """Looks for the share of what makers of a part of the forward make that may not be brought
         back: by halving, until the link is just not waited for, then around the best."""
         tried: dict[float, float] = {}
@@ -131,12 +135,12 @@ class _Search:
             return placed is None or placed.waited > IDLE * placed.seconds
 
         low, high = 0.0, 1.0
-        for _ in range(effort.halvings):
+        for _ in range(self.effort.halvings):
             share = (low + high) / 2
             low, high = (share, high) if waits(share) else (low, share)
         if low == 0.0 and not waits(low):
             return
-        for _ in range(effort.closer):
+        for _ in range(self.effort.closer):
             waits(_closer(tried))
 
     def _tried(self, share: float, part: float) -> Placed | None:
@@ -146,7 +150,7 @@ class _Search:
         rate = min((maker.rate for maker in chosen), default=0.0)
         price = 0.0 if share == 0 or rate == math.inf else rate * BELOW
         found = priced(linker.problem, chosen, price)
-        polished = Polisher(found.problem).polish({0: self.start}, self.budget)
+        polished = Polisher(found.problem).polish(self.starts, self.budget)
         sequence, back = parted(found, polished.sequence)
         placed = linker.placer.place(sequence, back, self.budget)
         self._keep(placed)
