@@ -12,7 +12,7 @@ from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 
-from tests.bench import deep, graphs, offload, whole, worth
+from tests.bench import deep, graphs, linked, offload, whole, worth
 from tests.bench.cases import CASES, Case
 from tests.bench.described import table_of_described
 from tests.bench.hierarchies import HEAD, rows_of_hierarchies
@@ -80,6 +80,7 @@ def main() -> None:
     parser.add_argument("--deep", action="store_true", help="plan deep models too, for an hour")
     parser.add_argument("--graphs", action="store_true", help="plan graphs of many shapes too")
     parser.add_argument("--strategies", action="store_true", help="compare strategies by depth too")
+    parser.add_argument("--linked", action="store_true", help="plan models with a link too")
     parser.add_argument("--described", action="store_true", help="plan large models for an H100")
     parser.add_argument("--pipelines", action="store_true", help="plan pipelines too")
     parser.add_argument("--whole", action="store_true", help="take whole steps with AdamW too")
@@ -107,6 +108,10 @@ def main() -> None:
     if options.strategies:
         print(worth.HEAD, flush=True)
         for row in worth.rows_of_worth(root):
+            print(row, flush=True)
+    if options.linked:
+        print(linked.HEAD, flush=True)
+        for row in linked.rows_of_linked(root / "linked"):
             print(row, flush=True)
     if options.described:
         for line in table_of_described(root / "described"):

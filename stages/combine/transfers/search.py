@@ -26,6 +26,8 @@ EVERY = 4
 """One budget of a frontier's grid in this many is planned with transfers."""
 IDLE = 0.002
 """A plan whose computations wait for less than this part of it has room for more transfers."""
+NEAR = (0.0, -0.02, 0.01)
+"""How far from the best share others are that are tried at last."""
 BELOW = 1.0 - 1e-9
 """A price is this much below what it stands for, so that nothing is sent that is as fast to run."""
 
@@ -33,17 +35,20 @@ BELOW = 1.0 - 1e-9
 @dataclass(frozen=True)
 class Effort:
     """How hard is looked for a plan: for makers of the first `parts` of the forward's time alone,
-    since what is made late has little time to leave, how often what may leave is halved, and how
-    often a share beside the best so far is tried."""
+    since what is made late has little time to leave, how often what may leave is halved, how often
+    a share beside the best so far is tried, how often the search goes on from the best, and from
+    how many sequences all of that starts."""
 
     parts: tuple[float, ...]
     halvings: int
     closer: int
+    again: int
+    starts: int
 
 
-SWEEP = Effort((0.7,), 4, 3)
+SWEEP = Effort((0.7,), 4, 3, 0, 1)
 """For one of many budgets."""
-ASKED = Effort((1.0, 0.7, 0.4), 4, 6)
+ASKED = Effort((1.0, 0.7, 0.4), 4, 5, 1, 2)
 """For a budget that is asked for."""
 
 
@@ -69,9 +74,12 @@ class Linker:
         positions, of which the first is the best without transfers; None where none was found."""
         if self.idle:
             return None
-        search = _Search(self, budget, starts)
-        for part in effort.parts:
-            search.look(part, effort)
+        search = _Search(self, budget, starts, effort)
+        for start in starts[: effort.starts]:
+            for part in effort.parts:
+                search.look(start, part)
+        for _ in range(effort.again):
+            search.go_on()
         return search.best
 
     def sweep(
@@ -112,49 +120,71 @@ def frees_early(costs: Costs) -> bool:
 class _Search:
     """The search for one budget."""
 
-    def __init__(self, linker: Linker, budget: int, starts: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self, linker: Linker, budget: int, starts: Sequence[Sequence[int]], effort: Effort
+    ) -> None:
         self.linker = linker
         self.budget = budget
-        self.start = starts[0]
+        self.effort = effort
         self.best: Placed | None = None
+        self.source: tuple[float, float, Sequence[int]] | None = None
         for start in [*starts, range(len(linker.problem.nodes))]:
             self._keep(linker.placer.place(start, None, budget))
 
-    def look(self, part: float, effort: Effort) -> None:
+    def look(self, start: Sequence[int], part: float) -> None:
         """Looks for the share of what makers of a part of the forward make that may not be brought
         back: by halving, until the link is just not waited for, then around the best."""
         tried: dict[float, float] = {}
 
         def waits(share: float) -> bool:
-            placed = self._tried(share, part)
+            placed = self._tried(share, part, start)
             tried[share] = math.inf if placed is None else placed.seconds
             return placed is None or placed.waited > IDLE * placed.seconds
 
         low, high = 0.0, 1.0
-        for _ in range(effort.halvings):
+        for _ in range(self.effort.halvings):
             share = (low + high) / 2
             low, high = (share, high) if waits(share) else (low, share)
         if low == 0.0 and not waits(low):
             return
-        for _ in range(effort.closer):
+        for _ in range(self.effort.closer):
             waits(_closer(tried))
 
-    def _tried(self, share: float, part: float) -> Placed | None:
-        """The plan for a share, None where none was found."""
+    def go_on(self) -> None:
+        """Searches more from the best so far, with its share and others near by."""
+        for off in NEAR:
+            if self.source is not None:
+                share, part, sequence = self.source
+                near = min(max(share + off, 0.0), 1.0)
+                self._tried(near, part, sequence, longer=True)
+
+    def _tried(
+        self, share: float, part: float, start: Sequence[int], longer: bool = False
+    ) -> Placed | None:
+        """The plan for a share that a search from a sequence finds, None where it finds none."""
         linker = self.linker
         chosen = linker.chosen(share, part)
         rate = min((maker.rate for maker in chosen), default=0.0)
         price = 0.0 if share == 0 or rate == math.inf else rate * BELOW
         found = priced(linker.problem, chosen, price)
-        polished = Polisher(found.problem).polish({0: self.start}, self.budget)
+        polisher = Polisher(found.problem)
+        polished = (
+            polisher.refine([start], self.budget)
+            if longer
+            else polisher.polish({0: start}, self.budget)
+        )
         sequence, back = parted(found, polished.sequence)
         placed = linker.placer.place(sequence, back, self.budget)
-        self._keep(placed)
+        if self._keep(placed):
+            self.source = share, part, polished.sequence
         return placed
 
-    def _keep(self, placed: Placed | None) -> None:
-        if placed is not None and (self.best is None or placed.seconds < self.best.seconds):
-            self.best = placed
+    def _keep(self, placed: Placed | None) -> bool:
+        """Keeps a plan that is better than the best so far; whether it is."""
+        if placed is None or (self.best is not None and placed.seconds >= self.best.seconds):
+            return False
+        self.best = placed
+        return True
 
 
 def _closer(tried: Mapping[float, float]) -> float:
