@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from schemas.errors import ConfigError, TightfitError
 
 if TYPE_CHECKING:
-    from schemas.made import Made
+    from schemas.derived import Derived
 
 STAGES = {
     "trace": ("stages.trace.cli", "capture the training step of a model as a graph"),
@@ -80,7 +80,7 @@ def run_stage(stage: str, arguments: Sequence[str]) -> int:
     try:
         module.run(options)
         if hasattr(module, "made"):
-            record(stage, module.made(options))
+            record(stage, module.derived(options))
     except TightfitError as error:
         sentence = _sentence(error)
         if not options.debug:
@@ -108,7 +108,7 @@ def _sentence(error: TightfitError) -> str:
     return said if len(said) <= LONGEST else f"{said[: LONGEST // 2]} ... {said[-LONGEST // 2 :]}"
 
 
-def record(stage: str, made: Iterable[Made]) -> None:
+def record(stage: str, made: Iterable[Derived]) -> None:
     """Keeps records of what a stage made, by the room that its code is in."""
     from schemas.lineage import keep_records
 

@@ -6,10 +6,10 @@ import contextlib
 from dataclasses import replace
 from pathlib import Path
 
+from schemas.derived import Derived
 from schemas.errors import TightfitError
 from schemas.frontier import Frontier, Point, pareto, read_frontier, write_frontier
 from schemas.lineage import keep_records
-from schemas.made import Made
 from tightfit.route import Route
 
 
@@ -40,7 +40,7 @@ def frontier_so_far(route: Route, graph: Path, costs: Path) -> Path | None:
     path = place / f"{route.strategy}-interrupted" / "frontier.arrow"
     write_frontier(path, merged)
     settings = {"strategy": route.strategy, "interrupted": True}
-    keep_records("combine", Made([path], [graph, costs, place / "blocks.arrow"], settings))
+    keep_records("combine", Derived([path], [graph, costs, place / "blocks.arrow"], settings))
     return path
 
 

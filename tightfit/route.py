@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schemas.budget import NO_BUDGET, parse_budget
+from schemas.derived import Derived
 from schemas.errors import ArtifactError, ConfigError, ModelError
 from schemas.fingerprint import stage_fingerprint
 from schemas.lineage import keep_records
-from schemas.made import Made
 from schemas.plan import Plan, read_plan
 from schemas.store import file_digest, read_bytes, write_bytes
 from schemas.strategies import HIERARCHY, STRATEGIES
@@ -62,7 +62,7 @@ class Route:
         self.progress.stage("trace")
         graph = trace(built, type(built.model).__name__, self.device)
         path = _filed(self.store / "calls", "graph.arrow", lambda path: write_graph(path, graph))
-        keep_records("trace", Made([path], [], {"name": graph.model, "device": self.device}))
+        keep_records("trace", Derived([path], [], {"name": graph.model, "device": self.device}))
         return path
 
     def profile(self, built: Built, graph: Path) -> Path:
@@ -84,7 +84,7 @@ class Route:
             )
         path = _filed(graph.parent, "costs.arrow", lambda path: write_costs(path, costs))
         keep_records(
-            "profile", Made([path], [graph], {"source": "measured", "device": self.device})
+            "profile", Derived([path], [graph], {"source": "measured", "device": self.device})
         )
         return path
 
@@ -173,7 +173,7 @@ class Route:
         options = parser.parse_args([str(word) for word in words])
         with self.progress.reading(parts):
             module.run(options)
-        record(stage, module.made(options))
+        record(stage, module.derived(options))
 
 
 def _blocks_of(total: int) -> Parts:

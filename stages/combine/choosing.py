@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from schemas.budget import NO_BUDGET
+from schemas.derived import Derived
 from schemas.errors import ConfigError
-from schemas.made import Made
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,8 +58,8 @@ def _forget_measurement(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def made(options: argparse.Namespace) -> list[Made]:
+def derived(options: argparse.Namespace) -> list[Derived]:
     """What `run` made of what."""
     outputs = [options.out / name for name in ("sequence.arrow", "schedule.arrow", "plan.json")]
     read = [options.graph, options.costs, options.frontier]
-    return [Made(outputs, read, {"budget": options.budget})]
+    return [Derived(outputs, read, {"budget": options.budget})]

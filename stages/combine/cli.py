@@ -7,8 +7,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from schemas.derived import Derived
 from schemas.errors import ConfigError
-from schemas.made import Made
 
 PAUSE = 5.0
 """Seconds between two lines that tell how far it is."""
@@ -75,9 +75,9 @@ class _Telling:
             print(f"{self.about} at {done} of {most} budgets", flush=True)
 
 
-def made(options: argparse.Namespace) -> list[Made]:
+def derived(options: argparse.Namespace) -> list[Derived]:
     """What `run` made of what."""
     read = [options.graph, options.costs, options.blocks, options.options]
     read += [path for path in (options.hierarchy, options.machine) if path is not None]
     settings = {"strategy": options.strategy, **({"given": True} if options.given else {})}
-    return [Made([options.out], read, settings)]
+    return [Derived([options.out], read, settings)]

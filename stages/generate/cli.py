@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-from schemas.made import Made
+from schemas.derived import Derived
 from stages.device.operators_option import add_operators_argument, operators_settings
 
 
@@ -98,7 +98,7 @@ def _digest_of(folder: Path) -> str:
     return hashlib.sha256(read_bytes(folder / FILE)).hexdigest()
 
 
-def made(options: argparse.Namespace) -> list[Made]:
+def derived(options: argparse.Namespace) -> list[Derived]:
     """What `run` made of what."""
     settings = {"backend": options.backend, **operators_settings(options)}
     run_by = options.schedule
@@ -106,4 +106,4 @@ def made(options: argparse.Namespace) -> list[Made]:
         from schemas.pipeline import FILE
 
         run_by = options.pipeline / FILE
-    return [Made([options.out], [options.graph, run_by, options.plan], settings)]
+    return [Derived([options.out], [options.graph, run_by, options.plan], settings)]

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from schemas.made import Made
+from schemas.derived import Derived
 
 if TYPE_CHECKING:
     from schemas.costs import Costs
@@ -86,13 +86,13 @@ def _hierarchy(options: argparse.Namespace, graph: Graph, costs: Costs) -> None:
     )
 
 
-def made(options: argparse.Namespace) -> list[Made]:
+def derived(options: argparse.Namespace) -> list[Derived]:
     """What `run` made of what."""
     read = [options.graph, options.costs]
     found = []
     if blocks := [path for path in (options.out, options.chain) if path is not None]:
-        found.append(Made(blocks, read, {"partitioner": options.partitioner}))
+        found.append(Derived(blocks, read, {"partitioner": options.partitioner}))
     if options.hierarchy is not None:
         settings = {name: getattr(options, name) for name in (*LIMITS, "alpha")}
-        found.append(Made([options.hierarchy], read, settings))
+        found.append(Derived([options.hierarchy], read, settings))
     return found

@@ -223,7 +223,7 @@ class _Process:
                 taken.append((self.take(move), move))
             else:
                 self.allocator.free(taken[-move - 1][0])
-        return [taken[number - 1] for number in asked.held()]
+        return [taken[number - 1] for number in asked.staying()]
 
     def claimed(self, held: list[tuple[int, int]], size: int) -> int:
         """The first of the blocks that stay that has a size; a new one where none has."""

@@ -37,7 +37,7 @@ class StageBytes:
 
 
 @dataclass(frozen=True)
-class Room:
+class Capacity:
     """What devices have: `fixed` bytes that are there all the time (weights, buffers), and
     `memory` in all, by name; a device that is not named has no limit."""
 
@@ -55,7 +55,7 @@ class PlayedPattern:
     span: int
 
 
-def play_pattern(pattern: Pattern, stages: Sequence[StageBytes], room: Room) -> PlayedPattern:
+def play_pattern(pattern: Pattern, stages: Sequence[StageBytes], room: Capacity) -> PlayedPattern:
     """Plays a pattern, of which `stages` says what its stages take, in their order.
 
     Raises ScheduleError, in one sentence, where it could not run: an operation lacks or is there
@@ -203,7 +203,7 @@ class _Run:
 
 
 def _memory(
-    times: _Times, stages: Sequence[StageBytes], room: Room, span: int
+    times: _Times, stages: Sequence[StageBytes], room: Capacity, span: int
 ) -> tuple[dict[str, int], list[int]]:
     """The most bytes of each device and batches in flight of each stage, from the first batch to
     the last of as many as fill the pipeline, repeat once, and drain it."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from schemas.derived import Derived
 from schemas.errors import ConfigError
-from schemas.made import Made
 
 PATTERN = "pattern.arrow"
 
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> None:
         _model(options.model_dir, options.out)
 
 
-def made(options: argparse.Namespace) -> list[Made]:
+def derived(options: argparse.Namespace) -> list[Derived]:
     """What `run` made of what."""
     from stages.report.load import files_of_model, files_of_run
 
@@ -56,18 +56,18 @@ def made(options: argparse.Namespace) -> list[Made]:
         known = (options.measurement, options.trace)
         read = [options.pipeline / FILE, options.plan / "plan.json", options.plan / PATTERN]
         read += [path for path in known[:1] if path]
-        return [Made([options.out, *(path for path in known[1:] if path)], read)]
+        return [Derived([options.out, *(path for path in known[1:] if path)], read)]
     if options.perfetto is not None:
-        return [Made([options.out], [options.perfetto, options.graph])]
+        return [Derived([options.out], [options.perfetto, options.graph])]
     if options.model_dir is not None:
-        return [Made([options.out], files_of_model(options.model_dir))]
+        return [Derived([options.out], files_of_model(options.model_dir))]
     if options.index is not None:
-        return [Made([options.out], files_of_run(options.index))]
+        return [Derived([options.out], files_of_run(options.index))]
     pages = [
-        Made([folder / "report.html"], files_of_model(folder))
+        Derived([folder / "report.html"], files_of_model(folder))
         for folder in _failed_models(options.failed)
     ]
-    return [*pages, Made([options.out], files_of_run(options.failed))]
+    return [*pages, Derived([options.out], files_of_run(options.failed))]
 
 
 def _pipeline(options: argparse.Namespace) -> None:

@@ -181,7 +181,7 @@ def _plan_facts(plan: Plan) -> list[Fact]:
     if plan.smallest_budget is not None:
         facts.append(("Smallest budget known to work", f"{size(plan.smallest_budget)} in all"))
     if plan.solver != "none":
-        facts.append(("Made by", plan.solver))
+        facts.append(("Derived by", plan.solver))
     return facts
 
 

@@ -7,8 +7,8 @@ import json
 from dataclasses import replace
 from typing import Any
 
+from schemas.derived import Derived
 from schemas.errors import ConfigError
-from schemas.made import Made
 from stages.device.operators_option import add_operators_argument, operators_settings
 
 
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> None:
     write_graph(options.out, graph)
 
 
-def made(options: argparse.Namespace) -> list[Made]:
+def derived(options: argparse.Namespace) -> list[Derived]:
     """What `run` made of what."""
     settings = {
         "factory": options.factory,
@@ -59,7 +59,7 @@ def made(options: argparse.Namespace) -> list[Made]:
         **({"ones": True} if options.ones else {}),
         **operators_settings(options),
     }
-    return [Made([options.out], [], settings, options.factory, options.search_path)]
+    return [Derived([options.out], [], settings, options.factory, options.search_path)]
 
 
 def parse_arguments(text: str) -> dict[str, Any]:

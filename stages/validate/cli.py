@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from schemas import store
+from schemas.derived import Derived
 from schemas.errors import ConfigError
 from schemas.graph import read_graph
-from schemas.made import Made
 from schemas.measurement import write_line, write_measurement
 from schemas.module import module_digest
 from stages.device.operators_option import add_operators_argument, operators_settings
@@ -104,7 +104,7 @@ def _pipeline(options: argparse.Namespace) -> None:
         raise ModelError(measured.sentence)
 
 
-def made(options: argparse.Namespace) -> list[Made]:
+def derived(options: argparse.Namespace) -> list[Derived]:
     """What `run` made of what."""
     settings = {
         "factory": options.factory,
@@ -120,7 +120,7 @@ def made(options: argparse.Namespace) -> list[Made]:
 
         read.append(str(options.pipeline / FILE))
     outputs = [options.out, *([] if options.pipeline is not None else [_line(options)])]
-    return [Made(outputs, read, settings, options.factory, options.search_path)]
+    return [Derived(outputs, read, settings, options.factory, options.search_path)]
 
 
 def _line(options: argparse.Namespace) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from schemas.made import Made
+from schemas.derived import Derived
 
 PLAN, PATTERN, SEQUENCE = "plan.json", "pattern.arrow", "sequence.arrow"
 
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> None:
         )
 
 
-def made(options: argparse.Namespace) -> list[Made]:
+def derived(options: argparse.Namespace) -> list[Derived]:
     """What `run` made of what."""
     from schemas.pipeline import FILE, read_pipeline, stage_folder
 
@@ -97,4 +97,4 @@ def made(options: argparse.Namespace) -> list[Made]:
     read = [options.graph, options.costs, options.blocks]
     read += [path for path in planned if path.exists()]
     read += [options.options] if options.options else []
-    return [Made([options.out / FILE, *files], read, {"microbatches": options.microbatches})]
+    return [Derived([options.out / FILE, *files], read, {"microbatches": options.microbatches})]

@@ -35,7 +35,7 @@ class Autocapper:
 
 def rotor_table(links: Links, whole: Computation) -> Table:
     """Rotor's program up to what keeping everything takes."""
-    return build_table(links, whole.peak - links.held, SLOTS)
+    return build_table(links, whole.peak - links.throughout, SLOTS)
 
 
 def capped_sequences(
@@ -45,7 +45,7 @@ def capped_sequences(
     yield whole, ()
     times, known = table.times, set()
     for limit in np.linspace(whole.peak, budget, limits, endpoint=True).astype(np.int64):
-        room = times.slots.room(int(limit) - links.held)
+        room = times.slots.room(int(limit) - links.throughout)
         if room < 0 or not np.isfinite(times.lost[room]) or float(times.lost[room]) in known:
             continue
         known.add(float(times.lost[room]))
