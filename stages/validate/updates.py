@@ -74,6 +74,7 @@ def _copied(
         {**group, "params": [twins.get(id(p), p.detach().clone()) for p in group["params"]]}
         for group in optimizer.param_groups
     ]
-    made = type(optimizer)(groups)
+    kind: Any = type(optimizer)
+    made: torch.optim.Optimizer = kind(groups)
     made.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     return made

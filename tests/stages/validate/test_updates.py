@@ -21,7 +21,11 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 3))
     graph, built = traced((model, ((torch.randn(4, 6),), {})))
-    optimizer = torch.optim.AdamW([{"params": model[0].parameters()}, {"params": model[3].weight}])
+    groups: list[dict[str, Any]] = [
+        {"params": list(model[0].parameters())},
+        {"params": [model[3].weight]},
+    ]
+    optimizer = torch.optim.AdamW(groups)
     package = generated(graph, tmp_path / "package")
     return graph, built, package.load, optimizer
 
