@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tightfit.choices import ChosenPlan as ChosenPlan
     from tightfit.planning import load as load
     from tightfit.planning import plan as plan
+    from tightfit.whole import in_backward as in_backward
 
 __version__ = "0.1.0"
 
@@ -40,6 +41,7 @@ __all__ = [
     "PlanMismatch",
     "TightfitError",
     "__version__",
+    "in_backward",
     "load",
     "plan",
 ]
@@ -47,6 +49,7 @@ __all__ = [
 _LATER = {
     "ChosenPlan": "tightfit.choices",
     "Plan": "schemas.plan",
+    "in_backward": "tightfit.whole",
     "load": "tightfit.planning",
     "plan": "tightfit.planning",
 }

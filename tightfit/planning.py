@@ -121,7 +121,7 @@ def _with_optimizer(
 ) -> tuple[nn.Module, ChosenPlan]:
     """The plan of one shape with an optimiser that steps in its backward."""
     from tightfit.carried import loader
-    from tightfit.whole import measured, planned_whole, taking_place
+    from tightfit.whole import in_backward, measured, planned_whole
 
     if len(given) > 1:
         raise ConfigError("plan: optimizer: is for samples of one shape")
@@ -134,7 +134,7 @@ def _with_optimizer(
             variant.graph, variant.built, lambda copy: load_one(copy, "error"), optimizer, disk
         )
     object.__setattr__(made, "whole", whole)
-    object.__setattr__(made, "optimizer", taking_place(optimizer, disk))
+    object.__setattr__(made, "optimizer", in_backward(optimizer, disk))
     return load_one(given[0].model, otherwise), made
 
 
