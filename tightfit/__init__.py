@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tightfit.pipelines import plan_pipeline as plan_pipeline
     from tightfit.planning import load as load
     from tightfit.planning import plan as plan
+    from tightfit.whole import in_backward as in_backward
 
 __version__ = "0.1.0"
 
@@ -44,6 +45,7 @@ __all__ = [
     "PlanMismatch",
     "TightfitError",
     "__version__",
+    "in_backward",
     "load",
     "load_pipeline",
     "plan",
@@ -54,6 +56,7 @@ _LATER = {
     "ChosenPlan": "tightfit.choices",
     "MadePipeline": "tightfit.pipelines",
     "Plan": "schemas.plan",
+    "in_backward": "tightfit.whole",
     "load": "tightfit.planning",
     "load_pipeline": "tightfit.pipelines",
     "plan": "tightfit.planning",

@@ -82,10 +82,11 @@ def plan(
     what waits. With an `optimizer` the plan's `optimizer` takes its place: it updates each
     parameter in the backward, its states are on the disk, in a file of the folder `disk` (on a GPU
     in the host's memory), a budget in bytes counts the whole step with all updates, and the plan's
-    `whole` says what is predicted of it. An interruption while the frontier is made gives the best
-    plan so far, where one fits. Threads that plan do so one after the other; no other is to run a
-    model meanwhile. Raises ConfigError when the budget is no size or too small, ModelError when the
-    model cannot be captured or the planned module does not do what the original does.
+    `whole` says what is predicted of it; on the CPU `check` compares three steps, too. An
+    interruption while the frontier is made gives the best plan so far, where one fits. Threads that
+    plan do so one after the other; no other is to run a model meanwhile. Raises ConfigError when
+    the budget is no size or too small, ModelError when the model cannot be captured or the planned
+    module does not do what the original does.
     """
     import torch
 
@@ -124,7 +125,7 @@ def _with_optimizer(
 ) -> tuple[nn.Module, ChosenPlan]:
     """The plan of one shape with an optimiser that steps in its backward."""
     from tightfit.carried import loader
-    from tightfit.whole import measured, planned_whole, taking_place
+    from tightfit.whole import in_backward, measured, planned_whole
 
     if len(given) > 1:
         raise ConfigError("plan: optimizer: is for samples of one shape")
@@ -133,8 +134,11 @@ def _with_optimizer(
     load_one = loader(made.module)
     if check:
         route.check(variant.graph, variant.built, load_one(given[0].model, "error"))
+        route.check_updates(
+            variant.graph, variant.built, lambda copy: load_one(copy, "error"), optimizer, disk
+        )
     object.__setattr__(made, "whole", whole)
-    object.__setattr__(made, "optimizer", taking_place(optimizer, disk))
+    object.__setattr__(made, "optimizer", in_backward(optimizer, disk))
     return load_one(given[0].model, otherwise), made
 
 

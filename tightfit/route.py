@@ -26,6 +26,7 @@ from schemas.strategies import HIERARCHY, STRATEGIES
 from tightfit.progress import Progress
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from stages.device.factory import Built
@@ -157,6 +158,24 @@ class Route:
 
         self.progress.stage("check")
         said = check(read_graph(graph), built, planned)
+        if said:
+            raise ModelError(said)
+
+    def check_updates(
+        self,
+        graph: Path,
+        built: Built,
+        load: Callable[[nn.Module], nn.Module],
+        optimizer: torch.optim.Optimizer,
+        disk: Path | str | None,
+    ) -> None:
+        """Raises ModelError where steps with updates in the backward do not do what steps of the
+        original with the optimiser after it do."""
+        from schemas.graph import read_graph
+        from stages.validate.updates import check_updates
+
+        folder = None if disk is None else str(disk)
+        said = check_updates(read_graph(graph), built, load, optimizer, folder)
         if said:
             raise ModelError(said)
 

@@ -87,7 +87,7 @@ def measured(
     try:
         check(optimizer)
     except RuntimeError as error:
-        raise ConfigError(f"plan: optimizer: {error}") from error
+        raise ConfigError(f"optimizer: {error}") from error
     kind, groups = type(optimizer), optimizer.param_groups
     paths = _paths(read_graph(variant.graph), variant.built.model)
     parameters = [(p, group) for group in groups for p in group["params"]]
@@ -110,16 +110,21 @@ def measured(
     )
 
 
-def taking_place(
-    optimizer: torch.optim.Optimizer, disk: Path | str | None
+def in_backward(
+    optimizer: torch.optim.Optimizer, disk: Path | str | None = None
 ) -> torch.optim.Optimizer:
-    """The optimiser that steps in the backward; raises ConfigError where there can be none."""
+    """The optimiser that takes the place of another one, for any module: it updates each parameter
+    in the backward, with its states in a file of the folder `disk`, or in the host's memory for
+    parameters on a GPU. The states of `optimizer` move.
+
+    Raises ConfigError where it cannot step in the backward, or the disk has no room.
+    """
     from stages.device.optimiser import in_backward
 
     try:
         return in_backward(optimizer, disk)
     except RuntimeError as error:
-        raise ConfigError(f"plan: optimizer: {error}") from error
+        raise ConfigError(f"optimizer: {error}") from error
 
 
 def _paths(graph: Any, model: nn.Module) -> dict[int, str]:

@@ -39,6 +39,7 @@ class Updates:
         memory: Callable[[int], Slow] | None = None,
     ) -> None:
         self.parameters = [p for group in groups for p in group["params"]]
+        self.layouts = [_layout(parameter) for parameter in self.parameters]
         self.groups = [number for number, group in enumerate(groups) for _ in group["params"]]
         counts = [states_of(kind, groups[number]) for number in self.groups]
         self.pieces = pieces_of(self.parameters, counts, piece_bytes)
@@ -55,9 +56,11 @@ class Updates:
         self.step = _plain_step(kind)
 
     def update(self, number: int, group: dict[str, Any]) -> None:
-        """Updates a parameter by its gradient, which it no longer has afterwards."""
-        parameter = self.parameters[number]
+        """Updates a parameter by its gradient, if it has one, and drops that."""
+        parameter = self._unmoved(number)
         gradient = parameter.grad
+        if gradient is None:
+            return
         if gradient.layout != torch.strided:
             raise RuntimeError(
                 f"a parameter of shape {tuple(parameter.shape)} has a sparse gradient, which the "
@@ -78,7 +81,7 @@ class Updates:
         """The states of a parameter as its optimiser keeps them, tensors of their own."""
         if number not in self.keys:
             return {}
-        parameter = self.parameters[number]
+        parameter = self._unmoved(number)
         tensors = {key: torch.empty_like(parameter).detach() for key in self._tensors(number)}
         for piece, staging in self._each(number):
             for place, tensor in enumerate(tensors.values()):
@@ -91,7 +94,7 @@ class Updates:
     def store(self, number: int, states: dict[str, Any]) -> None:
         """Takes states that a parameter has from elsewhere, none where there are none."""
         self.ring.forget()
-        parameter = self.parameters[number]
+        parameter = self._unmoved(number)
         for piece in self.pieces[number]:
             self.ring.stored.pop(piece, None)
         self.keys.pop(number, None)
@@ -116,6 +119,16 @@ class Updates:
                 staging.state(piece, place, parameter.dtype).copy_(part)
             self.ring.leave(piece, staging)
         self.ring.order = []
+
+    def _unmoved(self, number: int) -> torch.Tensor:
+        """A parameter, which lies as it did when its states got their places."""
+        parameter = self.parameters[number]
+        if _layout(parameter) != self.layouts[number]:
+            raise RuntimeError(
+                f"a parameter of shape {tuple(parameter.shape)} has another dtype, layout or "
+                f"device than when its optimiser was made: make it anew"
+            )
+        return parameter
 
     def _each(self, number: int) -> Iterator[tuple[Piece, Staging]]:
         self.ring.forget()
@@ -198,6 +211,10 @@ class Updates:
                 raise RuntimeError(
                     f"the state {key} is of {value.dtype}, its parameter of {parameter.dtype}"
                 )
+
+
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.device
 
 
 def _is_state(key: str, value: Any, parameter: torch.Tensor) -> bool:

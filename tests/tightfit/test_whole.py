@@ -158,3 +158,17 @@ def test_a_disk_that_is_none(store: Path) -> None:
     model, args = tied()
     with pytest.raises(ConfigError, match="disk: tensors cannot wait in files of /nowhere"):
         tightfit.plan(model, args, optimizer=adamw(model), disk="/nowhere", store=store, **SETTINGS)
+
+
+def test_the_optimiser_alone_for_a_model_that_is_not_planned() -> None:
+    model, args = tied()
+    plain = copy.deepcopy(model)
+    expected, found = adamw(plain), tightfit.in_backward(adamw(model))
+    for module, optimizer in ((plain, expected), (model, found)):
+        for _ in range(2):
+            loss(module(*args)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert all(map(torch.equal, model.parameters(), plain.parameters()))
+    with pytest.raises(ConfigError, match="updated in its backward by another optimiser"):
+        tightfit.in_backward(adamw(model))

@@ -25,7 +25,8 @@ from stages.combine.join.states import (
 
 class JoinLeast:
     """The least bytes of what is left in every state, `join.throughout` not counted and plain
-    inputs counted: the recursion of `table` with the largest need in place of the time, and no slots."""
+    inputs counted: the recursion of `table` with the largest need in place of the time,
+    and no slots."""
 
     def __init__(self, join: Join) -> None:
         self.join = join

@@ -306,3 +306,17 @@ def test_a_full_disk_leaves_the_optimiser_as_it_was(monkeypatch: pytest.MonkeyPa
     with pytest.raises(RuntimeError, match="cannot wait in files of /nowhere"):
         in_backward(plain)
     assert_alike(plain.state_dict(), before)
+
+
+@pytest.mark.parametrize("other", [torch.Tensor.double, lambda t: t.t().contiguous().t()])
+def test_parameters_that_lie_otherwise_are_refused(other: Any) -> None:
+    own = model()
+    found = in_backward(torch.optim.AdamW(own.parameters()))
+    train(own, found, steps=1)
+    parameter = next(own.parameters())
+    parameter.data = other(parameter.data)
+    parameter.grad = torch.ones_like(parameter)
+    with pytest.raises(RuntimeError, match="another dtype, layout or device"):
+        found.step()
+    with pytest.raises(RuntimeError, match="another dtype, layout or device"):
+        found.state_dict()

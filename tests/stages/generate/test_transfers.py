@@ -38,7 +38,6 @@ from tests.stages.trace import modules
 LINK = HostLink(1e9, 1e-5, False, device="cpu", to="disk")
 MODELS: dict[str, Any] = {
     "gpt2": lambda: models.gpt2(1, 32, 2, 50, 2, 8, dropout=0.1),
-    "resnet": lambda: models.resnet("resnet10", 2, 32),
     "structured": modules.structured,
     "shared": modules.shared,
 }
