@@ -1,7 +1,7 @@
 """The command line: `python -m stages STAGE ...`, installed as `tightfit STAGE ...`.
 
 Each stage has a module `cli` with `add_arguments` and `run`; only the one that is called is
-loaded. A stage that makes files says in `made` what it made of what; a record of it is kept beside
+loaded. A stage that makes files says in `derived` what it made of what; a record of it is kept beside
 them (see `schemas.lineage`). Exit codes: 0 done, 1 something outside tightfit is wrong (one
 sentence on standard error), 2 wrong arguments, 130 interrupted.
 """
@@ -79,7 +79,7 @@ def run_stage(stage: str, arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     try:
         module.run(options)
-        if hasattr(module, "made"):
+        if hasattr(module, "derived"):
             record(stage, module.derived(options))
     except TightfitError as error:
         sentence = _sentence(error)
@@ -108,12 +108,12 @@ def _sentence(error: TightfitError) -> str:
     return said if len(said) <= LONGEST else f"{said[: LONGEST // 2]} ... {said[-LONGEST // 2 :]}"
 
 
-def record(stage: str, made: Iterable[Derived]) -> None:
+def record(stage: str, derived: Iterable[Derived]) -> None:
     """Keeps records of what a stage made, by the room that its code is in."""
     from schemas.lineage import keep_records
 
     room = STAGES[stage][0].split(".")[1]
-    for entry in made:
+    for entry in derived:
         keep_records(room, entry)
 
 
