@@ -1,8 +1,8 @@
 """The command line: `python -m stages STAGE ...`, installed as `tightfit STAGE ...`.
 
 Each stage has a module `cli` with `add_arguments` and `run`; only the one that is called is
-loaded. A stage that makes files says in `derived` what it made of what; a record of it is kept beside
-them (see `schemas.lineage`). Exit codes: 0 done, 1 something outside tightfit is wrong (one
+loaded. A stage that makes files says in `derived` what it made of what; a record of it is kept
+beside them (see `schemas.lineage`). Exit codes: 0 done, 1 something outside tightfit is wrong (one
 sentence on standard error), 2 wrong arguments, 130 interrupted.
 """
 
