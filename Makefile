@@ -15,7 +15,7 @@ export PYTHONPATH := $(CURDIR)/workflow/progress
 
 CLUSTER := $(if $(filter-out default,$(PROFILE)),$(VENV)/cluster.done)
 
-.PHONY: plan zoo prune test check battery fuzz mutate bench crash slurm clean
+.PHONY: plan zoo prune test check battery fuzz mutate bench crash pipelines slurm clean
 
 plan: $(VENV)/plan.done $(CLUSTER)
 	@workflow/plan.sh $(BIN) $(CONFIG) "$(CORES)" $(PROFILE)
@@ -49,6 +49,9 @@ bench: $(VENV)/test.done
 
 crash: $(VENV)/test.done
 	$(BIN)/python -m tests.crash
+
+pipelines: $(VENV)/test.done
+	$(BIN)/python -m tests.pipelines
 
 slurm: $(VENV)/test.done $(VENV)/cluster.done
 	tests/slurm/install.sh

@@ -41,6 +41,13 @@ def gpt2(
     return GPT2LMHeadModel(config).train(), ((_tokens(vocabulary, batch, tokens),), {})
 
 
+def gpt2_loss(**sizes: Any) -> tuple[nn.Module, Sample, Any]:
+    """`gpt2` with its tokens as labels, and the loss that it returns with its logits."""
+    model, ((tokens,), _) = gpt2(**sizes)
+    sample = ((), {"input_ids": tokens, "labels": tokens.clone()})
+    return model, sample, lambda output: output.loss
+
+
 def bert(
     layers: int = 2,
     width: int = 64,

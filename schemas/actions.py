@@ -1,6 +1,11 @@
 """What a schedule can do, one class an action. One exists once the referee plays it.
 
 Ids are those of the graph: of ops (`op`) and of values (`value`, `in_place`).
+
+By the law of lanes memory changes only where an action stands in the order of issue, and never at
+a moment that hangs on speed. All actions but transfers are in the lane `DEVICE/compute`, one after
+the other. A transfer is in a lane of its own, begins when what stands before it in the compute lane
+has ended and its lane is free, and is waited for by name.
 """
 
 from __future__ import annotations
@@ -9,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, TypeAlias
 
+from schemas.arrow import integer, text
 from schemas.errors import ArtifactError
 from schemas.graph import LOSS_TARGET, NONE, Op
 
@@ -44,6 +50,41 @@ class Free:
 
 
 @dataclass(frozen=True)
+class Offload:
+    """Copies the storage of a value to the other memory, in the lane `DEVICE/to-MEMORY`.
+
+    From here on the copy takes its bytes there; the device's stay until `Free`."""
+
+    value: int
+
+
+@dataclass(frozen=True)
+class Prefetch:
+    """Brings the storage of a value back as that value, in the lane `DEVICE/from-MEMORY`.
+
+    From here on it takes its bytes on the device; those of the copy stay until `FreeCopy`. Other
+    values of the storage are views, which are made again."""
+
+    value: int
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Lets the compute lane stand still until the transfer of a value's storage has ended.
+
+    What was sent may be freed after it, and what comes back may be read."""
+
+    value: int
+
+
+@dataclass(frozen=True)
+class FreeCopy:
+    """Forgets the copy of a value's storage in the other memory, which has its bytes back."""
+
+    value: int
+
+
+@dataclass(frozen=True)
 class FreeRandom:
     """Forgets the random state that was saved for an op."""
 
@@ -73,8 +114,12 @@ class RestoreRandom:
 
 Run: TypeAlias = Compute | Write | Loss
 """The actions that run an op."""
+Transfer: TypeAlias = Offload | Prefetch
+"""The actions that take a link to the other memory."""
+Linked: TypeAlias = Offload | Prefetch | Wait | FreeCopy
+"""The actions that only a schedule with transfers has."""
 Action: TypeAlias = (
-    Compute | Write | Loss | Free | FreeRandom | Gradient | SaveRandom | RestoreRandom
+    Compute | Write | Loss | Free | FreeRandom | Gradient | SaveRandom | RestoreRandom | Linked
 )
 
 NAMES: dict[type[Action], str] = {
@@ -86,10 +131,16 @@ NAMES: dict[type[Action], str] = {
     Gradient: "gradient",
     SaveRandom: "save_random",
     RestoreRandom: "restore_random",
+    Offload: "offload",
+    Prefetch: "prefetch",
+    Wait: "wait",
+    FreeCopy: "free_copy",
 }
 """What the actions are called in artifacts."""
 COLUMNS = ("op", "value", "in_place")
 """What the actions of an artifact say beside their name, NONE where it does not apply."""
+ACTION_FIELDS = (text("action"), *(integer(column) for column in COLUMNS))
+"""Arrow fields of an action, for artifacts that hold some."""
 
 
 def run_of(op: Op, in_place: int = NONE) -> Run:

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from schemas.budget import NO_BUDGET, parse_budget
 from schemas.errors import ConfigError, TightfitError
+from schemas.link import host_link
 from schemas.machine import machine_file, read_machine
 from schemas.strategies import STRATEGIES, baselines
 
@@ -22,13 +23,15 @@ SCHEMA_PATH = Path(__file__).with_name("config.schema.json")
 @dataclass(frozen=True)
 class Model:
     """A model to plan: its factory ("package.module:function"), the factory's keyword arguments,
-    and the strategies and budgets, as written, to plan it with."""
+    the strategies and budgets, as written, to plan it with, and whether plans may rest on inputs of
+    nothing but `ones`."""
 
     name: str
     factory: str
     arguments: dict[str, Any]
     strategies: list[str]
     budgets: list[str]
+    ones: bool = False
 
     @property
     def arguments_json(self) -> str:
@@ -53,7 +56,8 @@ class Config:
 
     `operators` maps the namespaces of operators that graphs may call beside PyTorch's own to the
     modules that register them, `machine` is the description of the device, None where the device is
-    here."""
+    here, and `linked` that of the machine whose link to another memory strategies take, None where
+    none is named."""
 
     models: dict[str, Model]
     device: str
@@ -66,6 +70,7 @@ class Config:
     results: str
     store: str
     machine: Path | None = None
+    linked: Path | None = None
 
     @property
     def here(self) -> str:
@@ -99,6 +104,7 @@ def parse_config(document: Mapping[str, Any], source: str = "config.yaml") -> Co
     plain, problems = _plain(document)
     problems += [_sentence(error) for error in Draft202012Validator(schema).iter_errors(plain)]
     problems += _budget_problems(plain) + _device_problems(plain) + _sample_problems(plain)
+    problems += [] if problems else _link_problems(_with_defaults(plain, schema))
     if problems:
         raise ConfigError(_message(source, sorted(set(problems))))
     filled = _with_defaults(plain, schema)
@@ -115,6 +121,7 @@ def parse_config(document: Mapping[str, Any], source: str = "config.yaml") -> Co
         results=filled["results"],
         store=filled["store"],
         machine=machine_file(filled["device"]),
+        linked=_linked(filled),
     )
 
 
@@ -171,6 +178,7 @@ def _models(name: str, document: dict[str, Any]) -> Iterator[Model]:
             {**model["arguments"], **further},
             model.get("strategies", document["strategies"]),
             [parse_budget(budget).text for budget in model.get("budgets", document["budgets"])],
+            model["ones"],
         )
 
 
@@ -255,6 +263,31 @@ def _device_problems(document: Any) -> list[str]:
             read_machine(path).single(path)
     except TightfitError as error:
         return [f"device: {error}"]
+    return []
+
+
+def _linked(document: dict[str, Any]) -> Path | None:
+    """The description of the machine whose link strategies take, of a document with defaults."""
+    named = document.get("machine")
+    return machine_file(document["device"]) if named is None else Path(named)
+
+
+def _link_problems(document: dict[str, Any]) -> list[str]:
+    """What is amiss with the link to another memory, where a strategy needs one or one is named."""
+    asked = [document["strategies"]]
+    asked += [model["strategies"] for model in document["models"].values() if "strategies" in model]
+    needing = [name for names in asked for name in names if STRATEGIES[name].links]
+    path = _linked(document)
+    if path is None and needing:
+        return [
+            f"machine: is missing, expected the description of a link to another memory, which "
+            f"{needing[0]} takes"
+        ]
+    if path is not None and (needing or "machine" in document):
+        try:
+            host_link(read_machine(path), path)
+        except TightfitError as error:
+            return [f"machine: {error}"]
     return []
 
 

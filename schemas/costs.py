@@ -49,23 +49,23 @@ class Allocations:
 
     def __post_init__(self) -> None:
         """Raises ArtifactError where what is given back was not taken, or a size is none."""
-        self.held()
+        self.staying()
         for sizes in (self.lasting, self.lasting_backward):
             if any(size <= 0 for size in sizes):
                 raise ArtifactError(f"{sizes} are no sizes of lasting allocations")
 
-    def held(self) -> dict[int, int]:
+    def staying(self) -> dict[int, int]:
         """The bytes that the moves leave taken, by the number of their move among those that
         take."""
         taken = 0
-        held: dict[int, int] = {}
+        staying: dict[int, int] = {}
         for move in self.moves:
             if move > 0:
                 taken += 1
-                held[taken] = move
-            elif held.pop(-move, None) is None:
+                staying[taken] = move
+            elif staying.pop(-move, None) is None:
                 raise ArtifactError(f"the allocations {self.moves} give back what they do not hold")
-        return held
+        return staying
 
 
 @dataclass(frozen=True)

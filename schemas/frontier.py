@@ -1,25 +1,28 @@
-"""`tightfit.frontier/5`: the plans of one strategy for one model and profile, from most to least
+"""`tightfit.frontier/6`: the plans of one strategy for one model and profile, from most to least
 memory. What a budget takes comes from the points around it, so that it never matters which other
 budgets were asked."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
 from schemas import store
-from schemas.arrow import flag, integer, integers, number, records, text
+from schemas.actions import ACTION_FIELDS, Action, Offload, Run, action_of, row_of
+from schemas.arrow import flag, integer, number, records, text
 from schemas.errors import ArtifactError
+from schemas.link import HostLink, link_of
 from schemas.sequence import OPERATION_FIELDS, Operation, operation
 
 
 @dataclass(frozen=True)
 class Point:
-    """One plan: the ops it runs, in order, as ids of the graph (views left out).
+    """One plan: its actions in order, as its strategy or the search gives them: those that run ops
+    (views left out), and with a link `Offload`, `Free` of what was sent, and `Prefetch`.
 
     `peak` (bytes) and `seconds` are what replay says of it; `before_peak` and `before_seconds` are
     those of the strategy's own sequence, as it was given. A point is `polished` where a search made
@@ -35,9 +38,19 @@ class Point:
     polished: bool
     in_place: bool
     ceiling: int
-    executions: list[int]
+    actions: list[Action]
     sequence: list[Operation]
     origin: str
+
+    @property
+    def executions(self) -> list[int]:
+        """The ops that it runs, in order, as ids of the graph."""
+        return [action.op for action in self.actions if isinstance(action, Run)]
+
+    @property
+    def transfers(self) -> bool:
+        """Whether anything leaves for another memory."""
+        return any(isinstance(action, Offload) for action in self.actions)
 
     @property
     def given(self) -> bool:
@@ -53,7 +66,8 @@ class Frontier:
     `lower_bound_seconds` what it takes at least; `keep_all` is the step that recomputes nothing.
     `optimal_in` names the class in which the strategy's sequences are optimal, "" for none.
     `clock` counts the solves of blocks that the clock ended: where there are any, another run may
-    find other points.
+    find other points. `link` is the link that plans may take. Plans without transfers that plans
+    with some beat are in `beaten`: a search for one budget starts from them, too.
     """
 
     strategy: str
@@ -66,6 +80,13 @@ class Frontier:
     optimal_in: str
     points: list[Point]
     clock: int = 0
+    link: HostLink | None = None
+    beaten: list[Point] = field(default_factory=list)
+
+    @property
+    def without_transfers(self) -> list[Point]:
+        """The frontier of the plans without transfers."""
+        return pareto(point for point in (*self.points, *self.beaten) if not point.transfers)
 
     def within(self, budget: int) -> Point | None:
         """The fastest point whose peak is within the budget, None when there is none."""
@@ -75,7 +96,7 @@ class Frontier:
 
 FRONTIER = store.ArtifactType(
     "tightfit.frontier",
-    5,
+    6,
     pa.schema(
         [
             integer("peak"),
@@ -85,9 +106,10 @@ FRONTIER = store.ArtifactType(
             flag("polished"),
             flag("in_place"),
             integer("ceiling"),
-            integers("executions"),
+            records("actions", *ACTION_FIELDS),
             records("sequence", *OPERATION_FIELDS),
             text("origin"),
+            flag("beaten"),
         ]
     ),
 )
@@ -113,25 +135,65 @@ def pareto(points: Iterable[_P]) -> list[_P]:
     return chosen[::-1]
 
 
-def _point(row: Mapping[str, Any], what: str) -> Point:
-    return Point(**{**row, "sequence": [operation(part, what) for part in row["sequence"]]})
-
-
 def write_frontier(path: Path | str, frontier: Frontier) -> str:
     """Writes a frontier and returns its digest."""
     metadata = {
-        key: value if isinstance(value, str) else repr(value)
-        for key, value in asdict(frontier).items()
-        if key != "points"
+        name: value if isinstance(value, str) else repr(value)
+        for name, value in vars(frontier).items()
+        if name not in ("points", "beaten", "link")
     }
-    return store.write(path, FRONTIER, [asdict(point) for point in frontier.points], metadata)
+    if frontier.link is not None:
+        metadata["link"] = frontier.link.text()
+    rows = [_row(point, False) for point in frontier.points]
+    rows += [_row(point, True) for point in frontier.beaten]
+    return store.write(path, FRONTIER, rows, metadata)
+
+
+def _row(point: Point, beaten: bool) -> dict[str, Any]:
+    known: dict[Action, dict[str, Any]] = {}
+    for action in point.actions:
+        if action not in known:
+            known[action] = row_of(action)
+    return {
+        **vars(point),
+        "actions": [known[action] for action in point.actions],
+        "sequence": [asdict(part) for part in point.sequence],
+        "beaten": beaten,
+    }
+
+
+class _Reader:
+    """Makes points of rows; actions that are the same are one."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = path
+        self.known: dict[tuple[Any, ...], Action] = {}
+
+    def point(self, index: int, row: Mapping[str, Any]) -> Point:
+        what = f"{self.path}: point {index}"
+        figures = {name: cell for name, cell in row.items() if name != "beaten"}
+        return Point(
+            **{
+                **figures,
+                "actions": [self.action(part, what) for part in row["actions"]],
+                "sequence": [operation(part, what) for part in row["sequence"]],
+            }
+        )
+
+    def action(self, row: Mapping[str, Any], what: str) -> Action:
+        key = tuple(row.values())
+        if key not in self.known:
+            self.known[key] = action_of(row, what)
+        return self.known[key]
 
 
 def read_frontier(path: Path | str) -> Frontier:
     """Reads a frontier; raises ArtifactError when its metadata or its order is wrong."""
     artifact = store.read(path, FRONTIER)
-    meta = artifact.metadata
-    points = [_point(row, f"{path}: point {index}") for index, row in enumerate(artifact.rows)]
+    meta, reader = artifact.metadata, _Reader(path)
+    points: dict[bool, list[Point]] = {False: [], True: []}
+    for index, row in enumerate(artifact.rows):
+        points[row["beaten"]].append(reader.point(index, row))
     try:
         frontier = Frontier(
             strategy=meta["strategy"],
@@ -142,11 +204,15 @@ def read_frontier(path: Path | str) -> Frontier:
             lower_bound_peak=int(meta["lower_bound_peak"]),
             lower_bound_seconds=float(meta["lower_bound_seconds"]),
             optimal_in=meta["optimal_in"],
-            points=points,
+            points=points[False],
             clock=int(meta.get("clock", "0")),
+            link=link_of(meta["link"], str(path)) if "link" in meta else None,
+            beaten=points[True],
         )
     except (KeyError, ValueError) as error:
         raise ArtifactError(f"{path}: the metadata of the frontier is incomplete") from error
-    if not points or pareto(points) != points:
+    if not frontier.points or pareto(frontier.points) != frontier.points:
         raise ArtifactError(f"{path}: the points are not a frontier by falling peak")
+    if any(point.transfers for point in frontier.beaten):
+        raise ArtifactError(f"{path}: a plan with transfers is said to be beaten by such plans")
     return frontier

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas import store
+from schemas.derived import Derived
 from schemas.errors import ArtifactError
 from schemas.fingerprint import (
     factory_fingerprint,
@@ -22,7 +23,6 @@ from schemas.fingerprint import (
     stage_fingerprint,
     stage_versions,
 )
-from schemas.made import Made
 from schemas.module import module_digest
 
 FOLDER = "lineage"
@@ -66,7 +66,7 @@ def described(record: Path) -> Path:
     return record.parent.parent / record.name.removesuffix(".json")
 
 
-def keep_records(stage: str, made: Made) -> None:
+def keep_records(stage: str, made: Derived) -> None:
     """Writes a record of each output; raises ArtifactError where one cannot be written."""
     code, source = stage_fingerprint(stage), ""
     versions = {"python": platform.python_version(), **stage_versions(stage)}

@@ -1,4 +1,4 @@
-"""`tightfit.measurement/2`: what a planned module did on the device, beside what was promised.
+"""`tightfit.measurement/3`: what a planned module did on the device, beside what was promised.
 
 Next to it stands `tightfit.line/1`, the live bytes of a measured step over time.
 """
@@ -33,8 +33,9 @@ class Measurement:
     `unplanned` is the original model, whose figures are None where its step does not fit, as are
     the differences then. `allocated_peak` and `reserved_peak` are what PyTorch's allocator gave of
     its blocks and had taken of a GPU at most, parameters and inputs included, where nothing else
-    had run; the `predicted` ones are the plan's. All four are None on the CPU. `budget_total` is
-    what bounds the reserved bytes of a GPU. `output_difference`,
+    had run; the `predicted` ones are the plan's. `context` is what was in use of the GPU beside
+    what was reserved: CUDA's context, and what other processes had. All five are None on the CPU.
+    `budget_total` is what bounds the reserved bytes of a GPU. `output_difference`,
     `gradient_difference` and `buffer_difference` are the largest absolute differences over all
     samples and steps, where NaN equals NaN; `bits_equal` says whether not one bit differed.
     `time_ratio` is the median of planned over unplanned time of `pairs` alternating runs, with its
@@ -59,6 +60,7 @@ class Measurement:
     allocated_peak: int | None
     predicted_reserved: int | None
     reserved_peak: int | None
+    context: int | None
     predicted_time: float | None
     measured_time: float | None
     unplanned_time: float | None
@@ -99,7 +101,7 @@ _ARROW = {
 
 MEASUREMENT = store.ArtifactType(
     "tightfit.measurement",
-    2,
+    3,
     pa.schema([_ARROW[str(field.type)](field.name) for field in fields(Measurement)]),
 )
 

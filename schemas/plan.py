@@ -51,15 +51,20 @@ class GpuMemory:
     `requested` of PyTorch's allocator, `allocated` in its blocks and `reserved` in the segments
     that these are cut from.
 
-    `workspaces` are those of the requested bytes that libraries keep, `keep_all` what is reserved
-    for the step without recomputation. CUDA's context is in none of them.
+    `renewed` is what is reserved where further steps each have inputs of their own, made while
+    those of the step before are still there: a budget bounds it. `workspaces` are those of the
+    requested bytes that libraries keep, `keep_all` what a budget of all counts. `arena` are the
+    bytes that the module takes ahead of its first step, in one segment, for the allocator to serve
+    the steps from; 0 for none. CUDA's context is in none of them.
     """
 
     requested: int
     allocated: int
     reserved: int
+    renewed: int
     workspaces: int
     keep_all: int
+    arena: int
 
 
 @dataclass(frozen=True)

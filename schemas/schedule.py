@@ -12,6 +12,7 @@ from schemas import store
 from schemas.actions import COLUMNS, Action, action_of, row_of
 from schemas.arrow import integer, number, text
 from schemas.errors import ArtifactError
+from schemas.link import HostLink, link_of
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,8 @@ class Step:
 
     `start` and `end` are seconds from the beginning of the step; `memory` names the memory that
     `live` (after the action) and `peak` (within it) count, in bytes above what was allocated when
-    the step began. Lanes and memories are resources by name ("cpu/compute", "cpu/memory").
+    the step began: the one that the action changes, that of the device where it changes none. Lanes
+    and memories are resources by name ("cpu/compute", "cpu/to-host", "cpu/memory", "host/memory").
     """
 
     action: Action
@@ -53,12 +55,26 @@ SCHEDULE = store.ArtifactType(
 )
 
 
-def write_schedule(path: Path | str, steps: Iterable[Step], graph_digest: str = "") -> str:
-    """Writes a schedule and returns its digest; `graph_digest` names the graph it is for."""
+def write_schedule(
+    path: Path | str,
+    steps: Iterable[Step],
+    graph_digest: str = "",
+    link: HostLink | None = None,
+) -> str:
+    """Writes a schedule and returns its digest; `graph_digest` names the graph it is for, `link` is
+    what its transfers take."""
     rows = [
         {**vars(step), **row_of(step.action), "step": index} for index, step in enumerate(steps)
     ]
-    return store.write(path, SCHEDULE, rows, {"graph": graph_digest})
+    metadata = {"graph": graph_digest} | ({"link": link.text()} if link is not None else {})
+    return store.write(path, SCHEDULE, rows, metadata)
+
+
+def schedule_link(path: Path | str) -> HostLink | None:
+    """The link that a schedule's transfers take, None where it was planned without one; raises
+    ArtifactError where what it says is none."""
+    said = store.header(path).metadata.get("link")
+    return None if said is None else link_of(said, str(path))
 
 
 def read_schedule(path: Path | str) -> list[Step]:

@@ -20,7 +20,8 @@ class About:
     `solved` takes the options that integer programs found, and hangs on how these ended. One that
     takes `clusters` is given a hierarchy of them (`HIERARCHY` says how large). One that plans
     `chains` takes chains that come as files, and one that plans `joins` several that end in one
-    loss. `optimal_in` names the class that its sequences are optimal in, "" for none.
+    loss. One with `links` needs a machine with a link to another memory, to which plans may send
+    what waits. `optimal_in` names the class that its sequences are optimal in, "" for none.
     """
 
     name: str
@@ -31,6 +32,7 @@ class About:
     clusters: bool = False
     chains: bool = False
     joins: bool = False
+    links: bool = False
     optimal_in: str = ""
 
 
@@ -92,6 +94,14 @@ _ALL = [
         "them, from the lowest clusters up, for graphs that are no sequence",
         apart=True,
         clusters=True,
+    ),
+    About(
+        "offload",
+        "the plans of `auto`, and what waits sent to the host's memory or a disk and brought back "
+        "where that is faster than to run it again; needs a `machine` with a link",
+        apart=True,
+        solved=True,
+        links=True,
     ),
 ]
 

@@ -1,8 +1,8 @@
 """The command line: `python -m stages STAGE ...`, installed as `tightfit STAGE ...`.
 
 Each stage has a module `cli` with `add_arguments` and `run`; only the one that is called is
-loaded. A stage that makes files says in `made` what it made of what; a record of it is kept beside
-them (see `schemas.lineage`). Exit codes: 0 done, 1 something outside tightfit is wrong (one
+loaded. A stage that makes files says in `derived` what it made of what; a record of it is kept
+beside them (see `schemas.lineage`). Exit codes: 0 done, 1 something outside tightfit is wrong (one
 sentence on standard error), 2 wrong arguments, 130 interrupted.
 """
 
@@ -18,16 +18,18 @@ from typing import TYPE_CHECKING
 from schemas.errors import ConfigError, TightfitError
 
 if TYPE_CHECKING:
-    from schemas.made import Made
+    from schemas.derived import Derived
 
 STAGES = {
     "trace": ("stages.trace.cli", "capture the training step of a model as a graph"),
     "profile": ("stages.profile.cli", "measure the ops of a graph on a device"),
+    "machine": ("stages.profile.machine", "measure the link of a device and describe the machine"),
     "partition": ("stages.partition.cli", "cut a graph into a sequence of blocks"),
     "solve": ("stages.solve.cli", "find the options of each distinct block"),
     "combine": ("stages.combine.cli", "make the plans of a strategy, from most to least memory"),
     "choose": ("stages.combine.choosing", "choose the plan of a strategy for a budget"),
     "chain": ("stages.combine.chain.cli", "plan a chain, or the branches of a join, from files"),
+    "split": ("stages.combine.pipeline.command", "split a step over the ranks of a pipeline"),
     "generate": ("stages.generate.cli", "write the module that runs a plan"),
     "validate": ("stages.validate.cli", "run a module against its model and compare"),
     "report": ("stages.report.cli", "write the page of a model, or the index of a run"),
@@ -77,8 +79,8 @@ def run_stage(stage: str, arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     try:
         module.run(options)
-        if hasattr(module, "made"):
-            record(stage, module.made(options))
+        if hasattr(module, "derived"):
+            record(stage, module.derived(options))
     except TightfitError as error:
         sentence = _sentence(error)
         if not options.debug:
@@ -106,12 +108,12 @@ def _sentence(error: TightfitError) -> str:
     return said if len(said) <= LONGEST else f"{said[: LONGEST // 2]} ... {said[-LONGEST // 2 :]}"
 
 
-def record(stage: str, made: Iterable[Made]) -> None:
+def record(stage: str, derived: Iterable[Derived]) -> None:
     """Keeps records of what a stage made, by the room that its code is in."""
     from schemas.lineage import keep_records
 
     room = STAGES[stage][0].split(".")[1]
-    for entry in made:
+    for entry in derived:
         keep_records(room, entry)
 
 

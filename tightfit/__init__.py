@@ -26,8 +26,12 @@ from tightfit.mismatch import PlanMismatch  # noqa: E402
 if TYPE_CHECKING:
     from schemas.plan import Plan as Plan
     from tightfit.choices import ChosenPlan as ChosenPlan
+    from tightfit.pipelines import MadePipeline as MadePipeline
+    from tightfit.pipelines import load_pipeline as load_pipeline
+    from tightfit.pipelines import plan_pipeline as plan_pipeline
     from tightfit.planning import load as load
     from tightfit.planning import plan as plan
+    from tightfit.whole import in_backward as in_backward
 
 __version__ = "0.1.0"
 
@@ -35,20 +39,28 @@ __all__ = [
     "ArtifactError",
     "ChosenPlan",
     "ConfigError",
+    "MadePipeline",
     "ModelError",
     "Plan",
     "PlanMismatch",
     "TightfitError",
     "__version__",
+    "in_backward",
     "load",
+    "load_pipeline",
     "plan",
+    "plan_pipeline",
 ]
 
 _LATER = {
     "ChosenPlan": "tightfit.choices",
+    "MadePipeline": "tightfit.pipelines",
     "Plan": "schemas.plan",
+    "in_backward": "tightfit.whole",
     "load": "tightfit.planning",
+    "load_pipeline": "tightfit.pipelines",
     "plan": "tightfit.planning",
+    "plan_pipeline": "tightfit.pipelines",
 }
 
 

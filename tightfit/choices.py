@@ -8,10 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 from schemas.frontier import Frontier
 from schemas.plan import Plan
+from schemas.updates import WholeStep
+
+if TYPE_CHECKING:
+    import torch
 
 ROWS = 12
 """At most so many plans are shown in a table."""
@@ -156,8 +160,11 @@ class Choices(Sequence[Choice]):
 
 class ChosenPlan(Plan):
     """A plan with the folder of its package, and the plans of all shapes that were planned
-    together."""
+    together; where it was made with an optimiser, `optimizer` takes the place of that and `whole`
+    is what is predicted of the step with its updates."""
 
+    optimizer: torch.optim.Optimizer | None = None
+    whole: WholeStep | None = None
     module: Path
     plans: tuple[ChosenPlan, ...]
     _whole: Callable[[], Frontier]

@@ -120,13 +120,14 @@ def _call(trainer: Any, batch: Any, items: Any) -> Sample:
 def _as_before(trainer: Any) -> Iterator[None]:
     """Afterwards random numbers, and what the trainer knows of its data, are as they were."""
     import numpy as np
-    import torch
+
+    from stages.device.devices import kept_random_states
 
     states = random.getstate(), np.random.get_state()
     loaders = getattr(trainer.accelerator, "_dataloaders", [])
     kept = list(loaders)
     try:
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        with kept_random_states():
             yield
     finally:
         loaders[:] = kept

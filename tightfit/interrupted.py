@@ -6,10 +6,10 @@ import contextlib
 from dataclasses import replace
 from pathlib import Path
 
+from schemas.derived import Derived
 from schemas.errors import TightfitError
 from schemas.frontier import Frontier, Point, pareto, read_frontier, write_frontier
 from schemas.lineage import keep_records
-from schemas.made import Made
 from tightfit.route import Route
 
 
@@ -24,17 +24,23 @@ def frontier_so_far(route: Route, graph: Path, costs: Path) -> Path | None:
     with contextlib.suppress(KeyboardInterrupt):
         found += _known(place)
         for name in ("unplanned", "checkpoint", route.strategy):
-            found += _unpolished(name, graph, costs, place)
+            found += _unpolished(name, graph, costs, place, route.machine)
     if not found:
         return None
     points: list[Point] = [point for frontier in found for point in frontier.points]
     merged = replace(
-        found[0], strategy=route.strategy, points=pareto(points), optimal_in="", clock=0
+        found[0],
+        strategy=route.strategy,
+        points=pareto(points),
+        optimal_in="",
+        clock=0,
+        link=next((frontier.link for frontier in found if frontier.link is not None), None),
+        beaten=[],
     )
     path = place / f"{route.strategy}-interrupted" / "frontier.arrow"
     write_frontier(path, merged)
     settings = {"strategy": route.strategy, "interrupted": True}
-    keep_records("combine", Made([path], [graph, costs, place / "blocks.arrow"], settings))
+    keep_records("combine", Derived([path], [graph, costs, place / "blocks.arrow"], settings))
     return path
 
 
@@ -47,7 +53,9 @@ def _known(place: Path) -> list[Frontier]:
     return found
 
 
-def _unpolished(name: str, graph: Path, costs: Path, place: Path) -> list[Frontier]:
+def _unpolished(
+    name: str, graph: Path, costs: Path, place: Path, machine: Path | None
+) -> list[Frontier]:
     """The frontier of a strategy's own plans, none where what it plans from is not there yet."""
     from stages.combine.inputs import Inputs
     from stages.combine.strategies.registry import strategy as strategy_of
@@ -61,6 +69,7 @@ def _unpolished(name: str, graph: Path, costs: Path, place: Path) -> list[Fronti
     given = Inputs.read(
         *(graph, costs, blocks, options if solved else None),
         clusters if clusters.exists() else None,
+        machine if strategy.about.links else None,
     )
     if strategy.supports(given.step):
         return []

@@ -24,6 +24,7 @@ from tightfit.several import Plans
 from tightfit.variants import Variant, plans_of, shapes_of, written_budget
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
     from stages.device.factory import Built
@@ -51,6 +52,10 @@ def plan(
     check: bool = True,
     progress: bool = True,
     cuda_graphs: bool = False,
+    ones: bool = False,
+    machine: Path | str | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    disk: Path | str | None = None,
 ) -> tuple[nn.Module, ChosenPlan]:
     """Plans the training step `model(*args, **kwargs)` under a budget.
 
@@ -69,33 +74,72 @@ def plan(
     original model. With `check` the planned module is compared with the original on other contents
     of the sample's shapes, which takes a few steps of both and the memory that the original takes.
     With `progress` standard error tells what is being done. With `cuda_graphs`, on a GPU and for
-    samples of one shape, the module launches its step as CUDA graphs; see `load`. An interruption
-    while the frontier is made gives the best plan so far, where one fits. Threads that plan do so
-    one after the other; no other is to run a model meanwhile. Raises ConfigError when the budget is
-    no size or too small, ModelError when the model cannot be captured or the planned module does
-    not do what the original does.
+    samples of one shape, the module launches its step as CUDA graphs; see `load`. With `ones` a
+    plan may rest on it that an input holds nothing but ones, as an attention mask that masks
+    nothing, where it does so in its samples and the forward looks at that to go a shorter way:
+    calls are compared, and samples of other contents get a plan of their own. `machine` is the
+    description (.json) of a machine with a link to another memory, for strategies that send there
+    what waits. With an `optimizer` the plan's `optimizer` takes its place: it updates each
+    parameter in the backward, its states are on the disk, in a file of the folder `disk` (on a GPU
+    in the host's memory), a budget in bytes counts the whole step with all updates, and the plan's
+    `whole` says what is predicted of it; on the CPU `check` compares three steps, too. An
+    interruption while the frontier is made gives the best plan so far, where one fits. Threads that
+    plan do so one after the other; no other is to run a model meanwhile. Raises ConfigError when
+    the budget is no size or too small, ModelError when the model cannot be captured or the planned
+    module does not do what the original does.
     """
     import torch
 
     from stages.device.foreign import allowing
 
     store = default_store() if store is None else Path(store)
-    check_settings(strategy, store, engine, peaks, saves, jobs, otherwise)
+    check_settings(strategy, store, engine, peaks, saves, jobs, otherwise, ones, machine)
     written = NO_BUDGET if strategy in baselines() else written_budget(budget)
     telling = Progress(progress)
     with (
         ALONE,
         telling.telling(*(() if check else ("check",))),
-        _quiet(),
+        quiet(),
         torch.inference_mode(False),
         torch.enable_grad(),
         allowing(operators),
     ):
-        given, device = builts(model, samples_of(args, kwargs, samples), loss, device)
+        given, device = builts(model, samples_of(args, kwargs, samples), loss, device, ones)
         check_cuda_graphs(cuda_graphs, device, len(given))
         solver = (engine, str(peaks), str(saves))
-        route = Route(store, device, strategy, solver, jobs, telling)
+        linked = None if machine is None else Path(machine)
+        route = Route(store, device, strategy, solver, jobs, telling, linked)
+        if optimizer is not None:
+            return _with_optimizer(route, given, written, otherwise, check, optimizer, disk)
         return _planned(route, given, written, otherwise, check, cuda_graphs)
+
+
+def _with_optimizer(
+    route: Route,
+    given: Sequence[Built],
+    written: str,
+    otherwise: Otherwise,
+    check: bool,
+    optimizer: torch.optim.Optimizer,
+    disk: Path | str | None,
+) -> tuple[nn.Module, ChosenPlan]:
+    """The plan of one shape with an optimiser that steps in its backward."""
+    from tightfit.carried import loader
+    from tightfit.whole import in_backward, measured, planned_whole
+
+    if len(given) > 1:
+        raise ConfigError("plan: optimizer: is for samples of one shape")
+    variant = Variant.of(route, given[0], written)
+    made, whole = planned_whole(route, variant, measured(route, variant, optimizer, disk), written)
+    load_one = loader(made.module)
+    if check:
+        route.check(variant.graph, variant.built, load_one(given[0].model, "error"))
+        route.check_updates(
+            variant.graph, variant.built, lambda copy: load_one(copy, "error"), optimizer, disk
+        )
+    object.__setattr__(made, "whole", whole)
+    object.__setattr__(made, "optimizer", in_backward(optimizer, disk))
+    return load_one(given[0].model, otherwise), made
 
 
 def _planned(
@@ -122,7 +166,7 @@ def _planned(
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Within it PyTorch does not warn of what planning does to it."""
     with warnings.catch_warnings():
         for name in ("torch", "stages", "schemas", "tightfit", "tightfit_module_[0-9a-f_]+"):

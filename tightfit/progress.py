@@ -6,7 +6,7 @@ import contextlib
 import io
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TextIO
 
 from schemas.compiled import NOTE
@@ -23,6 +23,14 @@ STAGES = {
 }
 """What each stage does, in words, and its usual share of the time in percent."""
 
+PIPELINE_STAGES = {
+    **{name: STAGES[name] for name in ("trace", "profile", "partition", "solve")},
+    "chain": ("allocating to devices", 30),
+    "split": ("splitting into stages", 10),
+    "generate": STAGES["generate"],
+}
+"""Those of a pipeline."""
+
 PAUSE = 5.0
 """Seconds between two lines of one stage, where there is no terminal."""
 
@@ -31,10 +39,16 @@ class Progress:
     """What is being done. Nothing is told unless `wanted`; `stream` is standard error unless
     given."""
 
-    def __init__(self, wanted: bool = True, stream: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        wanted: bool = True,
+        stream: TextIO | None = None,
+        stages: Mapping[str, tuple[str, int]] = STAGES,
+    ) -> None:
         self.given = stream
         self.wanted = wanted
-        self.names: list[str] = list(STAGES)
+        self.stages = stages
+        self.names: list[str] = list(stages)
         self.current = ""
         self.told = 0.0
         self.since = (0.0, 0)
@@ -50,11 +64,13 @@ class Progress:
     @contextlib.contextmanager
     def telling(self, *left_out: str) -> Iterator[None]:
         """Within it stages are told; those `left_out` are not part of the whole."""
-        self.names = [name for name in STAGES if name not in left_out]
+        self.names = [name for name in self.stages if name not in left_out]
         with contextlib.ExitStack() as ending:
             if self.wanted and self.stream.isatty():
                 self.bar = ending.enter_context(_bar(self.stream))
-                self.task = self.bar.add_task("", total=sum(STAGES[name][1] for name in self.names))
+                self.task = self.bar.add_task(
+                    "", total=sum(self.stages[name][1] for name in self.names)
+                )
                 ending.callback(setattr, self, "bar", None)
             yield
 
@@ -62,15 +78,15 @@ class Progress:
         """A stage begins."""
         self.current, self.told, self.since = name, time.monotonic(), (0.0, 0)
         if self.bar is not None:
-            self.bar.update(self.task, description=STAGES[name][0], completed=self._before())
+            self.bar.update(self.task, description=self.stages[name][0], completed=self._before())
         else:
             self._line("")
 
     def done(self, count: int, total: int) -> None:
         """So many parts of the stage are done, of so many."""
         if self.bar is not None:
-            part = STAGES[self.current][1] * count / max(total, 1)
-            said = f"{STAGES[self.current][0]} {count}/{total}"
+            part = self.stages[self.current][1] * count / max(total, 1)
+            said = f"{self.stages[self.current][0]} {count}/{total}"
             self.bar.update(self.task, description=said, completed=self._before() + part)
             return
         now = time.monotonic()
@@ -100,11 +116,11 @@ class Progress:
 
     def _before(self) -> int:
         names = self.names[: self.names.index(self.current)]
-        return sum(STAGES[name][1] for name in names)
+        return sum(self.stages[name][1] for name in names)
 
     def _line(self, more: str) -> None:
         number = self.names.index(self.current) + 1
-        self.say(f"{number}/{len(self.names)} {STAGES[self.current][0]}{more}")
+        self.say(f"{number}/{len(self.names)} {self.stages[self.current][0]}{more}")
 
 
 class _Lines(io.StringIO):

@@ -16,16 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schemas.budget import NO_BUDGET, parse_budget
+from schemas.derived import Derived
 from schemas.errors import ArtifactError, ConfigError, ModelError
 from schemas.fingerprint import stage_fingerprint
 from schemas.lineage import keep_records
-from schemas.made import Made
 from schemas.plan import Plan, read_plan
-from schemas.store import read_bytes, write_bytes
+from schemas.store import file_digest, read_bytes, write_bytes
 from schemas.strategies import HIERARCHY, STRATEGIES
 from tightfit.progress import Progress
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from stages.device.factory import Built
@@ -43,7 +44,8 @@ and a stage has what it prints read: each is one for the whole process."""
 @dataclass(frozen=True)
 class Route:
     """How to go: the store and the device, the strategy, the solver's engine and its numbers of
-    peaks and saves, and how many blocks are solved at a time."""
+    peaks and saves, how many blocks are solved at a time, and the description of a machine whose
+    link the strategy may take."""
 
     store: Path
     device: str
@@ -51,6 +53,7 @@ class Route:
     solver: tuple[str, str, str]
     jobs: int | None = None
     progress: Progress = field(default_factory=Progress)
+    machine: Path | None = None
 
     def trace(self, built: Built) -> Path:
         """The path of the traced graph in the store."""
@@ -60,7 +63,7 @@ class Route:
         self.progress.stage("trace")
         graph = trace(built, type(built.model).__name__, self.device)
         path = _filed(self.store / "calls", "graph.arrow", lambda path: write_graph(path, graph))
-        keep_records("trace", Made([path], [], {"name": graph.model, "device": self.device}))
+        keep_records("trace", Derived([path], [], {"name": graph.model, "device": self.device}))
         return path
 
     def profile(self, built: Built, graph: Path) -> Path:
@@ -82,7 +85,7 @@ class Route:
             )
         path = _filed(graph.parent, "costs.arrow", lambda path: write_costs(path, costs))
         keep_records(
-            "profile", Made([path], [graph], {"source": "measured", "device": self.device})
+            "profile", Derived([path], [graph], {"source": "measured", "device": self.device})
         )
         return path
 
@@ -98,7 +101,7 @@ class Route:
         engine, peaks, saves = self.solver
         place = self.place(costs)
         blocks, options = place / "blocks.arrow", place / "options.arrow"
-        whole = place / self.strategy / "frontier.arrow"
+        whole = self.folder(place) / "frontier.arrow"
         path = whole.parent / "given" / "frontier.arrow" if given else whole
         for known in (whole, path):
             if known.exists():
@@ -113,8 +116,21 @@ class Route:
         self.run("solve", *solving, "--out", options, parts=_blocks_of(_distinct(blocks)))
         made = ("--blocks", blocks, "--options", options, "--strategy", self.strategy)
         more = ("--given",) if given else ("--workers", workers)
-        self.run("combine", *files, *made, *clusters, *more, "--out", path, parts=_budgets)
+        linked = ("--machine", self.machine) if self.links else ()
+        self.run("combine", *files, *made, *clusters, *linked, *more, "--out", path, parts=_budgets)
         return path
+
+    @property
+    def links(self) -> bool:
+        """Whether the strategy takes a link."""
+        return STRATEGIES[self.strategy].links
+
+    def folder(self, place: Path) -> Path:
+        """The folder of the strategy's frontier: one for each machine whose link it takes."""
+        folder = place / self.strategy
+        if not self.links or self.machine is None:
+            return folder
+        return folder / file_digest(self.machine)[:16]
 
     def _clusters(self, place: Path) -> tuple[object, ...]:
         """The hierarchy as an option of a stage, where the strategy takes it."""
@@ -145,6 +161,24 @@ class Route:
         if said:
             raise ModelError(said)
 
+    def check_updates(
+        self,
+        graph: Path,
+        built: Built,
+        load: Callable[[nn.Module], nn.Module],
+        optimizer: torch.optim.Optimizer,
+        disk: Path | str | None,
+    ) -> None:
+        """Raises ModelError where steps with updates in the backward do not do what steps of the
+        original with the optimiser after it do."""
+        from schemas.graph import read_graph
+        from stages.validate.updates import check_updates
+
+        folder = None if disk is None else str(disk)
+        said = check_updates(read_graph(graph), built, load, optimizer, folder)
+        if said:
+            raise ModelError(said)
+
     def run(self, stage: str, *words: object, parts: Parts = lambda line: None) -> None:
         """Runs a stage in this process as its command line would; its errors are raised.
 
@@ -158,7 +192,7 @@ class Route:
         options = parser.parse_args([str(word) for word in words])
         with self.progress.reading(parts):
             module.run(options)
-        record(stage, module.made(options))
+        record(stage, module.derived(options))
 
 
 def _blocks_of(total: int) -> Parts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,16 +24,18 @@ def builts(
     samples: Sequence[Sample],
     loss: Callable[[Any], Tensor] | None,
     device: str | None,
+    ones: bool = False,
 ) -> tuple[list[Built], str]:
     """The model with its samples, those of one shape together in the order of the first of each,
-    and the device."""
+    and the device. With `ones` those together have the same inputs of nothing but ones."""
     from stages.device.factory import check_result, move, require_device
 
     for args, kwargs in samples:
         check_call(model, args, kwargs)
     groups: dict[Any, list[Any]] = {}
     for args, kwargs in samples:
-        groups.setdefault(likeness(args, kwargs), []).append((tuple(args), dict(kwargs)))
+        alike = likeness(args, kwargs), _are_ones((args, kwargs)) if ones else ()
+        groups.setdefault(alike, []).append((tuple(args), dict(kwargs)))
     if device is None:
         devices = (weight.device for weight in model.parameters() if weight.device.type != "meta")
         device = str(next(devices, "cpu"))
@@ -40,8 +43,18 @@ def builts(
     found = []
     for group in groups.values():
         result = (model, group) if loss is None else (model, group, loss)
-        found.append(move(check_result(result, "", type(model).__name__), device))
+        built = replace(check_result(result, "", type(model).__name__), ones=ones)
+        found.append(move(built, device))
     return found, device
+
+
+def _are_ones(sample: Sample) -> tuple[bool, ...]:
+    """Which tensors of a sample hold nothing but ones."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    leaves = pytree.tree_leaves(sample)
+    return tuple(bool((x == 1).all()) for x in leaves if isinstance(x, torch.Tensor))
 
 
 def check_settings(
@@ -52,14 +65,18 @@ def check_settings(
     saves: int,
     jobs: int | None,
     otherwise: str,
+    ones: bool,
+    machine: Path | str | None = None,
 ) -> None:
     """Raises ConfigError, as a configuration would, where a setting is none."""
-    document = {
+    document: dict[str, Any] = {
         "models": {"model": {"factory": "none:none"}},
         "strategies": [strategy],
         "store": str(store),
         "solver": {"engine": engine, "peaks": peaks, "saves": saves},
     }
+    if machine is not None:
+        document["machine"] = str(machine)
     parse_config(document, "plan")
     try:
         Path(store).mkdir(parents=True, exist_ok=True)
@@ -70,6 +87,8 @@ def check_settings(
         raise ConfigError(f"plan: store: {store!s} cannot be made ({reason})") from error
     if otherwise not in ("error", "original"):
         raise ConfigError(f'plan: otherwise is {otherwise!r}, expected "error" or "original"')
+    if not isinstance(ones, bool):
+        raise ConfigError(f"plan: ones is {ones!r}, expected True or False")
     if jobs is not None and (isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1):
         raise ConfigError(f"plan: jobs is {jobs!r}, expected a number of at least 1")
 

@@ -60,10 +60,10 @@ class Variant:
         if not plan.feasible:
             raise ConfigError(plan.sentence)
         module = route.module(self.graph, point)
-        said = replace(plan, sentence=plan.sentence + self.more)
+        said = replace(plan, sentence=plan.sentence + self.more + _wished(self.graph))
         known = partial(read_frontier, self.path)
         whole = partial(_whole, route, self.graph, self.costs)
-        totals = partial(_totals, self.graph, self.costs)
+        totals = partial(totals_of, self.graph, self.costs)
         return ChosenPlan.of(said, known if self.more else whole, totals, module)
 
 
@@ -113,6 +113,20 @@ def shapes_of(built: Built) -> str:
     return ", ".join(str(tuple(leaf.shape)) for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
+def _wished(graph: Path) -> str:
+    """What is to be said where the forward asks whether an input is all ones, and is not told."""
+    from schemas.graph import read_graph
+    from stages.generate.check import wished
+
+    names = wished(read_graph(graph))
+    if not names:
+        return ""
+    return (
+        f"; {' and '.join(names)} holds only ones in the sample, where the model itself takes a "
+        "shorter way: ones=True plans that one, without it eager may differ in last bits and memory"
+    )
+
+
 def _whole(route: Route, graph: Path, costs: Path) -> Frontier:
     """The whole frontier, made unless it is there."""
     with ALONE, route.progress.telling("trace", "profile", "choose", "generate", "check"):
@@ -130,7 +144,7 @@ def _in_all(graph: Path, costs: Path) -> InAll:
     return InAll.of_step(traced, paid, condense(traced, paid))
 
 
-def _totals(graph: Path, costs: Path, frontier: Frontier) -> list[int]:
+def totals_of(graph: Path, costs: Path, frontier: Frontier) -> list[int]:
     """What each point of a frontier takes, as budgets count it."""
     in_all = _in_all(graph, costs)
     return [in_all.of(point) for point in frontier.points]

@@ -21,6 +21,8 @@ from schemas.measurement import LINE, MEASUREMENT, read_line, read_measurement
 from schemas.module import MADE_FROM
 from schemas.options import OPTIONS, read_options
 from schemas.pattern import PATTERN, read_pattern
+from schemas.pipeline import FILE, is_pipeline, read_pipeline
+from schemas.pipeline_measurement import read_pipeline_measurement
 from schemas.pipeline_plan import is_pipeline_plan, read_pipeline_plan
 from schemas.plan import read_plan
 from schemas.schedule import SCHEDULE, read_schedule
@@ -88,6 +90,8 @@ class _Found:
     pages: list[Path]
     records: list[Path]
     left_over: list[Path]
+    pipelines: list[Path]
+    measured: list[Path]
 
     @classmethod
     def of(cls, folder: Path, left_over: list[Path]) -> _Found:
@@ -104,6 +108,8 @@ class _Found:
             pages=[path for path in files if path.name in ("report.html", "index.html")],
             records=[path for path in files if path.parent.name == FOLDER],
             left_over=left_over,
+            pipelines=[path for path in files if path.name == FILE and is_pipeline(path.parent)],
+            measured=[path for path in files if path.name == "measurement.json"],
         )
 
     def readers(self) -> Iterable[tuple[Path, Callable[[Path], object]]]:
@@ -111,6 +117,8 @@ class _Found:
         yield from ((path, _read_artifact) for path in self.artifacts)
         for path in self.plans:
             yield path, read_pipeline_plan if is_pipeline_plan(path) else read_plan
+        yield from ((path, read_pipeline) for path in self.pipelines)
+        yield from ((path, read_pipeline_measurement) for path in self.measured)
 
     def counts(self) -> dict[str, int]:
         """How many there are of each kind."""

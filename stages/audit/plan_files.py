@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from schemas import store
 from schemas.budget import NO_BUDGET, parse_budget
@@ -17,7 +17,7 @@ from schemas.graph import Graph, read_graph
 from schemas.measurement import read_measurement
 from schemas.module import MADE_FROM, module_digest, module_files, read_made_from
 from schemas.plan import Plan, gap_of, plan_digest, read_plan
-from schemas.schedule import Step, read_schedule
+from schemas.schedule import Step, read_schedule, schedule_link
 from stages.audit.lane_files import lane_complaints
 from stages.replay.allocator import Taken
 from stages.replay.gpu_memory import on_gpu
@@ -91,7 +91,7 @@ def _budget(files: PlanFiles) -> Iterator[str]:
     if plan.peak is not None and plan.budget_bytes is not None and plan.peak > plan.budget_bytes:
         yield f"{files.path}: the peak {plan.peak} is above the budget of {plan.budget_bytes} bytes"
     if plan.feasible and plan.gpu is not None and plan.budget_total is not None:
-        reserved = plan.gpu.reserved
+        reserved = plan.gpu.renewed
         if reserved > plan.budget_total:
             yield f"{files.path}: reserves {reserved} bytes, above its {plan.budget_total}"
     if _is_chain(files):
@@ -159,7 +159,7 @@ def _schedule(files: PlanFiles) -> Iterator[str]:
 def _replayed(files: PlanFiles, graph: Graph, costs: Costs, steps: list[Step]) -> Iterator[str]:
     plan = files.plan
     try:
-        played = replay(graph, costs, steps)
+        played = replay(graph, costs, steps, link=schedule_link(cast(Path, files.schedule)))
     except TightfitError as error:
         yield f"{files.schedule}: cannot be run, {error}"
         return
@@ -171,6 +171,7 @@ def _replayed(files: PlanFiles, graph: Graph, costs: Costs, steps: list[Step]) -
         ("peak", plan.peak, played.peak),
         ("time", plan.time, played.seconds),
         ("recomputed", plan.recomputed, played.repeated),
+        ("transfers", plan.transfers, played.transfers),
         ("recomputed_time", plan.recomputed_time, played.repeated_seconds),
     ):
         if claimed != found:
@@ -189,9 +190,9 @@ def _gpu(files: PlanFiles, graph: Graph, costs: Costs, steps: list[Step]) -> Ite
         if costs.device.type == "cuda":
             yield f"{files.path}: does not say what it takes of the GPU"
         return
-    found = on_gpu(graph, costs, steps)
+    found = on_gpu(graph, costs, steps, said.arena)
     claimed = Taken(said.requested, said.allocated, said.reserved)
-    if (claimed, said.workspaces) != (found.most, found.workspaces):
+    if (claimed, said.renewed, said.workspaces) != (found.most, found.renewed, found.workspaces):
         yield f"{files.path}: takes {claimed} of a GPU, where the schedule takes {found.most}"
 
 
@@ -223,6 +224,7 @@ def _measurement(files: PlanFiles) -> Iterator[str]:
     if files.measurement is None:
         return
     found, plan = read_measurement(files.measurement), files.plan
+    gpu = plan.gpu
     for name, measured, planned in (
         ("strategy", found.strategy, plan.strategy),
         ("budget", found.budget, plan.budget),
@@ -230,6 +232,8 @@ def _measurement(files: PlanFiles) -> Iterator[str]:
         ("budget_total", found.budget_total, plan.budget_total),
         ("predicted_peak", found.predicted_peak, plan.peak),
         ("predicted_time", found.predicted_time, plan.time),
+        ("predicted_allocated", found.predicted_allocated, None if gpu is None else gpu.allocated),
+        ("predicted_reserved", found.predicted_reserved, None if gpu is None else gpu.reserved),
     ):
         if measured != planned:
             yield f"{files.measurement}: {name} is {measured}, in plan.json {planned}"
@@ -246,7 +250,11 @@ def _lanes(files: PlanFiles) -> Iterator[str]:
     """The lanes of a chain with a link come to what the plan says."""
     if files.lanes is not None:
         yield from lane_complaints(files.path, files.plan, files.sequence, files.lanes)
-    elif files.plan.transfers is not None and not files.path.with_name("lanes.arrow").exists():
+    elif (
+        files.plan.transfers is not None
+        and _is_chain(files)
+        and not files.path.with_name("lanes.arrow").exists()
+    ):
         yield f"{files.path}: there is no lanes.arrow beside it"
 
 

@@ -32,7 +32,7 @@ def least_peak(problem: Problem) -> int:
 def least_seconds(graph: Graph, costs: Costs, problem: Problem, budget: int) -> float:
     """Seconds that every plan of a step within the budget takes at least: those of its nodes, and
     of the views that they read, once each."""
-    return least_seconds_of_nodes(problem, budget) + _seconds_of_views(graph, costs)
+    return least_seconds_of_nodes(problem, budget) + seconds_of_views(graph, costs)
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def proven_seconds(graph: Graph, costs: Costs, problem: Problem, budget: int) ->
     """As `least_seconds`, closer and with more work: with what `moment` decides."""
     decided = Moments(problem).decide(budget)
     least = max(least_seconds_of_nodes(problem, budget), decided.seconds)
-    return Proven(least + _seconds_of_views(graph, costs), decided.sequences, decided.clock)
+    return Proven(least + seconds_of_views(graph, costs), decided.sequences, decided.clock)
 
 
 def least_seconds_of_nodes(problem: Problem, budget: int) -> float:
@@ -61,29 +61,58 @@ def least_seconds_of_nodes(problem: Problem, budget: int) -> float:
     fractionally, bound the recomputation from below. Only makers that the outputs depend on count,
     since others may run for the first time after the loss.
     """
-    once = sum(_fastest(node) for node in problem.nodes)
+    moment = at_loss(problem, budget)
+    return moment.once + moment.again(moment.missing)
+
+
+@dataclass(frozen=True)
+class AtLoss:
+    """What is known of every plan within a budget when the loss runs.
+
+    All nodes take `once` seconds, those that have to run `before` the loss has ended and `after` it
+    as many of these. Of the bytes that the backward reads then, some are `missing`; `groups` are
+    all of them by maker, bytes with the seconds of making them again, the cheapest bytes first.
+    """
+
+    once: float
+    before: float
+    after: float
+    missing: int
+    groups: list[tuple[int, float]]
+
+    def again(self, size: int) -> float:
+        """The least seconds that make so many bytes again, parts of groups allowed."""
+        return _cheapest(self.groups, size)
+
+
+def at_loss(problem: Problem, budget: int) -> AtLoss:
+    """The step when the loss runs, with a budget in bytes."""
     loss = problem.loss
-    at_loss = {i for i, s in enumerate(problem.storages) if s.held and s.producer <= loss}
-    room = budget - sum(problem.storages[storage].bytes for storage in at_loss)
+    held = {i for i, s in enumerate(problem.storages) if s.held and s.producer <= loss}
+    room = budget - sum(problem.storages[storage].bytes for storage in held)
     read = {
         storage
         for node in problem.nodes[loss + 1 :]
         for storage in node.inputs
         if 0 <= problem.storages[storage].producer < loss
-    } - at_loss
+    } - held
     needed = {loss} | problem.ancestors(problem.nodes[loss].inputs)
     groups: dict[int, int] = {}
     for storage in read:
         maker = problem.storages[storage].producer
         if maker in needed:
             groups[maker] = groups.get(maker, 0) + problem.storages[storage].bytes
-    missing = sum(groups.values()) - max(room, 0)
-    return once + _cheapest(
-        [(size, _fastest_again(problem.nodes[maker])) for maker, size in groups.items()], missing
+    items = [(size, _fastest_again(problem.nodes[maker])) for maker, size in groups.items()]
+    return AtLoss(
+        once=sum(_fastest(node) for node in problem.nodes),
+        before=sum(_fastest(problem.nodes[position]) for position in needed),
+        after=sum(_fastest(node) for node in problem.nodes if node.phase == "backward"),
+        missing=sum(groups.values()) - max(room, 0),
+        groups=sorted(items, key=lambda pair: pair[1] / max(pair[0], 1)),
     )
 
 
-def _seconds_of_views(graph: Graph, costs: Costs) -> float:
+def seconds_of_views(graph: Graph, costs: Costs) -> float:
     """Seconds of the views that every plan makes, once each: of what ops read when they first run,
     of what the caller is given, and of what those are views of."""
     views = [op for op in graph.ops if graph.is_view(op)]
@@ -110,9 +139,10 @@ def _fastest_again(node: Node) -> float:
 
 
 def _cheapest(items: Sequence[tuple[int, float]], size: int) -> float:
-    """The least cost of items (size, cost) that together have the size, parts of items allowed."""
+    """The least cost of items (size, cost), in the order of what a byte costs, that together have
+    the size, parts of items allowed."""
     total = 0.0
-    for item, cost in sorted(items, key=lambda pair: pair[1] / max(pair[0], 1)):
+    for item, cost in items:
         if size <= 0:
             break
         part = min(1.0, size / item) if item else 0.0

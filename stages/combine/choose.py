@@ -12,10 +12,18 @@ from schemas.graph import Graph
 from schemas.plan import Cost, Fixed, Plan, Verdict, gap_of
 from schemas.problem import Problem
 from schemas.schedule import Step
-from stages.combine.bounds import Proven, least_peak, least_seconds, proven_seconds
+from stages.combine.bounds import (
+    Proven,
+    least_peak,
+    least_seconds,
+    proven_seconds,
+    seconds_of_views,
+)
 from stages.combine.holding import holding
 from stages.combine.in_all import InAll, margin
 from stages.combine.refine import Player, refined
+from stages.combine.transfers.bound import least_seconds_linked
+from stages.replay.referee import Replay
 
 TOLERANCE = 1e-9
 """Relative difference of two sums of the same times in another order."""
@@ -33,7 +41,7 @@ def choose(
     budget is no size, or the costs are of settings of CUDA's allocator that are not followed,
     ArtifactError when the frontier does not say what its plans replay to.
     """
-    in_all = InAll.of_step(graph, costs, problem)
+    in_all = InAll.of_step(graph, costs, problem, frontier.link)
     player, fixed = in_all.player, in_all.fixed
     there_before = fixed.there_before
     total = None if budget == NO_BUDGET else in_all.budget(budget, frontier)
@@ -49,7 +57,7 @@ def choose(
         least = in_all.least(frontier)
         smallest = in_all.of(least)
         last = player.played(least)
-        memory = in_all.memory(last.steps, frontier)
+        memory = in_all.memory(last.steps, frontier, smallest - 1)
         held = holding(graph, last, fixed)
         room = in_all.keep_all(frontier) - fixed.floor
         measured = _measured(budget, smallest, _share(smallest - fixed.floor, room))
@@ -64,7 +72,7 @@ def choose(
         )  # fmt: skip
         return refusal, None, []
     played = player.played(point)
-    memory = in_all.memory(played.steps, frontier)
+    memory = in_all.memory(played.steps, frontier, total)
     bound, clock = limit.below(played.seconds)
     gap = gap_of(played.seconds, bound)
     verdict: Verdict = "optimal" if gap <= TOLERANCE else "feasible"
@@ -74,7 +82,9 @@ def choose(
         budget_total=total,
         budget_bytes=own,
         verdict=verdict,
-        sentence=_sentence(verdict, point, frontier, gap, fixed, costs) + margin(memory) + clock,
+        sentence=_sentence(verdict, point, frontier, gap, fixed, costs, played)
+        + margin(memory)
+        + clock,
         time=played.seconds,
         peak=played.peak,
         lower_bound=bound,
@@ -88,6 +98,7 @@ def choose(
         recomputed_time=played.repeated_seconds,
         solver="local search" if point.polished else "none",
         gpu=memory,
+        transfers=played.transfers,
     )
     return plan, point, played.steps
 
@@ -120,14 +131,18 @@ def _within(player: Player, frontier: Frontier, budget: int | None) -> tuple[Poi
     fastest = frontier.points[0]
     asked = fastest.peak if budget is None else budget
     point = fastest if budget is None else frontier.within(budget)
-    simple = least_seconds(graph, costs, problem, asked)
+    link = frontier.link if frontier.link is not None and frontier.link.bandwidth > 0 else None
+    if link is None:
+        simple = least_seconds(graph, costs, problem, asked)
+    else:
+        simple = least_seconds_linked(problem, asked, link) + seconds_of_views(graph, costs)
     met = point is not None and simple >= point.seconds * (1 - TOLERANCE)
     if met or asked < least_peak(problem):
         return point, _Limit(simple)
     proven = proven_seconds(graph, costs, problem, asked)
     if budget is not None:
         point = refined(player, frontier, budget, proven.sequences)
-    return point, _Limit(simple, proven)
+    return point, _Limit(simple, None if link else proven)
 
 
 def _optimal_in(verdict: Verdict, point: Point, frontier: Frontier, asked: bool) -> str:
@@ -152,7 +167,13 @@ def _measured(budget: str, size: int, share: str) -> str:
 
 
 def _sentence(
-    verdict: Verdict, point: Point, frontier: Frontier, gap: float, fixed: Fixed, costs: Costs
+    verdict: Verdict,
+    point: Point,
+    frontier: Frontier,
+    gap: float,
+    fixed: Fixed,
+    costs: Costs,
+    played: Replay,
 ) -> str:
     """A plan in words; its bytes are those of a budget, with what is `fixed` before the step."""
     there_before = fixed.there_before
@@ -163,7 +184,19 @@ def _sentence(
     )
     most = math.ceil(gap * 1000) / 1000
     worth = "" if verdict == "optimal" else f", no plan is more than {most:.1%} faster"
-    return f"{words}{worth}{_described(costs)}{_clock(frontier)}"
+    return f"{words}{worth}{_sent(played, frontier)}{_described(costs)}{_clock(frontier)}"
+
+
+def _sent(played: Replay, frontier: Frontier) -> str:
+    """What a verdict says of transfers."""
+    moved, link = played.transfers, frontier.link
+    if moved is None or link is None:
+        return ""
+    waited = moved.waited / played.seconds if played.seconds else 0.0
+    return (
+        f"; {moved.left:,} bytes wait in {link.other}, and computations wait for the link for "
+        f"{waited:.1%} of the time"
+    )
 
 
 def _described(costs: Costs) -> str:

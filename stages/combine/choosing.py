@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from schemas.budget import NO_BUDGET
+from schemas.derived import Derived
 from schemas.errors import ConfigError
-from schemas.made import Made
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> None:
         tell_compiling(cool)
     plan, point, steps = choose(graph, costs, condense(graph, costs), frontier, options.budget)
     write_sequence(options.out / "sequence.arrow", [] if point is None else point.sequence)
-    write_schedule(options.out / "schedule.arrow", steps, digest)
+    write_schedule(options.out / "schedule.arrow", steps, digest, frontier.link)
     write_plan(options.out / "plan.json", plan)
     if costs.device.described:
         _forget_measurement(options.out)
@@ -58,8 +58,8 @@ def _forget_measurement(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def made(options: argparse.Namespace) -> list[Made]:
+def derived(options: argparse.Namespace) -> list[Derived]:
     """What `run` made of what."""
     outputs = [options.out / name for name in ("sequence.arrow", "schedule.arrow", "plan.json")]
     read = [options.graph, options.costs, options.frontier]
-    return [Made(outputs, read, {"budget": options.budget})]
+    return [Derived(outputs, read, {"budget": options.budget})]

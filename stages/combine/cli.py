@@ -7,8 +7,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from schemas.derived import Derived
 from schemas.errors import ConfigError
-from schemas.made import Made
 
 PAUSE = 5.0
 """Seconds between two lines that tell how far it is."""
@@ -22,6 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--options", type=Path, required=True, help="options.arrow of the blocks")
     parser.add_argument(
         "--hierarchy", type=Path, help="hierarchy.arrow of the model, for strategies that take it"
+    )
+    parser.add_argument(
+        "--machine", type=Path, help="description with a link, for strategies that take one"
     )
     parser.add_argument("--strategy", required=True, help="how to plan, by name")
     parser.add_argument("--workers", type=int, default=1, help="threads that polish at a time")
@@ -43,7 +46,11 @@ def run(options: argparse.Namespace) -> None:
     strategy = strategy_of(options.strategy)
     about = replace(strategy.about, baseline=strategy.about.baseline or options.given)
     files = (options.graph, options.costs, options.blocks, options.options, options.hierarchy)
-    given = Inputs.read(*files)
+    if about.links and options.machine is None:
+        raise ConfigError(
+            f"{about.name} sends what waits to another memory: name a machine with a link to one"
+        )
+    given = Inputs.read(*files, options.machine if about.links else None)
     if said := strategy.supports(given.step):
         raise ConfigError(f"{about.name} cannot plan {given.graph.model}: {said}")
     if not about.baseline:
@@ -68,9 +75,9 @@ class _Telling:
             print(f"{self.about} at {done} of {most} budgets", flush=True)
 
 
-def made(options: argparse.Namespace) -> list[Made]:
+def derived(options: argparse.Namespace) -> list[Derived]:
     """What `run` made of what."""
     read = [options.graph, options.costs, options.blocks, options.options]
-    read += [] if options.hierarchy is None else [options.hierarchy]
+    read += [path for path in (options.hierarchy, options.machine) if path is not None]
     settings = {"strategy": options.strategy, **({"given": True} if options.given else {})}
-    return [Made([options.out], read, settings)]
+    return [Derived([options.out], read, settings)]

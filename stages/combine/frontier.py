@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from schemas.actions import Compute, Loss, Run, Write
+from schemas.actions import Action, Compute, Free, Loss, Offload, Prefetch, Run, Write
 from schemas.costs import Costs
 from schemas.errors import ArtifactError, ScheduleError
 from schemas.frontier import Frontier, Point, pareto
 from schemas.graph import NONE, Graph
+from schemas.link import HostLink
 from schemas.plan import Cost
 from schemas.problem import Problem
 from stages.combine.bounds import least_peak, least_seconds
 from stages.combine.moment.deciding import Moments
 from stages.combine.polish.polisher import Polished, Polisher, Report
+from stages.combine.schedule.executions import runs
+from stages.combine.schedule.leaving import leaving
 from stages.combine.schedule.opening import Opener
 from stages.combine.strategies.strategy import About, Candidate
+from stages.combine.transfers.points import linked_point
+from stages.combine.transfers.search import Linker, frees_early
 from stages.replay.line import executions
 from stages.replay.referee import replay
 
@@ -31,27 +36,33 @@ def frontier(
     keep_all: Candidate,
     workers: int = 1,
     report: Report | None = None,
+    link: HostLink | None = None,
 ) -> Frontier:
     """The plans of a strategy, each replayed at true sizes, by falling peak.
 
     `problem` is the graph condensed, `candidates` what the strategy made of it and `keep_all` the
     captured order; polish starts from both and from what `moment` decides. The candidates are
     points as they were given, and with ops in place where that takes no more memory or time, beside
-    what polish made. A baseline keeps its candidates as they are. The result does not depend on
-    `workers`, the number of threads; `report` is told of polish, as `Polisher.sweep` says. Raises
-    ScheduleError when a candidate has an action that is added to it, or replay refuses a plan.
+    what polish made. A baseline keeps its candidates as they are. Plans may take the `link`. The
+    result does not depend on `workers`, the number of threads; `report` is told of polish, as
+    `Polisher.sweep` says. Raises ScheduleError when a candidate has an action that is added to it,
+    or replay refuses a plan.
     """
     if about.baseline and not candidates:
         raise ScheduleError(f"{about.name} makes no plan")
     for candidate in candidates:
         _check(candidate, problem, about.name)
-    played = _Played(graph, costs, problem)
+    played = _Played(graph, costs, problem, link)
     everything = played.given(keep_all)
     plans = (
-        [_Plan(candidate, candidate.executions) for candidate in candidates]
+        [_Plan(candidate, candidate.actions) for candidate in candidates]
         if about.baseline
         else _plans(problem, candidates, keep_all, workers, report)
     )
+    points = [played.point(plan) for plan in plans]
+    if link is not None and not about.baseline:
+        points += _linked(played, problem, pareto(points), workers)
+    best = pareto(points)
     return Frontier(
         strategy=about.name,
         model=graph.model,
@@ -61,26 +72,66 @@ def frontier(
         lower_bound_peak=least_peak(problem),
         lower_bound_seconds=least_seconds(graph, costs, problem, everything.peak),
         optimal_in=about.optimal_in,
-        points=pareto(played.point(plan) for plan in plans),
+        points=best,
+        link=link,
+        beaten=_beaten(points, best),
     )
 
 
+def _linked(
+    played: _Played, problem: Problem, points: Sequence[Point], workers: int
+) -> Iterator[Point]:
+    """Plans that send storages to another memory, from those of a frontier, for a grid of budgets
+    below what these take."""
+    plain = pareto(point for point in points if not point.transfers)
+    if played.link is None or not plain:
+        return
+    early = frees_early(played.costs)
+    linker = Linker(problem, played.link, leaving(played.graph, problem), early)
+    positions = played.opener.positions
+
+    def source(budget: int) -> Point:
+        return next((point for point in plain if point.peak <= budget), plain[-1])
+
+    def start(budget: int) -> list[int]:
+        return [positions[op] for op in source(budget).executions]
+
+    highest = max(point.peak for point in plain)
+    for placed in linker.sweep(highest, least_peak(problem), start, workers):
+        yield played.linked(source(placed.ceiling), linker.placer.actions(placed), placed.ceiling)
+
+
+def _beaten(points: Sequence[Point], best: Sequence[Point]) -> list[Point]:
+    """The best without transfers among points, but for those that are best among all."""
+    if not any(point.transfers for point in best):
+        return []
+    kept = {id(point) for point in best}
+    plain = pareto(point for point in points if not point.transfers)
+    return [point for point in plain if id(point) not in kept]
+
+
 def _check(candidate: Candidate, problem: Problem, name: str) -> None:
-    """Raises ScheduleError where a candidate says more than which ops run, in which order."""
-    added = [action for action in candidate.actions if not isinstance(action, Run)]
-    if added:
-        raise ScheduleError(
-            f"a plan of {name} has a {type(added[0]).__name__}: a candidate runs ops, all else "
-            f"is added to it"
-        )
+    """Raises ScheduleError where a candidate says more than which ops run, in which order, and
+    what is sent, leaves and comes back."""
+    sent: set[int] = set()
+    for action in candidate.actions:
+        if isinstance(action, Offload):
+            sent.add(action.value)
+        moves = isinstance(action, Offload | Prefetch | Free) and action.value in sent
+        if not (moves or isinstance(action, Run)):
+            raise ScheduleError(
+                f"a plan of {name} has a {type(action).__name__}: a candidate runs ops, sends "
+                "values, frees them and brings them back, all else is added to it"
+            )
     if not {node.op for node in problem.nodes}.issuperset(candidate.executions):
         raise ArtifactError("the blocks run ops that are none of the graph's: make them of it")
     loss = problem.nodes[problem.loss].op
     for action in candidate.actions:
         if isinstance(action, Loss):
             plain = action.op == loss
+        elif not isinstance(action, Compute | Write):
+            continue
         else:
-            assert isinstance(action, Compute | Write)
             plain = action.op != loss and action.in_place == NONE
         if not plain:
             raise ScheduleError(
@@ -91,11 +142,11 @@ def _check(candidate: Candidate, problem: Problem, name: str) -> None:
 
 @dataclass(frozen=True)
 class _Plan:
-    """The ops that a plan runs and which of them in place, as in `Point`, with the candidate that
-    it comes from."""
+    """The actions of a plan and which ops run in place, as in `Point`, with the candidate that it
+    comes from."""
 
     candidate: Candidate
-    executions: Sequence[int]
+    actions: Sequence[Action]
     polished: bool = False
     in_place: bool = False
     ceiling: int = 0
@@ -104,31 +155,37 @@ class _Plan:
 class _Played:
     """Replays plans of one graph."""
 
-    def __init__(self, graph: Graph, costs: Costs, problem: Problem) -> None:
+    def __init__(self, graph: Graph, costs: Costs, problem: Problem, link: HostLink | None) -> None:
         self.graph = graph
         self.costs = costs
         self.opener = Opener(graph, problem)
-        self._given: dict[tuple[int, ...], Cost] = {}
+        self.link = link
+        self._given: dict[tuple[Action, ...], Cost] = {}
 
-    def cost(self, ops: Sequence[int], in_place: bool, ceiling: int) -> Cost:
+    def cost(self, actions: Sequence[Action], in_place: bool, ceiling: int) -> Cost:
         """What replay says of a plan."""
-        steps = self.opener.schedule(ops, in_place, ceiling)
-        played = replay(self.graph, self.costs, steps)
+        steps = self.opener.of_actions(actions, in_place, ceiling)
+        played = replay(self.graph, self.costs, steps, link=self.link)
         return Cost(played.seconds, played.peak)
 
     def given(self, candidate: Candidate) -> Cost:
         """A candidate as its strategy gave it."""
-        key = tuple(candidate.executions)
+        key = tuple(candidate.actions)
         if key not in self._given:
-            self._given[key] = self.cost(candidate.executions, False, 0)
+            self._given[key] = self.cost(candidate.actions, False, 0)
         return self._given[key]
+
+    def linked(self, source: Point, actions: Sequence[Action], ceiling: int) -> Point:
+        """The point of a plan with transfers that was found from another point."""
+        cost = self.cost(actions, True, ceiling)
+        return linked_point(source, actions, ceiling, cost)
 
     def point(self, plan: _Plan) -> Point:
         """The point of a frontier that a plan is."""
         candidate = plan.candidate
         before = self.given(candidate)
         as_given = not (plan.polished or plan.in_place)
-        after = before if as_given else self.cost(plan.executions, plan.in_place, plan.ceiling)
+        after = before if as_given else self.cost(plan.actions, plan.in_place, plan.ceiling)
         return Point(
             peak=after.peak,
             seconds=after.time,
@@ -137,7 +194,7 @@ class _Played:
             polished=plan.polished,
             in_place=plan.in_place,
             ceiling=plan.ceiling,
-            executions=list(plan.executions),
+            actions=list(plan.actions),
             sequence=list(candidate.sequence),
             origin=candidate.origin + (", polished" if plan.polished else ""),
         )
@@ -156,11 +213,11 @@ def _plans(
     position = {node.op: index for index, node in enumerate(nodes)}
     starts = [[position[op] for op in candidate.executions] for candidate in candidates]
     for source in (*candidates, keep_all):
-        yield _Plan(source, source.executions)
+        yield _Plan(source, source.actions)
         sequence = [position[op] for op in source.executions]
         peak = max(run.peak for run in executions(problem, sequence, in_place=False))
         for ceiling in (peak, 0):
-            yield _Plan(source, source.executions, in_place=True, ceiling=ceiling)
+            yield _Plan(source, source.actions, in_place=True, ceiling=ceiling)
     unique: dict[tuple[int, ...], Polished] = {}
     drafts = Moments(problem).drafts
     for polished in Polisher(problem).sweep(starts, least_peak(problem), workers, report, drafts):
@@ -168,4 +225,6 @@ def _plans(
     for polished in unique.values():
         source = keep_all if polished.start is None else candidates[polished.start]
         ops = [nodes[index].op for index in polished.sequence]
-        yield _Plan(source, ops, polished=True, in_place=True, ceiling=polished.ceiling)
+        yield _Plan(
+            source, runs(problem, ops), polished=True, in_place=True, ceiling=polished.ceiling
+        )

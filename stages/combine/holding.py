@@ -21,7 +21,10 @@ def holding(graph: Graph, played: Replay, fixed: Fixed) -> str:
     gradients = {storage[made.gradient] for made in graph.gradients} & live
     outputs = {storage[made.value] for made in graph.outputs if made.value != NONE} & live
     outputs -= gradients
-    before = played.steps[played.peak_step - 1].live if played.peak_step else 0
+    earlier = (
+        s.live for s in reversed(played.steps[: played.peak_step]) if s.memory == step.memory
+    )
+    before = next(earlier, 0)
     name = "the loss"
     own = step.peak - before
     if last.op is not None and not isinstance(step.action, Loss):
@@ -56,7 +59,7 @@ def _live_before(graph: Graph, walked: Sequence[Effect]) -> set[int]:
     live: set[int] = set()
     for effect in walked:
         live.difference_update(effect.drops)
-        live.update(graph.values[value].storage for value in effect.makes)
+        live.update(graph.values[value].storage for value in (*effect.makes, *effect.returns))
     return live - graph.fixed_storages()
 
 

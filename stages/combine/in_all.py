@@ -1,25 +1,30 @@
 """What a budget counts: the bytes that a step takes in all. On the CPU they are those that it
-requests with what was there before, on CUDA those that PyTorch's allocator reserves."""
+requests with what was there before, on CUDA those that PyTorch's allocator reserves, also where
+each step has inputs of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from schemas.budget import parse_budget
 from schemas.costs import Costs
 from schemas.frontier import Frontier, Point
 from schemas.graph import Graph
+from schemas.link import HostLink
 from schemas.plan import Fixed, GpuMemory
 from schemas.problem import Problem
 from schemas.schedule import Step
 from stages.combine.fixed import fixed_bytes
 from stages.combine.refine import Player, refined
 from stages.combine.schedule.opening import Opener
-from stages.replay.gpu_memory import on_gpu
+from stages.combine.transfers.search import SWEEP
+from stages.replay.gpu_memory import on_gpu, reserving_least
 
 TRIES = 6
 """How often the requested bytes are lowered until those that are reserved fit."""
+RAISES = 3
+"""How often they are raised again with a link."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +35,11 @@ class InAll:
     fixed: Fixed
 
     @classmethod
-    def of_step(cls, graph: Graph, costs: Costs, problem: Problem) -> InAll:
-        """That of a graph, its costs and its condensed form."""
-        return cls(Player(graph, costs, Opener(graph, problem)), fixed_bytes(graph))
+    def of_step(
+        cls, graph: Graph, costs: Costs, problem: Problem, link: HostLink | None = None
+    ) -> InAll:
+        """That of a graph, its costs and its condensed form; plans may take the `link`."""
+        return cls(Player(graph, costs, Opener(graph, problem), link), fixed_bytes(graph))
 
     @property
     def reserves(self) -> bool:
@@ -49,58 +56,107 @@ class InAll:
         """A budget as written, in bytes; raises ConfigError where it is none."""
         return parse_budget(written).total(self.fixed.floor, self.keep_all(frontier))
 
-    def of(self, point: Point) -> int:
-        """The bytes of a point."""
+    def of(self, point: Point, enough: int | None = None) -> int:
+        """The bytes of a point, the least that are known or at most `enough`."""
         if not self.reserves:
             return self.fixed.there_before + point.peak
-        return self._reserved(self.player.opener.opened(point))
+        steps = self.player.opener.opened(point)
+        return reserving_least(self.player.graph, self.player.costs, steps, enough).renewed
 
     def least(self, frontier: Frontier) -> Point:
         """The point that takes the least."""
         if not self.reserves:
             return frontier.points[-1]
-        return min(reversed(frontier.points), key=self.of)
+        points = sorted(frontier.points, key=lambda point: (point.peak, point.seconds))
+        best, least = points[0], self.of(points[0])
+        for point in points[1:]:
+            if self._requested(point) >= least:
+                break
+            size = self.of(point)
+            if size < least:
+                best, least = point, size
+        return best
 
-    def memory(self, steps: Sequence[Step], frontier: Frontier) -> GpuMemory | None:
-        """What a schedule takes of a GPU; None on the CPU."""
+    def memory(
+        self, steps: Sequence[Step], frontier: Frontier, total: int | None
+    ) -> GpuMemory | None:
+        """What a schedule takes of a GPU, with an arena where it exceeds a total without one; None
+        on the CPU."""
         if not self.reserves:
             return None
-        found = on_gpu(self.player.graph, self.player.costs, steps)
+        graph, costs = self.player.graph, self.player.costs
+        if total is None:
+            found = on_gpu(graph, costs, steps)
+        else:
+            found = reserving_least(graph, costs, steps, total)
         most = found.most
         return GpuMemory(
             requested=most.requested,
             allocated=most.allocated,
             reserved=most.reserved,
+            renewed=found.renewed,
             workspaces=found.workspaces,
             keep_all=self.keep_all(frontier),
+            arena=found.arena,
         )
 
     def fitted(self, frontier: Frontier, first: Point | None, total: int) -> Point | None:
         """The fastest plan known whose reserved bytes are within a total, None where none is.
 
         It starts from the `first`, whose requested bytes are, lowers these by what is reserved in
-        excess, a few times, and looks at the points of the frontier.
+        excess, a few times, and looks at the points of the frontier. With a link it does so without
+        transfers, too.
         """
+        found = self._fitted(frontier, first, total)
+        if frontier.link is None:
+            return found
+        player = replace(self.player, link=None)
+        plain = replace(frontier, points=frontier.without_transfers, link=None, beaten=[])
+        own = None if first is None else plain.within(first.peak)
+        other = replace(self, player=player)._fitted(plain, own, total)
+        known = [point for point in (found, other) if point is not None]
+        return min(known, key=lambda point: point.seconds, default=None)
+
+    def _fitted(self, frontier: Frontier, first: Point | None, total: int) -> Point | None:
         found = self._lowered(frontier, first, total)
         for point in sorted(frontier.points, key=lambda point: (point.seconds, point.peak)):
             if found is not None and found.seconds <= point.seconds:
                 return found
-            if self.of(point) <= total:
+            if self._requested(point) <= total and self.of(point, total) <= total:
                 return point
         return found
 
+    def _requested(self, point: Point) -> int:
+        """What no plan with the peak of a point reserves less than."""
+        return self.fixed.there_before + point.peak
+
     def _lowered(self, frontier: Frontier, point: Point | None, total: int) -> Point | None:
+        above = None
         for _ in range(TRIES):
             if point is None:
                 return None
-            excess = self.of(point) - total
+            excess = self.of(point, total) - total
             if excess <= 0:
-                return point
-            point = refined(self.player, frontier, point.peak - excess, [])
+                return point if above is None else self._raised(frontier, point, above, total)
+            above = point.peak
+            point = refined(self.player, frontier, point.peak - excess, [], SWEEP)
         return None
 
+    def _raised(self, frontier: Frontier, fits: Point, above: int, total: int) -> Point:
+        """A faster plan with transfers that fits, between the peak of one that does and one that
+        does not: these differ in more than their peaks."""
+        low = fits.peak
+        for _ in range(RAISES if frontier.link is not None else 0):
+            middle = (low + above) // 2
+            made = refined(self.player, frontier, middle, [], SWEEP)
+            if made is not None and made.seconds < fits.seconds and self.of(made, total) <= total:
+                fits, low = made, middle
+            else:
+                above = middle
+        return fits
+
     def _reserved(self, steps: Sequence[Step]) -> int:
-        return on_gpu(self.player.graph, self.player.costs, steps).most.reserved
+        return on_gpu(self.player.graph, self.player.costs, steps).renewed
 
 
 def margin(memory: GpuMemory | None) -> str:
@@ -108,9 +164,12 @@ def margin(memory: GpuMemory | None) -> str:
     a clause; "" on the CPU."""
     if memory is None:
         return ""
+    ahead = f", {memory.arena:,} of them at once, ahead of the first step" if memory.arena else ""
     kept = f", {memory.workspaces:,} of them libraries' workspaces" if memory.workspaces else ""
+    more = memory.renewed - memory.reserved
+    looping = f", {more:,} more where each step has inputs of its own" if more else ""
     return (
-        f"; PyTorch's allocator reserves {memory.reserved:,} bytes of the GPU, "
+        f"; PyTorch's allocator reserves {memory.reserved:,} bytes of the GPU{ahead}, "
         f"{memory.reserved - memory.requested:,} more than the {memory.requested:,} that are "
-        f"requested of it{kept}, and CUDA's context comes on top"
+        f"requested of it{kept}{looping}, and CUDA's context comes on top"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from schemas.blocks import Blocks, read_blocks
@@ -11,6 +11,8 @@ from schemas.errors import ArtifactError
 from schemas.frontier import Frontier
 from schemas.graph import GRAPH, Graph, read_graph
 from schemas.hierarchy import read_hierarchy
+from schemas.link import HostLink, host_link
+from schemas.machine import read_machine
 from schemas.options import Option, read_options
 from schemas.store import read
 from stages.combine.frontier import frontier
@@ -37,14 +39,17 @@ class Inputs:
         blocks: Path,
         options: Path | None,
         hierarchy: Path | None = None,
+        machine: Path | None = None,
     ) -> Inputs:
-        """Reads them; without options or hierarchy only plans that take none can be made."""
+        """Reads them; without options, hierarchy or machine only plans that take none can be made.
+        Raises ConfigError where a machine has no link to another memory."""
         traced, paid = read_graph(graph), read_costs(costs)
         chain = read_blocks(blocks)
         found = {} if options is None else read_options(options)
         _check_nodes(chain, found, str(options))
         clusters = None if hierarchy is None else read_hierarchy(hierarchy)
-        step = TrainingStep(condense(traced, paid), chain, found, clusters)
+        link = None if machine is None else link_of_step(machine, traced)
+        step = TrainingStep(condense(traced, paid), chain, found, clusters, link, traced)
         return cls(traced, read(graph, GRAPH).digest, paid, step)
 
     def frontier(
@@ -66,7 +71,13 @@ class Inputs:
             keep_all,
             workers,
             report,
+            self.step.link if about.links else None,
         )
+
+
+def link_of_step(machine: Path, graph: Graph) -> HostLink:
+    """The link of a machine that a step on its device takes."""
+    return replace(host_link(read_machine(machine), machine), device=graph.device)
 
 
 def _check_nodes(chain: Blocks, options: dict[str, list[Option]], where: str) -> None:

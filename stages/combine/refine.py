@@ -10,10 +10,15 @@ from schemas.costs import Costs
 from schemas.errors import ArtifactError
 from schemas.frontier import Frontier, Point
 from schemas.graph import Graph
+from schemas.link import HostLink
 from schemas.plan import Cost
 from schemas.schedule import Step
 from stages.combine.polish.polisher import Polisher
+from stages.combine.schedule.executions import runs
+from stages.combine.schedule.leaving import leaving
 from stages.combine.schedule.opening import Opener
+from stages.combine.transfers.points import linked_point
+from stages.combine.transfers.search import ASKED, Effort, Linker, frees_early
 from stages.replay.referee import Replay, replay
 
 AROUND = 2
@@ -27,10 +32,11 @@ class Player:
     graph: Graph
     costs: Costs
     opener: Opener
+    link: HostLink | None = None
 
     def played(self, point: Point) -> Replay:
         """The replay of a point; raises ArtifactError where the frontier says something else."""
-        found = replay(self.graph, self.costs, self.opener.opened(point))
+        found = self._replayed(point)
         _compare("a plan", Cost(point.seconds, point.peak), found)
         return found
 
@@ -46,40 +52,84 @@ class Player:
 
     def at_cost(self, point: Point) -> Point:
         """A point with the peak and the seconds that its replay has."""
-        found = replay(self.graph, self.costs, self.opener.opened(point))
+        found = self._replayed(point)
         return replace(point, peak=found.peak, seconds=found.seconds)
+
+    def _replayed(self, point: Point) -> Replay:
+        return replay(self.graph, self.costs, self.opener.opened(point), link=self.link)
 
 
 def refined(
-    player: Player, frontier: Frontier, budget: int, sequences: Sequence[Sequence[int]]
+    player: Player,
+    frontier: Frontier,
+    budget: int,
+    sequences: Sequence[Sequence[int]],
+    effort: Effort = ASKED,
 ) -> Point | None:
     """The frontier's point within a budget in bytes or, where that is faster, what a search finds
-    from the points around the budget and from further `sequences` of node positions.
+    from the points without transfers around the budget and from further `sequences` of node
+    positions, and with a link what is found from there with an `effort`.
 
     It counts as a plan that comes from the frontier's point, of the least peak where none fits.
     None where neither has one. Raises ArtifactError where a point costs something else than it
     says.
     """
-    problem, positions = player.opener.problem, player.opener.positions
-    above = [point for point in frontier.points if point.peak > budget][-AROUND:]
-    below = [point for point in frontier.points if point.peak <= budget][:AROUND]
+    within, plain = frontier.within(budget), frontier.without_transfers
+    if not plain:
+        return within
+    above = [point for point in plain if point.peak > budget][-AROUND:]
+    below = [point for point in plain if point.peak <= budget][:AROUND]
     for point in (*above, *below):
         player.played(point)
+    made = _searched(player, below, above, budget, sequences)
+    found = [point for point in (within, made) if point is not None and point.peak <= budget]
+    if player.link is not None:
+        linked = _linked(player, player.link, made, [*below, *above], budget, effort)
+        found += [point for point in linked if point.peak <= budget]
+    return min(found, key=lambda point: point.seconds, default=None)
+
+
+def _searched(
+    player: Player,
+    below: Sequence[Point],
+    above: Sequence[Point],
+    budget: int,
+    sequences: Sequence[Sequence[int]],
+) -> Point:
+    """What a search finds within a budget from the points below and above it, without transfers."""
+    problem, positions = player.opener.problem, player.opener.positions
     starts = [[positions[op] for op in point.executions] for point in (*below, *above)]
     found = Polisher(problem).refine([*starts, *sequences], budget)
-    within = frontier.within(budget)
-    made = player.at_cost(
+    return player.at_cost(
         replace(
-            within or frontier.points[-1],
+            below[0] if below else above[-1],
             polished=True,
             in_place=True,
             ceiling=found.ceiling,
-            executions=[problem.nodes[position].op for position in found.sequence],
+            actions=runs(problem, [problem.nodes[place].op for place in found.sequence]),
         )
     )
-    if made.peak > budget or (within is not None and within.seconds <= made.seconds):
-        return within
-    return made
+
+
+def _linked(
+    player: Player,
+    link: HostLink,
+    made: Point,
+    around: Sequence[Point],
+    budget: int,
+    effort: Effort,
+) -> list[Point]:
+    """What is found with transfers within a budget, from the best without and the points around."""
+    problem, positions = player.opener.problem, player.opener.positions
+    early = frees_early(player.costs)
+    linker = Linker(problem, link, leaving(player.graph, problem), early)
+    starts = [[positions[op] for op in point.executions] for point in (made, *around)]
+    placed = linker.plan(budget, starts, effort)
+    if placed is None:
+        return []
+    actions = linker.placer.actions(placed)
+    point = linked_point(made, actions, placed.ceiling, Cost(placed.seconds, budget))
+    return [player.at_cost(point)]
 
 
 def _compare(what: str, said: Cost, found: Replay) -> None:

@@ -77,6 +77,17 @@ def release(device: torch.device | str) -> None:
             torch.cuda.empty_cache()
 
 
+_FULL = ("out of memory", "STATUS_ALLOC_FAILED")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that a device has no memory left. Beside PyTorch's allocator, CUDA and
+    its libraries say so by plain errors: they ask the device for memory of their own."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _FULL)
+
+
 def move_tensors(module: nn.Module, device: torch.device | str) -> None:
     """Puts the contents of a module's parameters and buffers on a device; each stays the object
     that it is, and ties stay ties."""
@@ -85,6 +96,33 @@ def move_tensors(module: nn.Module, device: torch.device | str) -> None:
     }.values():
         if tensor.device != torch.device(device):
             tensor.data = tensor.data.to(device)
+
+
+@contextlib.contextmanager
+def waiting_on_host(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Within it the contents of tensors lie on the host, in the same strides and sharing what they
+    share; each stays the object that it is. Afterwards they are where they were."""
+    away = [(tensor, tensor.device) for tensor in tensors if tensor.layout == torch.strided]
+    _put([(tensor, torch.device("cpu")) for tensor, _ in away])
+    try:
+        yield
+    finally:
+        _put(away)
+
+
+def _put(places: Iterable[tuple[torch.Tensor, torch.device]]) -> None:
+    """Puts the storages of tensors on devices, each storage once."""
+    moved: dict[int, torch.Tensor] = {}
+    held = list(places)
+    storages = [tensor.untyped_storage() for tensor, _ in held]
+    for (tensor, device), storage in zip(held, storages, strict=True):
+        if storage._cdata not in moved:
+            flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+            moved[storage._cdata] = flat.to(device, copy=True)
+        there = moved[storage._cdata].untyped_storage()
+        empty = torch.empty(0, dtype=tensor.dtype, device=device)
+        layout = tensor.storage_offset(), tensor.shape, tensor.stride()
+        tensor.data = empty.set_(there, *layout)
 
 
 @contextlib.contextmanager

@@ -33,7 +33,8 @@ class Built:
     """A model with its sample inputs, all of the same shapes, and its loss where it has one.
 
     `fake_mode` is the mode under which model and samples were made without memory, None for real
-    ones. `label` names the factory in messages.
+    ones. `label` names the factory in messages. With `ones` a plan may rest on it that inputs hold
+    only ones, which do so in all samples.
     """
 
     model: nn.Module
@@ -41,6 +42,7 @@ class Built:
     loss: Callable[[Any], torch.Tensor] | None = None
     fake_mode: FakeTensorMode | None = None
     label: str = "the model"
+    ones: bool = False
 
 
 def load_factory(spec: str, search_path: Sequence[Path | str] = ()) -> Callable[..., Any]:

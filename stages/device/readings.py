@@ -55,6 +55,7 @@ _CONTAINERS = (
     *VIEWS,
 )
 _PYTHON = sysconfig.get_path("stdlib")
+_OF_TORCH = f"{pathlib.Path(torch.__file__).parent}/"
 _GIVEN: tuple[Any, ...] = (functools.partial, functools.partialmethod)
 _AROUND: tuple[Any, ...] = (
     torch.autocast,
@@ -308,7 +309,7 @@ def installed(file: str) -> bool:
     """True for a file of Python's own library or of an installed package."""
     if "site-packages" in file or "dist-packages" in file:
         return True
-    return file.startswith((_PYTHON, "<frozen", "<__array"))
+    return file.startswith((_PYTHON, _OF_TORCH, "<frozen", "<__array"))
 
 
 def installed_code(code: types.CodeType, names: Mapping[str, Any]) -> bool:

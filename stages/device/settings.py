@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -49,24 +50,24 @@ def cuda_settings() -> list[str]:
 
 def allocator_settings() -> str:
     """What PyTorch's allocator was last set to, by a program or by the environment; "" where by
-    neither."""
-    told = ""
+    neither. Whether segments expand outlasts settings that do not name it."""
+    found: dict[str, Any] = {}
     if torch.cuda.is_initialized():
-        snapshot = torch.cuda.memory._snapshot()
-        told = snapshot.get("allocator_settings", {}).get("PYTORCH_CUDA_ALLOC_CONF", "")
-    return told or next((os.environ[name] for name in NAMES if os.environ.get(name)), "")
+        found = torch.cuda.memory._snapshot().get("allocator_settings", {})
+    environment = next((os.environ[name] for name in NAMES if os.environ.get(name)), "")
+    told = str(found.get("PYTORCH_CUDA_ALLOC_CONF", "")) or environment
+    if found.get("expandable_segments") and not parse_settings(told).expandable:
+        return f"{told},expandable_segments:True".lstrip(",")
+    return told
 
 
 def precisions() -> list[str]:
     """How products, convolutions and recurrent layers of float32 are computed.
 
-    From PyTorch 2.9 on by `fp32_precision`, which the older switches set too; asking these raises
-    once the newer one was set.
+    By `fp32_precision`, which the older switches set too; asking these raises once the newer one
+    was set.
     """
-    ask = getattr(torch._C, "_get_fp32_precision_getter", None)
-    if ask is None:
-        matmul, cudnn = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-        return [f"TF32 {matmul} {cudnn}"]
+    ask = torch._C._get_fp32_precision_getter
     return [f"float32 {' '.join(ask('cuda', kind) for kind in ('matmul', 'conv', 'rnn'))}"]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from inspect import Parameter, Signature
@@ -260,3 +261,9 @@ def _count(depth: int, seen: list[int]) -> None:
 
 def _refuse_constant(text: str) -> Any:
     raise ValueError(f"the text of a structure holds {text}, which is no JSON")
+
+
+def called(path: str) -> str:
+    """The path of a leaf of (args, kwargs) as people say it: a named argument by its name."""
+    found = re.fullmatch(r"input\[1\]\['(\w+)'\](.*)", path)
+    return path if found is None else f"{found[1]}{found[2]}"

@@ -10,7 +10,7 @@ from typing import Any
 from schemas.errors import ArtifactError
 from schemas.graph import FIXED_KINDS, LOSS_TARGET, NONE, Graph, Value
 from stages.device.asked import FACTS
-from stages.device.trees import read_tree
+from stages.device.trees import called, read_tree
 
 _SIZES = {
     "float64": 8,
@@ -155,6 +155,27 @@ def asked(graph: Graph) -> list[tuple[str, bool]]:
     ):
         raise malformed(graph)
     return [(fact, of_input) for fact, of_input in found]
+
+
+def ones(graph: Graph) -> list[int]:
+    """The input values that the forward rests on being ones."""
+    return [graph.inputs[leaf] for leaf in _leaves(graph, "ones")]
+
+
+def wished(graph: Graph) -> list[str]:
+    """The names of inputs of ones that the forward asked for that, and was not told."""
+    paths = read_tree(graph.input_tree).paths("input")
+    return [called(paths[leaf]) for leaf in _leaves(graph, "wished")]
+
+
+def _leaves(graph: Graph, name: str) -> list[int]:
+    leaves = guards_in(graph).get(name, [])
+    known = [leaf for leaf, value in enumerate(graph.inputs) if value != NONE]
+    if not isinstance(leaves, list) or not all(
+        type(leaf) is int and leaf in known for leaf in leaves
+    ):
+        raise malformed(graph)
+    return leaves
 
 
 def tree_leaves(text: str) -> int:

@@ -22,6 +22,7 @@ from stages.generate.check import (
     checkpointed,
     guards_of,
     multiple_views,
+    ones,
     unread,
 )
 from stages.generate.handed import eager_strides
@@ -68,6 +69,7 @@ def interface_text(graph: Graph, program: Program) -> str:
         f"    order={_known(_order(graph, program), places)},",
         f"    alike={_alike(graph, positions)},",
         f"    asked={tuple(asked(graph))!r},",
+        f"    ones={_known(ones(graph), positions)},",
         f"    all_arrive={all_arrive(graph)},",
         f"    eval_modules=frozenset({sorted(eval_modules)!r}),",
         f"    autocast={autocast!r},",

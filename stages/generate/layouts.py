@@ -60,6 +60,7 @@ _VIEWS = frozenset(
         *("select.int", "slice.Tensor"),
     )
 )
+_FREE_VIEWS = _VIEWS | {_UNSAFE_VIEW}
 _ORDERED = frozenset(
     f"aten.{name}"
     for name in (
@@ -79,7 +80,8 @@ _MOST_DIMENSIONS = 5
 class Layouts:
     """How the step takes each tangent that arrives in other strides: as it is, laid out anew, or
     not. `loose` are the sums of gradients whose result may have the strides of the one operand that
-    is there. `reshaped` are the views of the backward that may then have to copy."""
+    is there. `reshaped` are the views of the backward that may then have to copy, and the copies
+    for a view that may then not be due."""
 
     taken: dict[int, str]
     loose: frozenset[int]
@@ -124,9 +126,9 @@ def _views_on_the_way(graph: Graph, tangent: int, in_place: dict[int, int]) -> s
             continue
         if _is_contiguous_copy(op) and _only_joined(graph, op.outputs[0]):
             continue
-        if op.target == VIEW:
+        if op.target == VIEW or _is_for_view(graph, op):
             views.add(op.id)
-        elif op.target not in _VIEWS and (op.id in in_place or not _follows_operands(op)):
+        elif op.target not in _FREE_VIEWS and (op.id in in_place or not _follows_operands(op)):
             return None
         reached.update(op.outputs)
     return views
@@ -142,6 +144,22 @@ def _is_contiguous_copy(op: Op) -> bool:
     """Whether an op is the copy of a reshape: with other strides eager may have done without."""
     given = decode_arguments(op.arguments)[1].get("memory_format")
     return op.target == _COPIES[0] and given == {"memory_format": "contiguous_format"}
+
+
+def _is_for_view(graph: Graph, op: Op) -> bool:
+    """Whether an op is the copy of a reshape, for views of one shape and nothing else."""
+    return _is_contiguous_copy(op) and view_shape(graph, op) is not None
+
+
+def view_shape(graph: Graph, op: Op) -> list[int] | None:
+    """The shape in which alone a copy is read, by views; None where there is no such."""
+    made = op.outputs[0]
+    readers = [other for other in graph.ops if made in other.inputs]
+    shapes = {tuple(graph.values[reader.outputs[0]].shape) for reader in readers}
+    given_away = any(gradient.gradient == made for gradient in graph.gradients)
+    if given_away or len(shapes) != 1 or any(one.target != _UNSAFE_VIEW for one in readers):
+        return None
+    return list(shapes.pop())
 
 
 def _only_joined(graph: Graph, value: int) -> bool:

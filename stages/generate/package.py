@@ -20,12 +20,14 @@ from stages.generate.check import check_interface
 from stages.generate.interface import constants, interface_text
 from stages.generate.naming import comment, megabytes
 from stages.generate.registry import ATEN, BACKENDS, Backend
+from stages.generate.transfers import any_link
 from stages.generate.watched import watched_bytes
 from stages.replay.referee import replay
 
 _RUNTIME = Path(__file__).parent / "runtime"
 _COPIED = (
-    *("absent.py", "answers.py", "arrived.py", "call.py", "chain.py", "difference.py", "facts.py"),
+    *("absent.py", "ahead.py", "answers.py", "arrived.py", "call.py", "chain.py"),
+    *("difference.py", "facts.py"),
     *("graphed.py", "guards.py", "inner.py", "lists.py", "looks.py", "mismatch.py", "outputs.py"),
     *("places.py", "regions.py", "steps.py", "strides.py", "structure.py", "surroundings.py"),
     "ties.py",
@@ -36,6 +38,9 @@ _SHARED = (
     *("asked.py", "caches.py", "classes.py", "form.py", "kept.py", "readings.py", "states.py"),
     *("trees.py", "written.py"),
 )
+
+
+_MEMORIES = ("disk.py", "memories.py", "slow.py", "streams.py")
 
 
 def write_package(
@@ -58,10 +63,11 @@ def package(
     """The files of the package of a plan, by name, its program as a backend writes it; see
     `write_package`.
 
-    Of the plan it takes strategy, budget, budget_bytes, verdict, sentence, peak and time.
+    Of the plan it takes strategy, budget, budget_bytes, verdict, sentence, peak and time, and what
+    is taken of a GPU ahead of the first step.
     """
     check_interface(graph)
-    replay(graph, timeless(graph), steps)
+    replay(graph, timeless(graph), steps, link=any_link(graph))
     facts = _facts(plan)
     title = f"The training step of {graph.model} as straight-line code, planned by tightfit."
     program = write(graph, steps, title)
@@ -70,20 +76,24 @@ def package(
         "interface.py": interface_text(graph, program),
         "step.py": program.text,
     }
-    for name in _COPIED:
-        texts[name] = (_RUNTIME / name).read_text()
-    for name in _SHARED:
-        texts[name] = (_DEVICE / name).read_text()
-    if "from .foreign import" in program.text:
-        texts["foreign.py"] = (_RUNTIME / "foreign.py").read_text()
-    if "from .repeat import" in program.text:
-        texts["repeat.py"] = (_DEVICE / "repeat.py").read_text()
-    if "from .recurrent import" in program.text:
-        texts["recurrent.py"] = (_DEVICE / "recurrent.py").read_text()
+    texts |= runtime_files(program.text)
     files = {name: text.encode() for name, text in texts.items()}
     files["watched.json"] = watched_bytes(graph)
     data = constants(graph, program)
     return files if data is None else files | {"constants.bin": data}
+
+
+def runtime_files(programs: str) -> dict[str, str]:
+    """The texts, by name, of what travels with the text of some programs."""
+    texts = {name: (_RUNTIME / name).read_text() for name in _COPIED}
+    texts |= {name: (_DEVICE / name).read_text() for name in _SHARED}
+    for name, folder in (("foreign", _RUNTIME), ("repeat", _DEVICE), ("recurrent", _DEVICE)):
+        if f"from .{name} import" in programs:
+            texts[f"{name}.py"] = (folder / f"{name}.py").read_text()
+    if "from .transfers import" in programs:
+        texts["transfers.py"] = (_RUNTIME / "transfers.py").read_text()
+        texts |= {name: (_DEVICE / name).read_text() for name in _MEMORIES}
+    return texts
 
 
 def infeasible_package(plan: Mapping[str, Any]) -> dict[str, bytes]:
@@ -183,7 +193,16 @@ def _facts(plan: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(fact, float) and not math.isfinite(fact):
             raise ArtifactError(f"plan.json: {name!r} is not finite")
         facts[name] = fact
-    return facts
+    return facts | {"arena": _arena(plan)}
+
+
+def _arena(plan: Mapping[str, Any]) -> int:
+    """The bytes that a plan takes of a GPU ahead of its first step."""
+    gpu = plan.get("gpu")
+    arena = gpu.get("arena", 0) if isinstance(gpu, Mapping) else 0
+    if not isinstance(arena, int) or isinstance(arena, bool) or arena < 0:
+        raise ArtifactError(f"plan.json: 'gpu.arena' is {json.dumps(arena)}, which it cannot be")
+    return arena
 
 
 def _shown(facts: Mapping[str, Any]) -> dict[str, str]:
@@ -204,6 +223,7 @@ VERDICT = {verdict}
 SENTENCE = {sentence}
 PREDICTED_PEAK = {peak}
 PREDICTED_SECONDS = {time}
+ARENA = {arena}
 """
 
 _INIT = (
@@ -234,9 +254,10 @@ def load(model, otherwise="error", cuda_graphs=False):
 
     With `cuda_graphs`, on a GPU, the step is launched as CUDA graphs from the second call on, which
     takes one more time the bytes of inputs, outputs and the gradients of these. RuntimeError says
-    why where it cannot be.
+    why where it cannot be. ARENA bytes of a GPU are taken and given back ahead of the first step,
+    in one piece, from which PyTorch's allocator then serves the steps.
     """
-    return wrap(model, INTERFACE, step, otherwise, load, cuda_graphs)
+    return wrap(model, INTERFACE, step, otherwise, load, cuda_graphs, ARENA)
 '''
 )
 

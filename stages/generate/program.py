@@ -9,11 +9,16 @@ from typing import assert_never
 from schemas.actions import (
     Compute,
     Free,
+    FreeCopy,
     FreeRandom,
     Gradient,
+    Linked,
     Loss,
+    Offload,
+    Prefetch,
     RestoreRandom,
     SaveRandom,
+    Wait,
     Write,
 )
 from schemas.contributions import contributions
@@ -22,17 +27,17 @@ from schemas.graph import LOSS_TARGET, NONE, Graph, Op
 from schemas.repeat import repeat_of
 from schemas.schedule import Step
 from stages.generate.calls import Operators, Statement, joining, statements
-from stages.generate.layouts import RESHAPE, layouts
+from stages.generate.layouts import RESHAPE, VIEW, layouts, view_shape
 from stages.generate.lifetimes import flowing, joined, uses, watched
-from stages.generate.naming import Names, comment, megabytes, value_names
+from stages.generate.lines import INDENT, WIDTH, line, statement_lines
+from stages.generate.naming import Names, comment, value_names
+from stages.generate.transfers import TRANSFERS, places, transfer
 from stages.replay.walk import Effect, effects
 
 _RUNTIME = (
     "torch", "step", "random_state", "drawing_from", "batch_norm_repeat", "recurrent_layer",
-    "joining", "operator", "outputs", "tangents", "gradients",
+    "joining", "for_view", "operator", "outputs", "tangents", "gradients", TRANSFERS, "Transfers",
 )  # fmt: skip
-_WIDTH = 84
-_INDENT = "    "
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,12 @@ def write_program(graph: Graph, steps: Sequence[Step], title: str) -> Program:
     return writer.program(title)
 
 
+def interface_program(graph: Graph) -> Program:
+    """A program that runs nothing, for what a caller of the whole step must know: what it takes,
+    and the outputs with their tangents."""
+    return _Writer(graph, [], []).program("")
+
+
 @dataclass
 class _Writer:
     graph: Graph
@@ -89,6 +100,7 @@ class _Writer:
     states: dict[int, str] = field(default_factory=dict)
     restoring: bool = False
     shortened: bool = False
+    copies: bool = False
     place: str = ""
     live: int = 0
 
@@ -107,6 +119,7 @@ class _Writer:
         self.layouts = layouts(graph, self.steps, self.joined)
         self.gradients = {self.names[value] for value in flowing(graph)}
         self.views = {op.id for op in graph.ops if graph.is_view(op)}
+        self.places = places(graph, self.steps)
         self.loss = next(op for op in graph.ops if op.target == LOSS_TARGET)
         source = {output.tangent: output.value for output in graph.outputs}
         self.differentiable = [source[tangent] for tangent in self.loss.outputs]
@@ -160,30 +173,37 @@ class _Writer:
     def head(self, title: str, arguments: list[int]) -> list[str]:
         """Everything above the body."""
         lines = [f'"""{comment(title)}"""', "", "import torch", ""]
-        if self.joined:
-            lines += ["from .absent import joining"]
+        absent = [*(["for_view"] if self.copies else []), *(["joining"] if self.joined else [])]
+        if absent:
+            lines += [f"from .absent import {', '.join(absent)}"]
         if self.shortened:
             lines += ["from .repeat import batch_norm_repeat"]
         if self.states:
             lines += ["from .chain import drawing_from, random_state"]
+        if self.places.begins:
+            lines += ["from .transfers import Transfers"]
         lines += self.operators.imports()
-        if self.states or self.shortened or self.joined or self.operators.imports():
+        if len(lines) > 4:
             lines += [""]
         lines += [*self.operators.bindings(), "", "", "def step("]
         for value in arguments:
             described = self.graph.values[value]
             path = comment(described.path) or described.kind
-            lines.append(f"{_INDENT}{self.names[value]},  # {path} {tuple(described.shape)}")
+            lines.append(f"{INDENT}{self.names[value]},  # {path} {tuple(described.shape)}")
         return [*lines, "):"]
 
     def write(self) -> None:
         """Writes the body."""
         self.end(self.uses.unread)
+        if self.places.begins:
+            device = f"{self.names[self.arguments()[0]]}.device"
+            self.line(f"{TRANSFERS} = Transfers({device}, {self.places.size})")
         self.remark("forward")
         for effect in self.walked:
             self.on(effect, self.uses.ends.get(effect.position, []))
             self.reading.update(self.uses.late.get(effect.position, []))
-            self.live = effect.step.live
+            if not isinstance(effect.step.action, Offload | FreeCopy):
+                self.live = effect.step.live
         self.hand_over()
         self.flush()
 
@@ -206,6 +226,8 @@ class _Writer:
             case RestoreRandom():
                 self.hand_over()
                 self.restoring = True
+            case Offload() | Prefetch() | Wait() | FreeCopy():
+                self.transfer(effect)
             case unknown:
                 assert_never(unknown)
 
@@ -232,8 +254,25 @@ class _Writer:
             self.forget(storage)
         self.end(ends)
 
+    def transfer(self, effect: Effect) -> None:
+        """The line of a transfer: what comes back takes its bytes there."""
+        action, live = effect.step.action, effect.step.live
+        assert isinstance(action, Linked)
+        self.hand_over()
+        self.flush()
+        name, place = self.names[action.value], self.places.begins.get(effect.position, 0)
+        shown = live if isinstance(action, Prefetch) else None
+        self.statement(transfer(self.graph, action, name, place), 1, shown)
+        for value in effect.returns:
+            self.bound.setdefault(self.graph.values[value].storage, []).append(value)
+
     def calls(self, op: Op, in_place: int, repeated: bool) -> list[Statement]:
         """The statements of one run of an op."""
+        if op.id in self.layouts.reshaped and op.target != VIEW:
+            self.copies = True
+            shape = view_shape(self.graph, op)
+            operands = [self.names[op.inputs[0]], repr(shape)]
+            return [Statement(self.names[op.outputs[0]], "for_view", operands)]
         if op.id in self.layouts.reshaped:
             op = replace(op, target=RESHAPE)
         calls = statements(self.graph, op, in_place, self.names, self.operators)
@@ -324,7 +363,7 @@ class _Writer:
         ended, self.ended = self.ended, []
         while ended:
             count = 1
-            while count < len(ended) and len(", ".join(ended[: count + 1])) < _WIDTH - 10:
+            while count < len(ended) and len(", ".join(ended[: count + 1])) < WIDTH - 10:
                 count += 1
             names, ended = ended[:count], ended[count:]
             self.line(f"del {', '.join(names)}", None if ended else self.live)
@@ -334,36 +373,17 @@ class _Writer:
         again = ", again" if repeated and op.id not in self.views else ""
         place = f"{comment(op.module) or self.shown_model()}{again}"
         if place != self.place and (op.id not in self.views or not self.place):
-            self.lines.append(f"{_INDENT}# {place}")
+            self.lines.append(f"{INDENT}# {place}")
             self.place = place
 
     def shown_model(self) -> str:
         return comment(self.graph.model) or "the model"
 
     def remark(self, text: str) -> None:
-        self.lines += ["", f"{_INDENT}# ---- {text} ----"]
+        self.lines += ["", f"{INDENT}# ---- {text} ----"]
 
     def statement(self, call: Statement, depth: int, live: int | None) -> None:
-        """Writes a statement, over several lines where it is long."""
-        left = f"{call.target} = " if call.target else ""
-        opening, closing = ("(", ")") if call.function else ("[", "]")
-        start = f"{left}{call.function}{opening}"
-        whole = f"{start}{', '.join(call.arguments)}{closing}{call.suffix}"
-        if len(whole) + depth * len(_INDENT) <= _WIDTH:
-            self.line(whole, live, depth)
-            return
-        self.line(start, None, depth)
-        row: list[str] = []
-        for argument in call.arguments:
-            if row and len(", ".join([*row, argument])) > _WIDTH - (depth + 1) * len(_INDENT) - 1:
-                self.line(f"{', '.join(row)},", None, depth + 1)
-                row = []
-            row.append(argument)
-        self.line(f"{', '.join(row)},", None, depth + 1)
-        self.line(f"{closing}{call.suffix}", live, depth)
+        self.lines += statement_lines(call, depth, live)
 
     def line(self, text: str, live: int | None = None, depth: int = 1) -> None:
-        """Writes a line, with the live memory after it on the right."""
-        indented = _INDENT * depth + text
-        shown = "" if live is None else f"  # {megabytes(live):>12}"
-        self.lines.append(f"{indented:<{_WIDTH}}{shown}" if shown else indented)
+        self.lines.append(line(text, live, depth))

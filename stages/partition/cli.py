@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from schemas.made import Made
+from schemas.derived import Derived
 
 if TYPE_CHECKING:
     from schemas.costs import Costs
@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--costs", type=Path, required=True, help="the costs of its ops")
     parser.add_argument("--partitioner", default="cuts", help="how to cut, by name: cuts")
     parser.add_argument("--out", type=Path, help="the blocks to write")
+    parser.add_argument("--chain", type=Path, help="the chain of the blocks to write")
     hierarchy = parser.add_argument_group(
         "hierarchy", "Clusters of clusters of the step, for the strategies that plan with them."
     )
@@ -46,10 +47,12 @@ def run(options: argparse.Namespace) -> None:
     from schemas.errors import ConfigError
     from schemas.graph import read_graph
 
-    if options.out is None and options.hierarchy is None:
-        raise ConfigError("nothing to write: name a file for blocks (--out) or for a --hierarchy")
+    if options.out is None and options.hierarchy is None and options.chain is None:
+        raise ConfigError(
+            "nothing to write: name a file for blocks (--out), for a --chain or for a --hierarchy"
+        )
     graph, costs = read_graph(options.graph), read_costs(options.costs)
-    if options.out is not None:
+    if options.out is not None or options.chain is not None:
         _blocks(options, graph, costs)
     if options.hierarchy is not None:
         _hierarchy(options, graph, costs)
@@ -57,10 +60,15 @@ def run(options: argparse.Namespace) -> None:
 
 def _blocks(options: argparse.Namespace, graph: Graph, costs: Costs) -> None:
     from schemas.blocks import write_blocks
+    from schemas.chain import write_chain
+    from stages.partition.positions import chain_of_blocks
     from stages.partition.registry import partitioner
 
     blocks = partitioner(options.partitioner)(graph, costs)
-    write_blocks(options.out, blocks)
+    if options.out is not None:
+        write_blocks(options.out, blocks)
+    if options.chain is not None:
+        write_chain(options.chain, chain_of_blocks(graph, blocks))
     print(f"{blocks.model}: {len(blocks.blocks)} blocks, {len(blocks.distinct)} distinct")
 
 
@@ -78,13 +86,13 @@ def _hierarchy(options: argparse.Namespace, graph: Graph, costs: Costs) -> None:
     )
 
 
-def made(options: argparse.Namespace) -> list[Made]:
+def derived(options: argparse.Namespace) -> list[Derived]:
     """What `run` made of what."""
     read = [options.graph, options.costs]
     found = []
-    if options.out is not None:
-        found.append(Made([options.out], read, {"partitioner": options.partitioner}))
+    if blocks := [path for path in (options.out, options.chain) if path is not None]:
+        found.append(Derived(blocks, read, {"partitioner": options.partitioner}))
     if options.hierarchy is not None:
         settings = {name: getattr(options, name) for name in (*LIMITS, "alpha")}
-        found.append(Made([options.hierarchy], read, settings))
+        found.append(Derived([options.hierarchy], read, settings))
     return found

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 from schemas.costs import Costs, write_costs
+from schemas.derived import Derived
 from schemas.errors import ConfigError
 from schemas.graph import Graph, read_graph
 from schemas.machine import machine_file
-from schemas.made import Made
 from stages.device.operators_option import add_operators_argument, operators_settings
 
 
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> None:
     write_costs(options.out, costs)
 
 
-def made(options: argparse.Namespace) -> list[Made]:
+def derived(options: argparse.Namespace) -> list[Derived]:
     """What `run` made of what. The library is a setting: it holds what was known, not for whom."""
     machine = [_machine(options)] if options.machine else []
     read = [options.graph, *machine, *filter(None, [options.costs])]
@@ -71,7 +71,7 @@ def made(options: argparse.Namespace) -> list[Made]:
     }
     if options.factory:
         settings["arguments"] = json.loads(options.arguments)
-    return [Made([options.out], read, settings, options.factory or "", options.search_path)]
+    return [Derived([options.out], read, settings, options.factory or "", options.search_path)]
 
 
 def _machine(options: argparse.Namespace) -> Path:

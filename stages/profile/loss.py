@@ -160,6 +160,6 @@ class _LossRun:
             self.prepare()
             running.mark("end")
         taken = sum(move > 0 for move in running.usage("start", "made").moves)
-        kept = Allocations(running.usage("start", "end").moves, []).held()
+        kept = Allocations(running.usage("start", "end").moves, []).staying()
         forward = [size for number, size in kept.items() if number <= taken]
         return forward, [size for number, size in kept.items() if number > taken]

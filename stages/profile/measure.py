@@ -152,7 +152,7 @@ class _OpRun:
             call()
 
         usage, _ = measure(self.device, dropped)
-        return list(Allocations(usage.moves, []).held().values())
+        return list(Allocations(usage.moves, []).staying().values())
 
     def call(self, in_place: int) -> Callable[[], Any]:
         """The call of a form."""

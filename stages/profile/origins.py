@@ -100,7 +100,7 @@ class _Origins:
         value, maker = self.graph.values[number], self.makers.get(number)
         if value.kind == "constant":
             self.made[number] = constant(value, self.device)
-        elif maker is None or levels == 0 or self.held() + _bytes(self.graph, maker) > self.room:
+        elif maker is None or levels == 0 or self.taken() + _bytes(self.graph, maker) > self.room:
             self.made[number] = self.plain(value)
         else:
             for operand in maker.inputs:
@@ -127,7 +127,7 @@ class _Origins:
             if number != NONE and isinstance(result, Tensor):
                 self.made.setdefault(number, result)
 
-    def held(self) -> int:
+    def taken(self) -> int:
         storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in self.made.values()}
         return sum(storage.nbytes() for storage in storages.values())
 

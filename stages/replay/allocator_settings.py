@@ -115,11 +115,12 @@ def _option(name: str, value: str, text: str) -> dict[str, object]:
 
 def _divisions(value: str, text: str) -> dict[int, int]:
     """The divisions by exponent: one number for all, or a list of `MiB:number` in which the first
-    also stands for smaller sizes, each for those up to the next, and `>` for all larger ones."""
+    also stands for smaller sizes, each for those up to the next, and `>` for all larger ones, for
+    those above 1 MiB where it stands alone."""
     if value.isdigit():
         return dict.fromkeys(range(16), int(value))
     made: dict[int, int] = {}
-    last = 0
+    last = 1
     for item in value.strip("[]").split(","):
         bound, _, number = item.partition(":")
         if not number.isdigit() or not (bound == ">" or bound.isdigit()):

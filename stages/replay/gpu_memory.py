@@ -1,11 +1,12 @@
 """What a training step takes of a GPU: a schedule, played through PyTorch's allocator on paper.
 
 A process begins with parameters, buffers, constants and inputs, and takes two steps; before the
-second one the gradients and outputs of the first are gone. Ops take what was measured of them, or
-where nothing was, their outputs and then one block for all else. What libraries keep, such as the
-workspaces of cuBLAS, is taken by the first op of each thread that uses it: what is before the loss
-and the loss itself run in the thread of the caller, the loss's backward and what comes after in
-autograd's.
+second one the gradients and outputs of the first are gone. Then it goes on as a training loop does:
+before each further step new inputs are made, while the old ones are still there. Ops take what was
+measured of them, or where nothing was, their outputs and then one block for all else. What
+libraries keep, such as the workspaces of cuBLAS, is taken by the first op of each thread that uses
+it: what is before the loss and the loss itself run in the thread of the caller, the loss's backward
+and what comes after in autograd's.
 """
 
 from __future__ import annotations
@@ -19,53 +20,94 @@ from schemas.costs import REPEATED, Allocations, Cost, Costs
 from schemas.graph import NONE, Graph, Op
 from schemas.repeat import repeat_of
 from schemas.schedule import Step
-from stages.replay.allocator import Allocator, Taken
+from stages.replay.allocator import MIDDLE, ROUND_LARGE, Allocator, Taken
 from stages.replay.allocator_settings import settings_of
 from stages.replay.walk import Effect, effects
 
 STEPS = 2
-"""The steps that are played: the second finds free what the first has left."""
+"""The steps that are played on the same inputs: the second finds free what the first has left."""
+
+FURTHER = 2
+"""The steps that are played after them, each on new inputs."""
+
+ARENAS = (1.0, 0.95)
+"""Sizes of an arena that are tried, as shares of what a step requests."""
 
 
 @dataclass(frozen=True)
 class OnGpu:
     """The most bytes of a GPU at any moment, by the three ways to count them, with all that the
-    process had before the step; `workspaces` are those of them that libraries asked for and
-    keep."""
+    process had before the step; `renewed` is what is reserved where steps on new inputs follow,
+    `workspaces` are those of the requested bytes that libraries keep, `arena` the segment that was
+    taken ahead."""
 
     most: Taken
+    renewed: int
     workspaces: int
+    arena: int = 0
 
 
-def on_gpu(graph: Graph, costs: Costs, steps: Sequence[Step]) -> OnGpu:
+def on_gpu(graph: Graph, costs: Costs, steps: Sequence[Step], arena: int = 0) -> OnGpu:
     """What a schedule that the referee lets pass takes of the GPU that the costs are of.
 
-    Raises ConfigError where the costs were measured with settings of the allocator that are not
-    followed.
+    With an `arena`, so many bytes are taken ahead of the first step and given back at once: the
+    allocator keeps their segment, and serves the steps from it. Pieces of one segment join again
+    when they are free, those of several do not. Raises ConfigError where the costs were measured
+    with settings of the allocator that are not followed.
     """
     process = _Process(graph, costs, Allocator(settings_of(costs.device.build)))
     process.begin()
+    if arena:
+        process.allocator.free(process.take(arena))
     walked = list(effects(graph, steps))
     for _ in range(STEPS):
-        for effect in walked:
-            process.play(effect)
-        process.end_step()
-    return OnGpu(process.allocator.peak, process.workspaces)
+        process.step(walked)
+    most = process.allocator.peak
+    if process.inputs:
+        for _ in range(FURTHER):
+            process.renew_inputs()
+            process.step(walked)
+    return OnGpu(most, process.allocator.peak.reserved, process.workspaces, arena)
+
+
+def reserving_least(
+    graph: Graph, costs: Costs, steps: Sequence[Step], enough: int | None = None
+) -> OnGpu:
+    """What a schedule takes where as little is reserved as is known how: with an arena of some size
+    or, where that is no more than `enough` bytes, without. No more is requested with an arena."""
+    plain = on_gpu(graph, costs, steps)
+    if enough is not None and plain.renewed <= enough:
+        return plain
+    best = plain
+    for size in _arenas(graph, plain):
+        best = min(best, on_gpu(graph, costs, steps, size), key=lambda found: found.renewed)
+        if enough is not None and best.renewed <= enough:
+            break
+    return best
+
+
+def _arenas(graph: Graph, plain: OnGpu) -> list[int]:
+    """The sizes of arenas to try: of segments of their own, and less than the step requests."""
+    there = sum(graph.storages[storage] for storage in graph.fixed_storages())
+    own = plain.most.requested - plain.workspaces - there
+    sizes = (int(own * share) // ROUND_LARGE * ROUND_LARGE for share in ARENAS)
+    return [size for size in dict.fromkeys(sizes) if size >= MIDDLE]
 
 
 @dataclass
 class _Process:
     """The blocks of a process, by the storage that they hold.
 
-    `further` are blocks of a step that hold no storage, `states` those of random states by op,
-    `restoring` that of one while it is set again, `kept` how many blocks of a size libraries keep,
-    by whether it is in autograd's thread.
+    `inputs` are the storages of inputs, `further` are blocks of a step that hold no storage,
+    `states` those of random states by op, `restoring` that of one while it is set again, `kept` how
+    many blocks of a size libraries keep, by whether it is in autograd's thread.
     """
 
     graph: Graph
     costs: Costs
     allocator: Allocator
     blocks: dict[int, int] = field(default_factory=dict)
+    inputs: list[int] = field(default_factory=list)
     further: list[int] = field(default_factory=list)
     states: dict[int, int] = field(default_factory=dict)
     kept: dict[bool, Counter[int]] = field(
@@ -86,6 +128,22 @@ class _Process:
             for value in self.graph.values:
                 if value.kind == kind and value.storage not in self.blocks:
                     self.blocks[value.storage] = self.take(self.graph.storages[value.storage])
+                    if kind == "input":
+                        self.inputs.append(value.storage)
+
+    def renew_inputs(self) -> None:
+        """The caller makes the inputs of the next step, and lets the old ones go."""
+        old = [self.blocks[storage] for storage in self.inputs]
+        for storage in self.inputs:
+            self.blocks[storage] = self.take(self.graph.storages[storage])
+        for block in old:
+            self.allocator.free(block)
+
+    def step(self, walked: Sequence[Effect]) -> None:
+        """All steps of the schedule, and its end."""
+        for effect in walked:
+            self.play(effect)
+        self.end_step()
 
     def play(self, effect: Effect) -> None:
         """One step of the schedule."""
@@ -99,6 +157,9 @@ class _Process:
             self.restoring = self.take(self.costs.random_state().net)
         elif isinstance(action, FreeRandom):
             self.allocator.free(self.states.pop(action.op))
+        for value in effect.returns:
+            storage = self.graph.values[value].storage
+            self.blocks[storage] = self.take(self.graph.storages[storage])
         for storage in effect.drops:
             self.allocator.free(self.blocks.pop(storage))
 
@@ -149,7 +210,7 @@ class _Process:
             (asked.lasting, self.kept[self.after_loss]),
             (asked.lasting_backward, self.kept[True]),
         ):
-            for size in (Counter(lasting) - kept).elements():
+            for size in (Counter(lasting) - kept).elements() if lasting else ():
                 kept[size] += 1
                 self.take(size)
                 self.workspaces += size
@@ -162,7 +223,7 @@ class _Process:
                 taken.append((self.take(move), move))
             else:
                 self.allocator.free(taken[-move - 1][0])
-        return [taken[number - 1] for number in asked.held()]
+        return [taken[number - 1] for number in asked.staying()]
 
     def claimed(self, held: list[tuple[int, int]], size: int) -> int:
         """The first of the blocks that stay that has a size; a new one where none has."""

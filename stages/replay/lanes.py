@@ -16,7 +16,7 @@ from schemas.sequence import TRANSFERS
 
 Store = tuple[bool, int]
 """What is stored: whether it is all that a forward kept, and the position (0: the input)."""
-_LANES = {"offload": "to-host", "prefetch": "from-host"}
+_LANES = {"offload": "to-", "prefetch": "from-"}
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,9 @@ class _Player:
         store = (step.operation.action.endswith("_all"), step.operation.block)
         device, _, name = step.lane.rpartition("/")
         wanted = _LANES.get(kind, "compute")
-        _require(bool(device) and name == wanted, f"{where} is in {step.lane}, not in {wanted}")
+        _require(
+            bool(device) and name.startswith(wanted), f"{where} is in {step.lane}, not in {wanted}"
+        )
         begun = self.ends.get(step.lane, 0.0)
         _require(step.start >= begun, f"{where} begins before its lane is free")
         if step.operation.action in TRANSFERS:

@@ -3,13 +3,14 @@
 A storage is there from the run that makes it to the last run that uses it before it is made again.
 Held storages and gradients stay. The state of a node that draws random numbers and runs again is
 there from its first run to its last; while it is restored there is one state more. The compiled
-twin, which the search works with, is `stages.combine.polish.kernel`.
+twin, which the search works with, is `stages.combine.polish.kernel`. What transfers send away and
+bring back in between is told by who decides it, as bytes that are added ahead of a run.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from schemas.graph import NONE
@@ -45,9 +46,14 @@ class Execution:
 
 
 def executions(
-    problem: Problem, sequence: Sequence[int], in_place: bool, ceiling: int = 0
+    problem: Problem,
+    sequence: Sequence[int],
+    in_place: bool,
+    ceiling: int = 0,
+    moved: Mapping[int, int] | None = None,
 ) -> list[Execution]:
-    """The runs of a sequence of positions of nodes, in its order.
+    """The runs of a sequence of positions of nodes, in its order; `moved` are bytes that come back
+    ahead of a run, by its place, negative where some leave.
 
     With `in_place` a node overwrites the first of its reusable inputs that ends with it, where that
     takes no longer, or where it would need more than `ceiling` bytes otherwise.
@@ -56,7 +62,9 @@ def executions(
     drops = _drops(problem, sequence, repeated)
     runs, left = Counter(sequence), Counter(sequence)
     live, found = 0, []
-    for node, is_repeat, dropped in zip(sequence, repeated, drops, strict=True):
+    moved = moved or {}
+    for place, (node, is_repeat, dropped) in enumerate(zip(sequence, repeated, drops, strict=True)):
+        live += moved.get(place, 0)
         form, before = problem.nodes[node].form(is_repeat), live
         states = _states(problem, node, runs, left)
         live += states[0]

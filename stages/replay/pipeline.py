@@ -37,7 +37,7 @@ class StageBytes:
 
 
 @dataclass(frozen=True)
-class Room:
+class Capacity:
     """What devices have: `fixed` bytes that are there all the time (weights, buffers), and
     `memory` in all, by name; a device that is not named has no limit."""
 
@@ -55,7 +55,7 @@ class PlayedPattern:
     span: int
 
 
-def play_pattern(pattern: Pattern, stages: Sequence[StageBytes], room: Room) -> PlayedPattern:
+def play_pattern(pattern: Pattern, stages: Sequence[StageBytes], room: Capacity) -> PlayedPattern:
     """Plays a pattern, of which `stages` says what its stages take, in their order.
 
     Raises ScheduleError, in one sentence, where it could not run: an operation lacks or is there
@@ -203,19 +203,14 @@ class _Run:
 
 
 def _memory(
-    times: _Times, stages: Sequence[StageBytes], room: Room, span: int
+    times: _Times, stages: Sequence[StageBytes], room: Capacity, span: int
 ) -> tuple[dict[str, int], list[int]]:
     """The most bytes of each device and batches in flight of each stage, from the first batch to
     the last of as many as fill the pipeline, repeat once, and drain it."""
     count = len(stages)
-    kinds: tuple[Kind, Kind] = ("forward", "backward")
     runs: dict[str, list[_Run]] = defaultdict(list)
-    for batch in range((2 * span + 2) * times.pattern.batches):
-        for stage in range(1, count + 1):
-            for kind, rank in zip(kinds, (stage, 2 * count - stage), strict=True):
-                takes_time = times.at[kind, stage][batch % times.pattern.batches].duration > 0
-                start = times.start(kind, stage, batch)
-                runs[times.device(stage)].append(_Run(start, takes_time, batch, rank, kind, stage))
+    for run in _runs(times, (2 * span + 2) * times.pattern.batches):
+        runs[times.device(run.stage)].append(run)
     peaks: dict[str, int] = {}
     in_flight = [0] * count
     for device, own in runs.items():
@@ -227,6 +222,42 @@ def _memory(
         for stage in there:
             in_flight[stage - 1] = memory.most[stage]
     return peaks, in_flight
+
+
+def _runs(times: _Times, batches: int) -> list[_Run]:
+    """All runs of stages on the first batches, in the order of issue."""
+    count = times.pattern.stages
+    kinds: tuple[Kind, Kind] = ("forward", "backward")
+    found = []
+    for batch in range(batches):
+        for stage in range(1, count + 1):
+            for kind, rank in zip(kinds, (stage, 2 * count - stage), strict=True):
+                takes_time = times.at[kind, stage][batch % times.pattern.batches].duration > 0
+                found.append(
+                    _Run(times.start(kind, stage, batch), takes_time, batch, rank, kind, stage)
+                )
+    return sorted(found)
+
+
+def issue_order(pattern: Pattern, batches: int) -> list[tuple[Kind, int, int]]:
+    """The (forward or backward, stage, batch) of the first batches of a pattern, which begins with
+    them and ends when they are done, in the order in which they begin."""
+    return [(run.kind, run.stage, run.batch) for run in _runs(_Times.of(pattern), batches)]
+
+
+def unrolled(pattern: Pattern, batches: int) -> list[tuple[float, int, PatternOperation]]:
+    """All operations on the first batches, each with the seconds at which it begins and its batch,
+    by these; the first one begins at 0."""
+    times = _Times.of(pattern)
+    k = pattern.batches
+    found = [
+        (times.start(kind, stage, batch), batch, turns[batch % k])
+        for (kind, stage), turns in times.at.items()
+        for batch in range(batches)
+    ]
+    begin = min(start for start, _, _ in found)
+    rows = [(start - begin, batch, operation) for start, batch, operation in found]
+    return sorted(rows, key=lambda row: (row[0], row[1], row[2].stage))
 
 
 class _DeviceMemory:

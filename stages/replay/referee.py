@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from schemas.actions import Compute
+from schemas.actions import Compute, FreeCopy, Offload, Prefetch
 from schemas.costs import Costs
 from schemas.graph import NONE, Graph
+from schemas.link import HostLink
+from schemas.plan import Transfers
 from schemas.schedule import Step
 from stages.replay.rules.registry import RULE_OF, RULES
 from stages.replay.state import State
@@ -18,10 +20,11 @@ from stages.replay.walk import Effect, effects
 class Replay:
     """What a schedule costs.
 
-    `steps` are the schedule's with times, lanes and memory filled in. `peak` is bytes above what
-    was allocated when the step began and `peak_step` where it occurs; `saved` is live when the
-    forward has ended. `seconds` add up all steps, `forward_seconds` those before the loss.
-    `repeated` counts computations that had been done before, `repeated_seconds` what they take.
+    `steps` are the schedule's with times, lanes and memory filled in. `peak` is bytes on the device
+    above what was allocated when the step began and `peak_step` where it occurs; `saved` is live
+    when the forward has ended. `seconds` last until all lanes are through, `forward_seconds` until
+    the loss begins. `repeated` counts computations that had been done before, `repeated_seconds`
+    what they take. `transfers` is what leaves and comes back, None where nothing does.
     """
 
     steps: list[Step]
@@ -32,33 +35,54 @@ class Replay:
     saved: int
     repeated: int
     repeated_seconds: float
+    transfers: Transfers | None = None
 
 
-def replay(graph: Graph, costs: Costs, steps: Sequence[Step], accumulate: bool = False) -> Replay:
-    """Plays a schedule of a graph.
+def replay(
+    graph: Graph,
+    costs: Costs,
+    steps: Sequence[Step],
+    accumulate: bool = False,
+    link: HostLink | None = None,
+) -> Replay:
+    """Plays a schedule of a graph, with a `link` one that takes it.
 
     With `accumulate`, `.grad` is already there, so that a gradient is freed once handed over.
     Raises ScheduleError, naming the step, when an input is not live, a storage is freed twice or
     leaked, an op that must run once runs again, random draws change their order, or an output,
     gradient or buffer update is missing. A gradient may be taken up by an optimiser at once, so it
-    leaves after the last read of its parameter or input: a later one is refused.
+    leaves after the last read of its parameter or input: a later one is refused. So is what a
+    transfer may not do (`stages.replay.rules.transfers`).
     """
-    state = State(graph, costs, accumulate)
+    state = State(graph, costs, accumulate, link)
     filled = [_played(state, effect) for effect in effects(graph, steps, accumulate)]
     state.position += 1
     for rule in RULES:
         rule.finish(state)
-    peak_step = max(range(len(filled)), key=lambda index: filled[index].peak)
+    own = device_memory(graph)
+    peak_step = max(
+        (index for index, step in enumerate(filled) if step.memory == own),
+        key=lambda index: filled[index].peak,
+    )
+    away = state.away
     return Replay(
         steps=filled,
-        seconds=state.clock,
+        seconds=max(state.clock, *away.free_at.values()) if away.free_at else state.clock,
         peak=filled[peak_step].peak,
         peak_step=peak_step,
         forward_seconds=state.loss_at,
         saved=state.saved,
         repeated=state.repeated,
         repeated_seconds=state.repeated_seconds,
+        transfers=Transfers(away.left, away.returned, away.peak, away.waited)
+        if away.free_at
+        else None,
     )
+
+
+def device_memory(graph: Graph) -> str:
+    """The memory of the device, as the steps of a schedule name it."""
+    return f"{graph.device}/memory"
 
 
 def _played(state: State, effect: Effect) -> Step:
@@ -72,12 +96,27 @@ def _played(state: State, effect: Effect) -> Step:
     if rule is None:
         raise state.refuse(f"{type(action).__name__.lower()} is not possible on one device")
     peak = rule.play(state, effect)
-    return replace(
+    found = replace(
         effect.step,
         lane=f"{state.graph.device}/compute",
-        memory=f"{state.graph.device}/memory",
+        memory=device_memory(state.graph),
         start=start,
         end=state.clock,
         live=state.live_bytes,
         peak=max(peak, state.live_bytes),
     )
+    return found if effect.moves == NONE else _linked(state, found)
+
+
+def _linked(state: State, step: Step) -> Step:
+    """The step of a transfer in its lane, and the bytes of the memory that changes: what it sends
+    takes them in the other one, what it brings back on the device."""
+    link, away = state.link, state.away
+    assert link is not None
+    if isinstance(step.action, Offload | Prefetch):
+        start, end = away.span
+        lane = link.lane(isinstance(step.action, Offload))
+        step = replace(step, lane=lane, start=start, end=end)
+    if isinstance(step.action, Offload | FreeCopy):
+        step = replace(step, memory=link.other, live=away.bytes, peak=away.bytes)
+    return step

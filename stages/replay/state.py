@@ -9,6 +9,29 @@ from schemas.contributions import contributions, further_contributions
 from schemas.costs import Costs
 from schemas.errors import ScheduleError
 from schemas.graph import FIXED_KINDS, NONE, Graph
+from schemas.link import HostLink
+
+
+@dataclass
+class Away:
+    """The other memory: the storages that it has `copies` of, their `bytes` and the most so far.
+
+    `moving` says of each storage whose transfer has not been waited for when that ends; those of
+    them that are `coming` are on the device. `free_at` is when each lane of transfers is free and
+    `span` the start and end of the last transfer. `left` and `returned` are bytes, `waited` the
+    seconds for which the compute lane stood still.
+    """
+
+    copies: set[int] = field(default_factory=set)
+    bytes: int = 0
+    peak: int = 0
+    moving: dict[int, float] = field(default_factory=dict)
+    coming: set[int] = field(default_factory=set)
+    free_at: dict[str, float] = field(default_factory=dict)
+    span: tuple[float, float] = (0.0, 0.0)
+    left: int = 0
+    returned: int = 0
+    waited: float = 0.0
 
 
 @dataclass
@@ -20,12 +43,14 @@ class State:
     the ops that ran, `handed` the gradients given away, `gone` says why a storage may not be read
     any more. `states` are the ops whose random state is saved, `restoring` the one that draws from
     it next, `last_draw` the last one that drew for the first time, `last_once` the last one of the
-    forward that may run only once.
+    forward that may run only once. `clock` is when the compute lane is free; what concerns the
+    `link` and the memory behind it is in `away`.
     """
 
     graph: Graph
     costs: Costs
     accumulate: bool
+    link: HostLink | None = None
     clock: float = 0.0
     live_bytes: int = 0
     loss_at: float = -1.0
@@ -42,11 +67,13 @@ class State:
     restoring: int = NONE
     last_draw: int = -1
     last_once: int = -1
+    away: Away = field(default_factory=Away)
 
     def __post_init__(self) -> None:
         graph = self.graph
         self.fixed = graph.fixed_storages()
         self.views = {op.id for op in graph.ops if graph.is_view(op)}
+        self.whole = {value for op in graph.ops if op.id not in self.views for value in op.outputs}
         self.state_bytes = self.costs.random_state().net
         self.gradients = {gradient.gradient for gradient in graph.gradients}
         self.gradients_in: dict[int, list[int]] = {}
@@ -86,6 +113,8 @@ class State:
         """A storage and all its values are gone; refuses one that is not there."""
         if storage not in self.allocated:
             raise self.refuse(f"storage {storage} is not live")
+        if storage in self.away.moving:
+            raise self.refuse(f"storage {storage} goes while it is on its way")
         self.allocated.remove(storage)
         self.live_bytes -= self.graph.storages[storage]
         self.live.pop(storage, None)

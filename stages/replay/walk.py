@@ -8,11 +8,15 @@ from dataclasses import dataclass
 from schemas.actions import (
     Compute,
     Free,
+    FreeCopy,
     FreeRandom,
     Gradient,
     Loss,
+    Offload,
+    Prefetch,
     RestoreRandom,
     SaveRandom,
+    Wait,
     Write,
 )
 from schemas.contributions import further_contributions
@@ -28,7 +32,10 @@ class Effect:
 
     `op` is the op that it is about, None where it is about none. Where it `runs` it, `repeated`
     says whether that is not the first time. `reads` and `makes` are values; `drops` are the
-    storages that are gone after it: freed, overwritten, or given away with a gradient.
+    storages that are gone from the device after it: freed, overwritten, or given away with a
+    gradient. `returns` are values that come back from another memory: their storage is there from
+    here on, and is read once the transfer has been waited for. `moves` is the storage whose copy in
+    that memory it makes, brings back, waits for or forgets, NONE for no such action.
     """
 
     position: int
@@ -39,6 +46,8 @@ class Effect:
     reads: Sequence[int] = ()
     makes: Sequence[int] = ()
     drops: Sequence[int] = ()
+    returns: Sequence[int] = ()
+    moves: int = NONE
 
 
 def effects(graph: Graph, steps: Sequence[Step], accumulate: bool = False) -> Iterator[Effect]:
@@ -76,6 +85,17 @@ def effects(graph: Graph, steps: Sequence[Step], accumulate: bool = False) -> It
                 continue
             case Free(value):
                 yield Effect(position, step, drops=[storage_of(position, value)])
+                continue
+            case Offload(value):
+                storage = storage_of(position, value)
+                yield Effect(position, step, reads=[value], moves=storage)
+                continue
+            case Prefetch(value):
+                storage = storage_of(position, value)
+                yield Effect(position, step, returns=[value], moves=storage)
+                continue
+            case Wait(value) | FreeCopy(value):
+                yield Effect(position, step, moves=storage_of(position, value))
                 continue
             case SaveRandom(index) | RestoreRandom(index) | FreeRandom(index):
                 yield Effect(position, step, op_of(position, index))

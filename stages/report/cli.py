@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from schemas.derived import Derived
 from schemas.errors import ConfigError
-from schemas.made import Made
+
+PATTERN = "pattern.arrow"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,14 +19,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--failed", type=Path, help="all results of a run, to write what a failed run leaves"
     )
+    what.add_argument("--pipeline", type=Path, help="what `split` wrote, to write its page")
     what.add_argument("--perfetto", type=Path, help="a schedule.arrow, to write a trace of it")
     parser.add_argument("--graph", type=Path, help="graph.arrow of the schedule, with --perfetto")
+    parser.add_argument("--plan", type=Path, help="the folder of the plan, with --pipeline")
+    parser.add_argument(
+        "--measurement", type=Path, help="the pipeline's measurement.json, with --pipeline"
+    )
+    parser.add_argument("--trace", type=Path, help="a trace for Perfetto too, with --pipeline")
     parser.add_argument("--out", type=Path, required=True, help="the file to write")
 
 
 def run(options: argparse.Namespace) -> None:
     """Writes the file; raises ArtifactError when an artifact is damaged."""
-    if options.perfetto is not None:
+    if options.pipeline is not None:
+        _pipeline(options)
+    elif options.perfetto is not None:
         _trace(options)
     elif options.graph is not None:
         raise ConfigError("report needs --graph with --perfetto only")
@@ -36,21 +46,57 @@ def run(options: argparse.Namespace) -> None:
         _model(options.model_dir, options.out)
 
 
-def made(options: argparse.Namespace) -> list[Made]:
+def derived(options: argparse.Namespace) -> list[Derived]:
     """What `run` made of what."""
     from stages.report.load import files_of_model, files_of_run
 
+    if options.pipeline is not None:
+        from schemas.pipeline import FILE
+
+        known = (options.measurement, options.trace)
+        read = [options.pipeline / FILE, options.plan / "plan.json", options.plan / PATTERN]
+        read += [path for path in known[:1] if path]
+        return [Derived([options.out, *(path for path in known[1:] if path)], read)]
     if options.perfetto is not None:
-        return [Made([options.out], [options.perfetto, options.graph])]
+        return [Derived([options.out], [options.perfetto, options.graph])]
     if options.model_dir is not None:
-        return [Made([options.out], files_of_model(options.model_dir))]
+        return [Derived([options.out], files_of_model(options.model_dir))]
     if options.index is not None:
-        return [Made([options.out], files_of_run(options.index))]
+        return [Derived([options.out], files_of_run(options.index))]
     pages = [
-        Made([folder / "report.html"], files_of_model(folder))
+        Derived([folder / "report.html"], files_of_model(folder))
         for folder in _failed_models(options.failed)
     ]
-    return [*pages, Made([options.out], files_of_run(options.failed))]
+    return [*pages, Derived([options.out], files_of_run(options.failed))]
+
+
+def _pipeline(options: argparse.Namespace) -> None:
+    import json
+
+    from schemas.pattern import read_pattern
+    from schemas.pipeline import FILE, read_pipeline
+    from schemas.pipeline_measurement import read_pipeline_measurement
+    from schemas.pipeline_plan import read_pipeline_plan
+    from schemas.store import write_bytes
+    from stages.report.pipeline import pipeline_events, pipeline_page
+    from stages.report.render import render_pipeline
+
+    if options.plan is None:
+        raise ConfigError("report needs --plan, the folder of the plan, with --pipeline")
+    pipeline = read_pipeline(options.pipeline / FILE)
+    plan = read_pipeline_plan(options.plan / "plan.json")
+    pattern = read_pattern(options.plan / PATTERN)
+    measured = None
+    if options.measurement is not None:
+        measured = read_pipeline_measurement(options.measurement)
+        ran = [len(row.timeline) for row in measured.ranks]
+        if ran != [len(actions) for actions in pipeline.actions]:
+            raise ConfigError(f"{options.measurement}: is the measurement of another pipeline")
+    page = pipeline_page(pipeline, plan, pattern, measured)
+    write_bytes(options.out, render_pipeline(page).encode())
+    if options.trace is not None:
+        document = pipeline_events(pipeline, pattern, measured)
+        write_bytes(options.trace, json.dumps(document, separators=(",", ":")).encode())
 
 
 def _model(folder: Path, path: Path) -> None:

@@ -181,17 +181,19 @@ def _plan_facts(plan: Plan) -> list[Fact]:
     if plan.smallest_budget is not None:
         facts.append(("Smallest budget known to work", f"{size(plan.smallest_budget)} in all"))
     if plan.solver != "none":
-        facts.append(("Made by", plan.solver))
+        facts.append(("Derived by", plan.solver))
     return facts
 
 
 def _gpu_facts(gpu: GpuMemory) -> list[Fact]:
     """What a plan takes of a GPU, with all that is there before the step."""
     kept = f", {size(gpu.workspaces)} of them libraries' workspaces" if gpu.workspaces else ""
+    ahead = f", {size(gpu.arena)} of it at once, ahead of the first step" if gpu.arena else ""
     return [
         ("Requested of the GPU in all", f"{exact(gpu.requested)}{kept}"),
         ("Allocated in blocks", exact(gpu.allocated)),
-        ("Reserved, which the budget bounds", f"{exact(gpu.reserved)}, without CUDA's context"),
+        ("Reserved, without CUDA's context", f"{exact(gpu.reserved)}{ahead}"),
+        ("Reserved on new inputs each step, which the budget bounds", exact(gpu.renewed)),
     ]
 
 
@@ -213,6 +215,8 @@ def _measured_facts(found: Measurement | None) -> list[Fact]:
         if taken is not None:
             known = "" if foretold is None else f", {_difference(taken - foretold)}"
             facts.append((name, exact(taken) + known))
+    if found.context is not None:
+        facts.append(("CUDA's context and other processes, measured", exact(found.context)))
     if found.measured_time is not None and found.unplanned_time is not None:
         pair = f"{duration(found.measured_time)} against {duration(found.unplanned_time)}"
         facts.append(("Measured time", f"{pair} unplanned"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from schemas.actions import NAMES, Loss, row_of
+from schemas.actions import NAMES, Loss, Transfer, Wait, row_of
 from schemas.graph import NONE, Graph
 from schemas.schedule import Step
 from stages.replay.walk import effects
@@ -81,6 +81,9 @@ def _steps(graph: Graph, steps: Sequence[Step], threads: dict[str, int]) -> Iter
             yield _complete(operator(op.target), category, step.start, step.end, thread, args)
             continue
         name = NAMES[type(step.action)]
+        if isinstance(step.action, Transfer | Wait):
+            yield _complete(name, "transfer", step.start, step.end, thread, args)
+            continue
         yield {
             "name": _INSTANTS.get(name, name),
             "cat": "memory" if name == "free" else name,
@@ -110,11 +113,17 @@ def _about(graph: Graph, step: Step) -> dict[str, Any]:
 
 
 def _memory(steps: Sequence[Step]) -> Iterator[Event]:
-    """The counters: a step's most while it runs, what is live when it has ended."""
+    """The counters: a step's most while it runs, what is live when it has ended. What a transfer
+    takes is there from where it stands in the order, however late it begins."""
+    now = 0.0
     for step in steps:
+        if isinstance(step.action, Transfer):
+            yield _counter(step, now, step.live)
+            continue
         if step.peak != step.live:
             yield _counter(step, step.start, step.peak)
         yield _counter(step, step.end, step.live)
+        now = step.end
 
 
 def _counter(step: Step, seconds: float, count: int) -> Event:

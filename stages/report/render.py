@@ -18,6 +18,7 @@ from markupsafe import Markup
 from stages.report import words
 from stages.report.index import Index
 from stages.report.page import Page
+from stages.report.pipeline import PipelinePage
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "reports"
 """Templates, styles and script of the pages."""
@@ -26,6 +27,11 @@ TEMPLATES = Path(__file__).resolve().parents[2] / "reports"
 def render_model(page: Page) -> str:
     """The HTML of a model's page."""
     return _render("model.html", page=page)
+
+
+def render_pipeline(page: PipelinePage) -> str:
+    """The HTML of a pipeline's page."""
+    return _render("pipeline.html", page=page)
 
 
 def render_index(index: Index) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from schemas.budget import NO_BUDGET
 from schemas.config import Config, read_config
 from schemas.errors import ConfigError
+from stages.report.gpu_table import GpuLine, gpu_table
 from stages.report.load import ModelResults, PlanResult, error_before, error_of, load_model
 from stages.report.verdicts import outcome, unvalidated
 from stages.report.words import ratio, size
@@ -35,6 +36,7 @@ class Line:
     report: str
     state: str
     note: str = ""
+    gpu: GpuLine | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +58,8 @@ def run(options: argparse.Namespace) -> None:
 
 
 def show(lines: list[Line], folder: Path) -> None:
-    """Prints lines as a table, sentences and the path of the index below."""
+    """Prints lines as a table, what they take of a GPU as another, sentences and the path of the
+    index below."""
     from rich.console import Console
     from rich.table import Table
 
@@ -92,6 +95,9 @@ def show(lines: list[Line], folder: Path) -> None:
         )
         before = line.model
     console.print(table)
+    on_gpu = [line.gpu for line in lines if line.gpu is not None]
+    if on_gpu:
+        console.print(gpu_table(on_gpu))
     for sentence, places in _notes(lines).items():
         console.print(f"{', '.join(places)}: {sentence}", markup=False, highlight=False)
     if (folder / "index.html").exists():
@@ -166,10 +172,14 @@ def _line(model: str, result: PlanResult, report: str) -> Line:
     note = note or (unvalidated(result) if plan.feasible else "")
     if not note and validated is not None and measured is not None and not validated.bits_equal:
         note = validated.sentence
+    budget = _budget(plan.budget)
+    gpu = None
+    if plan.gpu is not None and plan.feasible:
+        gpu = GpuLine(model, plan.strategy, budget, plan.gpu, validated)
     return Line(
         model,
         plan.strategy,
-        _budget(plan.budget),
+        budget,
         found.word,
         "" if plan.peak is None else size(plan.peak),
         "" if measured is None else size(measured),
@@ -177,6 +187,7 @@ def _line(model: str, result: PlanResult, report: str) -> Line:
         report,
         found.state,
         note,
+        gpu,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from schemas.actions import Loss
+from schemas.actions import Loss, Wait
 from schemas.graph import NONE, Graph
 from schemas.schedule import Step
 from stages.replay.walk import Effect, effects
@@ -48,7 +48,8 @@ class Occupant:
 class Timeline:
     """A schedule's memory over time.
 
-    `segments` follow each other, one for each computation; `boundary` is the second at which the
+    `segments` follow each other, one for each computation and for each wait for a transfer, which
+    is that of the op before it; `boundary` is the second at which the
     forward ends. At the peak runs `peak_op`, and `occupants` hold the memory, largest first; what
     that op itself needs for its outputs and temporaries is `peak_temporary`. `kept` are the bytes
     by storage that wait at the boundary for the backward. `repeats` counts how often each op that
@@ -80,7 +81,8 @@ def timeline(graph: Graph, steps: Sequence[Step], accumulate: bool = False) -> T
     owners = _owners(graph)
     walked = list(effects(graph, steps, accumulate))
     waiting = _waiting(graph, walked)
-    play = _Play(graph, owners, waiting)
+    memory = steps[0].memory if steps else ""
+    play = _Play(graph, owners, waiting, memory=memory)
     for effect in walked:
         play.step(effect)
     top = play.top
@@ -99,8 +101,20 @@ def timeline(graph: Graph, steps: Sequence[Step], accumulate: bool = False) -> T
         },
         repeats=play.repeats,
         repeat_seconds=play.repeat_seconds,
-        levels=[(step.start, step.live) for step in steps],
+        levels=_levels(steps, memory),
     )
+
+
+def _levels(steps: Sequence[Step], memory: str) -> list[tuple[float, int]]:
+    """The bytes of a memory from each step on. What a transfer takes is there from where it stands
+    in the order, however late it begins."""
+    levels: list[tuple[float, int]] = []
+    lane, now = steps[0].lane if steps else "", 0.0
+    for step in steps:
+        if step.memory == memory:
+            levels.append((step.start if step.lane == lane else now, step.live))
+        now = step.end if step.lane == lane else now
+    return levels
 
 
 def _owners(graph: Graph) -> dict[int, str]:
@@ -119,7 +133,7 @@ def _waiting(graph: Graph, walked: Sequence[Effect]) -> dict[int, int]:
             break
         for storage in effect.drops:
             made.pop(storage, None)
-        for value in effect.makes:
+        for value in (*effect.makes, *effect.returns):
             made.setdefault(graph.values[value].storage, effect.position)
     fixed = graph.fixed_storages()
     return {storage: index for storage, index in made.items() if storage not in fixed}
@@ -139,6 +153,8 @@ class _Play:
     boundary: float = 0.0
     top: Segment = Segment(0.0, 0.0, NONE, (0,) * len(OWNERS))
     top_live: int = 0
+    makers: dict[int, str] = field(default_factory=dict)
+    memory: str = ""
 
     def __post_init__(self) -> None:
         self.fixed = self.graph.fixed_storages()
@@ -154,12 +170,18 @@ class _Play:
             self.segment(step, op.id)
             if effect.repeated and op.id not in self.views:
                 self.count(op.id, step.end - step.start)
+        if isinstance(step.action, Wait) and step.end > step.start and self.segments:
+            self.segment(step, self.segments[-1].op)
         for storage in effect.drops:
             self.drop(storage)
         for value in effect.makes:
             module = LOSS if loss or op is None else op.module
             self.make(self.graph.values[value].storage, effect.position, module)
-        self.live_bytes = step.live
+        for value in effect.returns:
+            storage = self.graph.values[value].storage
+            self.make(storage, effect.position, self.makers.get(storage, ""))
+        if step.memory == self.memory:
+            self.live_bytes = step.live
 
     def count(self, op: int, seconds: float) -> None:
         self.repeats[op] = self.repeats.get(op, 0) + 1
@@ -180,6 +202,7 @@ class _Play:
         if owner == "working" and self.waiting.get(storage) == index:
             owner = "kept"
         self.live[storage] = (owner, module)
+        self.makers[storage] = module
         if owner in self.sums:
             self.sums[owner] += self.graph.storages[storage]
 

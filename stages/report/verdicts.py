@@ -100,7 +100,7 @@ def _fits(plan: Plan, found: Measurement | None, peak: int) -> bool:
     """Whether a step keeps the budget: with its peak, and on a GPU with what is reserved."""
     if plan.budget_bytes is None or plan.budget_total is None:
         return True
-    reserved = 0 if plan.gpu is None else plan.gpu.reserved
+    reserved = 0 if plan.gpu is None else plan.gpu.renewed
     if found is not None and found.reserved_peak is not None:
         reserved = found.reserved_peak
     return peak <= plan.budget_bytes and reserved <= plan.budget_total
@@ -123,7 +123,7 @@ def _beyond_device(result: PlanResult) -> str:
     plan, device = result.plan, result.described
     total = (plan.peak or 0) + plan.fixed.there_before
     if plan.gpu is not None:
-        total = plan.gpu.reserved
+        total = plan.gpu.renewed
     if device is None or not device.memory or total <= device.memory:
         return ""
     needed, there = _apart(total, device.memory)

@@ -6,7 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
-from schemas.made import Made
+from schemas.derived import Derived
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,10 +65,10 @@ def run(options: argparse.Namespace) -> None:
     write_options(options.out, found, metadata)
 
 
-def made(options: argparse.Namespace) -> list[Made]:
+def derived(options: argparse.Namespace) -> list[Derived]:
     """What `run` made of what: the blocks, and the options of each distinct one in the store."""
     settings = {name: getattr(options, name) for name in ("engine", "peaks", "saves")}
-    return [Made([options.out], [options.blocks, *_shelved(options)], settings)]
+    return [Derived([options.out], [options.blocks, *_shelved(options)], settings)]
 
 
 def _shelved(options: argparse.Namespace) -> list[Path]:

@@ -31,6 +31,7 @@ from stages.trace.as_eager import (
 from stages.trace.changes import single_numbers_kept
 from stages.trace.following import first_difference
 from stages.trace.forward import FakeConstantError, Forward, Leaf
+from stages.trace.ones import looking_through, shorter_way
 from stages.trace.pythonic import PythonInBackward, is_sum, made_of_none
 from stages.trace.refusals import (
     UNDERIVED,
@@ -65,7 +66,8 @@ class Capture:
     tensor lies in memory, `all_arrive` that Python in the backward needs all of its gradients.
     `alike` has for each leaf the first that is the same object, where the forward asks for that,
     `asked` what else it asks of inputs (True) and of the model's own tensors, with where. `unread`
-    are plain leaves of (args, kwargs) that it does not look at.
+    are plain leaves of (args, kwargs) that it does not look at. `ones` are leaves that it rests on
+    being ones, `wished` those that it asked for that in vain.
     """
 
     graph: fx.GraphModule
@@ -88,6 +90,8 @@ class Capture:
     alike: dict[int, int] = field(default_factory=dict)
     asked: dict[tuple[str, bool], str] = field(default_factory=dict)
     unread: list[int] = field(default_factory=list)
+    ones: list[int] = field(default_factory=list)
+    wished: list[int] = field(default_factory=list)
 
 
 def capture(built: Built, wanted: Callable[[Capture], set[int]] | None = None) -> Capture:
@@ -163,6 +167,8 @@ def _capture(built: Built, forward: Forward) -> Capture:
         ),
         checkpointed=forward.checkpoints.any,
         asks_layout=forward.follower.asks_layout,
+        ones=sorted(forward.follower.known.relied),
+        wished=sorted(forward.follower.known.wished),
         alike={forward.places[i]: forward.places[k] for i, k in enumerate(forward.order)}
         if forward.asked.identity
         else {},
@@ -207,6 +213,7 @@ def _without_memory(built: Built, forward: Forward) -> Iterator[FakeTensorMode]:
         whole_operators(RECURRENT if _is_on_gpu(built) else ()),
         forward.checkpoints.left_out(),
         packed_sequences(forward.follower.known.count_up),
+        looking_through(forward.follower.known.supposed),
         compiling(),
         torch.compiler.set_stance("fail_on_recompile"),
         replaced(torch.autograd, "grad", forward.watched),
@@ -383,9 +390,8 @@ def _errors(built: Built) -> Iterator[None]:
             raise FakeConstantError(_fake_constants(built)) from error
         where = location_of(error)
         place = f" at {where}" if where else ""
-        raise ModelError(
-            f"{built.label}: the model cannot be captured{place}: {reason(built.model, error)}"
-        ) from error
+        why = f"{reason(built.model, error)}{shorter_way(built, error)}"
+        raise ModelError(f"{built.label}: the model cannot be captured{place}: {why}") from error
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from typing import Any
 
+from schemas.derived import Derived
 from schemas.errors import ConfigError
-from schemas.made import Made
 from stages.device.operators_option import add_operators_argument, operators_settings
 
 
@@ -21,11 +22,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--search-path", action="append", default=[], help="a directory with the factory's package"
     )
+    parser.add_argument(
+        "--ones", action="store_true", help="rest on inputs that hold nothing but ones"
+    )
     add_operators_argument(parser)
 
 
 def run(options: argparse.Namespace) -> None:
-    """Builds the model without memory where it can be, captures it and writes the graph."""
+    """Builds the model without memory where it can be, captures it and writes the graph. Where it
+    may rest on ones, the model is built with memory: inputs without have no contents."""
     from schemas.graph import write_graph
     from stages.device.factory import build
     from stages.device.foreign import registered
@@ -36,24 +41,25 @@ def run(options: argparse.Namespace) -> None:
     where = (options.search_path, options.device)
     with registered(options.operators, options.search_path):
         try:
-            built = build(options.factory, arguments, True, *where)
-            graph = trace(built, options.name, options.device)
+            built = build(options.factory, arguments, not options.ones, *where)
+            graph = trace(replace(built, ones=options.ones), options.name, options.device)
         except FakeConstantError:
             built = build(options.factory, arguments, False, *where)
-            graph = trace(built, options.name, options.device)
+            graph = trace(replace(built, ones=options.ones), options.name, options.device)
     write_graph(options.out, graph)
 
 
-def made(options: argparse.Namespace) -> list[Made]:
+def derived(options: argparse.Namespace) -> list[Derived]:
     """What `run` made of what."""
     settings = {
         "factory": options.factory,
         "arguments": parse_arguments(options.arguments),
         "name": options.name,
         "device": options.device,
+        **({"ones": True} if options.ones else {}),
         **operators_settings(options),
     }
-    return [Made([options.out], [], settings, options.factory, options.search_path)]
+    return [Derived([options.out], [], settings, options.factory, options.search_path)]
 
 
 def parse_arguments(text: str) -> dict[str, Any]:

@@ -20,6 +20,8 @@ from stages.trace.advancing import check_advancing
 from stages.trace.asked import Asked
 from stages.trace.checkpoints import Checkpoints
 from stages.trace.following import Event, Follower, first_difference
+from stages.trace.known import Known
+from stages.trace.ones import leaves_of_ones
 from stages.trace.parts import TrueParts
 
 aten = torch.ops.aten
@@ -51,9 +53,10 @@ class Forward:
     new values of the buffers that the forward `assigned` instead of writing into them. `shown`
     names the buffers that the output has a tensor's memory of. Each run is within a `running()`.
     `runs` are the logs of the runs, those of an `earlier` forward first; `every` as in `Follower`.
-    `looks_for_none` says whether a function of autograd asks for None in place of absent gradients,
-    and `checkpoints` are those that the forward makes. `alike` has for each input tensor the number
-    of the first one that is the same object, `asked` what the forward asks of its tensors.
+    `ones` are the leaves of the sample that hold only ones. `looks_for_none` says whether a
+    function of autograd asks for None in place of absent gradients, and `checkpoints` are those
+    that the forward makes. `alike` has for each input tensor the number of the first one that is
+    the same object, `asked` what the forward asks of its tensors.
     """
 
     def __init__(
@@ -74,7 +77,9 @@ class Forward:
         self.tree = read_tree(text)
         self.places = [i for i, leaf in enumerate(self.given) if isinstance(leaf, torch.Tensor)]
         self.asked: Asked = (asked or Asked()) if earlier is None else earlier.asked
-        self.follower = Follower(self.model, built.label, self.asked, every)
+        self.ones = [] if every else leaves_of_ones(built)
+        known = Known(every, built.ones)
+        self.follower = Follower(self.model, built.label, self.asked, known)
         self.alike = _alike([self.given[place] for place in self.places])
         self.untied = list(range(len(self.places)))
         self.order = self.untied if not tied else self.alike
@@ -181,6 +186,9 @@ class Forward:
         needing += [(f"input {self.path(i)}", x, x.requires_grad) for i, x in enumerate(tensors)]
         with self.follower.following(), self.tied(), TrueParts():
             self.follower.name((f"input {i}", tensor) for i, tensor in enumerate(tensors))
+            for place, number in zip(self.places, self.order, strict=True):
+                if place in self.ones:
+                    self.follower.known.suppose_ones(tensors[number], place)
             with self.running():
                 output = self.model.forward(*args, **kwargs)
         self.follower.returns(flatten(output)[0])

@@ -14,6 +14,8 @@ _MOST = 1 << 16
 """Larger tensors are not worked out."""
 _DRAWING = ("rand", "normal", "bernoulli", "multinomial", "poisson", "empty", "exponential")
 _INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_READING = ("__bool__", "__int__", "__float__", "__index__", "item")
+"""Calls that give a number of a tensor to Python."""
 
 
 class Known:
@@ -21,16 +23,24 @@ class Known:
 
     Each call whose operands are all known is done again on them, in-place calls and views
     included, so that true tensors share memory where the captured ones do. `every` takes tensors of
-    all sizes and dtypes.
+    all sizes and dtypes. Of inputs something may be supposed: what is made of these and of
+    constants is worked out beside the rest, and `find` does not give it. With `relying` questions
+    of Python to such tensors are answered: `relied` has the inputs that answers hang on, `wished`
+    those that they would.
     """
 
-    def __init__(self, every: bool = False) -> None:
+    def __init__(self, every: bool = False, relying: bool = False) -> None:
         self.every = every
+        self.relying = relying
+        self.relied: set[int] = set()
+        self.wished: set[int] = set()
+        self._most = _MOST
         self._true = WeakTensorKeyDictionary()
+        self._hanging = WeakTensorKeyDictionary()
 
     def find(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The true tensor, None where it is not known."""
-        return self._true.get(tensor)
+        return None if tensor in self._hanging else self._true.get(tensor)
 
     def count_up(self, tensor: torch.Tensor) -> bool:
         """True where a known tensor's last dimension counts up by one."""
@@ -40,34 +50,79 @@ class Known:
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             return bool((true.diff(dim=-1) == 1).all())
 
+    def suppose_ones(self, tensor: torch.Tensor, leaf: int) -> None:
+        """Supposes that an input holds only ones."""
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            self._true[tensor] = torch.ones(tensor.shape, dtype=tensor.dtype)
+        self._hanging[tensor] = frozenset((leaf,))
+        self._most = max(self._most, 2 * tensor.numel())
+
+    def supposed(self, tensor: torch.Tensor) -> bool:
+        """Whether Python is answered what it asks of a tensor that hangs on inputs of which
+        something is supposed."""
+        leaves = self._hanging.get(tensor, frozenset())
+        if not self.relying:
+            self.wished.update(leaves)
+        return self.relying and bool(leaves)
+
+    def answer(self, func: Any, args: tuple[Any, ...]) -> Any:
+        """What a call gives to Python of a tensor of which something is supposed, else None."""
+        asks = getattr(func, "__name__", "") in _READING and args
+        if not asks or not isinstance(args[0], torch.Tensor) or not self.supposed(args[0]):
+            return None
+        self.relied.update(self._hanging[args[0]])
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            return func(self._true[args[0]])
+
     def follow(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         """Takes note of a call that was made, with what it gave."""
         name = str(getattr(func, "__name__", ""))
         given = _tensors((args, kwargs))
         made = _tensors(result)
-        known = [self.find(tensor) for tensor in given]
+        writes = _writes(name, kwargs)
+        known = [self._true.get(tensor) for tensor in given]
         if any(true is None for true in known):
-            if _writes(name, kwargs):
-                self._forget({t.untyped_storage()._cdata for t in known if t is not None})
+            if writes:
+                self._forget(_storages(known))
             return
-        small = all(tensor.dtype in _INTEGERS and tensor.numel() <= _MOST for tensor in made)
+        small = all(tensor.dtype in _INTEGERS and tensor.numel() <= self._most for tensor in made)
         if not (small or self.every):
             return
-        if not (made or _writes(name, kwargs)) or any(word in name for word in _DRAWING):
+        if not (made or writes) or any(word in name for word in _DRAWING):
             return
         true_args, true_kwargs = pytree.tree_map(
-            lambda leaf: self.find(leaf) if isinstance(leaf, torch.Tensor) else leaf,
+            lambda leaf: self._true.get(leaf) if isinstance(leaf, torch.Tensor) else leaf,
             (args, kwargs),
         )
+        leaves = frozenset().union(*(self._hanging.get(tensor, ()) for tensor in given))
+        if writes and leaves:
+            self._hang(_storages(known), leaves)
         with contextlib.suppress(Exception), _disable_current_modes(), torch.no_grad():
             for tensor, true in zip(made, _tensors(func(*true_args, **true_kwargs)), strict=True):
                 self._true[tensor] = true
+                if leaves:
+                    self._hanging[tensor] = leaves | self._hanging.get(tensor, frozenset())
 
     def _forget(self, storages: set[int]) -> None:
         """Forgets all tensors on these storages, which something unknown was written into."""
-        for tensor, true in list(self._true.items()):
-            if true.untyped_storage()._cdata in storages:
-                del self._true[tensor]
+        for tensor in self._on(storages):
+            del self._true[tensor]
+
+    def _hang(self, storages: set[int], leaves: frozenset[int]) -> None:
+        """All tensors on these storages hang on these inputs, too."""
+        for tensor in self._on(storages):
+            self._hanging[tensor] = leaves | self._hanging.get(tensor, frozenset())
+
+    def _on(self, storages: set[int]) -> list[torch.Tensor]:
+        return [
+            tensor
+            for tensor, true in self._true.items()
+            if true.untyped_storage()._cdata in storages
+        ]
+
+
+def _storages(tensors: list[torch.Tensor | None]) -> set[int]:
+    return {tensor.untyped_storage()._cdata for tensor in tensors if tensor is not None}
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:

@@ -67,7 +67,7 @@ def reason(model: nn.Module, error: BaseException) -> str:
     """Why the capture of a model raised an error."""
     text = str(error).strip()
     said = f"{type(error).__name__} {text}"
-    if any(word in said for word in _LOOKING):
+    if looks(error):
         return _looking(model)
     if any(word in said for word in _COMPILED):
         return "torch.compile is within it: plan it as it is without, and compile what plan gives"
@@ -91,6 +91,12 @@ def reason(model: nn.Module, error: BaseException) -> str:
             "it outside of the model"
         )
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def looks(error: BaseException) -> bool:
+    """Whether an error of the capture says that Python asked for the data of a tensor."""
+    said = f"{type(error).__name__} {error}"
+    return any(word in said for word in _LOOKING)
 
 
 def check_derivatives(label: str, warned: Iterable[str]) -> None:

@@ -57,6 +57,8 @@ def _trace(built: Built, name: str, kind: str) -> Graph:
         "asks_layout": captured.asks_layout,
         "alike": [[leaf, first] for leaf, first in captured.alike.items()],
         "unread": captured.unread,
+        "ones": captured.ones,
+        "wished": captured.wished,
         "asked": [[fact, of_input] for fact, of_input in captured.asked],
     }
     with torch.autocast(kind, enabled=False):

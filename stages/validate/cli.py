@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from schemas import store
+from schemas.derived import Derived
 from schemas.errors import ConfigError
 from schemas.graph import read_graph
-from schemas.made import Made
 from schemas.measurement import write_line, write_measurement
 from schemas.module import module_digest
 from stages.device.operators_option import add_operators_argument, operators_settings
@@ -23,12 +24,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_operators_argument(parser)
     parser.add_argument("--graph", required=True, help="graph.arrow of the model")
     parser.add_argument("--plan", required=True, help="plan.json of the planned module")
+    parser.add_argument(
+        "--pipeline", type=Path, help="the folder that `split` wrote, where the module is one"
+    )
     parser.add_argument("--module", required=True, help="directory of the planned module")
     parser.add_argument("--device", default="cpu", help="the device to run on (default: cpu)")
     parser.add_argument("--threads", type=int, help="threads of the CPU (default: PyTorch's)")
     parser.add_argument("--pairs", type=int, default=15, help="timed pairs of steps (default: 15)")
     parser.add_argument("--plan-seconds", type=float, help="how long planning took, to record")
-    parser.add_argument("--out", required=True, help="measurement.arrow to write")
+    parser.add_argument(
+        "--out", required=True, help="measurement.arrow to write, of a pipeline measurement.json"
+    )
     parser.add_argument("--line", help="memory lines to write (default: line.arrow beside --out)")
 
 
@@ -41,6 +47,9 @@ def run(options: argparse.Namespace) -> None:
     from stages.device.foreign import registered
     from stages.validate.validate import SEED, validate
 
+    if options.pipeline is not None:
+        _pipeline(options)
+        return
     graph, plan = read_graph(options.graph), store.read_json(options.plan)
     if options.pairs < 0:
         raise ConfigError(f"--pairs {options.pairs}: must be 0 or more")
@@ -49,10 +58,7 @@ def run(options: argparse.Namespace) -> None:
         raise ConfigError(f"--device {options.device}: the graph was traced for {graph.device}")
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    try:
-        arguments = json.loads(options.arguments)
-    except ValueError as error:
-        raise ConfigError(f"--arguments: is not JSON ({error})") from error
+    arguments = _arguments(options)
     torch.manual_seed(SEED)
     with registered(options.operators, options.search_path):
         built = build(
@@ -66,7 +72,39 @@ def run(options: argparse.Namespace) -> None:
     write_measurement(options.out, result.measurement, digest)
 
 
-def made(options: argparse.Namespace) -> list[Made]:
+def _arguments(options: argparse.Namespace) -> dict[str, Any]:
+    try:
+        arguments: dict[str, Any] = json.loads(options.arguments)
+    except ValueError as error:
+        raise ConfigError(f"--arguments: is not JSON ({error})") from error
+    return arguments
+
+
+def _pipeline(options: argparse.Namespace) -> None:
+    """Runs the ranks of a pipeline on this machine."""
+    from schemas.errors import ModelError
+    from schemas.graph import GRAPH
+    from schemas.pipeline import FILE, read_pipeline
+    from schemas.pipeline_measurement import FAILED, write_pipeline_measurement
+    from schemas.pipeline_plan import read_pipeline_plan
+    from stages.device.foreign import registered
+    from stages.validate.load import load_package
+    from stages.validate.pipeline import Source, validate_pipeline
+
+    pipeline, plan = read_pipeline(options.pipeline / FILE), read_pipeline_plan(options.plan)
+    if store.read(options.graph, GRAPH).digest != pipeline.graph:
+        raise ConfigError(f"{options.pipeline}: is the pipeline of another graph")
+    load_package(options.module)
+    source = Source(options.factory, _arguments(options), options.search_path)
+    with registered(options.operators, options.search_path):
+        measured = validate_pipeline(source, pipeline, plan, Path(options.module))
+    write_pipeline_measurement(options.out, measured)
+    print(measured.sentence)
+    if measured.verdict == FAILED:
+        raise ModelError(measured.sentence)
+
+
+def derived(options: argparse.Namespace) -> list[Derived]:
     """What `run` made of what."""
     settings = {
         "factory": options.factory,
@@ -77,8 +115,12 @@ def made(options: argparse.Namespace) -> list[Made]:
         **({} if options.threads is None else {"threads": options.threads}),
     }
     read = [options.graph, options.plan, options.module]
-    outputs = [options.out, _line(options)]
-    return [Made(outputs, read, settings, options.factory, options.search_path)]
+    if options.pipeline is not None:
+        from schemas.pipeline import FILE
+
+        read.append(str(options.pipeline / FILE))
+    outputs = [options.out, *([] if options.pipeline is not None else [_line(options)])]
+    return [Derived(outputs, read, settings, options.factory, options.search_path)]
 
 
 def _line(options: argparse.Namespace) -> Path:

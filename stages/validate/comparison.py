@@ -13,13 +13,18 @@ from torch import nn
 
 from schemas.errors import ModelError
 from schemas.graph import Graph
-from stages.device.devices import kept_random_states, move_tensors, release
+from stages.device.devices import (
+    is_out_of_memory,
+    kept_random_states,
+    move_tensors,
+    release,
+)
 from stages.device.factory import Sample
 from stages.validate.compare import Difference, Trail, compare
 from stages.validate.contents import own_copy
 from stages.validate.libraries import of_libraries
 from stages.validate.load import describe
-from stages.validate.rounds import KEEPS, RANDOM, ROUNDS, Round, numbers_matter
+from stages.validate.rounds import KEEPS, LOSS_ALONE, RANDOM, ROUNDS, Round, numbers_matter
 from stages.validate.step import Stepper
 
 SEED = 20
@@ -77,8 +82,9 @@ class Comparer:
         graph: Graph,
     ) -> Comparer:
         """A comparer with a copy of a model."""
-        original = copied(model)
-        if device.type != "cpu":
+        on_host = device.type != "cpu"
+        original = copied(model, on_host)
+        if on_host:
             move_tensors(original, "cpu")
             release(device)
         return cls(original, stepper, samples, varying, device, graph)
@@ -103,7 +109,10 @@ class Comparer:
         skipped: list[str] = []
         libraries: list[str] = []
         given, planned = planned, copied(planned) if itself else planned
-        for one in ROUNDS:
+        contained, waiting = "", None
+        for one in ROUNDS if itself else (*ROUNDS, *self._of_loss()):
+            if one.name and one.name == contained:
+                continue
             try:
                 reference = self._reference(one)
             except torch.OutOfMemoryError:
@@ -122,17 +131,33 @@ class Comparer:
                 if one.refusable and type(error).__name__ == "PlanMismatch":
                     continue
                 clause = f"the planned step fails {one.name} with {describe(error)}; {one.likely}"
-                return Comparison(total, own, clause)
+                if not one.contains:
+                    return Comparison(total, own, clause)
+                waiting = Comparison(total, own, clause)
+                continue
             difference = compare(mine, reference)
             varied = self._varied(one, reference) if not difference.bits_equal else NOTHING
             total, own = total.joined(difference), own.joined(varied)
             excused = not varied.bits_equal and difference.within(TIMES_OWN, varied)
             if difference.bits_equal or excused:
+                contained = one.contains if difference.bits_equal else ""
                 continue
             libraries = self.libraries() if difference.share <= 1.0 else []
             if not libraries:
-                return Comparison(total, own, self._complaint(one, difference))
+                waiting = Comparison(total, own, self._complaint(one, difference))
+                if not one.contains:
+                    return waiting
+        if waiting is not None:
+            return waiting
         return Comparison(total, own, "", self._unlike(skipped), libraries=libraries)
+
+    def _of_loss(self) -> list[Round]:
+        """The round for a first output that is one number, where others receive gradients, too."""
+        receives = self.stepper.receives
+        if self.stepper.loss is not None or len(receives) < 2:
+            return []
+        shape = self.graph.values[self.graph.outputs[receives[0]].value].shape
+        return [] if shape else [LOSS_ALONE]
 
     def libraries(self) -> list[str]:
         """The operators of the original whose kernels the step has not."""
@@ -154,9 +179,9 @@ class Comparer:
         its samples."""
         try:
             return self._run(one, self.original_here())
-        except torch.OutOfMemoryError:
-            raise
         except Exception as error:
+            if is_out_of_memory(error):
+                raise torch.OutOfMemoryError(str(error)) from error
             if one.name:
                 return None
             raise ModelError(f"the model's own step fails with {describe(error)}") from error
@@ -199,15 +224,19 @@ def quick_collections() -> Iterator[None]:
         gc.unfreeze()
 
 
-def copied(module: nn.Module) -> nn.Module:
+def copied(module: nn.Module, on_host: bool = False) -> nn.Module:
     """A deep copy with the strides of the original; raises ModelError where there can be none.
 
-    What a forward has left in an attribute of a module with its history, as the hooks of
-    `torch.nn.utils.weight_norm` do, is copied without that history."""
+    With `on_host` parameters and buffers are copied to the host at once: there may be no room for
+    them where they are. What a forward has left in an attribute of a module with its history, as
+    the hooks of `torch.nn.utils.weight_norm` do, is copied without that history."""
     left = (value for part in module.modules() for value in vars(part).values())
     computed = [value for value in left if isinstance(value, torch.Tensor) and not value.is_leaf]
+    known = {id(value): value.detach().clone() for value in computed}
+    if on_host:
+        known |= {id(tensor): _host_copy(tensor) for tensor in _plain_state(module)}
     try:
-        made = copy.deepcopy(module, {id(value): value.detach().clone() for value in computed})
+        made = copy.deepcopy(module, known)
     except Exception as error:
         raise ModelError(
             "the model cannot be compared with its plan, since it cannot be copied by "
@@ -223,6 +252,22 @@ def copied(module: nn.Module) -> nn.Module:
             one.data = torch.empty_strided(size, strides, dtype=one.dtype, device=one.device)
             one.data.copy_(other.data)
     return made
+
+
+def _plain_state(module: nn.Module) -> Iterator[torch.Tensor]:
+    """The parameters and buffers of a module that are of no class of their own."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        if type(tensor) in (torch.Tensor, nn.Parameter) and tensor.is_leaf:
+            yield tensor
+
+
+def _host_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """What deepcopy makes of a parameter or a buffer, on the host."""
+    contents = tensor.detach().to("cpu", copy=True)
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(contents, tensor.requires_grad)
+    contents.__dict__.update(vars(tensor))
+    return contents.requires_grad_(tensor.requires_grad)
 
 
 def other_kernels(compared: Comparison) -> str:

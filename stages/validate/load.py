@@ -69,7 +69,7 @@ def package_files(directory: Path | str) -> dict[str, bytes]:
     files = {
         path.name: store.read_bytes(path, None if path.suffix == ".bin" else _MOST_SOURCE)
         for path in sorted(directory.iterdir())
-        if path.suffix in (".py", ".bin", ".json")
+        if path.suffix in (".py", ".bin", ".json", ".csv")
     }
     if "__init__.py" not in files:
         raise ArtifactError(f"{directory}: there is no generated package")

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from stages.device.devices import kept_random_states, release, wait_for
+from stages.device.devices import kept_random_states, release, wait_for, waiting_on_host
 from stages.device.factory import Sample
 from stages.device.meter import Timing, Usage, session, summarise
+from stages.device.trees import flatten
 from stages.replay.allocator import Taken
 from stages.validate.step import Stepper, forget_gradients
 
@@ -57,26 +58,55 @@ def _memory_of_step(module: nn.Module, stepper: Stepper, sample: Sample, device:
     return running.usage("begin", "end")
 
 
-def taken_memory(
-    module: nn.Module, stepper: Stepper, sample: Sample, device: str, steps: int = 2
-) -> Taken | None:
-    """The most bytes of a CUDA device that some steps took, by the three ways to count them,
-    parameters, inputs and workspaces of libraries included; None on the CPU.
+@dataclass(frozen=True)
+class GpuUse:
+    """What a process takes of a CUDA device: the most bytes by the three ways to count them and, as
+    `context`, what else of the device is in use, CUDA's context and other processes."""
 
-    To be called before anything else has run there. Buffers and random states come back.
+    most: Taken
+    context: int
+
+
+def taken_memory(
+    module: nn.Module,
+    stepper: Stepper,
+    sample: Sample,
+    device: str,
+    steps: int = 2,
+    others: Iterable[torch.Tensor] = (),
+) -> GpuUse | None:
+    """What some steps take of a CUDA device, parameters, inputs and workspaces of libraries
+    included; None on the CPU.
+
+    To be called before anything else has run there. Buffers and random states come back; `others`
+    are tensors that the steps have no use for, which wait on the host.
     """
     if torch.device(device).type != "cuda":
         return None
-    release(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    with kept_random_states(), _kept_buffers(module):
-        for _ in range(steps):
-            stepper.run(module, sample)
-            forget_gradients(module, sample)
-        wait_for(device)
-        counters = torch.cuda.memory_stats(device)
-        ways = ("requested", "allocated", "reserved")
-        return Taken(*(counters[f"{way}_bytes.all.peak"] for way in ways))
+    used = {leaf.untyped_storage()._cdata for leaf in _tensors(sample)}
+    others = [other for other in others if other.untyped_storage()._cdata not in used]
+    with waiting_on_host(others):
+        release(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        with kept_random_states(), _kept_buffers(module):
+            for _ in range(steps):
+                stepper.run(module, sample)
+                forget_gradients(module, sample)
+            wait_for(device)
+            return gpu_use(device)
+
+
+def gpu_use(device: str) -> GpuUse:
+    """What has been taken of a CUDA device at most since its counters were reset."""
+    counters = torch.cuda.memory_stats(device)
+    ways = ("requested", "allocated", "reserved")
+    most = Taken(*(counters[f"{way}_bytes.all.peak"] for way in ways))
+    free, total = torch.cuda.mem_get_info(device)
+    return GpuUse(most, total - free - counters["reserved_bytes.all.current"])
+
+
+def _tensors(sample: Sample) -> list[torch.Tensor]:
+    return [leaf for leaf in flatten(sample)[0] if isinstance(leaf, torch.Tensor)]
 
 
 @contextlib.contextmanager

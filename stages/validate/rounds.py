@@ -7,7 +7,7 @@ import contextlib
 import copy
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ RANDOM = (
     "the forward may draw from Python's or NumPy's random numbers, of which the plan has those "
     "that were drawn when it was made"
 )
+OTHER_CONTENTS = "on other contents of the sample's shapes"
 KEEPS = (
     "the forward may keep something from call to call, such as a counter, an attribute or a "
     "buffer that it writes"
@@ -38,13 +39,15 @@ KEEPS = (
 class Round:
     """A way to run steps of a module on copies of samples. `likely` says what a difference that
     shows in it first comes from, `optional` that the original may be unable to run it, and
-    `refusable` that the plan may refuse it at the call."""
+    `refusable` that the plan may refuse it at the call. Where it shows no difference, a later one
+    that it `contains` is left out; where it shows one, that of the later one says more."""
 
     name: str
     likely: str
     run: Callable[[nn.Module, Stepper, list[Sample], int], Trail]
     optional: bool = True
     refusable: bool = False
+    contains: str = ""
 
 
 def _as_sampled(model: nn.Module, stepper: Stepper, samples: list[Sample], seed: int) -> Trail:
@@ -80,6 +83,13 @@ def _in_flight(model: nn.Module, stepper: Stepper, samples: list[Sample], seed: 
             where = f"after backward {number + 1} of 2"
             keep_results(trail, model, sample, output, where)
     return trail
+
+
+def _first_alone(model: nn.Module, stepper: Stepper, samples: list[Sample], seed: int) -> Trail:
+    """A step in which the first output alone receives a gradient, as a model's own loss does."""
+    with other_numbers(OTHER_SEEDS[3]):
+        alone = replace(stepper, receives=stepper.receives[:1])
+        return leave_trail(model, alone, samples[:1], seed, steps=1)
 
 
 def numbers_matter(model: nn.Module, stepper: Stepper, samples: list[Sample], seed: int) -> bool:
@@ -119,12 +129,6 @@ ROUNDS = (
         optional=False,
     ),
     Round(
-        "on other contents of the sample's shapes",
-        "the forward may depend on the values of its inputs, of which the plan has the "
-        "sample's (an `if`, an `.item()`, or a tensor made from numbers)",
-        _fresh,
-    ),
-    Round(
         "with a tensor each where the sample has one in several places",
         "the plan may take inputs for one tensor that were one in the sample",
         _untied,
@@ -134,5 +138,19 @@ ROUNDS = (
         "with two forwards before their backwards",
         KEEPS,
         _in_flight,
+        contains=OTHER_CONTENTS,
+    ),
+    Round(
+        OTHER_CONTENTS,
+        "the forward may depend on the values of its inputs, of which the plan has the "
+        "sample's (an `if`, an `.item()`, or a tensor made from numbers)",
+        _fresh,
     ),
 )
+
+LOSS_ALONE = Round(
+    "with a gradient of the first output alone",
+    "where the first output is the loss, plan with loss=lambda output: output[0]",
+    _first_alone,
+)
+"""For a model that gives a loss among other outputs, and is planned without one."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import warnings
 from collections.abc import Mapping
@@ -16,8 +15,9 @@ from torch import nn
 from schemas.errors import ArtifactError, ModelError
 from schemas.graph import Graph
 from schemas.measurement import FAILED, LinePoint, Measurement, thin
-from stages.device.devices import device_named, device_of, entered, release
+from stages.device.devices import device_named, device_of, entered, is_out_of_memory, release
 from stages.device.factory import Built, Sample, all_tensors
+from stages.device.leaves import leaves_of
 from stages.device.meter import Usage
 from stages.replay.allocator import Taken
 from stages.validate.comparison import (
@@ -136,7 +136,9 @@ class _Pair:
     def judge(self, base: Measurement, planned: nn.Module, pairs: int) -> Validation:
         """Fills in a measurement."""
         first = fresh_sample(self.built.samples[0])
-        taken = taken_memory(planned, self.stepper, first, self.device)
+        others = [leaf for leaf in leaves_of(self.built.samples) if isinstance(leaf, torch.Tensor)]
+        used = taken_memory(planned, self.stepper, first, self.device, others=others)
+        taken = None if used is None else used.most
         compared = self.comparer.compare(planned, itself=True)
         gc.collect()
         sample = fresh_sample(self.built.samples[0])
@@ -158,6 +160,7 @@ class _Pair:
             unplanned_accumulate_peak=unplanned[1],
             allocated_peak=None if taken is None else taken.allocated,
             reserved_peak=None if taken is None else taken.reserved,
+            context=None if used is None else used.context,
             within_budget=_within(base, fresh.peak, taken),
             peak_as_predicted=fresh.peak == base.predicted_peak,
         )
@@ -173,12 +176,15 @@ class _Pair:
     ) -> Times | None:
         """The times of both modules, and adds the memory of the original; None where there are no
         pairs, or the original has no memory beside the planned module."""
-        with contextlib.suppress(torch.OutOfMemoryError):
+        try:
             original = self.comparer.original_here()
             usage["unplanned"] = measure_memory(original, self.stepper, sample, self.device)
             if not pairs:
                 return None
             return measure_times(planned, original, self.stepper, sample, pairs, self.device)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
         forget_gradients(planned, sample)
         release(self.device)
         return None
@@ -263,6 +269,7 @@ def _base(graph: Graph, plan: Mapping[str, Any], plan_seconds: float | None) -> 
         allocated_peak=None,
         predicted_reserved=foretold.get("reserved"),
         reserved_peak=None,
+        context=None,
         measured_time=None,
         unplanned_time=None,
         time_ratio=None,

@@ -59,7 +59,6 @@ def main() -> int:
 
 def _rows(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
     from tests.battery.everything import CASES
-    from tests.battery.zoo import ZOO, ZOO_STRATEGIES, ZOO_USES
 
     named = options.strategies.split(",") if options.strategies else None
     planner = Planner(folder)
@@ -67,6 +66,8 @@ def _rows(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
         (CASES, None, None)
     ]
     if not options.no_zoo:
+        from tests.battery.zoo import ZOO, ZOO_STRATEGIES, ZOO_USES
+
         jobs.append((ZOO, ZOO_USES, ZOO_STRATEGIES))
     for cases, names, ways in jobs:
         uses = [use for use in USES.values() if names is None or use.name in names]

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 
-from tests.bench import deep, graphs, offload, worth
+from tests.bench import deep, graphs, linked, offload, whole, worth
 from tests.bench.cases import CASES, Case
 from tests.bench.described import table_of_described
 from tests.bench.hierarchies import HEAD, rows_of_hierarchies
@@ -80,8 +80,10 @@ def main() -> None:
     parser.add_argument("--deep", action="store_true", help="plan deep models too, for an hour")
     parser.add_argument("--graphs", action="store_true", help="plan graphs of many shapes too")
     parser.add_argument("--strategies", action="store_true", help="compare strategies by depth too")
+    parser.add_argument("--linked", action="store_true", help="plan models with a link too")
     parser.add_argument("--described", action="store_true", help="plan large models for an H100")
     parser.add_argument("--pipelines", action="store_true", help="plan pipelines too")
+    parser.add_argument("--whole", action="store_true", help="take whole steps with AdamW too")
     parser.add_argument("--folder", type=Path, help="keep what is made here")
     options = parser.parse_args()
     root = options.folder or Path(tempfile.mkdtemp(prefix="bench-"))
@@ -107,6 +109,10 @@ def main() -> None:
         print(worth.HEAD, flush=True)
         for row in worth.rows_of_worth(root):
             print(row, flush=True)
+    if options.linked:
+        print(linked.HEAD, flush=True)
+        for row in linked.rows_of_linked(root / "linked"):
+            print(row, flush=True)
     if options.described:
         for line in table_of_described(root / "described"):
             print(line, flush=True)
@@ -116,6 +122,10 @@ def main() -> None:
         lines = chain(rows_of_growth(), lines_of_figures(networks), lines_of_deep(networks))
         for line in lines:
             print(line, flush=True)
+    if options.whole:
+        print(whole.HEAD, flush=True)
+        for row in whole.rows_of_whole_steps(root / "whole", options.rounds):
+            print(row, flush=True)
     for case in CASES:
         if case.name not in options.models:
             continue

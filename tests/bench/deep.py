@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from schemas.costs import Costs, read_costs
-from schemas.frontier import read_frontier
+from schemas.frontier import Frontier, read_frontier
 from schemas.graph import Graph, read_graph
 from schemas.plan import read_plan
+from stages.combine.bounds import proven_seconds
 from stages.combine.fixed import fixed_bytes
+from stages.combine.refine import Player, refined
+from stages.combine.schedule.opening import Opener
 from stages.replay.condense import condense
 from tests.bench.running import run_stage
 
@@ -35,8 +39,10 @@ BUDGETS = (*(f"{share:.0%}" for share in SHARES), "least")
 HEAD = (
     "| layers | dropout | nodes | frontier, CPU s | points | "
     + " | ".join(f"{budget}: time, bound, gap, CPU s" for budget in BUDGETS)
+    + " | "
+    + " | ".join(f"{share:.0%} requested: time, gap, CPU s" for share in SHARES)
     + " |\n|"
-    + "---|" * (5 + len(BUDGETS))
+    + "---|" * (5 + len(BUDGETS) + len(SHARES))
 )
 
 
@@ -70,6 +76,7 @@ def row_of(deep: Deep, folder: Path) -> str:
     before, room = fixed_bytes(graph).there_before, frontier.keep_all_peak - stays
     budgets = [before + stays + int(share * room) for share in SHARES]
     cells = [_cell(folder, budget) for budget in (*budgets, _least(folder))]
+    cells += [_requested(folder, frontier, stays + int(share * room)) for share in SHARES]
     count = sum(not graph.is_view(op) for op in graph.ops)
     told = [deep.layers, deep.dropout, count, f"{seconds:.1f}", len(frontier.points), *cells]
     return "| " + " | ".join(map(str, told)) + " |"
@@ -105,6 +112,21 @@ def _stays(graph: Graph, costs: Costs) -> int:
     return sum(s.bytes for s in condense(graph, costs).storages if s.stays)
 
 
+def _requested(folder: Path, frontier: Frontier, budget: int) -> str:
+    """The figures of a step within requested bytes, as bounds count them."""
+    graph, costs = read_graph(folder / "graph.arrow"), read_costs(folder / "costs.arrow")
+    problem = condense(graph, costs)
+    before = time.process_time()
+    proven = proven_seconds(graph, costs, problem, budget)
+    player = Player(graph, costs, Opener(graph, problem))
+    point = refined(player, frontier, budget, proven.sequences)
+    seconds = time.process_time() - before
+    if point is None:
+        return "infeasible"
+    ratio = point.seconds / frontier.keep_all_seconds
+    return f"{ratio:.4f}, {1 - proven.seconds / point.seconds:.2%}, {seconds:.1f}"
+
+
 def _least(folder: Path) -> int:
     """The smallest budget known to work, in bytes that the allocator reserves."""
     given = ["--frontier", folder / "frontier.arrow", *_given(folder)]
@@ -120,5 +142,5 @@ def _cell(folder: Path, budget: int) -> str:
     plan = read_plan(out / "plan.json")
     if plan.time is None or plan.lower_bound is None:
         return plan.verdict
-    time, bound = plan.time / plan.keep_all.time, plan.lower_bound / plan.keep_all.time
-    return f"{time:.4f}, {bound:.4f}, {1 - bound / time:.2%}, {seconds:.1f}"
+    ratio, bound = plan.time / plan.keep_all.time, plan.lower_bound / plan.keep_all.time
+    return f"{ratio:.4f}, {bound:.4f}, {1 - bound / ratio:.2%}, {seconds:.1f}"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+from schemas.link import HostLink
 from schemas.offloaders import OFFLOADERS
 from stages.combine.chain.frontier import ChainFrontier
 from stages.combine.chain.links import Links, links_of_chain
-from stages.combine.offload.host import HostLink
 from stages.combine.offload.plans import LinkedChain
 from stages.combine.offload.registry import planner
 from tests.bench.chains import SLOTS, random_chain

@@ -6,15 +6,14 @@ import argparse
 import importlib.util
 import json
 import os
-import platform
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from schemas.errors import TightfitError
 from tests.gpu.record import DONE, FAILED, LACKS, LATE, WAITS, Record
 from tests.gpu.steps import ROOT, Asked, Step, steps
 
@@ -32,19 +31,36 @@ def main() -> int:
     parser.add_argument("--strategy", default="rockmate")
     parser.add_argument("--only", default="", help="only steps whose name holds this text")
     parser.add_argument("--again", action="store_true", help="try again what failed")
+    parser.add_argument(
+        "--reports",
+        type=Path,
+        help="folder for copies of both files (default: reports, for full sizes on a GPU)",
+    )
     asked = parser.parse_args()
+    reports = asked.reports
+    if reports is None and asked.size == "full" and asked.device.startswith("cuda"):
+        reports = ROOT / "reports"
+    signal.signal(signal.SIGTERM, _stopped)
     return run(
         Asked(asked.out.resolve(), asked.device, asked.size, asked.strategy),
         asked.minutes,
         asked.only,
         asked.again,
+        reports,
     )
 
 
-def run(asked: Asked, minutes: float, only: str = "", again: bool = False) -> int:
+def _stopped(*_: Any) -> None:
+    """What is asked to end takes along what it has started."""
+    raise SystemExit(2)
+
+
+def run(
+    asked: Asked, minutes: float, only: str = "", again: bool = False, reports: Path | None = None
+) -> int:
     """Runs what is not done; see `main`."""
     about = {"device": asked.device, "size": asked.size, "strategy": asked.strategy}
-    record = Record(asked.out, about)
+    record = Record(asked.out, about, reports)
     record.on(machine(asked.device))
     end = time.monotonic() + 60 * minutes
     settled = (DONE,) if again else (DONE, FAILED)
@@ -55,30 +71,23 @@ def run(asked: Asked, minutes: float, only: str = "", again: bool = False) -> in
         record.note(step.name, found)
         print(f"{step.name}: {found['state']} {found.get('said', '')}", flush=True)
     states = {found["state"] for found in record.steps.values()}
-    print(f"written: {asked.out / 'gpu.json'}, {asked.out / 'gpu.md'}")
+    print(f"written: {', '.join(map(str, record.files))}")
     if states & {FAILED, LACKS}:
         return 1
     return 2 if states & {LATE, WAITS} else 0
 
 
 def machine(device: str) -> dict[str, Any]:
-    """What runs here. Raises SystemExit where PyTorch or the device is not."""
+    """What runs here, as another process says it. Raises SystemExit where PyTorch or the device is
+    not, or the process fails."""
     if importlib.util.find_spec("torch") is None:
         raise SystemExit(f"{sys.executable} has no PyTorch: name another Python with PYTHON=...")
-    import torch
-
-    from stages.device.devices import require_device
-
-    try:
-        require_device(device)
-    except TightfitError as error:
-        raise SystemExit(str(error)) from error
-
-    found = {"Python": platform.python_version(), "PyTorch": torch.__version__, "device": device}
-    if device.startswith("cuda"):
-        from stages.device.settings import cuda_settings
-
-        found |= {"GPU": torch.cuda.get_device_name(device), "set": "; ".join(cuda_settings())}
+    command = [sys.executable, "-m", "tests.gpu.machine", device]
+    asked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if asked.returncode:
+        lines = asked.stderr.strip().splitlines() or [f"{command} ends with {asked.returncode}"]
+        raise SystemExit(lines[-1])
+    found: dict[str, Any] = json.loads(asked.stdout.strip().splitlines()[-1])
     return found
 
 
@@ -122,10 +131,9 @@ def _commands(step: Step, log: Path, limit: float) -> list[int | None]:
     codes: list[int | None] = []
     with log.open("w") as out:
         if step.together:
-            running = [_started(command, out) for command in step.commands]
-            return [_ended(process, end) for process in running]
+            return _ended([_started(command, out) for command in step.commands], end)
         for command in step.commands:
-            codes.append(_ended(_started(command, out), end))
+            codes += _ended([_started(command, out)], end)
             if codes[-1] != 0:
                 break
     return codes
@@ -137,14 +145,29 @@ def _started(command: Any, out: Any) -> subprocess.Popen[bytes]:
     )
 
 
-def _ended(process: subprocess.Popen[bytes], end: float) -> int | None:
-    """The exit code of a process; None where it and its children were ended at the time `end`."""
+def _ended(processes: Sequence[subprocess.Popen[bytes]], end: float) -> list[int | None]:
+    """The exit codes of processes; None for one that was ended, with its children, at the time
+    `end`. None of them goes on where this process is ended itself."""
+    codes: list[int | None] = []
     try:
-        return process.wait(max(end - time.monotonic(), 0.1))
-    except subprocess.TimeoutExpired:
+        for process in processes:
+            try:
+                codes.append(process.wait(max(end - time.monotonic(), 0.1)))
+            except subprocess.TimeoutExpired:
+                _kill(process)
+                codes.append(None)
+    except BaseException:
+        for process in processes:
+            _kill(process)
+        raise
+    return codes
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process and its children, unless it has ended."""
+    if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        return None
 
 
 def _last_words(log: Path) -> str:

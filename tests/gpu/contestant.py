@@ -17,10 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stages.device.devices import entered, kept_random_states
+from stages.device.devices import entered, is_out_of_memory, kept_random_states
 from stages.device.factory import Sample, check_result, move
+from stages.device.leaves import map_leaves
+from stages.replay.gpu_memory import FURTHER
 from stages.validate.load import load_planned
-from stages.validate.measure import measure_alone, measure_memory, taken_memory
+from stages.validate.measure import gpu_use, measure_alone, measure_memory, taken_memory
 from stages.validate.step import Stepper, forget_gradients
 from tests.gpu.models import MODELS
 
@@ -39,8 +41,10 @@ def measured(
 ) -> dict[str, Any]:
     """What one way takes: `budget` is the compiler's, `module` the folder of a plan."""
     torch.manual_seed(SEED)
-    built = move(check_result(MODELS[name](size, way == CHECKPOINT), name), device)
-    model, sample, stepper = built.model, built.samples[0], Stepper([0], None)
+    made = check_result(MODELS[name](size, way == CHECKPOINT), name)
+    built, on_host = move(made, device), made.samples[0]
+    model, stepper = built.model, Stepper([0], None)
+    held = [built.samples.pop()]
     if way == PLAN:
         model = load_planned(module, model)
     elif way == GRAPHS:
@@ -50,23 +54,48 @@ def measured(
         model = torch.compile(model, backend=backend)  # type: ignore[assignment]
     with entered(device), _budget(way, budget):
         if way == COMPILE:
-            stepper.run(model, sample)
-            forget_gradients(model, sample)
-        taken = taken_memory(model, stepper, sample, device, WARM if way == GRAPHS else 2)
+            stepper.run(model, held[0])
+            forget_gradients(model, held[0])
+        taken = taken_memory(model, stepper, held[0], device, WARM if way == GRAPHS else 2)
+        renewed = renewed_memory(model, stepper, held, on_host, device)
+        sample = held[0]
         sketch = _sketch(model, stepper, sample)
         peak = measure_memory(model, stepper, sample, device)[0].peak
         seconds = measure_alone(model, stepper, sample, steps, device).planned
     fixed = sum(tensor.untyped_storage().nbytes() for tensor in _distinct(built.model, sample))
     return {
         "peak": peak,
-        "allocated": None if taken is None else taken.allocated,
-        "reserved": None if taken is None else taken.reserved,
+        "requested": None if taken is None else taken.most.requested,
+        "allocated": None if taken is None else taken.most.allocated,
+        "reserved": None if taken is None else taken.most.reserved,
+        "renewed": renewed,
+        "context": None if taken is None else taken.context,
         "fixed": fixed,
         "seconds": seconds.median,
         "spread": seconds.spread,
         "steps": seconds.repeats,
         "gradients": sketch,
     }
+
+
+def renewed_memory(
+    model: nn.Module, stepper: Stepper, held: list[Sample], on_host: Sample, device: str
+) -> int | None:
+    """The most reserved bytes of a GPU once two steps more have run, each on inputs of its own that
+    were made while those of the step before were there, as in a training loop; None on the CPU.
+
+    `held` is the one place that holds the inputs of a step. Buffers and random states are not put
+    back, as in a loop.
+    """
+
+    def here(leaf: Any) -> Any:
+        return leaf.to(device, copy=True) if isinstance(leaf, Tensor) else leaf
+
+    for _ in range(FURTHER):
+        held[0] = map_leaves(here, on_host)
+        stepper.run(model, held[0])
+        forget_gradients(model, held[0])
+    return gpu_use(device).most.reserved if device.startswith("cuda") else None
 
 
 @contextlib.contextmanager
@@ -151,7 +180,9 @@ def main() -> None:
             asked.module,
             asked.steps,
         )
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
         result = {"out_of_memory": True}
     asked.out.write_text(json.dumps(result))
 

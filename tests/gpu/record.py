@@ -16,18 +16,21 @@ DONE, FAILED, LACKS, LATE, WAITS = "done", "failed", "lacks", "too long", "waits
 Result = dict[str, Any]
 
 HEADS = (
-    *("way", "peak MB", "predicted", "reserved MB", "predicted", "ms", "/ eager", "gradients"),
+    *("way", "peak MB", "predicted", "reserved MB", "predicted", "on new inputs", "predicted"),
+    *("context MB", "ms", "/ eager", "gradients"),
     *("ms as CUDA graphs", "reserved MB", "gradients"),
 )
 
 
 class Record:
-    """What is known of each step, by its name, kept in FOLDER/gpu.json after each change."""
+    """What is known of each step, by its name, kept in FOLDER/gpu.json after each change; both
+    files are also put into the folder `reports` where there is one."""
 
-    def __init__(self, folder: Path, about: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, about: dict[str, Any], reports: Path | None = None) -> None:
         """Goes on with the record of a folder where there is one. Raises SystemExit where that was
         made with other settings."""
         self.folder = folder
+        self.folders = [folder, *([] if reports is None else [reports])]
         self.data: dict[str, Any] = {"about": about, "machines": [], "steps": {}}
         path = folder / "gpu.json"
         if path.exists():
@@ -57,14 +60,17 @@ class Record:
 
     def write(self) -> None:
         """Writes both files, whole or not at all."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        for name, text in (
-            ("gpu.json", json.dumps(self.data, indent=1) + "\n"),
-            ("gpu.md", markdown(self.data)),
-        ):
-            made = self.folder / f".{name}"
-            made.write_text(text)
-            made.replace(self.folder / name)
+        texts = (json.dumps(self.data, indent=1) + "\n", markdown(self.data))
+        for number, path in enumerate(self.files):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            made = path.with_name(f".{path.name}")
+            made.write_text(texts[number % 2])
+            made.replace(path)
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that are written."""
+        return [folder / name for folder in self.folders for name in ("gpu.json", "gpu.md")]
 
 
 def markdown(data: dict[str, Any]) -> str:
@@ -89,7 +95,8 @@ def markdown(data: dict[str, Any]) -> str:
 
 def _rows(name: str, steps: dict[str, Result]) -> list[str]:
     """A row for each way to train a model that was measured. A peak is that of the step, without
-    parameters and inputs; reserved is all that the process took."""
+    parameters and inputs; reserved is all that the process took, on the same inputs and on new ones
+    for each step."""
     eager = steps.get(f"{name}: eager", {}).get("result")
     ways = ["eager", "checkpoint", *(f"at a {share}" for share in SHARES)]
     rows = []
@@ -102,8 +109,11 @@ def _rows(name: str, steps: dict[str, Result]) -> list[str]:
             rows.append(f"| {way} | {said} {'| ' * (len(HEADS) - 2)}|")
             continue
         plan = steps.get(f"{name}: plan {way}", {}).get("result") or {}
-        cells = [way, _mb(result["peak"]), _mb(plan.get("peak")), _mb(result["reserved"])]
-        cells.append(_mb((plan.get("gpu") or {}).get("reserved")))
+        gpu = plan.get("gpu") or {}
+        cells = [way, _mb(result["peak"]), _foretold(plan.get("peak"), result["peak"])]
+        for what in ("reserved", "renewed"):
+            cells += [_mb(result[what]), _foretold(gpu.get(what), result[what])]
+        cells.append(_mb(result["context"]))
         cells += [f"{result['seconds'] * 1e3:.1f}", *_beside(result, eager)]
         cells += _as_graphs(steps.get(f"{name}: {way} as CUDA graphs", {}), result)
         rows.append(f"| {' | '.join(cells)} |")
@@ -137,6 +147,13 @@ def apart(mine: Result, other: Result) -> float:
     pairs = list(zip(mine["products"], other["products"], strict=True))
     mean = sum((one - two) ** 2 for one, two in pairs) / len(pairs)
     return float(mean**0.5 / other["norm"]) if other["norm"] else 0.0
+
+
+def _foretold(size: int | None, measured: int | None) -> str:
+    """A prediction, and by how much of it more or less was measured."""
+    if not size or measured is None:
+        return _mb(size)
+    return f"{_mb(size)} ({measured / size - 1:+.1%})"
 
 
 def _mb(size: int | None) -> str:

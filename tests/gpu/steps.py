@@ -183,7 +183,8 @@ def _measured(
         words += ["--module", asked.out / name / setting / "module"]
         label = f"{name}: at a {setting}{' as CUDA graphs' if way == 'graphs' else ''}"
     command = _python("tests.gpu.contestant", *words)
-    return Step(label, [command], 180, STAGES, after, result)
+    limit = 300 if way == "compile" else 180
+    return Step(label, [command], limit, STAGES, after, result)
 
 
 def _jobs(asked: Asked) -> int:

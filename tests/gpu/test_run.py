@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stages.validate.load import load_package
 from tests.gpu import __main__ as command
+from tests.gpu import contestant
 from tests.gpu.record import DONE, FAILED, LACKS, LATE, WAITS, Record, apart, markdown
 from tests.gpu.steps import ROOT, Asked, Step, steps
+from tests.stages.generate.captures import stand_in
 
 ABOUT = {"device": "cpu", "size": "tiny", "strategy": "rotor"}
 
@@ -80,8 +85,22 @@ def test_one_model_from_trace_to_table(tmp_path: Path) -> None:
     text = (tmp_path / "gpu.md").read_text()
     for row in ("| eager |", "| checkpoint |", "| at a fifth |", "| compile 0.5 |"):
         assert row in text
+    plain, graphs = launched("gpt2", tmp_path / "gpt2" / "half" / "module")
+    assert graphs["gradients"] == plain["gradients"]
     again = shell(tmp_path, "--only", "gpt2")
     assert "gpt2" not in again.stdout.replace(str(tmp_path), "")
+
+
+def launched(name: str, module: Path) -> list[dict[str, Any]]:
+    """What is measured of a plan that runs as plain calls and as CUDA graphs, doubles of these."""
+    with pytest.MonkeyPatch.context() as patch:
+        stand_in(patch)
+        wrapping = sys.modules[f"{load_package(module).__name__}.wrap"]
+        patch.setattr(wrapping, "refusal", lambda step, interface: "")
+        return [
+            contestant.measured(name, "tiny", way, "cpu", 1.0, str(module), 2)
+            for way in (contestant.PLAN, contestant.GRAPHS)
+        ]
 
 
 def test_the_tests_and_the_battery_are_steps(tmp_path: Path) -> None:
@@ -167,6 +186,38 @@ def test_it_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert count.read_text() == "xx"
 
 
+def test_what_is_ended_takes_along_what_it_has_started(tmp_path: Path) -> None:
+    """As when the time of a machine is up: nothing goes on beside the next run."""
+    code = (
+        "import os, pathlib, sys, time\n"
+        "from tests.gpu import __main__ as command\n"
+        "from tests.gpu.steps import Step\n"
+        f"pid = pathlib.Path({str(tmp_path / 'pid')!r})\n"
+        "slow = f'import os, pathlib, time; p = pathlib.Path({str(pid)!r});'\n"
+        "slow += 'p.write_text(str(os.getpid())); time.sleep(60)'\n"
+        "command.steps = lambda asked: [Step('slow', [[sys.executable, '-c', slow]], 50, ())]\n"
+        f"sys.argv = ['run', '--out', {str(tmp_path)!r}, '--device', 'cpu', '--size', 'tiny']\n"
+        "command.main()\n"
+    )
+    running = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
+    pid = tmp_path / "pid"
+    deadline = time.monotonic() + 60
+    while not (pid.exists() and pid.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    running.terminate()
+    assert running.wait(20) == 2
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
+
+
+def test_both_files_land_where_reports_are(tmp_path: Path) -> None:
+    record = Record(tmp_path / "out", ABOUT, tmp_path / "reports")
+    record.note("one", {"state": DONE})
+    for name in ("gpu.json", "gpu.md"):
+        text = (tmp_path / "out" / name).read_text()
+        assert text and text == (tmp_path / "reports" / name).read_text()
+
+
 def test_a_record_of_other_settings_is_not_gone_on_with(tmp_path: Path) -> None:
     Record(tmp_path, ABOUT).on({"PyTorch": "2.11"})
     with pytest.raises(SystemExit, match=r"is of .*tiny.*, not of .*full.*: use --out"):
@@ -176,7 +227,8 @@ def test_a_record_of_other_settings_is_not_gone_on_with(tmp_path: Path) -> None:
 def test_what_does_not_fit_and_what_differs_is_told() -> None:
     def result(seconds: float, bits: str, product: float) -> dict[str, Any]:
         gradients = {"bits": bits, "norm": 2.0, "products": [product] * 8}
-        found = {"peak": 3_000_000, "reserved": None, "seconds": seconds, "gradients": gradients}
+        found: dict[str, Any] = {"peak": 3_000_000, "seconds": seconds, "gradients": gradients}
+        found |= dict.fromkeys(("reserved", "renewed", "context"))
         return {"state": DONE, "result": found}
 
     mine, other = result(0.2, "a", 1.0), result(0.3, "b", 1.5)
@@ -186,16 +238,18 @@ def test_what_does_not_fit_and_what_differs_is_told() -> None:
     steps = {"gpt2: eager": mine, "gpt2: checkpoint": other, "gpt2: compile 0.5": lost}
     steps["gpt2: at a third"] = small
     text = markdown({"about": ABOUT, "machines": [], "steps": steps})
-    assert "| eager | 3.0 |  |  |  | 200.0 | 1.000 | equal |" in text
-    assert "| checkpoint | 3.0 |  |  |  | 300.0 | 1.500 | 2.5e-01 apart |" in text
+    assert "| eager | 3.0 |  |  |  |  |  |  | 200.0 | 1.000 | equal |" in text
+    assert "| checkpoint | 3.0 |  |  |  |  |  |  | 300.0 | 1.500 | 2.5e-01 apart |" in text
     assert "| compile 0.5 | does not fit |" in text
     assert "| at a third | 33% is too little |" in text
-    mine["result"]["reserved"] = 5_000_000
-    plan = {"state": DONE, "result": {"peak": 2_000_000, "gpu": {"reserved": 4_900_000}}}
+    mine["result"] |= {"reserved": 5_000_000, "renewed": 5_200_000, "context": 300_000_000}
+    gpu = {"reserved": 4_900_000, "renewed": 5_100_000}
+    plan = {"state": DONE, "result": {"peak": 2_000_000, "gpu": gpu}}
     planned = {"gpt2: at a half": mine, "gpt2: plan at a half": plan, "gpt2: at a fifth": mine}
     planned["gpt2: plan at a fifth"] = plan
     told = markdown({"about": ABOUT, "machines": [], "steps": planned})
-    assert "| at a fifth | 3.0 | 2.0 | 5.0 | 4.9 | 200.0 |" in told
+    reserved = "5.0 | 4.9 (+2.0%) | 5.2 | 5.1 (+2.0%) | 300.0"
+    assert f"| at a fifth | 3.0 | 2.0 (+50.0%) | {reserved} | 200.0 |" in told
     graphs = {"state": DONE, "result": mine["result"] | {"seconds": 0.15, "reserved": 6_000_000}}
     planned["gpt2: at a fifth as CUDA graphs"] = graphs
     planned["gpt2: at a half as CUDA graphs"] = {"state": FAILED, "said": "it draws | again"}

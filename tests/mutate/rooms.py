@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Room:
+class Capacity:
     """Files by pattern and the tests of their own room.
 
     The `quick` ones and the one named like the file are run for every mutant, and all of `folders`
@@ -38,12 +38,12 @@ def _in(folder: str, *names: str) -> tuple[str, ...]:
 
 
 ROOMS = (
-    Room(
+    Capacity(
         "replay",
         ("stages/replay/*.py", "stages/replay/rules/*.py"),
         ("tests/stages/replay",),
     ),
-    Room(
+    Capacity(
         "search",
         ("stages/combine/polish/*.py", "stages/combine/schedule/*.py"),
         (
@@ -53,24 +53,29 @@ ROOMS = (
         ("tests/stages/combine/polish", "tests/stages/combine/strategies"),
         compiled=True,
     ),
-    Room(
+    Capacity(
         "allocate",
         ("stages/combine/allocate/*.py", "stages/combine/allocate/allocators/*.py"),
         ("tests/stages/combine/allocate",),
     ),
-    Room(
+    Capacity(
         "offload",
         ("stages/combine/offload/*.py", "stages/combine/offload/planners/*.py"),
         ("tests/stages/combine/offload",),
         compiled=True,
     ),
-    Room(
+    Capacity(
+        "transfers",
+        ("stages/combine/transfers/*.py",),
+        ("tests/stages/combine/transfers",),
+    ),
+    Capacity(
         "clusters",
         ("stages/combine/clusters/*.py", "stages/combine/unrolled/*.py"),
         ("tests/stages/combine/clusters", "tests/stages/combine/unrolled"),
     ),
-    Room("store", ("schemas/store.py",), _in("tests/schemas", "store"), ("tests/schemas",)),
-    Room(
+    Capacity("store", ("schemas/store.py",), _in("tests/schemas", "store"), ("tests/schemas",)),
+    Capacity(
         "runtime",
         ("stages/generate/runtime/*.py",),
         _in(
@@ -79,7 +84,7 @@ ROOMS = (
         ),
         ("tests/stages/generate",),
     ),
-    Room(
+    Capacity(
         "trace",
         ("stages/trace/*.py",),
         _in(

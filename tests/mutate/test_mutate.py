@@ -11,11 +11,11 @@ from cosmic_ray.operators.operator import Operator
 from tests.mutate.__main__ import verdict
 from tests.mutate.mutants import EQUIVALENT, equivalent, mutant, sample, sites_of
 from tests.mutate.operators import Omit, ReplaceMembership
-from tests.mutate.rooms import ROOMS, Room
+from tests.mutate.rooms import ROOMS, Capacity
 from tests.mutate.trial import KILLED, SURVIVED, TIMED_OUT, Copy
 from tests.workflow.conftest import ROOT
 
-SMALL = Room("small", ("schemas/sequence.py",), ("tests/schemas/test_sequence.py",))
+SMALL = Capacity("small", ("schemas/sequence.py",), ("tests/schemas/test_sequence.py",))
 LINES = (
     'if row.pop("step") != expected:',
     'raise ArtifactError(f"{what} has the unknown action {found.action!r}")',

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.mutate.mutants import Mutant
-from tests.mutate.rooms import Room
+from tests.mutate.rooms import Capacity
 from tests.workflow.conftest import ROOT, copy_checkout
 
 KILLED, SURVIVED, TIMED_OUT = "killed", "survived", "timed out"
@@ -47,7 +47,7 @@ class Copy:
             shutil.copy2(path, folder / path.name)
         return cls(copy_checkout(folder))
 
-    def outcome(self, room: Room, mutant: Mutant, quick: bool = False) -> str:
+    def outcome(self, room: Capacity, mutant: Mutant, quick: bool = False) -> str:
         """What becomes of a mutant in the tests of its room, the `quick` ones and those named
         like its file, or all."""
         found = SURVIVED
@@ -61,7 +61,7 @@ class Copy:
             found = self.tried(room, mutant, others, False)
         return found
 
-    def tried(self, room: Room, mutant: Mutant, tests: Tests, plain: bool) -> str:
+    def tried(self, room: Capacity, mutant: Mutant, tests: Tests, plain: bool) -> str:
         """What becomes of a mutant in some tests; raises TestsFailedError where those fail without
         it."""
         limit = self.limit(room, tests, plain)
@@ -74,7 +74,7 @@ class Copy:
             path.write_text(text)
         return TIMED_OUT if code is None else KILLED if code else SURVIVED
 
-    def limit(self, room: Room, tests: Tests, plain: bool) -> float:
+    def limit(self, room: Capacity, tests: Tests, plain: bool) -> float:
         """Seconds that tests may take; runs them once without a fault to know."""
         if tests not in self.taken:
             started = time.monotonic()
@@ -83,7 +83,7 @@ class Copy:
             self.taken[tests] = time.monotonic() - started
         return self.taken[tests] * SLOWER + SLACK
 
-    def run(self, room: Room, tests: Tests, plain: bool, limit: float | None) -> int | None:
+    def run(self, room: Capacity, tests: Tests, plain: bool, limit: float | None) -> int | None:
         """The exit code of pytest on tests, None where the limit ended it. Numba compiles what may
         be mutated into a folder of this run's own, or not at all where it is run as `plain`
         Python."""

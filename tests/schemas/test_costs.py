@@ -175,7 +175,7 @@ def test_what_was_not_taken_is_not_given_back(moves: list[int]) -> None:
 
 
 def test_what_moves_leave_is_named_by_the_order_in_which_it_was_taken() -> None:
-    assert Allocations([8, 9, -1, 10], []).held() == {2: 9, 3: 10}
+    assert Allocations([8, 9, -1, 10], []).staying() == {2: 9, 3: 10}
     with pytest.raises(ArtifactError, match="no sizes of lasting"):
         Allocations([], [0])
 

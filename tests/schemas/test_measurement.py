@@ -40,6 +40,7 @@ MEASURED = Measurement(
     allocated_peak=None,
     predicted_reserved=None,
     reserved_peak=None,
+    context=None,
     predicted_time=0.5,
     measured_time=0.51,
     unplanned_time=0.45,

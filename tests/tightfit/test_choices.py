@@ -167,7 +167,7 @@ def test_choices_for_a_gpu_are_budgets_of_reserved_bytes(store: Path) -> None:
     whole = read_frontier(made.module.parents[1] / "frontier.arrow")
     slow, fast = replace(whole.points[0], peak=9000, seconds=3.0), whole.points[0]
     points = [replace(fast, peak=11000, seconds=1.0), replace(fast, peak=10000, seconds=2.0), slow]
-    gpu = GpuMemory(12000, 12288, 2 << 20, 0, 8 << 20)
+    gpu = GpuMemory(12000, 12288, 2 << 20, 2 << 20, 0, 8 << 20, 0)
     on_gpu = replace(made, peak=10000, time=2.0, gpu=gpu)
     found = Choices(replace(whole, points=points), on_gpu, [6 << 20, 2 << 20, 4 << 20])
     assert [choice.budget for choice in found] == [6 << 20, 2 << 20]
@@ -178,7 +178,7 @@ def test_choices_for_a_gpu_are_budgets_of_reserved_bytes(store: Path) -> None:
 def test_the_bytes_of_a_frontier_are_counted_as_budgets_are(store: Path, tmp_path: Path) -> None:
     from schemas.costs import Costs, read_costs, write_costs
     from schemas.frontier import read_frontier
-    from tightfit.variants import _totals
+    from tightfit.variants import totals_of
 
     made = plan(store, "90%")
     place = made.module.parents[1]
@@ -187,7 +187,7 @@ def test_the_bytes_of_a_frontier_are_counted_as_budgets_are(store: Path, tmp_pat
     paid = next(path for folder in folders if (path := folder / "costs.arrow").exists())
     whole, costs = read_frontier(place / "frontier.arrow"), read_costs(paid)
     before = made.fixed.there_before
-    assert _totals(graph, paid, whole) == [before + point.peak for point in whole.points]
+    assert totals_of(graph, paid, whole) == [before + point.peak for point in whole.points]
     device = replace(costs.device, type="cuda", build="")
     write_costs(tmp_path / "costs.arrow", Costs(costs.rows.values(), device))
-    assert set(_totals(graph, tmp_path / "costs.arrow", whole)) <= {2 << 20, 4 << 20}
+    assert set(totals_of(graph, tmp_path / "costs.arrow", whole)) <= {2 << 20, 4 << 20}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,13 @@ import tightfit
 from schemas.strategies import STRATEGIES
 from tightfit import ModelError
 
+MACHINE = {
+    "artifact": "tightfit.machine/1",
+    "name": "here",
+    "devices": [{"name": "cpu", "memory": 10**9}],
+    "memories": [{"name": "disk", "memory": 10**9}],
+    "links": [{"between": ["cpu", "disk"], "bandwidth": 1e9, "latency": 1e-5}],
+}
 PLANNED = [name for name, about in STRATEGIES.items() if not about.baseline]
 
 
@@ -54,14 +62,27 @@ def step(module: nn.Module, x: Tensor) -> list[Tensor | None]:
 @pytest.mark.parametrize("strategy", PLANNED)
 @pytest.mark.parametrize("kind", [Complex, Odd])
 def test_a_plan_gives_what_eager_gives(
-    strategy: str, kind: type[nn.Module], tmp_path_factory: pytest.TempPathFactory
+    strategy: str,
+    kind: type[nn.Module],
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     torch.manual_seed(0)
     model = kind()
     x = torch.randn(3, 4, dtype=torch.complex64 if kind is Complex else torch.float32)
     store = tmp_path_factory.getbasetemp() / "odd"
+    linked = None
+    if STRATEGIES[strategy].links:
+        linked = tmp_path / "machine.json"
+        linked.write_text(json.dumps(MACHINE))
     planned, _ = tightfit.plan(
-        model, (x,), budget="min", strategy=strategy, store=store, progress=False
+        model,
+        (x,),
+        budget="min",
+        strategy=strategy,
+        store=store,
+        progress=False,
+        machine=linked,
     )
     given = step(planned, x)
     model.zero_grad()

@@ -12,13 +12,15 @@ rule frontier:
         f"{STRATEGY}/logs/frontier.txt",
     params:
         hierarchy=given_clusters,
+        machine=linked_machine,
+        link=described_link,
         code=code_of("combine"),
     message:
         "{wildcards.model}: planning with {wildcards.strategy}"
     shell:
         "python -m stages combine --graph {input.graph:q} --costs {input.costs:q}"
         " --blocks {input.blocks:q} --options {input.options:q} --strategy {wildcards.strategy}"
-        " {params.hierarchy:q} --out {output:q} --error-file {log:q}"
+        " {params.hierarchy:q} {params.machine:q} --out {output:q} --error-file {log:q}"
 
 
 rule choose:

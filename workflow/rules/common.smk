@@ -92,6 +92,20 @@ def given_clusters(wildcards, input):
     return [word for file in input.hierarchy for word in ("--hierarchy", file)]
 
 
+def linked_machine(wildcards):
+    """Names the machine whose link a strategy takes as options of a stage."""
+    takes = STRATEGIES[wildcards.strategy].links
+    return ["--machine", SETTINGS.linked] if takes else []
+
+
+def described_link(wildcards):
+    """The digest of that machine's description, "" where a strategy takes no link."""
+    from schemas.store import file_digest
+
+    takes = STRATEGIES[wildcards.strategy].links
+    return f"machine {file_digest(SETTINGS.linked)}" if takes else ""
+
+
 def source(wildcards):
     """Names the factory of a model as options of a stage."""
     model = SETTINGS.models[wildcards.model]
@@ -102,6 +116,11 @@ def source(wildcards):
         model.arguments_json,
         *search_path(),
     ]
+
+
+def ones(wildcards):
+    """Whether a plan may rest on inputs of nothing but ones, as an option of a stage."""
+    return "--ones" if SETTINGS.models[wildcards.model].ones else ""
 
 
 def search_path():

@@ -10,12 +10,13 @@ rule trace:
         operators=operators,
         operators_code=operators_code(),
         source_code=source_code,
+        ones=ones,
         device=SETTINGS.here,
         code=code_of("trace"),
     message:
         "{wildcards.model}: tracing the training step"
     shell:
-        "python -m stages trace {params.source:q} {params.operators:q} --name {wildcards.model}"
+        "python -m stages trace {params.source:q} {params.operators:q} {params.ones} --name {wildcards.model}"
         " --device {params.device:q} --out {output:q} --error-file {log:q}"
 
 

@@ -11,7 +11,7 @@ from schemas.pattern import Kind, Pattern, PatternOperation
 from schemas.sequence import Operation
 from stages.combine.allocate.layers import Layers
 from stages.combine.allocate.menu import InnerPlan
-from stages.replay.pipeline import Room, StageBytes
+from stages.replay.pipeline import Capacity, StageBytes
 
 
 class Stage(NamedTuple):
@@ -168,10 +168,10 @@ class Allocation:
                     found[device] += int(layers.buffer[before.last])
         return found
 
-    def room(self, memory: int) -> Room:
+    def room(self, memory: int) -> Capacity:
         """What the devices have, with so many bytes each, for the referee."""
         fixed = dict(zip(self.names, self.fixed(), strict=True))
-        return Room(fixed, dict.fromkeys(self.names, memory))
+        return Capacity(fixed, dict.fromkeys(self.names, memory))
 
 
 def inner_of(layers: Layers, stages: Sequence[Stage], rows: Sequence[int]) -> tuple[InnerPlan, ...]:

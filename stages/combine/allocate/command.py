@@ -7,8 +7,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from schemas.derived import Derived
 from schemas.errors import ConfigError
-from schemas.made import Made
 
 if TYPE_CHECKING:
     from stages.combine.allocate.planning import Settings
@@ -115,7 +115,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
     return Settings(period, copies, bool(options.buffers), options.k, inside, blocks)
 
 
-def made_pipeline(options: argparse.Namespace) -> list[Made]:
+def derived_pipeline(options: argparse.Namespace) -> list[Derived]:
     """What `run_pipeline` made of what."""
     settings = {
         name: getattr(options, name)
@@ -123,4 +123,4 @@ def made_pipeline(options: argparse.Namespace) -> list[Made]:
     }
     outputs = [path for name in (PATTERN, SEQUENCE, PLAN) if (path := options.out / name).exists()]
     read = [*options.chain, options.machine, *([options.options] if options.options else [])]
-    return [Made(outputs, read, settings)]
+    return [Derived(outputs, read, settings)]

@@ -60,7 +60,7 @@ class Inner:
             )
         self.layers, self.most = layers, most
         found = links_of_chain(_without_gradients(chain), options)
-        if found.held > chain.a_0:
+        if found.throughout > chain.a_0:
             raise ConfigError("options that keep the state of random numbers are not for pipelines")
         self.links = found.links
         self.inputs = [chain.a_0, *(row.a for row in chain.positions)]

@@ -9,16 +9,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from schemas.derived import Derived
 from schemas.errors import ArtifactError, ConfigError
-from schemas.made import Made
 from schemas.offloaders import OFFLOADERS
 from stages.combine.allocate.command import (
     add_pipeline_arguments,
     check_no_pipeline,
-    made_pipeline,
+    derived_pipeline,
     run_pipeline,
 )
-from stages.combine.offload.command import made_offload, run_offload
+from stages.combine.offload.command import derived_offload, run_offload
 
 if TYPE_CHECKING:
     from schemas.budget import Budget
@@ -84,16 +84,16 @@ def run(options: argparse.Namespace) -> None:
     write_plan(options.out / "plan.json", plan)
 
 
-def made(options: argparse.Namespace) -> list[Made]:
+def derived(options: argparse.Namespace) -> list[Derived]:
     """What `run` made of what."""
     if options.strategy in OFFLOADERS:
-        return made_offload(options)
+        return derived_offload(options)
     if options.machine is not None:
-        return made_pipeline(options)
+        return derived_pipeline(options)
     solved = _strategy(options).about.solved
     read = [*options.chain, *([options.options] if solved else [])]
     settings = {name: getattr(options, name) for name in ("strategy", "budget", "slots")}
-    return [Made([options.out / "sequence.arrow", options.out / "plan.json"], read, settings)]
+    return [Derived([options.out / "sequence.arrow", options.out / "plan.json"], read, settings)]
 
 
 def _plans(

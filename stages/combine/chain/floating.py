@@ -70,13 +70,13 @@ class Floating:
 
     @cached_property
     def whole(self) -> Staircase:
-        """The least seconds of the chain by memory, `links.held` counted."""
+        """The least seconds of the chain by memory, `links.throughout` counted."""
         steps = self.table[1, self.last, 1]
-        return steps.within(0, self.links.held, self.links.first_seconds)
+        return steps.within(0, self.links.throughout, self.links.first_seconds)
 
     def sequence(self, budget: int) -> list[Operation]:
         """A fastest sequence within a budget, which must be enough."""
-        return unrolled((1, self.last, 1, budget - self.links.held), self._first)
+        return unrolled((1, self.last, 1, budget - self.links.throughout), self._first)
 
     def _first(self, s: int, t: int, low: int, budget: int) -> Steps:
         """The first operations of a fastest sequence, with the segments that follow."""

@@ -78,7 +78,7 @@ class Program(Protocol):
         """What its sequences are called: a key of `CLASSES`."""
 
     @property
-    def held(self) -> int:
+    def throughout(self) -> int:
         """The bytes that tables do not count."""
 
     @property
@@ -109,9 +109,9 @@ class ChainProgram:
     kind: str = "persistent"
 
     @property
-    def held(self) -> int:
+    def throughout(self) -> int:
         """The bytes that tables do not count."""
-        return self.links.held
+        return self.links.throughout
 
     @property
     def positions(self) -> int:
@@ -221,18 +221,18 @@ class ProgramFrontier:
         level = self._level(budget)
         if level not in self._times:
             self._build(level)
-        return self._times[level].seconds(budget - self.program.held)
+        return self._times[level].seconds(budget - self.program.throughout)
 
     def bound(self, budget: int, within: int | None = None) -> float:
         """Seconds that no persistent sequence within `budget` bytes beats; or none of those that
         stay `within` fewer bytes, in the slots made for `budget`."""
         if budget not in self._bounds:
-            limit = budget - self.program.held
+            limit = budget - self.program.throughout
             self._table = None
             table = self.program.table(limit, self.slots, optimistic=True)
             self._bounds[budget] = table.times
         asked = budget if within is None else within
-        return self._bounds[budget].seconds(asked - self.program.held)
+        return self._bounds[budget].seconds(asked - self.program.throughout)
 
     def _build(self, level: int) -> BudgetTable:
         """The table of a level, and its times for later."""
@@ -244,20 +244,20 @@ class ProgramFrontier:
         return self._table[1]
 
     def _limit(self, level: int) -> int:
-        """The largest budget of a level in bytes, `links.held` not counted."""
-        return (self.keep_all.peak - self.program.held) >> level
+        """The largest budget of a level in bytes, `links.throughout` not counted."""
+        return (self.keep_all.peak - self.program.throughout) >> level
 
     def _top(self, level: int) -> int:
         """What no plan of a level exceeds, in bytes: its table has up to half as many slots more
         than its limit asks for."""
-        return self._limit(level) + self._limit(level) // 2 + self.program.held
+        return self._limit(level) + self._limit(level) // 2 + self.program.throughout
 
     def _levels(self) -> list[int]:
         """The levels: none below the smallest budget, and none after one that rounds nothing."""
         levels = [0]
         while (
             len(levels) < LEVELS
-            and self._limit(len(levels)) + self.program.held > self.smallest_budget
+            and self._limit(len(levels)) + self.program.throughout > self.smallest_budget
             and not self.program.rounds_nothing(self._limit(levels[-1]), self.slots)
         ):
             levels.append(len(levels))
@@ -265,7 +265,7 @@ class ProgramFrontier:
 
     def _level(self, budget: int) -> int:
         """The level whose table covers a budget."""
-        covering = [k for k in self._levels() if budget - self.program.held <= self._limit(k)]
+        covering = [k for k in self._levels() if budget - self.program.throughout <= self._limit(k)]
         return max(covering, default=0)
 
     def _level_plans(self, level: int) -> list[ChainPlan]:
@@ -279,7 +279,7 @@ class ProgramFrontier:
             wanted = max(LEAST_SEQUENCES, MOST_POSITIONS // self.program.positions)
             chosen = [steps[index] for index in spread(len(steps), wanted)]
             plans = [self._plan(table.sequence(m)) for m in chosen]
-            self._plans[level] = [p for p in plans if p.peak - self.program.held > lowest]
+            self._plans[level] = [p for p in plans if p.peak - self.program.throughout > lowest]
         return self._plans[level]
 
     def _asked(self, level: int, budget: int) -> list[ChainPlan]:
@@ -288,7 +288,7 @@ class ProgramFrontier:
         if not self._times[level].slots.exact:
             return found
         table = self._build(level)
-        room = table.times.slots.room(budget - self.program.held)
+        room = table.times.slots.room(budget - self.program.throughout)
         if np.isfinite(table.times.lost[room]):
             return [*found, self._plan(table.sequence(room))]
         return found

@@ -17,8 +17,8 @@ NEVER = 2**60
 
 
 class Least:
-    """The least bytes of every segment of a chain, `links.held` not counted: the recursion of the
-    dynamic program with the largest need in place of the time, and no slots."""
+    """The least bytes of every segment of a chain, `links.throughout` not counted: the recursion of
+    the dynamic program with the largest need in place of the time, and no slots."""
 
     def __init__(self, links: Links) -> None:
         self.links = links
@@ -32,9 +32,9 @@ class Least:
 
     @property
     def budget(self) -> int:
-        """The smallest budget for the whole chain in bytes, `links.held` counted."""
+        """The smallest budget for the whole chain in bytes, `links.throughout` counted."""
         length = len(self.links)
-        return int(self.bytes[cell(length, 1, length)]) + self.links.held
+        return int(self.bytes[cell(length, 1, length)]) + self.links.throughout
 
     def sequence(self) -> list[Operation]:
         """A sequence within the smallest budget. The sequence aims at little memory. Where several

@@ -63,16 +63,16 @@ class Link:
 
 @dataclass(frozen=True)
 class Links:
-    """Positions 1..L+1 (`links[0]` is position 1, the last is the loss) and the bytes `held` from
-    beginning to end: the chain's input and what planning with positions does not see.
+    """Positions 1..L+1 (`links[0]` is position 1, the last is the loss) and the bytes that
+    are there `throughout`: the chain's input and what planning with positions does not see.
 
     The seconds of ways are those of further forwards; the first ones of all positions together,
     which every sequence runs, take `first_seconds` more. A branch of a join has no position for the
-    `loss`, and `released` of its held bytes are given back by its last backward.
+    `loss`, and `released` of those bytes are given back by its last backward.
     """
 
     links: list[Link]
-    held: int
+    throughout: int
     first_seconds: float = 0.0
     loss: bool = True
     released: int = 0
@@ -101,10 +101,10 @@ def links_of_chain(chain: Chain, options: Mapping[str, list[Option]] | None = No
     """The links of a chain.
 
     Positions whose label is a block of `options` are run with those options, the others keep
-    everything or nothing. Random states that option 0 leaves behind are held throughout.
+    everything or nothing. Random states that option 0 leaves behind are there throughout.
     """
     links = []
-    held = chain.a_0
+    throughout = chain.a_0
     before = chain.delta_0
     for position in chain.positions:
         if options is None or position.label not in options:
@@ -112,9 +112,9 @@ def links_of_chain(chain: Chain, options: Mapping[str, list[Option]] | None = No
         else:
             rows = options_of(options, position.label)
             links.append(_link(rows, position.a, position.delta, position.grad))
-            held += max(0, rows[0].save - position.a)
+            throughout += max(0, rows[0].save - position.a)
         before = position.delta
-    return Links(links, held)
+    return Links(links, throughout)
 
 
 def links_of_blocks(
@@ -123,7 +123,7 @@ def links_of_blocks(
     """The links of a model: its blocks, then the loss. With `keep_all_only` each block has the one
     way that `keep_all` picks, as option NO_OPTION."""
     links = []
-    held, first = blocks.held_bytes, 0.0
+    throughout, first = blocks.held_bytes, 0.0
     for block in blocks.blocks:
         rows = options_of(options, block.digest)
         more = _first_seconds(blocks.distinct[block.digest])
@@ -133,11 +133,11 @@ def links_of_blocks(
             further, block.output_bytes, block.incoming_bytes, block.gradient_bytes, keep_all_only
         )
         links.append(link)
-        held += max(0, rows[0].save - block.output_bytes)
+        throughout += max(0, rows[0].save - block.output_bytes)
         first += more
     loss = Way(NO_OPTION, 0, 0, blocks.loss_peak, 0.0, blocks.loss_seconds)
     links.append(Link(0, 0, 0, 0.0, 0, [loss]))
-    return Links(links, held, first)
+    return Links(links, throughout, first)
 
 
 def _first_seconds(problem: Problem) -> float:

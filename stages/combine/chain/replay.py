@@ -48,7 +48,7 @@ class Player:
         self.links = links
         self.outputs = {0}
         self.kept: dict[int, Way] = {}
-        self.stored = links.held
+        self.stored = links.throughout
         self.beside = 0
         self.gradient = len(links) if links.loss else len(links) + 1
         self.seconds = links.first_seconds

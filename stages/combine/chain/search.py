@@ -98,7 +98,7 @@ class Search:
         """The bytes of all that is stored, without the gradient of an output."""
         outputs = sum(self.links.at(position).output for position in state.outputs)
         kept = sum(self.links.at(position).ways[way].save for position, way in state.kept)
-        return self.links.held + outputs + kept + self.done[state.gradient]
+        return self.links.throughout + outputs + kept + self.done[state.gradient]
 
     def moves(self, state: State, budget: int) -> Iterator[_Move]:
         """What can follow within the budget; frees where something else does not fit."""
@@ -142,8 +142,8 @@ class Search:
     ) -> Iterator[_Move]:
         made = state.outputs | {position}
         after = State(made, state.kept, state.gradient)
-        held = Operation("F_ck", position)
-        yield _Move(link.pass_seconds, beside + link.pass_peak, (held,), after)
+        kept = Operation("F_ck", position)
+        yield _Move(link.pass_seconds, beside + link.pass_peak, (kept,), after)
         if plain and position > 1 and link.in_place:
             peak = beside + link.pass_peak - self.links.at(position - 1).output
             after = State(made - {position - 1}, state.kept, state.gradient)

@@ -82,11 +82,11 @@ class Slots(Grid):
 
 
 def discretise(links: Links, limit: int, slots: int, optimistic: bool = False) -> Slots:
-    """The chain for all budgets up to `limit` bytes (`links.held` not counted), in at most `slots`
-    slots. Nothing is rounded where the limit has no more bytes than slots, or no more multiples of
-    a number that divides all sizes. Elsewhere there are up to half as many slots more, or as many
-    as keeping everything takes where that is less. Rounding makes sequences look larger than they
-    are: these may fit the limit when they are replayed."""
+    """The chain for all budgets up to `limit` bytes (`links.throughout` not counted), in at most
+    `slots` slots. Nothing is rounded where the limit has no more bytes than slots, or no more
+    multiples of a number that divides all sizes. Elsewhere there are up to half as many slots more,
+    or as many as keeping everything takes where that is less. Rounding makes sequences look larger
+    than they are: these may fit the limit when they are replayed."""
     needs = Needs(links)
     limit = max(limit, 0)
     unit, exact = slot_size(needs.stored(), needs.beside_stored(), limit, slots)
@@ -144,7 +144,7 @@ def rounds_nothing(links: Links, limit: int, slots: int) -> bool:
 
 
 class Needs:
-    """What segments of a chain need in bytes, `links.held` and the segment's input not counted.
+    """What segments of a chain need in bytes, without `links.throughout` and the segment's input.
 
     While segment (s, t) runs, the gradient of t's output is there, and the parameter gradients of
     all positions after t.

@@ -35,7 +35,7 @@ class Times:
     base: float
 
     def seconds(self, budget: int) -> float:
-        """The least time of the chain within `budget` bytes (`links.held` not counted)."""
+        """The least time of the chain within `budget` bytes (`links.throughout` not counted)."""
         if budget < 0:
             return float("inf")
         return float(self.lost[self.slots.room(budget)] + self.base)

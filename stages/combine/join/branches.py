@@ -23,9 +23,9 @@ class Join:
     loss: Link
 
     @property
-    def held(self) -> int:
+    def throughout(self) -> int:
         """The bytes that all branches hold from beginning to end."""
-        return sum(branch.held for branch in self.branches)
+        return sum(branch.throughout for branch in self.branches)
 
     @property
     def turn(self) -> Way:
@@ -71,7 +71,7 @@ def unit_join(
     way = Way(NO_OPTION, 0, 0, 1, 0.0, backward, at_once=True)
     step = Link(1, 1, 0, forward, 1, [way], in_place=True)
     branches = [
-        Links([step] * length, held=1, loss=False, released=0 if stays else 1)
+        Links([step] * length, throughout=1, loss=False, released=0 if stays else 1)
         for length, stays in zip(lengths, kept, strict=True)
     ]
     return Join(branches, Link(0, 0, 0, 0.0, 0, [Way(NO_OPTION, 0, 0, 0, 0.0, turn)]))

@@ -25,9 +25,9 @@ class JoinProgram:
     kind: str = "nested"
 
     @property
-    def held(self) -> int:
+    def throughout(self) -> int:
         """The bytes that tables do not count."""
-        return self.join.held
+        return self.join.throughout
 
     @property
     def positions(self) -> int:

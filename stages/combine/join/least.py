@@ -24,8 +24,9 @@ from stages.combine.join.states import (
 
 
 class JoinLeast:
-    """The least bytes of what is left in every state, `join.held` not counted and plain inputs
-    counted: the recursion of `table` with the largest need in place of the time, and no slots."""
+    """The least bytes of what is left in every state, `join.throughout` not counted and plain
+    inputs counted: the recursion of `table` with the largest need in place of the time,
+    and no slots."""
 
     def __init__(self, join: Join) -> None:
         self.join = join
@@ -35,8 +36,8 @@ class JoinLeast:
 
     @property
     def budget(self) -> int:
-        """The smallest budget for the whole join in bytes, `join.held` counted."""
-        return int(self.bytes[self._start]) + self.join.held
+        """The smallest budget for the whole join in bytes, `join.throughout` counted."""
+        return int(self.bytes[self._start]) + self.join.throughout
 
     def sequence(self) -> list[Operation]:
         """A nested sequence within the smallest budget."""

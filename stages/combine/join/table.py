@@ -139,8 +139,8 @@ class _Pass:
 
 
 def build_join_table(join: Join, limit: int, slots: int, optimistic: bool = False) -> JoinTable:
-    """The table of all budgets up to `limit` bytes (`join.held` not counted), in at most `slots`
-    slots, and half as many more where sizes are rounded (see `chain.slots.discretise`)."""
+    """The table of all budgets up to `limit` bytes (`join.throughout` not counted), in at most
+    `slots` slots, and half as many more where sizes are rounded (see `chain.slots.discretise`)."""
     table = empty_table(join, limit, slots, optimistic)
     positions = sum(branch.length for branch in table.states.branches)
     if len(table.states) * positions < COMPILED_FROM:

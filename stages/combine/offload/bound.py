@@ -103,7 +103,7 @@ class _Moment:
 def _moments(links: Links, again: bool) -> Iterator[_Moment]:
     """All first forwards, which may keep nothing with `again`, and all backwards."""
     ways = [link.ways[0] for link in links.links]
-    kept = [links.held, *(way.save for way in ways)]
+    kept = [links.throughout, *(way.save for way in ways)]
     makes = [NEVER, *(way.forward_seconds for way in ways)]
     total, done = all_seconds(links), 0.0
     for position, way in enumerate(ways, start=1):
@@ -138,7 +138,7 @@ def neediest(links: Links, again: bool) -> tuple[int, Operation]:
     for position in range(last, 0, -1):
         way, link = links.at(position).ways[0], links.at(position)
         before = links.at(position - 1) if position > 1 else None
-        source = before.ways[0].save if before else links.held
+        source = before.ways[0].save if before else links.throughout
         kept = way.forward_peak
         if again:
             least = min(least, link.delta + grown)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from schemas.derived import Derived
 from schemas.errors import ConfigError
-from schemas.made import Made
 
 if TYPE_CHECKING:
     from schemas.budget import Budget
@@ -25,11 +25,11 @@ def run_offload(options: argparse.Namespace) -> None:
     from schemas.budget import parse_budget
     from schemas.chain import CHAIN, read_chain
     from schemas.lanes import write_lanes
+    from schemas.link import host_link
     from schemas.machine import read_machine
     from schemas.plan import write_plan
     from schemas.sequence import write_sequence
     from stages.combine.chain.links import links_of_chain
-    from stages.combine.offload.host import host_link
     from stages.combine.offload.plans import LinkedChain
     from stages.combine.offload.registry import planner
 
@@ -45,12 +45,12 @@ def run_offload(options: argparse.Namespace) -> None:
     write_plan(options.out / "plan.json", plan)
 
 
-def made_offload(options: argparse.Namespace) -> list[Made]:
+def derived_offload(options: argparse.Namespace) -> list[Derived]:
     """What `run_offload` made of what."""
     names = ("sequence.arrow", "lanes.arrow", "plan.json")
     settings = {name: getattr(options, name) for name in ("strategy", "budget", "slots")}
     read = [*options.chain, options.machine]
-    return [Made([options.out / name for name in names], read, settings)]
+    return [Derived([options.out / name for name in names], read, settings)]
 
 
 def plan_offload(

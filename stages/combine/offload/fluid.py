@@ -49,7 +49,7 @@ class FluidChain:
         self.length = len(links)
         self.budget = float(budget)
         self.bandwidth = min(bandwidth, FASTEST)
-        self.kept = np.array([links.held, *(way.save for way in ways)], dtype=np.float64)
+        self.kept = np.array([links.throughout, *(way.save for way in ways)], dtype=np.float64)
         grads = np.array([0, *(link.gradient for link in links.links)], dtype=np.float64)
         self.grown: Numbers = grads.sum() - np.cumsum(grads)
         self.forward = np.array([0.0, *(way.forward_seconds for way in ways)])

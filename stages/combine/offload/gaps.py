@@ -115,7 +115,7 @@ class _Watched(Player):
         kept, position = store
         if kept:
             return self.links.at(position).ways[0].save
-        return self.links.at(position).output if position else self.links.held
+        return self.links.at(position).output if position else self.links.throughout
 
     def _reads(self, where: str, position: int, plain: bool) -> None:
         super()._reads(where, position, plain)

@@ -9,12 +9,12 @@ from typing import Protocol
 
 import numpy as np
 
+from schemas.link import HostLink
 from schemas.sequence import Operation
 from stages.combine.chain.frontier import ChainFrontier, ChainPlan, keep_all_sequence
 from stages.combine.chain.links import Links
 from stages.combine.offload.bound import bound, neediest
 from stages.combine.offload.gaps import Computation, Gap, computation
-from stages.combine.offload.host import HostLink
 from stages.combine.offload.placing import Sent, first_made_first, placed, stays
 from stages.combine.offload.replay import LinkedReplay, Store, linked_replay
 

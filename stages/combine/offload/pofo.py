@@ -51,8 +51,8 @@ class _Forward:
         self.links, self.spans, self.chain = links, spans, chain
         self.budget = budget / chain.unit
         ways = [link.ways[0].save for link in links.links]
-        self.stored = np.array([links.held, *ways]) / chain.unit
-        outputs = [links.held, *(link.output for link in links.links)]
+        self.stored = np.array([links.throughout, *ways]) / chain.unit
+        outputs = [links.throughout, *(link.output for link in links.links)]
         self.outputs = np.array(outputs) / chain.unit
         length = chain.length
         self.labels = np.zeros((2 * (length + 2) * labels + 1, 4))

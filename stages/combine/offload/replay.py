@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 from schemas.errors import ScheduleError
 from schemas.lanes import LaneStep
+from schemas.link import HostLink
 from schemas.sequence import TRANSFERS, Operation
 from stages.combine.chain.links import Links, Way
 from stages.combine.chain.replay import Player
-from stages.combine.offload.host import HostLink
 
 Store = tuple[bool, int]
 """What is stored: whether it is all that a forward kept, and the position (0: the input)."""
@@ -106,7 +106,7 @@ class LinkedPlayer(Player):
         kept, position = store
         if kept:
             return self.links.at(position).ways[0].save
-        return self.links.at(position).output if position else self.links.held
+        return self.links.at(position).output if position else self.links.throughout
 
     def _there(self, store: Store) -> bool:
         kept, position = store
@@ -165,7 +165,7 @@ class LinkedPlayer(Player):
             if 0 not in self.outputs or store not in self.sent:
                 raise ScheduleError(f"{where} frees the chain's input, which did not leave")
             self.outputs.remove(0)
-            self.stored -= self.links.held
+            self.stored -= self.links.throughout
         else:
             super().play(step, action, None)
         self.waited += self.clock - begun

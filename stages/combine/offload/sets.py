@@ -37,7 +37,7 @@ def greedy_set(links: Links, budget: int, peak: int) -> Positions:
         if left <= 0:
             break
         chosen.append(position)
-        left -= links.at(position).ways[0].save if position else links.held
+        left -= links.at(position).ways[0].save if position else links.throughout
     return tuple(chosen)
 
 

@@ -69,10 +69,13 @@ def span_chain(links: Links, limit: int, slots: int, bandwidth: float) -> SpanCh
     needs, ways = Needs(links), [link.ways[0] for link in links.links]
     fitting = int((MOST_NUMBERS / (length * (length + 1) / 2)) ** 0.5) - 1
     unit, _ = slot_size(
-        [*needs.stored(), links.held], needs.beside_stored(), limit, max(2, min(slots, fitting))
+        [*needs.stored(), links.throughout],
+        needs.beside_stored(),
+        limit,
+        max(2, min(slots, fitting)),
     )
-    stored = np.array([links.held, *(way.save for way in ways)], dtype=np.int64)
-    outputs = np.array([links.held, *(link.output for link in links.links)], dtype=np.int64)
+    stored = np.array([links.throughout, *(way.save for way in ways)], dtype=np.int64)
+    outputs = np.array([links.throughout, *(link.output for link in links.links)], dtype=np.int64)
     forward = np.array([0.0, *(way.forward_seconds for way in ways)])
     backward = np.array([0.0, *(way.backward_seconds for way in ways)])
     rate = min(bandwidth, FASTEST) / unit

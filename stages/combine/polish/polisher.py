@@ -145,7 +145,7 @@ class Polisher:
         of threads. `drafts` gives further starts for some of the first of these. `report` is told
         how many budgets are done, half of one for each search, of at most how many.
         """
-        budgets = _grid(self.measure(self.keep_all, PLENTY)[0], least)
+        budgets = grid(self.measure(self.keep_all, PLENTY)[0], least)
         told = _Told(report, len(budgets))
         measured = [self.measure(sequence, -1) for sequence in starts]
         lowest = min((peak for peak, _ in measured), default=PLENTY)
@@ -208,7 +208,8 @@ def _rank(budget: int, polished: Polished) -> tuple[int, float]:
     return max(polished.peak - budget, 0), polished.seconds
 
 
-def _grid(highest: int, least: int) -> list[int]:
+def grid(highest: int, least: int) -> list[int]:
+    """The budgets of a frontier between two peaks, falling."""
     budgets: list[int] = []
     budget = highest
     while budget > least * STEP:

@@ -11,6 +11,13 @@ from schemas.options import Option
 from schemas.problem import Node, Problem
 from schemas.sequence import NO_OPTION, Operation
 from stages.combine.chain.links import keep_all, options_of
+from stages.combine.strategies.strategy import Candidate, TrainingStep
+
+
+def candidate_of(step: TrainingStep, sequence: list[Operation], origin: str) -> Candidate:
+    """The candidate that a sequence of the blocks of a step is."""
+    executions = executions_of(step.problem, step.blocks, step.options, sequence)
+    return Candidate(runs(step.problem, executions), sequence, origin)
 
 
 def executions_of(

@@ -1,17 +1,23 @@
-"""Opens a sequence of executions into a schedule: views, frees, random states, gradients."""
+"""Opens the actions of a plan into a schedule: views, frees, random states, gradients, waits."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from schemas.actions import (
     Action,
     Compute,
     Free,
+    FreeCopy,
     FreeRandom,
     Gradient,
+    Offload,
+    Prefetch,
     RestoreRandom,
+    Run,
     SaveRandom,
+    Wait,
     run_of,
 )
 from schemas.contributions import contributions, further_contributions
@@ -55,23 +61,69 @@ class Opener:
         `ceiling` say where ops overwrite their inputs (`stages.replay.line`). Raises ScheduleError
         for an id that is no such op.
         """
+        return self._opened(executions, {}, in_place, ceiling)
+
+    def opened(self, point: Point) -> list[Step]:
+        """The schedule of a point of a frontier."""
+        return self.of_actions(point.actions, point.in_place, point.ceiling)
+
+    def of_actions(self, actions: Iterable[Action], in_place: bool, ceiling: int = 0) -> list[Step]:
+        """As `schedule`, of the actions of a plan, which may have transfers.
+
+        A storage that was sent leaves where its `Free` stands, after a wait, and comes back where
+        its `Prefetch` stands; what reads it waits first. Its copy is freed when it has come back
+        for the last time; what has one is not sent again. Raises ScheduleError for any other
+        action.
+        """
+        executions: list[int] = []
+        linked: dict[int, list[Offload | Prefetch | Free]] = {}
+        for action in actions:
+            if isinstance(action, Run):
+                executions.append(action.op)
+            elif isinstance(action, Offload | Prefetch | Free):
+                linked.setdefault(len(executions), []).append(action)
+            else:
+                raise ScheduleError(f"a plan has {action}, which is added to it")
+        return self._opened(executions, linked, in_place, ceiling)
+
+    def _opened(
+        self,
+        executions: Sequence[int],
+        linked: dict[int, list[Offload | Prefetch | Free]],
+        in_place: bool,
+        ceiling: int,
+    ) -> list[Step]:
         unknown = [op for op in executions if op not in self.positions]
         if unknown:
             raise ScheduleError(f"op {unknown[0]} is a view or no op of the graph")
         sequence = [self.positions[op] for op in executions]
-        runs = executions_of(self.problem, sequence, in_place, ceiling)
-        return _Opening(self.graph, self.problem, runs).steps()
+        moved = {place: sum(map(self._change, actions)) for place, actions in linked.items()}
+        runs = executions_of(self.problem, sequence, in_place, ceiling, moved)
+        return _Opening(self.graph, self.problem, runs, linked).steps()
 
-    def opened(self, point: Point) -> list[Step]:
-        """The schedule of a point of a frontier."""
-        return self.schedule(point.executions, point.in_place, point.ceiling)
+    def _change(self, action: Offload | Prefetch | Free) -> int:
+        """The bytes that an action brings to the device, negative where it takes some."""
+        if not 0 <= action.value < len(self.graph.values):
+            raise ScheduleError(f"a plan moves value {action.value}, which the graph does not have")
+        if isinstance(action, Offload):
+            return 0
+        size = self.graph.storages[self.graph.values[action.value].storage]
+        return size if isinstance(action, Prefetch) else -size
 
 
 class _Opening:
-    def __init__(self, graph: Graph, problem: Problem, runs: list[Execution]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        problem: Problem,
+        runs: list[Execution],
+        linked: dict[int, list[Offload | Prefetch | Free]],
+    ) -> None:
         self.graph = graph
         self.problem = problem
         self.runs = runs
+        self.linked = linked
+        self.away = _Away(graph, linked)
         self.maker = {value: op for op in graph.ops for value in op.outputs if value != NONE}
         self.views = {op.id for op in graph.ops if graph.is_view(op)}
         self.live: set[int] = set()
@@ -87,18 +139,57 @@ class _Opening:
 
     def steps(self) -> list[Step]:
         for position, run in enumerate(self.runs):
+            for action in self.linked.get(position, ()):
+                self.move(action)
             self.execute(position, run, self.graph.ops[self.problem.nodes[run.node].op])
+        for action in self.linked.get(len(self.runs), ()):
+            self.move(action)
         return self.out
+
+    def move(self, action: Offload | Prefetch | Free) -> None:
+        """What a plan sends, frees of what was sent, and brings back."""
+        storage = self.graph.values[action.value].storage
+        match action:
+            case Offload(value):
+                if storage in self.away.copies:
+                    return
+                self.make_view(value)
+                self.act(action)
+                self.away.moves(storage)
+            case Prefetch(value):
+                self.act(action)
+                self.live.add(value)
+                self.away.comes_back(storage)
+            case Free():
+                if storage not in self.away.copies:
+                    raise ScheduleError(f"a plan frees storage {storage}, which it has not sent")
+                self.settle(storage)
+                self.act(Free(self.any_value(storage)))
+                self.forget(storage)
+
+    def settle(self, storage: int) -> None:
+        """Waits for what is on its way, and forgets its copy where that is not needed any more."""
+        if storage not in self.away.moving:
+            return
+        value = self.any_value(storage)
+        self.act(Wait(value))
+        if self.away.settles(storage):
+            self.act(FreeCopy(value))
 
     def act(self, action: Action) -> None:
         self.out.append(Step(action))
 
     def execute(self, position: int, run: Execution, op: Op) -> None:
-        for value in reads_of(self.graph, op, run.repeated):
+        reads = reads_of(self.graph, op, run.repeated)
+        for value in reads if self.linked else ():
+            self.settle_before_use(self.graph.values[value].storage)
+        for value in reads:
             self.make_view(value)
         if op.target == LOSS_TARGET:
             for output in self.graph.outputs:
                 self.make_view(output.value)
+        if run.reuse is not None:
+            self.settle(run.overwrites)
         self.run(op, run)
         parts: list[int] = []
         for storage in run.drops:
@@ -106,6 +197,7 @@ class _Opening:
                 parts.append(self.handing.parts[storage])
                 continue
             if storage != run.overwrites and storage < len(self.graph.storages):
+                self.settle(storage)
                 self.act(Free(self.any_value(storage)))
             self.forget(storage)
         parts.sort(key=self.handing.order.index)
@@ -132,6 +224,11 @@ class _Opening:
             return NONE
         values = self.graph.values
         return next(value for value in op.in_place if values[value].storage == run.overwrites)
+
+    def settle_before_use(self, storage: int) -> None:
+        """Waits for what comes back."""
+        if storage in self.away.coming:
+            self.settle(storage)
 
     def make_view(self, value: int) -> None:
         """Makes a view, and the views it is a view of, unless they are there."""
@@ -163,6 +260,40 @@ class _Opening:
 
     def forget(self, storage: int) -> None:
         self.live.difference_update(self.values.get(storage, ()))
+
+
+class _Away:
+    """What transfers have moved, by storage: `copies` in the other memory, what is `moving` and not
+    waited for, of that what is `coming`, and how often each is still to come back."""
+
+    def __init__(self, graph: Graph, linked: dict[int, list[Offload | Prefetch | Free]]) -> None:
+        self.copies: set[int] = set()
+        self.moving: set[int] = set()
+        self.coming: set[int] = set()
+        self.returns = Counter(
+            graph.values[action.value].storage
+            for actions in linked.values()
+            for action in actions
+            if isinstance(action, Prefetch)
+        )
+
+    def moves(self, storage: int) -> None:
+        self.copies.add(storage)
+        self.moving.add(storage)
+
+    def comes_back(self, storage: int) -> None:
+        self.returns[storage] -= 1
+        self.moving.add(storage)
+        self.coming.add(storage)
+
+    def settles(self, storage: int) -> bool:
+        """Takes note of a wait; whether the copy is not needed any more."""
+        self.moving.remove(storage)
+        self.coming.discard(storage)
+        if self.returns[storage]:
+            return False
+        self.copies.remove(storage)
+        return True
 
 
 class _Handing:

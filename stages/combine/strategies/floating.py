@@ -6,7 +6,7 @@ from schemas.strategies import STRATEGIES
 from stages.combine.chain.floated import LONGEST, FloatedChain
 from stages.combine.chain.frontier import spread
 from stages.combine.chain.links import Links, links_of_blocks
-from stages.combine.schedule.executions import executions_of, runs
+from stages.combine.schedule.executions import candidate_of
 from stages.combine.strategies.strategy import Candidate, TrainingStep
 
 BUDGETS = 24
@@ -31,9 +31,7 @@ class Floated:
         found = []
         for index in spread(len(budgets), BUDGETS):
             sequence = chain.program.sequence(budgets[index])
-            executions = executions_of(step.problem, step.blocks, step.options, sequence)
-            actions = runs(step.problem, executions)
-            found.append(Candidate(actions, sequence, f"floating within {budgets[index]} bytes"))
+            found.append(candidate_of(step, sequence, f"floating within {budgets[index]} bytes"))
         return found
 
     def plans_of_chain(self, links: Links, slots: int) -> FloatedChain:

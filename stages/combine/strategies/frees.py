@@ -7,7 +7,7 @@ from stages.combine.chain.freed import FreedChain
 from stages.combine.chain.frontier import ChainFrontier, spread
 from stages.combine.chain.links import Links, links_of_blocks
 from stages.combine.chain.search import Search
-from stages.combine.schedule.executions import executions_of, runs
+from stages.combine.schedule.executions import candidate_of
 from stages.combine.strategies.strategy import Candidate, TrainingStep
 
 BUDGETS = 12
@@ -37,9 +37,7 @@ class Frees:
         search, made = Search(links), []
         for plan in chosen:
             sequence = search.fastest(plan.peak, STATES).sequence or plan.sequence
-            executions = executions_of(step.problem, step.blocks, step.options, sequence)
-            actions = runs(step.problem, executions)
-            made.append(Candidate(actions, sequence, f"search within {plan.peak} bytes"))
+            made.append(candidate_of(step, sequence, f"search within {plan.peak} bytes"))
         return made
 
     def plans_of_chain(self, links: Links, slots: int) -> FreedChain:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from schemas.strategies import STRATEGIES
 from stages.combine.chain.frontier import ChainFrontier, spread
 from stages.combine.chain.links import Links, links_of_blocks
-from stages.combine.schedule.executions import executions_of, runs
+from stages.combine.schedule.executions import candidate_of
 from stages.combine.strategies.strategy import Candidate, TrainingStep
 
 BUDGETS = 24
@@ -39,7 +39,6 @@ def candidates_of(step: TrainingStep, links: Links) -> list[Candidate]:
     found: list[Candidate] = []
     for index in spread(len(plans), BUDGETS):
         plan = plans[index]
-        executions = executions_of(step.problem, step.blocks, step.options, plan.sequence)
-        actions = runs(step.problem, executions)
-        found.append(Candidate(actions, plan.sequence, f"dynamic program, {plan.peak} bytes"))
+        origin = f"dynamic program, {plan.peak} bytes"
+        found.append(candidate_of(step, plan.sequence, origin))
     return found

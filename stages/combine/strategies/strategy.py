@@ -9,7 +9,9 @@ from typing import Protocol
 
 from schemas.actions import Action, Run
 from schemas.blocks import Blocks
+from schemas.graph import Graph
 from schemas.hierarchy import Hierarchy
+from schemas.link import HostLink
 from schemas.options import Option
 from schemas.problem import Problem
 from schemas.sequence import Operation
@@ -21,12 +23,15 @@ from stages.combine.chain.links import Links
 @dataclass(frozen=True)
 class TrainingStep:
     """A training step as strategies see it: the condensed graph, its blocks, the options of each
-    distinct block by digest, and its hierarchy of clusters, where it came with one."""
+    distinct block by digest, its hierarchy of clusters and the link to another memory, where it
+    came with one, and the graph itself, for the values that may take the link."""
 
     problem: Problem
     blocks: Blocks
     options: Mapping[str, list[Option]]
     hierarchy: Hierarchy | None = None
+    link: HostLink | None = None
+    graph: Graph | None = None
 
 
 @dataclass(frozen=True)

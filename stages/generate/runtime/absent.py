@@ -60,6 +60,17 @@ def joining(operator: Any, gradients: int, loose: bool, *args: Any, **kwargs: An
     return operator(*args, **kwargs)
 
 
+def for_view(gradient: Any, shape: Sequence[int]) -> Any:
+    """The gradient where it has a view of this shape, else a contiguous copy, as a reshape of eager
+    makes one."""
+    if isinstance(gradient, Absent):
+        return torch.ops.aten.clone.default(gradient, memory_format=torch.contiguous_format)
+    reshaped = gradient.reshape(shape)
+    if reshaped.data_ptr() == gradient.data_ptr():
+        return gradient
+    return reshaped.view(gradient.shape)
+
+
 def _only(present: list[torch.Tensor], result: torch.Tensor, loose: bool) -> torch.Tensor:
     """The one operand of a sum that is there: itself where the sum overwrites it, else a copy."""
     if len(present) > 1:

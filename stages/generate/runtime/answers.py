@@ -28,6 +28,7 @@ class Answers:
         ]
         self.exact = inputs if ("strides", True) in interface.asked else []
         self.exact = self.exact + (own if ("strides", False) in interface.asked else [])
+        self.ones = interface.ones
         self.strides = [tensor.strides for tensor in interface.tensors]
 
     def check(
@@ -49,6 +50,13 @@ class Answers:
                 raise Difference(
                     f"{self.names[at]} has strides {tensors[at].stride()}, the plan was made for "
                     f"{self.strides[at]} and the forward asks for them"
+                )
+        for at in self.ones:
+            if not _is_ones(tensors[at]):
+                raise Difference(
+                    f"{self.names[at]} holds more than ones, and the plan rests on it that it is "
+                    "ones",
+                    "plan without ones=True, or with a sample of such contents, too",
                 )
         if self.alike:
             own = (
@@ -73,3 +81,7 @@ class Answers:
                 f"{one} {was} the same object as {other}, which the forward asks for and which was "
                 f"otherwise when the plan was made"
             )
+
+
+def _is_ones(tensor: torch.Tensor) -> bool:
+    return bool((tensor if tensor.dtype == torch.bool else tensor == 1).all())

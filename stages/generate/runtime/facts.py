@@ -81,9 +81,9 @@ class Interface:
     of one function. `spaced` are the inputs that may come with other gaps between their
     elements, of which the step takes a copy. `order` is the one in which autograd comes to the
     outputs. `alike` has for each input the first one that is the same object, where the forward
-    asks for that; `asked` what else it asks, of inputs (True) or of the model's own. `all_arrive`
-    says that Python ran in the backward which is not that of the model where the gradient of an
-    output is absent.
+    asks for that; `asked` what else it asks, of inputs (True) or of the model's own. `ones` are
+    inputs that the step rests on being nothing but ones. `all_arrive` says that Python ran in the
+    backward which is not that of the model where the gradient of an output is absent.
     `eval_modules` are the submodules that were in evaluation mode. `autocast` is, by device type,
     the dtype that autocast was on with, or None, and `autocast_cache` whether it kept its casts.
     `cast` are the positions of the tensors that are cast as autocast would, `spared` the dtypes of
@@ -111,6 +111,7 @@ class Interface:
     order: tuple[int, ...]
     alike: tuple[tuple[int, int], ...]
     asked: tuple[tuple[str, bool], ...]
+    ones: tuple[int, ...]
     all_arrive: bool
     eval_modules: frozenset[str]
     autocast: dict[str, str | None]

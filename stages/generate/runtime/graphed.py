@@ -2,7 +2,8 @@
 
 What is launched is captured by `torch.cuda.graph`, once, and replayed from then on, in the order in
 which it was captured and with one private pool of memory, which is why the pool has the size of the
-plan. `torch.cuda.make_graphed_callables` captures too, but runs three steps more to warm up, which
+plan; what a plan takes ahead of its steps is taken in that pool.
+`torch.cuda.make_graphed_callables` captures too, but runs three steps more to warm up, which
 write buffers and draw random numbers; hands all gradients over at once; holds on to the parameters
 that it has seen; and lets a gradient that was accumulated lie where the next run writes. Here
 the guards of a planned module are looked at before each replay, gradients are handed over slice by
@@ -28,6 +29,7 @@ from typing import Any
 import torch
 
 from .absent import Absent
+from .ahead import Ahead
 from .arrived import Arrived
 from .chain import Step
 from .facts import Interface
@@ -45,6 +47,8 @@ def refusal(step: Step, interface: Interface) -> str:
             "the plan draws random numbers once more where it recomputes, from a state that a CUDA "
             "graph cannot set"
         )
+    if "Transfers" in getattr(step, "__globals__", {}):
+        return "the plan sends tensors to the host, in streams that a CUDA graph does not have"
     if interface.assigned:
         path = interface.tensors[interface.assigned[0]].path
         return f"the model puts another tensor in the place of {path} at each call"
@@ -60,8 +64,9 @@ class Graphed:
     calls, as is the first of all.
     """
 
-    def __init__(self, step: Step, interface: Interface) -> None:
+    def __init__(self, step: Step, interface: Interface, arena: int = 0) -> None:
         self.step = step
+        self.arena = arena
         self.inputs = [at for at, t in enumerate(interface.tensors) if t.kind == "input"]
         self.fixed = [at for at, t in enumerate(interface.tensors) if t.kind != "input"]
         self.slices = interface.slices
@@ -253,6 +258,8 @@ class Captured:
         )
         # Where the end of a capture fails, torch.cuda.graph leaves its stream the current one.
         with torch.cuda.stream(torch.cuda.current_stream(self.device)), capturing:
+            if not self.graphs:
+                Ahead(self.owner.arena).take(self.device)
             yielded = self.program.send(sent)
         return made, yielded
 

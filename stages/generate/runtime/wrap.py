@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
+from .ahead import Ahead
 from .caches import register_caches
 from .chain import Step, execute
 from .facts import Interface
@@ -33,9 +34,11 @@ def wrap(
     otherwise: Otherwise,
     load: Callable[..., torch.nn.Module],
     cuda_graphs: bool = False,
+    arena: int = 0,
 ) -> Model:
     """A module of the model's own class that shares all its state and runs the planned step, with
-    `cuda_graphs` as CUDA graphs (see `graphed`).
+    `cuda_graphs` as CUDA graphs (see `graphed`). Ahead of the first step it takes the bytes of an
+    `arena` of the GPU (see `ahead`).
 
     Module and model share the attributes themselves: what is set, moved or replaced on one is so on
     the other. `load` rebuilds it when it is copied or unpickled; where whoever loaded the package
@@ -54,17 +57,19 @@ def wrap(
         refused = refusal(step, interface)
         if refused:
             raise RuntimeError(f"{refused}: load the plan without cuda_graphs")
-    loading = Loading(load, otherwise, cuda_graphs)
+    loading = Loading(load, otherwise, cuda_graphs, arena)
     return _face(_planned_class(base, model, interface, step, loading), model)
 
 
 @dataclass(frozen=True)
 class Loading:
-    """How a planned module was loaded, and is loaded again where it is copied or unpickled."""
+    """How a planned module was loaded, and is loaded again where it is copied or unpickled; the
+    package itself names the bytes of its `arena`."""
 
     load: Callable[..., torch.nn.Module]
     otherwise: Otherwise
     cuda_graphs: bool
+    arena: int
 
     def again(self, model: torch.nn.Module) -> torch.nn.Module:
         """The planned module of another model."""
@@ -87,7 +92,8 @@ def _planned_class(
     loading: Loading,
 ) -> type[Model]:
     register_caches()
-    run = Graphed(step, interface) if loading.cuda_graphs else step
+    run = Graphed(step, interface, loading.arena) if loading.cuda_graphs else step
+    ahead = Ahead(0 if loading.cuda_graphs else loading.arena)
     guards = Guards(interface, _face(base, model), Path(__file__).parent)
     assemble = assembler(interface)
 
@@ -107,6 +113,7 @@ def _planned_class(
                     raise
                 tensors = None
             if tensors is not None:
+                ahead.take(tensors[0].device)
                 return assemble(*execute(run, interface, tensors), tensors)
         return base.forward(self, *args, **kwargs)
 

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from schemas.actions import Action
-from stages.replay.rules import freeing, gradients, random_state, running
+from stages.replay.rules import freeing, gradients, random_state, running, transfers
 from stages.replay.rules.rule import Rule
 
-RULES: list[Rule] = [running.RULE, gradients.RULE, random_state.RULE, freeing.RULE]
+RULES: list[Rule] = [
+    running.RULE,
+    gradients.RULE,
+    random_state.RULE,
+    freeing.RULE,
+    transfers.RULE,
+]
 """A new one is a line here."""
 
 RULE_OF: dict[type[Action], Rule] = {kind: rule for rule in RULES for kind in rule.actions}

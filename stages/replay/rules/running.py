@@ -73,6 +73,10 @@ def _check_reads(state: State, effect: Effect, op: Op) -> None:
     for value in effect.reads:
         if not state.is_live(value):
             raise state.refuse(f"op {op.id} ({op.target}) reads value {value}, which is not live")
+        if state.storage(value) in state.away.coming:
+            raise state.refuse(
+                f"op {op.id} ({op.target}) reads value {value}, which has not come back"
+            )
         left = state.gone.get(state.storage(value))
         if left is not None:
             raise state.refuse(f"op {op.id} ({op.target}) reads value {value} after {left}")

@@ -55,16 +55,23 @@ def test_nothing_is_wrong_with_a_plan_for_a_gpu(chosen: Path) -> None:
     assert complaints(choose("none")) == []
 
 
-@pytest.mark.parametrize("name", ["requested", "allocated", "reserved", "workspaces"])
+@pytest.mark.parametrize("name", ["requested", "allocated", "reserved", "renewed", "workspaces"])
 def test_figures_that_the_schedule_does_not_take_are_told(chosen: Path, name: str) -> None:
     gpu = store.read_json(chosen)["gpu"]
     rewrite(chosen, gpu={**gpu, name: gpu[name] + 512})
     assert any("of a GPU, where the schedule takes" in said for said in complaints(chosen))
 
 
+def test_memory_ahead_that_the_schedule_was_not_planned_with_is_told(chosen: Path) -> None:
+    """What is reserved is played with it."""
+    gpu = store.read_json(chosen)["gpu"]
+    rewrite(chosen, gpu={**gpu, "arena": 64 << 20})
+    assert any("of a GPU, where the schedule takes" in said for said in complaints(chosen))
+
+
 def test_a_budget_that_what_is_reserved_exceeds_is_told(chosen: Path) -> None:
     document = store.read_json(chosen)
-    less = document["gpu"]["reserved"] - 1
+    less = document["gpu"]["renewed"] - 1
     own = document["budget_bytes"] - (document["budget_total"] - less)
     rewrite(chosen, budget=f"{less}B", budget_total=less, budget_bytes=own)
     assert [said for said in complaints(chosen) if "reserves" in said] == [

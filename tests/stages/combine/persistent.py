@@ -102,7 +102,7 @@ def _stored(links: Links, state: State) -> int:
     outputs = sum(links.at(position).output for position in state.outputs if position)
     kept = sum(links.at(position).ways[index].save for position, index in state.kept)
     grown = sum(links.at(p).gradient for p in range(state.next_backward + 1, len(links) + 1))
-    return links.held + outputs + kept + grown
+    return links.throughout + outputs + kept + grown
 
 
 def cases() -> list[dict]:

@@ -21,6 +21,7 @@ from stages.combine.frontier import frontier
 from stages.combine.schedule.executions import runs
 from stages.combine.strategies.registry import strategy
 from stages.combine.strategies.strategy import Candidate
+from stages.replay.allocator import Taken
 from stages.replay.allocator_settings import MIB
 from stages.replay.condense import condense
 from stages.replay.gpu_memory import on_gpu
@@ -73,11 +74,11 @@ def test_what_is_reserved_is_within_the_budget_where_what_is_requested_is_not_en
         if not plan.feasible:
             continue
         assert plan.gpu is not None and point is not None
-        played = on_gpu(graph, costs, steps)
-        assert (plan.gpu.requested, plan.gpu.allocated, plan.gpu.reserved, plan.gpu.workspaces) == (
-            played.most.requested, played.most.allocated, played.most.reserved, 0
-        )  # fmt: skip
-        assert plan.gpu.reserved <= total(plan)
+        played = on_gpu(graph, costs, steps, plan.gpu.arena)
+        gpu = plan.gpu
+        assert Taken(gpu.requested, gpu.allocated, gpu.reserved) == played.most
+        assert (gpu.renewed, gpu.workspaces) == (played.renewed, 0)
+        assert gpu.reserved <= gpu.renewed <= total(plan)
         assert replay(graph, costs, steps).peak == plan.peak == point.peak
         assert plan.time is not None and plan.lower_bound is not None
         assert plan.lower_bound <= plan.time
@@ -85,6 +86,25 @@ def test_what_is_reserved_is_within_the_budget_where_what_is_requested_is_not_en
         assert asked[0].time is not None and asked[0].time <= plan.time
         lowered += on_gpu(graph, costs, asked[2]).most.reserved > total(plan)
     assert lowered
+
+
+def test_memory_is_taken_ahead_only_where_a_plan_reserves_too_much_without(model: Model) -> None:
+    """Then less is reserved, and no more requested."""
+    graph, costs, _, _ = model
+    ahead = 0
+    for share in range(90, 30, -3):
+        plan, _, steps = choose(*model, f"{share}%")
+        if plan.gpu is None or not plan.feasible:
+            continue
+        plain = on_gpu(graph, costs, steps)
+        assert plan.gpu.requested == plain.most.requested
+        if not plan.gpu.arena:
+            assert plan.gpu.renewed == plain.renewed
+            continue
+        ahead += 1
+        assert plan.gpu.renewed <= total(plan) < plain.renewed
+        assert f"{plan.gpu.arena:,} of them at once, ahead of the first step" in plan.sentence
+    assert ahead
 
 
 def test_no_point_of_the_frontier_that_fits_is_faster(model: Model) -> None:
@@ -146,6 +166,7 @@ def test_a_baseline_says_what_it_takes(model: Model) -> None:
     plan, _, steps = choose(*model, "none")
     assert plan.gpu is not None and plan.budget_total is None
     assert plan.gpu.reserved == on_gpu(*model[:2], steps).most.reserved
+    assert plan.gpu.arena == 0
 
 
 def test_settings_that_are_not_followed_are_refused() -> None:
@@ -182,7 +203,7 @@ def test_a_search_that_finds_nothing_falls_back_to_the_frontier(
     graph, _, _, made = model
     counted = in_all.InAll(player_of(model), fixed_bytes(graph))
     limits: list[int] = []
-    monkeypatch.setattr(in_all, "refined", lambda player, made, limit, _: limits.append(limit))
+    monkeypatch.setattr(in_all, "refined", lambda player, made, limit, *_: limits.append(limit))
     sizes = [counted.of(point) for point in made.points]
     for room in sizes:
         found = counted.fitted(made, made.points[0], room)

@@ -17,7 +17,8 @@ import torch
 class Gpus:
     """Some devices, one of them current. `calls` is what was asked for, by name and device;
     `requested` are the live bytes of each device, `peaks` the most since the last reset, `traces`
-    what its allocator did, `settings` what that was set to."""
+    what its allocator did, `settings` what that was last set to, and `expandable` whether its
+    segments are."""
 
     count: int = 2
     current: int = 0
@@ -26,6 +27,7 @@ class Gpus:
     peaks: dict[int, int] = field(default_factory=dict)
     traces: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
     settings: str = ""
+    expandable: bool = False
 
     def number(self, device: Any = None) -> int:
         """The number of a device, of the current one where none is named."""
@@ -70,15 +72,24 @@ class Gpus:
             "requested_bytes.all.current": live,
             "requested_bytes.all.peak": most,
             "allocated_bytes.all.peak": -(-most // 512) * 512,
-            "reserved_bytes.all.peak": -(-most // (2 << 20)) * (2 << 20),
+            "reserved_bytes.all.peak": _segments(most),
+            "reserved_bytes.all.current": _segments(most),
         }
+
+    def free_and_total(self, device: Any = None) -> tuple[int, int]:
+        """The double of torch.cuda.mem_get_info: of 8 GiB, a context takes 300 MiB."""
+        reserved = self.stats(device)["reserved_bytes.all.current"]
+        return (8 << 30) - (300 << 20) - reserved, 8 << 30
 
     def snapshot(self, device: Any = None) -> dict[str, Any]:
         """The double of torch.cuda.memory._snapshot."""
         traces = [list(self.traces.get(number, [])) for number in range(self.count)]
         return {
             "device_traces": traces,
-            "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": self.settings},
+            "allocator_settings": {
+                "PYTORCH_CUDA_ALLOC_CONF": self.settings,
+                "expandable_segments": self.expandable,
+            },
         }
 
     def reset(self, device: Any = None) -> None:
@@ -103,6 +114,10 @@ class Gpus:
         return Event()
 
 
+def _segments(size: int) -> int:
+    return -(-size // (2 << 20)) * (2 << 20)
+
+
 def stand_in(patch: pytest.MonkeyPatch, count: int = 2, current: int = 0) -> Gpus:
     """Puts doubles in the place of torch.cuda."""
     gpus = Gpus(count, current)
@@ -115,6 +130,7 @@ def stand_in(patch: pytest.MonkeyPatch, count: int = 2, current: int = 0) -> Gpu
         "synchronize": gpus.noted("synchronize"),
         "empty_cache": gpus.noted("empty_cache"),
         "memory_stats": gpus.stats,
+        "mem_get_info": gpus.free_and_total,
         "reset_peak_memory_stats": gpus.reset,
         "Event": gpus.event,
         "_sleep": lambda cycles: gpus.calls.append(("fill", gpus.current)),

@@ -121,4 +121,9 @@ def test_the_settings_that_costs_name_are_those_that_the_allocator_has(
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "roundup_power2_divisions:[256:1,512:2,>:4]")
     assert found().divisions[15] == 4 and found().max_split is None
     gpus.settings = "expandable_segments:True"
+    gpus.expandable = True
     assert found() == AllocatorSettings(expandable=True)
+    gpus.settings = "max_split_size_mb:64"
+    assert found() == AllocatorSettings(expandable=True, max_split=64 * MIB), "it outlasts them"
+    gpus.settings, gpus.expandable = "expandable_segments:False", False
+    assert found() == AllocatorSettings()

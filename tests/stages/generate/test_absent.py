@@ -53,10 +53,24 @@ def _recurrent(kind: Any, **options: Any) -> tuple[nn.Module, Any]:
     return kind(6, 8, bidirectional=True, **options), ((torch.randn(5, 2, 6),), {})
 
 
+class Cached(nn.Module):
+    """Attention that gives its keys and values, too, as a model with a cache does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        q, k, v = (part(x).view(2, 5, 2, 4).transpose(1, 2) for part in self.parts[:3])
+        out = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.parts[3](out.transpose(1, 2).reshape(2, 5, 8)), k, v
+
+
 @pytest.mark.parametrize(
     "made",
     [
         _gpt2,
+        lambda: (Cached(), ((torch.randn(2, 5, 8),), {})),
         lambda: _recurrent(nn.GRU),
         lambda: _recurrent(nn.LSTM),
         lambda: _recurrent(nn.LSTM, batch_first=True),

@@ -11,11 +11,13 @@ import torch
 
 from schemas.costs import Allocations
 from schemas.graph import NONE
+from stages.device.operators import resolve
 from stages.profile import loss as loss_room
 from stages.profile import measure as room
 from stages.profile.loss import measure_loss
-from stages.profile.measure import measure_op
+from stages.profile.measure import measure_op, measure_random_state
 from stages.profile.operands import make_tensor
+from stages.profile.sweep import cache_bytes
 from tests.stages.device.gpus import Gpus, stand_in
 from tests.stages.profile.test_profile import graph_of
 
@@ -153,3 +155,32 @@ def test_a_loss_has_its_own_allocations_and_those_that_libraries_keep_in_each_th
     assert (again.seconds, again.allocations) == (1.0, cost.allocations)
     monkeypatch.undo()
     assert measure_loss(graph, lambda output: output.sum(), device=ON_CPU).allocations is None
+
+
+def test_the_random_state_of_a_gpu_takes_no_bytes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lies on the host; a save and a restore are those of the device that is named."""
+    gpus = stand_in(monkeypatch)
+    asked: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: asked.append(device))
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: asked.append(device))
+    place = torch.device("cuda", 1)
+    cost = measure_random_state(place)
+    assert (cost.peak, cost.net) == (0, 0) and cost.seconds > 0
+    assert set(asked) == {place} and gpus.current == 0
+
+
+def test_half_of_the_cache_of_a_gpu_is_swept(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch)
+    assert cache_bytes(torch.device("cuda", 1)) == 1 << 20
+
+
+def test_operands_of_a_gpu_are_tried_on_the_host() -> None:
+    graph = graph_of((torch.nn.Linear(4, 4).train(), ((torch.ones(2, 4),), {})), "m")
+    op = next(op for op in graph.ops if "mm" in op.target)
+    operands = {
+        value: make_tensor(graph.values[value], lambda tensor: None, ON_CPU) for value in op.inputs
+    }
+    overload = resolve(op.target)
+    tried = room._OpRun(graph, op, overload, operands, torch.device("cuda", 0), 0).on_host()
+    assert {tensor.device for tensor in tried.operands.values()} == {ON_CPU}
+    assert tried.ordinary()().shape == (2, 4)

@@ -127,7 +127,10 @@ def test_sizes_rounded_to_parts_of_powers_of_two() -> None:
 
 
 def test_divisions_of_all_sizes() -> None:
-    assert parse_settings("roundup_power2_divisions:[>:4]").divisions == dict.fromkeys(range(16), 4)
+    """A list that names no size is of those above 1 MiB, as in PyTorch 2.11."""
+    assert parse_settings("roundup_power2_divisions:4").divisions == dict.fromkeys(range(16), 4)
+    above = parse_settings("roundup_power2_divisions:[>:4]").divisions
+    assert above == dict.fromkeys(range(1, 16), 4)
 
 
 def test_where_nothing_was_allocated_nothing_is_taken() -> None:

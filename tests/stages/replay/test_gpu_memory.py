@@ -15,7 +15,7 @@ from schemas.problem import Node, Problem, Storage
 from stages.combine.schedule.opening import open_schedule
 from stages.replay.allocator import Taken
 from stages.replay.allocator_settings import MIB
-from stages.replay.gpu_memory import OnGpu, on_gpu
+from stages.replay.gpu_memory import OnGpu, on_gpu, reserving_least
 from stages.replay.line import executions
 from stages.replay.referee import replay
 from tests.stages.combine.problems import problems, sequences
@@ -153,6 +153,56 @@ def test_the_settings_are_those_of_the_costs() -> None:
     assert taken(graph, costs, build).most.reserved == (2 + 40) * MIB
     with pytest.raises(ConfigError, match="have garbage_collection_threshold"):
         taken(graph, costs, "2.13, PYTORCH_ALLOC_CONF=garbage_collection_threshold:0.5")
+
+
+def inputs_of(graph: Graph, *sizes: int) -> Graph:
+    """The graph with inputs of its own."""
+    first = len(graph.storages)
+    made = [
+        replace(graph.values[0], id=len(graph.values) + at, storage=first + at, kind="input")
+        for at in range(len(sizes))
+    ]
+    return replace(
+        graph, values=[*graph.values, *made], storages=[*graph.storages, *sizes]
+    )  # fmt: skip
+
+
+def test_new_inputs_are_made_while_the_old_ones_are_there() -> None:
+    """Two of 15 MiB at a time are cut from the segments of 20 and 30 MiB that a step has left, of
+    which the second is then not whole: the next step needs another one."""
+    graph, costs = step(700, 30 * MIB)
+    fixed = taken(graph, costs)
+    assert fixed.renewed == fixed.most.reserved == 32 * MIB
+    found = taken(inputs_of(graph, 15 * MIB), costs)
+    assert found.most.reserved == (32 + 16) * MIB
+    assert found.renewed == (32 + 16 + 30) * MIB
+
+
+def test_a_segment_taken_ahead_serves_blocks_of_many_sizes() -> None:
+    """Three blocks of 30 MiB one after the other with ones of 50: without it, two segments of each
+    size; from one segment of what is requested they are all cut."""
+    graph, costs = step(700, 3 * MIB)
+    size, other = 30 * MIB, 50 * MIB
+    moves = [size, size, -1, -2, other, -3, 3 * MIB]
+    costs = measured(costs, "aten.op1.default", moves, [])
+    steps = open_schedule(graph, costs, [op.id for op in graph.ops], False)
+    plain = on_gpu(graph, costs, steps)
+    ahead = on_gpu(graph, costs, steps, 60 * MIB)
+    assert plain.most.reserved == (2 + 30 + 30 + 50) * MIB
+    assert ahead.most.reserved == (2 + 60) * MIB
+    assert ahead.most.requested == plain.most.requested
+    best = reserving_least(graph, costs, steps)
+    assert best.renewed <= ahead.renewed and best.arena
+    assert reserving_least(graph, costs, steps, plain.renewed) == plain
+
+
+def test_a_segment_ahead_is_of_no_use_where_segments_grow() -> None:
+    graph, costs = step(700, 3 * MIB)
+    costs = measured(costs, "aten.op1.default", [30 * MIB, -1, 50 * MIB, -2, 3 * MIB], [])
+    device = replace(costs.device, build="2.13, PYTORCH_ALLOC_CONF=expandable_segments:True")
+    costs = Costs(costs.rows.values(), device)
+    steps = open_schedule(graph, costs, [op.id for op in graph.ops], False)
+    assert reserving_least(graph, costs, steps).arena == 0
 
 
 @settings(max_examples=150, deadline=None)

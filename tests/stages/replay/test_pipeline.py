@@ -12,7 +12,7 @@ import pytest
 
 from schemas.errors import ScheduleError
 from schemas.pattern import Kind, Pattern, PatternOperation, check_pattern
-from stages.replay.pipeline import Room, StageBytes, play_pattern
+from stages.replay.pipeline import Capacity, StageBytes, play_pattern
 
 CASES = Path(__file__).parents[2] / "cases" / "pipeline_patterns.json"
 KINDS: dict[str, Kind] = {"F": "forward", "B": "backward"}
@@ -63,7 +63,7 @@ def test_the_known_patterns(case: dict[str, Any]) -> None:
     check_pattern(pattern, "the case")
     stored = {o["stage"]: o["activation"] for o in case["ops"]}
     stages = [StageBytes(stored[stage]) for stage in range(1, case["stages"] + 1)]
-    room = Room({str(device): size for device, size in enumerate(case["weights"])})
+    room = Capacity({str(device): size for device, size in enumerate(case["weights"])})
     if not case["expected_valid"]:
         with pytest.raises(ScheduleError):
             play_pattern(pattern, stages, room)
@@ -75,7 +75,7 @@ def test_the_known_patterns(case: dict[str, Any]) -> None:
 
 
 def test_two_stages_over_a_link() -> None:
-    played = play_pattern(TWO, BYTES, Room({"a": 100}, {"a": 120, "b": 7}))
+    played = play_pattern(TWO, BYTES, Capacity({"a": 100}, {"a": 120, "b": 7}))
     assert played.in_flight == [2, 1]
     assert played.peaks == {"a": 120, "b": 7}
     assert played.span == 2
@@ -113,18 +113,18 @@ def test_two_stages_over_a_link() -> None:
 )  # fmt: skip
 def test_what_could_not_run_is_refused(pattern: Pattern, words: str) -> None:
     with pytest.raises(ScheduleError, match=words):
-        play_pattern(pattern, BYTES, Room())
+        play_pattern(pattern, BYTES, Capacity())
 
 
 def test_too_little_memory_is_refused() -> None:
     for memory in ({"a": 119}, {"b": 6}):
         with pytest.raises(ScheduleError, match=r"needs (120|7) bytes and has (119|6)"):
-            play_pattern(TWO, BYTES, Room({"a": 100}, memory))
+            play_pattern(TWO, BYTES, Capacity({"a": 100}, memory))
 
 
 def test_other_stages_than_are_known_are_refused() -> None:
     with pytest.raises(ScheduleError, match="the pattern has 2 stages, 1 are known"):
-        play_pattern(TWO, BYTES[:1], Room())
+        play_pattern(TWO, BYTES[:1], Capacity())
 
 
 def alone(*starts: float, durations: Sequence[float] = (1, 1, 1, 1)) -> Pattern:
@@ -143,27 +143,27 @@ def test_what_waits_on_the_same_device_is_counted() -> None:
     """The output of stage 1 waits for the forward of stage 2 while another operation runs, and the
     gradient of it for the backward of stage 1; while none runs, they do not count."""
     stages = [StageBytes(10, output=3, gradient=5), StageBytes(20)]
-    assert play_pattern(alone(0, 1, 2, 3), stages, Room()).peaks == {"a": 30}
+    assert play_pattern(alone(0, 1, 2, 3), stages, Capacity()).peaks == {"a": 30}
     # stage 2 works on a batch while the output of the next one waits
-    held = play_pattern(alone(0, 9, 10, 11), stages, Room())
+    held = play_pattern(alone(0, 9, 10, 11), stages, Capacity())
     assert held.in_flight == [2, 1]
     assert held.peaks == {"a": 10 + 10 + 20 + 3}
-    late = play_pattern(alone(0, 1, 2, 8 + 6), stages, Room())
+    late = play_pattern(alone(0, 1, 2, 8 + 6), stages, Capacity())
     assert late.in_flight == [2, 1]
     assert late.peaks == {"a": 10 + 10 + 20 + 5}
     early = play_pattern(alone(0, 8 + 2, 8 + 4, 8 + 5), [StageBytes(10, output=30), StageBytes(1)],
-                         Room())  # fmt: skip
+                         Capacity())  # fmt: skip
     assert early.peaks == {"a": 10 + 10 + 30 + 1}
     between = play_pattern(alone(0, 8 + 5, 8 + 6, 16 + 2), [StageBytes(10, 30), StageBytes(1)],
-                           Room())  # fmt: skip
+                           Capacity())  # fmt: skip
     assert between.peaks == {"a": 3 * 10 + 2 * 30}
 
 
 def test_temporary_bytes_count_while_their_operation_runs() -> None:
     stages = [StageBytes(10, forward=100, backward=7), StageBytes(20, forward=1, backward=50)]
-    assert play_pattern(alone(0, 1, 2, 3), stages, Room()).peaks == {"a": 110}
+    assert play_pattern(alone(0, 1, 2, 3), stages, Capacity()).peaks == {"a": 110}
     stages[0] = StageBytes(10, forward=1, backward=100)
-    assert play_pattern(alone(0, 1, 2, 3), stages, Room()).peaks == {"a": 110}
+    assert play_pattern(alone(0, 1, 2, 3), stages, Capacity()).peaks == {"a": 110}
 
 
 def test_operations_that_take_no_time_go_by_batch() -> None:
@@ -171,6 +171,15 @@ def test_operations_that_take_no_time_go_by_batch() -> None:
     moment, and after the forward of its own."""
     stages = [StageBytes(10), StageBytes(20)]
     nothing = (0, 0, 0, 0)
-    assert play_pattern(alone(0, 0, 0, 0, durations=nothing), stages, Room()).in_flight == [1, 1]
-    assert play_pattern(alone(0, 3, 3, 8, durations=nothing), stages, Room()).in_flight == [1, 1]
-    assert play_pattern(alone(0, 0, 8, 16, durations=nothing), stages, Room()).in_flight == [2, 1]
+    assert play_pattern(alone(0, 0, 0, 0, durations=nothing), stages, Capacity()).in_flight == [
+        1,
+        1,
+    ]
+    assert play_pattern(alone(0, 3, 3, 8, durations=nothing), stages, Capacity()).in_flight == [
+        1,
+        1,
+    ]
+    assert play_pattern(alone(0, 0, 8, 16, durations=nothing), stages, Capacity()).in_flight == [
+        2,
+        1,
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from schemas.actions import Compute
 from schemas.arguments import encode_arguments
 from schemas.blocks import Block, Blocks, problem_digest, write_blocks
 from schemas.costs import Cost, Costs, Device, op_key, write_costs
@@ -254,7 +255,7 @@ def measurement_of(plan: Plan, **changes: object) -> Measurement:
         gap=plan.gap, predicted_peak=plan.peak, measured_peak=plan.peak,
         unplanned_peak=plan.keep_all.peak, accumulate_peak=plan.peak,
         unplanned_accumulate_peak=plan.keep_all.peak, predicted_allocated=None, allocated_peak=None,
-        predicted_reserved=None, reserved_peak=None, budget_total=plan.budget_total,
+        predicted_reserved=None, reserved_peak=None, context=None, budget_total=plan.budget_total,
         predicted_time=time,
         measured_time=time, unplanned_time=plan.keep_all.time,
         time_ratio=time / plan.keep_all.time, time_ratio_first_quartile=1.0,
@@ -320,7 +321,7 @@ def _point(result: Replay, executions: list[int]) -> Point:
         polished=False,
         in_place=False,
         ceiling=0,
-        executions=executions,
+        actions=[Compute(op) for op in executions],
         sequence=[],
         origin="",
     )

@@ -20,7 +20,7 @@ from schemas.errors import ArtifactError, ConfigError
 from schemas.graph import write_graph
 from schemas.measurement import read_measurement, write_measurement
 from schemas.plan import GpuMemory, read_plan, write_plan
-from stages.report import cli
+from stages.report import cli, summary
 from stages.report.index import run_index
 from stages.report.load import load_model, load_run
 from stages.report.page import model_page
@@ -98,24 +98,49 @@ def test_a_plan_for_a_gpu_states_its_bytes_in_three_ways(results: Path, tmp_path
     folder = tmp_path / "small"
     shutil.copytree(results / "small", folder)
     place = folder / "rockmate" / "50pct"
-    gpu = GpuMemory(8_000_001, 8_000_512, 8_388_608, 1_000_000, 9_000_000)
+    gpu = GpuMemory(8_000_001, 8_000_512, 8_388_608, 10_000_000, 1_000_000, 9_000_000, 2_097_152)
     plan = replace(read_plan(place / "plan.json"), gpu=gpu)
     write_plan(place / "plan.json", plan)
     found = replace(
         read_measurement(place / "measurement.arrow"),
         predicted_allocated=gpu.allocated, allocated_peak=gpu.allocated,
         predicted_reserved=gpu.reserved, reserved_peak=gpu.reserved + 2_097_152,
+        context=300_000_000,
     )  # fmt: skip
     write_measurement(place / "measurement.arrow", found)
     html = page_of(folder)[0]
     for said in (
         "8,000,001 bytes, 1.0 MB of them libraries",
-        "8,388,608 bytes, without CUDA",
+        "8,388,608 bytes, 2.1 MB of it at once, ahead of the first step",
+        "10,000,000 bytes",
+        "300,000,000 bytes",
         "8,000,512 bytes, as predicted to the byte",
         "10,485,760 bytes, 2,097,152 bytes more than predicted",
     ):
         assert said in html
     assert "Reserved" not in page_of(results / "small")[0]
+
+
+def test_what_plans_take_of_a_gpu_is_a_table_of_its_own(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(results / "small", tmp_path / "small")
+    plans = argparse.Namespace(results=tmp_path, configuration=None)
+    summary.run(plans)
+    assert "Of the GPU in all" not in capsys.readouterr().out
+    place = tmp_path / "small" / "rockmate" / "50pct"
+    gpu = GpuMemory(8_000_001, 8_100_000, 8_300_000, 10_000_000, 0, 9_000_000, 2_097_152)
+    write_plan(place / "plan.json", replace(read_plan(place / "plan.json"), gpu=gpu))
+    measured = read_measurement(place / "measurement.arrow")
+    taken = {"allocated_peak": 8_200_000, "reserved_peak": 8_400_000, "context": 300_000_000}
+    write_measurement(place / "measurement.arrow", replace(measured, **taken))  # type: ignore[arg-type]
+    summary.run(plans)
+    told = capsys.readouterr().out
+    table = told[told.index("Of the GPU in all") :]
+    for said in ("8.0 MB", "8.1 MB, measured 8.2 MB", "8.3 MB, measured 8.4 MB"):
+        assert said in table
+    for said in ("10.0 MB", "2.1 MB", "300.0 MB"):
+        assert said in table
 
 
 def test_ids_are_unique_and_links_lead_somewhere(results: Path) -> None:

@@ -82,11 +82,11 @@ def test_a_plan_that_reserves_more_of_a_gpu_than_its_budget() -> None:
     """What was measured counts before what was predicted."""
     total = PLAN.budget_total
     assert total is not None
-    plan = replace(PLAN, gpu=GpuMemory(total - 9, total - 8, total, 0, 2 * total))
+    plan = replace(PLAN, gpu=GpuMemory(total - 9, total - 8, total, total, 0, 2 * total, 0))
     assert outcome(result(plan, measured=False)).word == "should fit"
     assert outcome(result(plan, reserved_peak=total)).word == "fits"
     assert outcome(result(plan, reserved_peak=total + 1)).word == "over budget"
-    above = replace(PLAN, gpu=GpuMemory(total - 9, total - 8, total + 1, 0, 2 * total))
+    above = replace(PLAN, gpu=GpuMemory(total - 9, total - 8, total, total + 1, 0, 2 * total, 0))
     assert outcome(result(above, measured=False)).word == "over budget"
     assert outcome(result(above, reserved_peak=total)).word == "fits"
 

@@ -260,3 +260,45 @@ def test_one_tensor_in_two_places_becomes_two_unless_tied() -> None:
 def test_a_model_whose_own_step_fails_is_named(graph: Graph) -> None:
     built, planned = pair(type("Raises", (Plain,), {"forward": _raise}))
     assert check(graph, built, planned) == "The model's own step fails with ValueError: never."
+
+
+class Scored(nn.Module):
+    """A number that is made of logits, and these twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        logits = self.layer(x)
+        return logits.square().mean(), logits * 2.0, logits
+
+
+class NeedsAll(Scored):
+    """A plan that cannot do without a gradient of the second output."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        arrived: list[Tensor] = []
+        score, twice, logits = super().forward(x)
+
+        def keep(gradient: Tensor) -> None:
+            arrived.append(gradient)
+
+        def refuse(gradient: Tensor) -> None:
+            if not arrived:
+                raise RuntimeError("only some of the outputs have a gradient")
+
+        twice.register_hook(keep)
+        logits.register_hook(refuse)
+        return score, twice, logits
+
+
+def test_a_loss_among_the_outputs_is_tried_alone() -> None:
+    built = check_result((Scored().train(), ((torch.randn(5, 3),), {})), "", "scored")
+    graph = trace(built, "scored")
+    assert not check(graph, built, copy.deepcopy(built.model))
+    refusing = NeedsAll()
+    refusing.load_state_dict(built.model.state_dict())
+    said = check(graph, built, refusing)
+    assert "fails with a gradient of the first output alone with RuntimeError: only some" in said
+    assert "where the first output is the loss, plan with loss=lambda output: output[0]" in said

@@ -12,17 +12,23 @@ from torch import Tensor, nn
 
 from schemas.graph import Graph
 from schemas.measurement import Measurement
-from stages.device.devices import move_tensors
+from stages.device.devices import move_tensors, waiting_on_host
 from stages.device.factory import Built, check_result
 from stages.replay.allocator import Taken
 from stages.trace.trace import trace
 from stages.validate.compare import leave_trail
+from stages.validate.comparison import copied
 from stages.validate.contents import fresh_contents
-from stages.validate.measure import taken_memory
+from stages.validate.measure import GpuUse, taken_memory
 from stages.validate.step import Stepper, random_tangents
 from stages.validate.validate import check, validate
 from tests.stages.device.gpus import stand_in
 from tests.stages.validate.test_validate import PLAN, Net, net
+
+FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+OF_LIBRARY = RuntimeError(
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+)
 
 
 class Planned(nn.Module):
@@ -53,7 +59,11 @@ def graph() -> Graph:
     return trace(check_result(net(), "net"), "net")
 
 
-def no_memory(monkeypatch: pytest.MonkeyPatch, after: int = 0) -> None:
+def no_memory(
+    monkeypatch: pytest.MonkeyPatch,
+    after: int = 0,
+    error: Exception = FULL,
+) -> None:
     """The original's steps run out of memory, but the first ones."""
     forward, seen = Stepper.forward, []
 
@@ -61,7 +71,7 @@ def no_memory(monkeypatch: pytest.MonkeyPatch, after: int = 0) -> None:
         if type(module) is Net:
             seen.append(1)
             if len(seen) > after:
-                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+                raise error
         return forward(self, module, sample)
 
     monkeypatch.setattr(Stepper, "forward", limited)
@@ -90,10 +100,10 @@ def test_rounds_for_which_there_is_no_memory_are_named(
     graph: Graph, built: Built, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peak = validate(graph, built, PLAN, Planned(built.model), pairs=0).measurement.measured_peak
-    no_memory(monkeypatch, after=4)
+    no_memory(monkeypatch, after=4, error=OF_LIBRARY)
     found = validate(graph, built, {**PLAN, "peak": peak}, Planned(built.model), 0).measurement
     assert found.verdict == "feasible" and found.bits_equal is True
-    assert "Not compared on other contents of the sample's shapes, with two" in found.sentence
+    assert "Not compared with two forwards before their backwards, on other" in found.sentence
     assert "the original model is not measured beside the plan on cpu" in found.sentence
 
 
@@ -126,7 +136,7 @@ def test_taken_memory_is_that_of_the_named_device_and_changes_nothing(
     drawn = torch.get_rng_state()
     monkeypatch.setattr(torch.random, "fork_rng", lambda devices: original(devices=[]))
     found = taken_memory(built.model, Stepper([0, 1], None), built.samples[0], "cuda:1")
-    assert found == Taken(7000, 7168, 2 << 20)
+    assert found == GpuUse(Taken(7000, 7168, 2 << 20), 300 << 20)
     assert ("empty_cache", 1) in gpus.calls
     assert {name for name, _ in gpus.calls} == {"empty_cache", "synchronize"}
     assert {device for _, device in gpus.calls} == {1}
@@ -143,7 +153,7 @@ def judged(graph: Graph, built: Built, monkeypatch: pytest.MonkeyPatch, total: i
     """A plan for a GPU of which 900 bytes were reserved, 800 of them in blocks."""
     peak = validate(graph, built, PLAN, Planned(built.model), pairs=0).measurement.measured_peak
     monkeypatch.setattr(
-        "stages.validate.validate.taken_memory", lambda *_: Taken(700, 800, 900)
+        "stages.validate.validate.taken_memory", lambda *_, **__: GpuUse(Taken(700, 800, 900), 5000)
     )  # fmt: skip
     gpu = {"requested": 700, "allocated": 790, "reserved": 890, "workspaces": 0, "keep_all": 999}
     plan = {**PLAN, "peak": peak, "budget_bytes": peak, "budget_total": total, "gpu": gpu}
@@ -204,6 +214,45 @@ def test_ties_stay_when_a_model_waits_elsewhere(monkeypatch: pytest.MonkeyPatch)
     assert moved == ["cuda:1"] * 4
     for name, tensor in module.state_dict().items():
         assert tensor.data_ptr() != places[name]
+
+
+def test_a_model_is_copied_to_the_host_without_a_copy_where_it_is() -> None:
+    """Ties, classes and marks of parameters and buffers stay; nothing else differs."""
+    layer = nn.Linear(3, 3)
+    module: Any = nn.Sequential(layer, nn.Linear(3, 3), nn.BatchNorm1d(3))
+    module[1].weight = layer.weight
+    module[1].bias.requires_grad_(False)
+    module[2].note = torch.ones(2)
+    made: Any = copied(module, on_host=True)
+    plain = copied(module)
+    for one, other in zip(module.state_dict().items(), made.state_dict().items(), strict=True):
+        assert one[0] == other[0] and torch.equal(one[1], other[1])
+        assert one[1].data_ptr() != other[1].data_ptr()
+    assert made[1].weight is made[0].weight
+    assert not made[1].bias.requires_grad and made[1].weight.requires_grad
+    assert type(made[1].weight) is nn.Parameter
+    assert dict(made.named_buffers()).keys() == dict(plain.named_buffers()).keys()
+    assert made[2].note is not module[2].note
+    module(torch.ones(4, 3)).sum().backward()
+    again: Any = copied(module, on_host=True)
+    assert layer.weight.grad is not None and again[0].weight.grad is None
+
+
+def test_what_steps_have_no_use_for_waits_on_the_host() -> None:
+    """In the strides that it has, sharing what it shares, and as the object that it is."""
+    base = torch.arange(12.0)
+    tensors = [base[2:8].view(2, 3).t(), base[4:], torch.ones(2, requires_grad=True), base[4:]]
+    before = [(t, t.shape, t.stride(), t.storage_offset(), t.tolist()) for t in tensors]
+    place = base.data_ptr()
+    with waiting_on_host(tensors):
+        assert tensors[0].untyped_storage().data_ptr() != place
+        tensors[1][0] = 50.0
+        assert tensors[3][0] == 50.0 and base[4] == 4.0
+    assert [t.data_ptr() for t in tensors][1] == tensors[3].data_ptr()
+    for tensor, shape, stride, offset, _ in before:
+        assert (tensor.shape, tensor.stride(), tensor.storage_offset()) == (shape, stride, offset)
+    assert tensors[0].flatten().tolist() == [2.0, 5.0, 3.0, 6.0, 50.0, 7.0]
+    assert tensors[2].requires_grad and tensors[2].is_leaf
 
 
 def test_contents_and_tangents_are_drawn_on_the_host_whatever_the_default_device() -> None:

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from schemas.link import HostLink
 from schemas.strategies import SLOTS
 from stages.combine.chain.frontier import keep_all_sequence
 from stages.combine.chain.links import Links
 from stages.combine.chain.table import Table, build_table
 from stages.combine.offload.gaps import Computation, Gap, computation
-from stages.combine.offload.host import HostLink
 from stages.combine.offload.plans import Best
 
 LIMITS = 40
@@ -35,7 +35,7 @@ class Autocapper:
 
 def rotor_table(links: Links, whole: Computation) -> Table:
     """Rotor's program up to what keeping everything takes."""
-    return build_table(links, whole.peak - links.held, SLOTS)
+    return build_table(links, whole.peak - links.throughout, SLOTS)
 
 
 def capped_sequences(
@@ -45,7 +45,7 @@ def capped_sequences(
     yield whole, ()
     times, known = table.times, set()
     for limit in np.linspace(whole.peak, budget, limits, endpoint=True).astype(np.int64):
-        room = times.slots.room(int(limit) - links.held)
+        room = times.slots.room(int(limit) - links.throughout)
         if room < 0 or not np.isfinite(times.lost[room]) or float(times.lost[room]) in known:
             continue
         known.add(float(times.lost[room]))

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from schemas.link import HostLink
 from stages.combine.chain.frontier import keep_all_sequence
 from stages.combine.chain.links import Links
 from stages.combine.offload.gaps import Computation, Gap, computation
-from stages.combine.offload.host import HostLink
 from stages.combine.offload.plans import Best, gaps_of
 from stages.combine.offload.replay import Store
 from stages.combine.offload.sets import Positions, dynprog_sets, greedy_set

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from schemas.link import HostLink
 from schemas.sequence import Operation
 from stages.combine.chain.frontier import keep_all_sequence
 from stages.combine.chain.links import Links
 from stages.combine.chain.table import Table, cell, pass_on
 from stages.combine.offload.gaps import Computation, Gap, computation
-from stages.combine.offload.host import HostLink
 from stages.combine.offload.planners.autocapper import rotor_table
 from stages.combine.offload.plans import Best, gaps_of
 from stages.combine.offload.replay import Store
@@ -66,7 +66,7 @@ def _groups(links: Links, link: HostLink, budget: int) -> tuple[list[int], int]:
         if time >= busy:
             if position == len(links) or _fits(links, position, budget):
                 return heads, position
-            source = links.at(position - 1).output if position > 1 else links.held
+            source = links.at(position - 1).output if position > 1 else links.throughout
             sent = way.save if position - 1 in heads else way.save + source
             heads.append(position)
             time += way.forward_seconds
@@ -78,7 +78,7 @@ def _groups(links: Links, link: HostLink, budget: int) -> tuple[list[int], int]:
 
 def _fits(links: Links, first: int, budget: int) -> bool:
     """Whether all from a position on can be kept beside its input."""
-    stored = links.at(first - 1).output if first > 1 else links.held
+    stored = links.at(first - 1).output if first > 1 else links.throughout
     end = links.at(len(links)).delta
     grown = sum(links.at(position).gradient for position in range(first, len(links) + 1))
     for position in range(first, len(links) + 1):

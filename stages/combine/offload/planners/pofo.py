@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from schemas.link import HostLink
 from stages.combine.chain.frontier import keep_all_sequence
 from stages.combine.chain.links import Links
 from stages.combine.offload.gaps import Computation, Gap, computation
-from stages.combine.offload.host import HostLink
 from stages.combine.offload.planners.autocapper import capped_sequences, rotor_table
 from stages.combine.offload.planners.opportunist import opportune_sequences
 from stages.combine.offload.plans import Best, gaps_of

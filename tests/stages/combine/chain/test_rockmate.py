@@ -36,7 +36,7 @@ def test_the_smallest_budget_is_the_smallest_that_exhaustive_search_can_use(chai
 @settings(max_examples=60, deadline=None)
 def test_more_options_never_cost_time(chain: Links, budget: int) -> None:
     fewer = Links(
-        [type(row)(**{**vars(row), "ways": row.ways[:1]}) for row in chain.links], chain.held
+        [type(row)(**{**vars(row), "ways": row.ways[:1]}) for row in chain.links], chain.throughout
     )
     one, all_ways = ChainFrontier(fewer).within(budget), ChainFrontier(chain).within(budget)
     if one is not None:

@@ -82,7 +82,7 @@ def test_sequences_of_a_rounded_table_need_no_more_than_their_slots(
     table = build_table(links, 60, slots)
     for count in table.times.steps():
         played = chain_replay(links, table.sequence(count))
-        assert played.peak - links.held <= count * table.slots.unit
+        assert played.peak - links.throughout <= count * table.slots.unit
         expected = table.times.seconds(count * table.slots.unit)
         assert played.seconds == pytest.approx(expected, abs=1e-9)
 

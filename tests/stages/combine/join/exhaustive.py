@@ -112,7 +112,7 @@ def persistent_optimum(join: Join, budget: int) -> float:
         ways = sum(links.at(p).ways[index].save for p, index in state.kept)
         grown = sum(links.at(p).gradient for p in range(state.next_backward + 1, len(links) + 1))
         delta = links.at(state.next_backward).delta if state.next_backward else 0
-        return links.held + plain + ways + grown + delta
+        return links.throughout + plain + ways + grown + delta
 
     def steps(joint: Joint) -> Iterator[tuple[float, Joint]]:
         turned, states = joint

@@ -53,14 +53,16 @@ def test_the_least_memory_of_every_known_case(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", TABLES, ids=lambda case: case["name"])
 def test_the_table_of_every_known_network(case: dict[str, Any]) -> None:
     join, expected = join_of(case), case["expected_makespan_by_c"]
-    table = build_join_table(join, len(expected) - 1 - join.held, 500)
+    table = build_join_table(join, len(expected) - 1 - join.throughout, 500)
     assert table.grid.exact
-    found = [inf] * join.held + [table.times.base + lost for lost in table.times.lost.tolist()]
+    found = [inf] * join.throughout + [
+        table.times.base + lost for lost in table.times.lost.tolist()
+    ]
     assert found == [inf if seconds is None else seconds for seconds in expected]
     assert expected.index(case["span"]) == case["c_opt"]
     for memory, seconds in enumerate(expected):
         if seconds is not None:
-            played = join_replay(join, table.sequence(memory - join.held))
+            played = join_replay(join, table.sequence(memory - join.throughout))
             assert played.seconds == seconds and played.peak <= memory
 
 

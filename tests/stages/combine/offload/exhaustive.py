@@ -10,9 +10,9 @@ from copy import copy
 from pathlib import Path
 
 from schemas.errors import ScheduleError
+from schemas.link import HostLink
 from schemas.sequence import Kind, Operation
 from stages.combine.chain.links import Links
-from stages.combine.offload.host import HostLink
 from stages.combine.offload.replay import LinkedPlayer
 
 CASES = Path(__file__).parents[3] / "cases" / "offload.json"

@@ -7,9 +7,9 @@ from itertools import combinations
 
 from hypothesis import strategies as st
 
+from schemas.link import HostLink
 from stages.combine.chain.links import Links, links_of_chain
 from stages.combine.offload.fluid import fluid_seconds
-from stages.combine.offload.host import HostLink
 from stages.combine.offload.plans import LinkedChain
 from stages.combine.offload.registry import planner
 from tests.stages.combine.chains import chains

@@ -12,13 +12,13 @@ import pytest
 
 from schemas.chain import read_chain, write_chain
 from schemas.lanes import LaneStep, read_lanes, write_lanes
+from schemas.link import HostLink
 from schemas.offloaders import OFFLOADERS
 from schemas.plan import read_plan, write_plan
 from schemas.sequence import read_sequence, write_sequence
 from schemas.store import header
 from stages.__main__ import main
 from stages.combine.chain.links import links_of_chain
-from stages.combine.offload.host import HostLink
 from stages.combine.offload.registry import planner
 from stages.combine.offload.replay import linked_replay
 from tests.stages.combine.chain.test_cli import layers

@@ -33,7 +33,7 @@ def test_bounds_and_fractional_communications_are_those_known(case: dict) -> Non
     assert seconds == case["expected_greedy_comm"]
     shares, left = [], float(max(0, peak - budget))
     for position in range(len(links)):
-        size = links.at(position).ways[0].save if position else links.held
+        size = links.at(position).ways[0].save if position else links.throughout
         shares.append(min(1.0, left / size) if size else 0.0)
         left -= shares[-1] * size
     assert fluid_seconds(links, budget, bandwidth, shares) == case["expected_frac_greedy"]

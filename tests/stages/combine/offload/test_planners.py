@@ -7,11 +7,11 @@ import math
 import pytest
 from hypothesis import given, settings
 
+from schemas.link import HostLink
 from schemas.offloaders import OFFLOADERS
 from stages.combine.chain.frontier import ChainFrontier
 from stages.combine.chain.links import Links, links_of_chain
 from stages.combine.offload.bound import simple_bound
-from stages.combine.offload.host import HostLink
 from stages.combine.offload.replay import linked_replay
 from stages.combine.offload.sets import dynprog_sets
 from tests.stages.combine.offload.exhaustive import offload_cases, optimum

@@ -6,9 +6,9 @@ import pytest
 
 from schemas.chain import Chain, Position
 from schemas.errors import ConfigError, ScheduleError
+from schemas.link import HostLink
 from schemas.sequence import Operation
 from stages.combine.chain.links import links_of_chain
-from stages.combine.offload.host import HostLink
 from stages.combine.offload.registry import planner
 from stages.combine.offload.replay import LinkedReplay, linked_replay
 

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 
 from schemas.config import parse_config
 from schemas.frontier import read_frontier
+from schemas.link import HostLink
 from schemas.plan import read_plan
 from schemas.sequence import Kind, Operation
 from schemas.strategies import STRATEGIES, About
@@ -39,6 +40,9 @@ def test_every_strategy_gives_plans_that_can_run(name: str, facts: Facts) -> Non
     if strategy.about.clusters:
         assert "came without a hierarchy" in strategy.supports(step)
         step = replace(step, hierarchy=rows_of(facts.problem, [3, 2]))
+    if strategy.about.links:
+        assert "came without a link" in strategy.supports(step)
+        step = replace(step, link=HostLink(2.0))
     if said := strategy.supports(step):
         assert said[0].islower() and not said.endswith(".")
         return

@@ -9,7 +9,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Made:
+class Derived:
     """Files or modules, the files they were made of, and the settings that the command was given.
 
     `settings` are plain values by name. `factory` and `search_path` name the model's source where

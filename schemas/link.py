@@ -1,0 +1,106 @@
+"""The link between a device and another memory, as planners take it and artifacts carry it."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from schemas.errors import ArtifactError, ConfigError
+from schemas.machine import Machine
+
+HOST = "host"
+
+
+@dataclass(frozen=True)
+class HostLink:
+    """A link of `bandwidth` bytes a second (0 for none, infinite for one that takes no time), with
+    `latency` seconds a transfer; `shared` where both directions take turns. The other memory, which
+    is called `to` (the host's or a disk), has `room` bytes for what leaves, and the device `memory`
+    bytes in all; infinite where that is not said."""
+
+    bandwidth: float
+    latency: float = 0.0
+    shared: bool = True
+    room: float = math.inf
+    device: str = "cuda:0"
+    memory: float = math.inf
+    to: str = HOST
+
+    def seconds(self, size: int) -> float:
+        """What a transfer of `size` bytes takes, infinite where the bandwidth is 0."""
+        if self.bandwidth == 0:
+            return math.inf
+        return self.latency + size / self.bandwidth
+
+    def lane(self, leaves: bool) -> str:
+        """The lane of a direction."""
+        return f"{self.device}/{'to' if leaves else 'from'}-{self.to}"
+
+    @property
+    def other(self) -> str:
+        """The memory that it leads to, as schedules name it."""
+        return f"{self.to}/memory"
+
+    def text(self) -> str:
+        """The link as JSON, with null for what is infinite."""
+        figures = {
+            name: None if figure == math.inf else figure for name, figure in asdict(self).items()
+        }
+        return json.dumps(figures, sort_keys=True)
+
+
+def host_link(machine: Machine, path: Path | str) -> HostLink:
+    """The link that a chain's activations take: from the machine's one device to the memory
+    `host`, or to its only other memory.
+
+    Raises ConfigError, which names the file, where there are several devices, no such memory or
+    not one link to it.
+    """
+    if len(machine.devices) != 1:
+        raise ConfigError(
+            f"{path}: describes {len(machine.devices)} devices, and one is offloaded from"
+        )
+    device, memories = machine.devices[0], {memory.name: memory for memory in machine.memories}
+    if HOST not in memories and len(memories) != 1:
+        raise ConfigError(f"{path}: names no memory {HOST!r} to offload to")
+    memory = memories[HOST if HOST in memories else next(iter(memories))]
+    ends = {device.name, memory.name}
+    found = [link for link in machine.links if set(link.between) == ends]
+    if len(found) != 1:
+        number = "no link" if not found else "several links"
+        raise ConfigError(f"{path}: has {number} between {device.name} and {memory.name}")
+    return HostLink(
+        found[0].bandwidth,
+        found[0].latency,
+        found[0].shared,
+        memory.memory,
+        device.name,
+        device.memory,
+        memory.name,
+    )
+
+
+def link_of(text: str, what: str) -> HostLink:
+    """The link that `HostLink.text` says; raises ArtifactError, naming `what`, where it is none."""
+    try:
+        found = json.loads(text)
+        figures: dict[str, Any] = {
+            name: math.inf if figure is None else figure for name, figure in found.items()
+        }
+        link = HostLink(**figures)
+        sizes = [link.bandwidth, link.latency, link.room, link.memory]
+        good = all(_is_size(size) for size in sizes) and math.isfinite(link.latency)
+        named = all(isinstance(name, str) and name for name in (link.device, link.to))
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        good = named = False
+    if not (good and named and isinstance(link.shared, bool)):
+        raise ArtifactError(f"{what}: what it says of a link is none")
+    return link
+
+
+def _is_size(figure: Any) -> bool:
+    plain = isinstance(figure, int | float) and not isinstance(figure, bool)
+    return plain and figure >= 0

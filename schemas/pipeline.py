@@ -1,0 +1,241 @@
+"""`tightfit.pipeline/1`: how the ranks of a pipeline run one training step, with a flush.
+
+A JSON file beside a folder for each stage, `stage-1` and so on, which holds the `graph.arrow` and
+`schedule.arrow` of a training step of its own: its inputs are those of the model and what earlier
+stages made, its tangents what later stages made in the backward. Values have the ids that they have
+in the graph of the whole model.
+
+A step runs `microbatches` calls of the model. On each microbatch every stage has two units, its
+forward and its backward, and the last one the loss between them. What a unit makes and others read
+is a **parcel**; it is sent once to each other rank that has a taker.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast, get_args
+
+from schemas import store
+from schemas.errors import ArtifactError
+from schemas.graph import NONE
+
+_T = TypeVar("_T")
+
+ARTIFACT = "tightfit.pipeline/1"
+FILE = "pipeline.json"
+FORWARD, LOSS, BACKWARD, SUM = "forward", "loss", "backward", "sum"
+Phase = Literal["forward", "loss", "backward", "sum"]
+ActionKind = Literal[
+    "draw", "receive", "forward", "loss", "backward", "sum", "send", "wait", "share",
+]  # fmt: skip
+MOST_MICROBATCHES = 4096
+
+Unit = tuple[int, str]
+"""A stage, from 1 on, and what of it: its forward, the loss, its backward, or the sum of the parts
+of a gradient that comes behind its backward."""
+
+
+def stage_folder(stage: int) -> str:
+    """The name of the folder of a stage."""
+    return f"stage-{stage}"
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """What a unit makes of each microbatch for `takers`: the bytes of the storage of `value`."""
+
+    value: int
+    maker: Unit
+    takers: list[Unit]
+    bytes: int
+
+
+@dataclass(frozen=True)
+class PipelineStage:
+    """Positions first..last of the chain on a rank; `draws` says that its forward draws random
+    numbers."""
+
+    stage: int
+    rank: int
+    first: int
+    last: int
+    draws: bool
+
+
+@dataclass(frozen=True)
+class SharedGradient:
+    """The gradient of the parameter `value`, which several ranks read: the stage `home` adds up its
+    `parts` (values), in this order, and sends the sum over all microbatches to the `ranks`."""
+
+    value: int
+    home: int
+    parts: list[int]
+    ranks: list[int]
+
+
+@dataclass(frozen=True)
+class RankAction:
+    """One action of a rank: on a stage (forward, loss, backward, sum), on a parcel (receive, send,
+    wait) by its number, or on a shared gradient by its number; with a `microbatch` and the rank at
+    the other end (`peer`), NONE where there is none. `live` bytes after it and the `peak` within
+    it, above what was there when the step began."""
+
+    kind: ActionKind
+    subject: int
+    microbatch: int
+    peer: int = NONE
+    live: int = 0
+    peak: int = 0
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A pipeline as its ranks run it.
+
+    `graph` is the digest of the whole model's graph, `devices` the names of the ranks' devices and
+    `memory` their bytes. `fixed` are the bytes of each rank's parameters and buffers, `peaks` the
+    most of its step beyond these, gradients included. `outputs` are the values of the model's
+    output that the last stage gives. `loss_bytes` stay of each microbatch's loss, which takes
+    `loss_peak` at most.
+    """
+
+    model: str
+    graph: str
+    devices: list[str]
+    memory: list[int]
+    microbatches: int
+    stages: list[PipelineStage]
+    parcels: list[Parcel]
+    shared: list[SharedGradient]
+    actions: list[list[RankAction]]
+    fixed: list[int] = field(default_factory=list)
+    peaks: list[int] = field(default_factory=list)
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks there are."""
+        return len(self.devices)
+
+    def rank_of(self, stage: int) -> int:
+        """The rank of a stage."""
+        return self.stages[stage - 1].rank
+
+    def words(self, rank: int) -> list[str]:
+        """What a rank computes, in the words of torch.distributed.pipelining: stages from 0."""
+        letters = {FORWARD: "F", BACKWARD: "B"}
+        return [
+            f"{action.subject - 1}{letters[action.kind]}{action.microbatch}"
+            for action in self.actions[rank]
+            if action.kind in letters
+        ]
+
+
+def write_pipeline(path: Path | str, pipeline: Pipeline) -> None:
+    """Checks a pipeline and writes it as JSON."""
+    check_pipeline(pipeline, str(path))
+    store.write_json(path, {"artifact": ARTIFACT, **pipeline_document(pipeline)})
+
+
+def pipeline_document(pipeline: Pipeline) -> dict[str, Any]:
+    """A pipeline as plain data, each action a row."""
+    document = asdict(pipeline)
+    document["actions"] = [
+        [list(action.values()) for action in actions] for actions in document["actions"]
+    ]
+    return document
+
+
+def read_pipeline(path: Path | str) -> Pipeline:
+    """Reads a pipeline; raises ArtifactError, naming the file, where it is not what it should
+    be."""
+    document = store.read_json(path)
+    if document.pop("artifact", None) != ARTIFACT:
+        raise ArtifactError(f"{path}: is no {ARTIFACT}")
+    try:
+        pipeline = _pipeline(document)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ArtifactError(f"{path}: does not hold what a pipeline has") from error
+    check_pipeline(pipeline, str(path))
+    return pipeline
+
+
+def _pipeline(document: Mapping[str, Any]) -> Pipeline:
+    known = {part.name for part in fields(Pipeline)}
+    if set(document) != known:
+        raise ValueError("unknown keys")
+    parcels = [
+        Parcel(
+            **{
+                **row,
+                "maker": tuple(row["maker"]),
+                "takers": [tuple(taker) for taker in row["takers"]],
+            }
+        )
+        for row in document["parcels"]
+    ]
+    return Pipeline(
+        **{
+            **document,
+            "stages": _rows(PipelineStage, document["stages"]),
+            "parcels": parcels,
+            "shared": _rows(SharedGradient, document["shared"]),
+            "actions": [[RankAction(*row) for row in rows] for rows in document["actions"]],
+        }
+    )
+
+
+def _rows(kind: type[_T], rows: list[dict[str, Any]]) -> list[_T]:
+    return [cast(Any, kind)(**row) for row in rows]
+
+
+def check_pipeline(pipeline: Pipeline, where: str) -> None:
+    """Raises ArtifactError unless stages, ranks, parcels and actions name each other rightly."""
+
+    def require(condition: bool, sentence: str) -> None:
+        if not condition:
+            raise ArtifactError(f"{where}: {sentence}")
+
+    def whole(*numbers: Any) -> bool:
+        return all(type(number) is int for number in numbers)
+
+    ranks, stages = range(pipeline.ranks), range(1, len(pipeline.stages) + 1)
+    require(whole(pipeline.microbatches), "the number of microbatches is no number")
+    require(
+        1 <= pipeline.microbatches <= MOST_MICROBATCHES,
+        f"{pipeline.microbatches} microbatches are none or too many",
+    )
+    require(len(pipeline.actions) == len(ranks) > 0, "not every rank has its actions")
+    for lists in (pipeline.memory, pipeline.fixed, pipeline.peaks):
+        require(len(lists) == len(ranks) and whole(*lists), "not every rank has its bytes")
+    for number, stage in enumerate(pipeline.stages, start=1):
+        require(
+            stage.stage == number and stage.rank in ranks, f"stage {number} is out of its place"
+        )
+    for number, parcel in enumerate(pipeline.parcels):
+        units = [parcel.maker, *parcel.takers]
+        named = all(stage in stages and phase in get_args(Phase) for stage, phase in units)
+        require(named and whole(parcel.value, parcel.bytes), f"parcel {number} is amiss")
+    subjects: dict[str, range] = dict.fromkeys((FORWARD, LOSS, BACKWARD, SUM), stages)
+    subjects |= dict.fromkeys(("send", "receive", "wait"), range(len(pipeline.parcels)))
+    subjects |= {"share": range(len(pipeline.shared)), "draw": range(1)}
+    for rank, actions in enumerate(pipeline.actions):
+        for place, action in enumerate(actions):
+            known = (
+                action.kind in subjects
+                and whole(action.subject, action.microbatch, action.peer)
+                and action.subject in subjects[action.kind]
+                and 0 <= action.microbatch < pipeline.microbatches
+                and (action.peer == NONE or action.peer in ranks)
+            )
+            require(known, f"action {place} of rank {rank} names what is not there")
+
+
+def is_pipeline(path: Path | str) -> bool:
+    """Whether a folder holds a pipeline."""
+    try:
+        return json.loads((Path(path) / FILE).read_bytes()).get("artifact") == ARTIFACT
+    except (OSError, ValueError, AttributeError):
+        return False

@@ -1,0 +1,97 @@
+"""`tightfit.pipeline_measurement/1`: what the ranks of a pipeline did, beside one process and what
+was promised. A JSON file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from schemas import store
+from schemas.errors import ArtifactError
+
+ARTIFACT = "tightfit.pipeline_measurement/1"
+FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class TimedAction:
+    """An action of a rank as it ran: seconds from the begin of the step."""
+
+    kind: str
+    subject: int
+    microbatch: int
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class MeasuredRank:
+    """A rank: bytes of its parameters and buffers (`fixed`), of its step beyond these as predicted
+    and as measured, and what its device has; the median seconds of `steps` steps; the largest
+    differences from one process, and the name of the first thing that differs in a bit, "" where
+    none does. `timeline` is one of the steps."""
+
+    rank: int
+    device: str
+    fixed: int
+    memory: int
+    predicted_peak: int
+    measured_peak: int
+    seconds: float
+    steps: int
+    loss_difference: float
+    output_difference: float
+    gradient_difference: float
+    buffer_difference: float
+    first: str
+    timeline: list[TimedAction]
+
+    @property
+    def within_budget(self) -> bool:
+        """Whether all is within what the device has."""
+        return self.fixed + self.measured_peak <= self.memory
+
+
+@dataclass(frozen=True)
+class PipelineMeasurement:
+    """A pipeline, measured. `verdict` is the plan's own, or "failed" where a rank contradicts it;
+    `sentence` says it in words. `one_process` is the median seconds of a step of one process."""
+
+    model: str
+    strategy: str
+    verdict: str
+    sentence: str
+    microbatches: int
+    one_process: float
+    ranks: list[MeasuredRank]
+
+
+def write_pipeline_measurement(path: Path | str, measured: PipelineMeasurement) -> None:
+    """Writes a measurement as JSON."""
+    store.write_json(path, {"artifact": ARTIFACT, **asdict(measured)})
+
+
+def read_pipeline_measurement(path: Path | str) -> PipelineMeasurement:
+    """Reads a measurement; raises ArtifactError, naming the file, where it is none."""
+    document = store.read_json(path)
+    if document.pop("artifact", None) != ARTIFACT:
+        raise ArtifactError(f"{path}: is no {ARTIFACT}")
+    try:
+        ranks = [_rank(row) for row in document["ranks"]]
+        if document.keys() != {part.name for part in fields(PipelineMeasurement)}:
+            raise ValueError("unknown keys")
+        return PipelineMeasurement(**{**document, "ranks": ranks})
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ArtifactError(f"{path}: does not hold what a measurement has") from error
+
+
+def rank_of_row(row: Mapping[str, Any]) -> MeasuredRank:
+    """A rank of its plain data."""
+    return _rank(row)
+
+
+def _rank(row: Mapping[str, Any]) -> MeasuredRank:
+    timeline = [TimedAction(**action) for action in row["timeline"]]
+    return MeasuredRank(**{**row, "timeline": timeline})

@@ -1,0 +1,1 @@
+"""Splits a training step over the ranks of a pipeline."""

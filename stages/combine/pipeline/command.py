@@ -1,0 +1,100 @@
+"""`split`: from a model and the plan of its chain to what the ranks of a pipeline run."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from schemas.derived import Derived
+
+PLAN, PATTERN, SEQUENCE = "plan.json", "pattern.arrow", "sequence.arrow"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options."""
+    parser.add_argument("--graph", type=Path, required=True, help="graph.arrow of the model")
+    parser.add_argument("--costs", type=Path, required=True, help="costs.arrow of its ops")
+    parser.add_argument("--blocks", type=Path, required=True, help="blocks.arrow of its chain")
+    parser.add_argument(
+        "--plan", type=Path, required=True, help="the folder that `chain --machine` wrote"
+    )
+    parser.add_argument(
+        "--options", type=Path, help="options.arrow, of a plan with rockmate inside"
+    )
+    parser.add_argument(
+        "--microbatches", type=int, default=4, help="calls of the model in a step (default: 4)"
+    )
+    parser.add_argument("--out", type=Path, required=True, help="the folder to write into")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Writes pipeline.json, and for each stage a folder with its graph and its schedule.
+
+    Raises ConfigError or ArtifactError where an option or a file is not what it should be,
+    ModelError where the step cannot be divided, ScheduleError where a rank has too little memory.
+    """
+    from schemas.blocks import read_blocks
+    from schemas.costs import read_costs
+    from schemas.errors import ConfigError
+    from schemas.graph import GRAPH, read_graph, write_graph
+    from schemas.options import read_options
+    from schemas.pattern import read_pattern
+    from schemas.pipeline import FILE, MOST_MICROBATCHES, stage_folder, write_pipeline
+    from schemas.pipeline_plan import read_pipeline_plan
+    from schemas.schedule import write_schedule
+    from schemas.sequence import read_sequence
+    from schemas.store import read
+    from stages.combine.pipeline.splitting import Planned, split
+
+    if not 1 <= options.microbatches <= MOST_MICROBATCHES:
+        raise ConfigError(
+            f"--microbatches {options.microbatches}: expected 1 to {MOST_MICROBATCHES}"
+        )
+    plan = read_pipeline_plan(options.plan / PLAN)
+    if plan.verdict == "infeasible":
+        raise ConfigError(f"there is no pipeline to split: {plan.sentence}")
+    if (options.options is not None) != (plan.inside == "rockmate"):
+        raise ConfigError("--options is given where the plan has rockmate inside, and only there")
+    planned = Planned(
+        plan,
+        read_pattern(options.plan / PATTERN),
+        read_sequence(options.plan / SEQUENCE) if plan.inside else (),
+        None if options.options is None else read_options(options.options),
+    )
+    found = split(
+        read_graph(options.graph),
+        read(options.graph, GRAPH).digest,
+        read_costs(options.costs),
+        read_blocks(options.blocks),
+        planned,
+        options.microbatches,
+    )
+    (options.out / FILE).unlink(missing_ok=True)
+    for number, (graph, steps) in enumerate(zip(found.graphs, found.schedules, strict=True), 1):
+        folder = options.out / stage_folder(number)
+        digest = write_graph(folder / "graph.arrow", graph)
+        write_schedule(folder / "schedule.arrow", steps, digest)
+    write_pipeline(options.out / FILE, found.pipeline)
+    for rank, name in enumerate(found.pipeline.devices):
+        own = [str(stage.stage) for stage in found.pipeline.stages if stage.rank == rank]
+        print(
+            f"rank {rank} ({name}): stages {', '.join(own)}; {found.pipeline.fixed[rank]:,} bytes "
+            f"of parameters and buffers, {found.pipeline.peaks[rank]:,} bytes of the step"
+        )
+
+
+def derived(options: argparse.Namespace) -> list[Derived]:
+    """What `run` made of what."""
+    from schemas.pipeline import FILE, read_pipeline, stage_folder
+
+    pipeline = read_pipeline(options.out / FILE)
+    files = [
+        options.out / stage_folder(stage.stage) / name
+        for stage in pipeline.stages
+        for name in ("graph.arrow", "schedule.arrow")
+    ]
+    planned = [options.plan / name for name in (PLAN, PATTERN, SEQUENCE)]
+    read = [options.graph, options.costs, options.blocks]
+    read += [path for path in planned if path.exists()]
+    read += [options.options] if options.options else []
+    return [Derived([options.out / FILE, *files], read, {"microbatches": options.microbatches})]

@@ -1,0 +1,213 @@
+"""Which unit of a pipeline runs which op, and what they make for each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from schemas.blocks import Blocks
+from schemas.contributions import contributions
+from schemas.errors import ModelError
+from schemas.graph import FIXED_KINDS, NONE, Graph, Op
+from schemas.pipeline import BACKWARD, FORWARD, LOSS, SUM, Parcel, SharedGradient, Unit
+from schemas.pipeline_plan import PlannedStage
+from stages.combine.pipeline.refusals import check_step
+
+
+@dataclass
+class Part:
+    """A stage's share of the step: ids of ops of the graph in their order, `forward` and
+    `backward`, views and what runs in every stage included; the values that `arrive` before its
+    forward and those that come `late`, before its backward; those that it `leaves` for others by
+    its forward and `hands` them by its backward."""
+
+    forward: list[int] = field(default_factory=list)
+    backward: list[int] = field(default_factory=list)
+    arrive: list[int] = field(default_factory=list)
+    late: list[int] = field(default_factory=list)
+    leaves: list[int] = field(default_factory=list)
+    hands: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Divided:
+    """Parts by stage, from 1 on (entry 0 is empty), with the parcels between units and the
+    gradients that several ranks share."""
+
+    parts: list[Part]
+    parcels: list[Parcel]
+    shared: list[SharedGradient]
+
+
+def divide(
+    graph: Graph, blocks: Blocks, stages: Sequence[PlannedStage], ranks: Mapping[str, int]
+) -> Divided:
+    """Divides a graph by the stages of a plan; `ranks` are those of devices.
+
+    A stage has the nodes of its blocks. Views, and what no gradient reaches and several blocks
+    read, are made anew in every stage that reads them; all else that a stage reads and another
+    makes is a parcel, a whole storage at a time. Raises ModelError, in a sentence, for a step that
+    cannot be divided so that it computes what it computes in one process.
+    """
+    division = _Division(graph, blocks, stages, ranks)
+    check_step(graph, division.home)
+    for stage in range(1, len(stages) + 1):
+        division.read(stage)
+    return division.divided()
+
+
+class _Division:
+    def __init__(
+        self,
+        graph: Graph,
+        blocks: Blocks,
+        stages: Sequence[PlannedStage],
+        ranks: Mapping[str, int],
+    ) -> None:
+        self.graph, self.stages, self.ranks = graph, stages, ranks
+        self.last = len(stages)
+        self.home = _homes(blocks, stages)
+        self.views = {op.id for op in graph.ops if graph.is_view(op)}
+        self.maker = {value: op for op in graph.ops for value in op.outputs if value != NONE}
+        self.parts = [Part() for _ in range(self.last + 1)]
+        self.takers: dict[int, list[Unit]] = {}
+        self.gradients = [gradient.gradient for gradient in graph.gradients]
+
+    def read(self, stage: int) -> None:
+        """Finds all that a stage runs and what it takes of others."""
+        graph, part = self.graph, self.parts[stage]
+        own = {op for op, unit in self.home.items() if unit[0] == stage and unit[1] != LOSS}
+        forward = {op for op in own if graph.ops[op].phase == FORWARD}
+        wanted = [value for op in sorted(own) for value in graph.ops[op].inputs]
+        wanted += [part for part in self.gradients if self._node(part).id in own]
+        if stage == self.last:
+            wanted += [output.value for output in graph.outputs if output.value != NONE]
+        added = self._closure(stage, wanted, own)
+        late = set(part.late)
+        for op in sorted(added):
+            behind = graph.ops[op].phase == BACKWARD or not late.isdisjoint(graph.ops[op].inputs)
+            if behind:
+                late.update(graph.ops[op].outputs)
+            else:
+                forward.add(op)
+        part.forward = sorted(forward)
+        part.backward = sorted((own | added) - forward)
+
+    def _closure(self, stage: int, wanted: Iterable[int], own: set[int]) -> set[int]:
+        """The ops that a stage runs beside its own nodes; what others make arrives."""
+        graph, added = self.graph, set()
+        pending, seen = list(wanted), set()
+        while pending:
+            value = pending.pop()
+            op = self.maker.get(value)
+            if value in seen or graph.values[value].kind in FIXED_KINDS or op is None:
+                continue
+            seen.add(value)
+            if op.id in own or op.id in added:
+                continue
+            unit = self.home.get(op.id)
+            if unit is None:
+                added.add(op.id)
+                pending += op.inputs
+            else:
+                self._arrive(stage, value, unit)
+        return added
+
+    def _arrive(self, stage: int, value: int, maker: Unit) -> None:
+        self._check_whole(value)
+        ahead = maker[1] == FORWARD and maker[0] < stage
+        part = self.parts[stage]
+        (part.arrive if ahead else part.late).append(value)
+        self.takers.setdefault(value, []).append((stage, FORWARD if ahead else BACKWARD))
+
+    def _check_whole(self, value: int) -> None:
+        """A parcel is a storage, of which one value is all."""
+        graph = self.graph
+        storage = graph.values[value].storage
+        others = [
+            other
+            for other, op in self.maker.items()
+            if graph.values[other].storage == storage and op.id not in self.views and other != value
+        ]
+        if others or graph.values[value].offset or graph.values[value].device:
+            raise ModelError(
+                f"{graph.model}: {self.maker[value].target} makes a tensor that is a part of "
+                "another one and goes to another stage: cut it in another place"
+            )
+
+    def divided(self) -> Divided:
+        """The parts with the parcels between them."""
+        shared = self._shared()
+        self._check_gradients(shared)
+        parcels = []
+        for value, takers in sorted(self.takers.items()):
+            maker = self.home[self.maker[value].id]
+            part = self.parts[maker[0]]
+            if maker[1] != LOSS:
+                (part.leaves if maker[1] == FORWARD else part.hands).append(value)
+            size = self.graph.storages[self.graph.values[value].storage]
+            parcels.append(Parcel(value, maker, sorted(set(takers)), size))
+        for part in self.parts:
+            for values in (part.arrive, part.late, part.leaves, part.hands):
+                values[:] = sorted(set(values))
+        return Divided(self.parts, parcels, shared)
+
+    def _check_gradients(self, shared: Sequence[SharedGradient]) -> None:
+        """A gradient is handed over by the stage that made it, and read by nobody else."""
+        split = {value for one in shared for value in one.parts}
+        for value in self.gradients:
+            takers = set(self.takers.get(self._base(value), []))
+            if len(takers) > (value in split):
+                raise ModelError(
+                    f"{self.graph.model}: the gradient of a parameter is read by another stage "
+                    "than the one that makes it: cut it in another place"
+                )
+
+    def _shared(self) -> list[SharedGradient]:
+        """Parameters that several ranks read, or whose gradient comes from several stages."""
+        readers: dict[int, set[int]] = {}
+        for stage, part in enumerate(self.parts):
+            for op in (*part.forward, *part.backward):
+                for value in self.graph.ops[op].inputs:
+                    readers.setdefault(value, set()).add(self.rank(stage))
+        found = []
+        for owner, values in contributions(self.graph).items():
+            stages = [self.home[self._node(value).id][0] for value in values]
+            home = min(stages)
+            ranks = sorted(readers.get(owner, set()) - {self.rank(home)})
+            parts = []
+            if len(set(stages)) > 1:
+                parts = values
+                for value in values:
+                    self._check_whole(self._base(value))
+                    self.takers.setdefault(self._base(value), []).append((home, SUM))
+            if ranks or parts:
+                found.append(SharedGradient(owner, home, parts, [self.rank(home), *ranks]))
+        return found
+
+    def _node(self, value: int) -> Op:
+        return self.maker[self._base(value)]
+
+    def _base(self, value: int) -> int:
+        """The value that a view is one of."""
+        op = self.maker[value]
+        while op.id in self.views:
+            storage = self.graph.values[value].storage
+            value = next(v for v in op.inputs if self.graph.values[v].storage == storage)
+            op = self.maker[value]
+        return value
+
+    def rank(self, stage: int) -> int:
+        """The rank of a stage."""
+        return self.ranks[self.stages[stage - 1].device]
+
+
+def _homes(blocks: Blocks, stages: Sequence[PlannedStage]) -> dict[int, Unit]:
+    """The unit of each node that one stage runs."""
+    found: dict[int, Unit] = {blocks.loss: (len(stages), LOSS)}
+    for number, stage in enumerate(stages, start=1):
+        for position in range(stage.first, min(stage.last, len(blocks.blocks)) + 1):
+            block = blocks.blocks[position - 1]
+            found.update((op, (number, FORWARD)) for op in block.forward)
+            found.update((op, (number, BACKWARD)) for op in block.backward)
+    return found

@@ -1,0 +1,193 @@
+"""From a planned allocation to what the ranks of a pipeline run, with the memory of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from schemas.blocks import Blocks
+from schemas.costs import Costs
+from schemas.dtypes import DTYPES
+from schemas.errors import ConfigError, ScheduleError
+from schemas.graph import LOSS_TARGET, Graph, Op
+from schemas.options import Option
+from schemas.pattern import Pattern
+from schemas.pipeline import Pipeline, PipelineStage, RankAction
+from schemas.pipeline_plan import PipelinePlan
+from schemas.schedule import Step
+from schemas.sequence import Operation
+from stages.combine.pipeline.division import Divided, divide
+from stages.combine.pipeline.inside import plain_options, stage_executions
+from stages.combine.pipeline.order import rank_actions
+from stages.combine.pipeline.refusals import check_loss
+from stages.combine.pipeline.segment import segment_graph, segment_steps
+from stages.replay.condense import condense
+from stages.replay.rank import Extra, play_ranks, segment_of
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What was planned: figures, pattern, and the sequence of stages that compute again with the
+    options of blocks that it names."""
+
+    plan: PipelinePlan
+    pattern: Pattern
+    sequence: Sequence[Operation] = ()
+    options: Mapping[str, list[Option]] | None = None
+
+
+@dataclass(frozen=True)
+class Split:
+    """A pipeline with the graphs and the schedules of its stages, in their order."""
+
+    pipeline: Pipeline
+    graphs: list[Graph]
+    schedules: list[list[Step]]
+
+
+def split(
+    graph: Graph, digest: str, costs: Costs, blocks: Blocks, planned: Planned, microbatches: int
+) -> Split:
+    """Splits a step over the devices of a plan, those with stages in the plan's order.
+
+    Raises ModelError for a step that has no loss to begin its backward with, or that cannot be
+    divided; ConfigError where the plan is not of these blocks; ScheduleError where a rank takes
+    more memory than it has.
+    """
+    plan = planned.plan
+    _check(graph, blocks, plan)
+    used = {stage.device for stage in plan.stages}
+    devices = [device for device in plan.devices if device.device in used]
+    ranks = {device.device: rank for rank, device in enumerate(devices)}
+    divided = divide(graph, blocks, plan.stages, ranks)
+    numbers = range(1, len(plan.stages) + 1)
+    graphs = [segment_graph(graph, divided, number) for number in numbers]
+    runs = _executions(graph, costs, blocks, planned, divided)
+    schedules = [segment_steps(one, costs, run) for one, run in zip(graphs, runs, strict=True)]
+    stages = [
+        PipelineStage(stage.stage, ranks[stage.device], stage.first, stage.last, _draws(one))
+        for stage, one in zip(plan.stages, graphs, strict=True)
+    ]
+    rank_of = [stage.rank for stage in stages]
+    actions = rank_actions(planned.pattern, microbatches, rank_of, divided.parcels, divided.shared)
+    if any(stage.draws for stage in stages):
+        actions = [[RankAction("draw", 0, 0), *rows] for rows in actions]
+    pipeline = Pipeline(
+        model=graph.model,
+        graph=digest,
+        devices=[device.device for device in devices],
+        memory=[device.memory for device in devices],
+        microbatches=microbatches,
+        stages=stages,
+        parcels=divided.parcels,
+        shared=divided.shared,
+        actions=actions,
+        fixed=[_fixed(graph, graphs, rank_of, rank) for rank in range(len(devices))],
+    )
+    segments = [segment_of(one, steps) for one, steps in zip(graphs, schedules, strict=True)]
+    played = play_ranks(
+        pipeline, graph, [segments[0], *segments], extra_of(graph, costs, stages, divided)
+    )
+    _check_memory(played, graph, graphs, plan)
+    return Split(played, graphs, schedules)
+
+
+def _check(graph: Graph, blocks: Blocks, plan: PipelinePlan) -> None:
+    if plan.verdict == "infeasible":
+        raise ConfigError(f"there is no pipeline to split: {plan.sentence}")
+    if not plan.stages or plan.stages[-1].last != len(blocks.blocks) + 1:
+        raise ConfigError(
+            f"the plan is of a chain with {plan.stages[-1].last if plan.stages else 0} positions, "
+            f"the blocks are one of {len(blocks.blocks) + 1}"
+        )
+    if graph.device != "cpu":
+        raise ConfigError(
+            "pipelines run on CPUs so far, and the graph was traced for " + graph.device
+        )
+    check_loss(graph)
+
+
+def _executions(
+    graph: Graph, costs: Costs, blocks: Blocks, planned: Planned, divided: Divided
+) -> list[list[int] | None]:
+    """What each stage runs, None where every op runs once."""
+    count = len(planned.plan.stages)
+    if not planned.sequence:
+        return [None] * count
+    problem = condense(graph, costs)
+    options = planned.options or plain_options(blocks)
+    return [
+        stage_executions(
+            graph,
+            problem,
+            blocks,
+            options,
+            [operation for operation in planned.sequence if operation.branch == stage],
+            divided.parts[stage],
+        )
+        for stage in range(1, count + 1)
+    ]
+
+
+def _draws(graph: Graph) -> bool:
+    return any(op.random for op in graph.ops)
+
+
+def _fixed(graph: Graph, graphs: Sequence[Graph], rank_of: Sequence[int], rank: int) -> int:
+    """The bytes of the parameters and buffers that a rank's stages read."""
+    own = [one for one, where in zip(graphs, rank_of, strict=True) if where == rank]
+    storages = {
+        graph.values[value].storage
+        for one in own
+        for op in one.ops
+        for value in op.inputs
+        if graph.values[value].kind in ("parameter", "buffer")
+    }
+    return sum(graph.storages[storage] for storage in storages)
+
+
+def extra_of(
+    graph: Graph, costs: Costs, stages: Sequence[PipelineStage], divided: Divided
+) -> Extra:
+    """What a rank takes beside its programs."""
+    op = next(op for op in graph.ops if op.target == LOSS_TARGET)
+    cost = costs.of(graph, op)
+    left = _item_bytes(graph, op)
+    draws = {
+        stage.stage: max(
+            _draw_bytes(graph, costs, graph.ops[number])
+            for number in divided.parts[stage.stage].forward
+            if graph.ops[number].random
+        )
+        for stage in stages
+        if stage.draws
+    }
+    return Extra(max(cost.peak, cost.net + left), left, costs.random_state().net, draws)
+
+
+def _item_bytes(graph: Graph, loss: Op) -> int:
+    """The bytes of a scalar of the dtype of what the loss differentiates."""
+    return max((DTYPES[graph.values[value].dtype] for value in loss.outputs), default=0)
+
+
+def _draw_bytes(graph: Graph, costs: Costs, op: Op) -> int:
+    """The most that drawing ahead for an op takes: its operands without contents, and its run."""
+    taken = costs.of(graph, op).peak
+    for value in (graph.values[each] for each in set(op.inputs)):
+        steps = zip(value.shape, value.strides, strict=True)
+        reach = 1 + sum((size - 1) * stride for size, stride in steps)
+        taken += reach * DTYPES[value.dtype] if 0 not in value.shape else 0
+    return taken
+
+
+def _check_memory(
+    pipeline: Pipeline, graph: Graph, graphs: Sequence[Graph], plan: PipelinePlan
+) -> None:
+    for rank, name in enumerate(pipeline.devices):
+        needed = pipeline.fixed[rank] + pipeline.peaks[rank]
+        if needed > pipeline.memory[rank]:
+            known = next(device.peak for device in plan.devices if device.device == name)
+            raise ScheduleError(
+                f"rank {rank} ({name}) takes {needed} bytes of {pipeline.memory[rank]}, where the "
+                f"chain of the plan counts {known}: plan with less memory a device"
+            )

@@ -1,0 +1,1 @@
+"""Plans of a step that send storages to another memory: what to keep, to run again, to send."""

@@ -1,0 +1,26 @@
+"""Plans with transfers as points of a frontier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from schemas.actions import Action
+from schemas.frontier import Point
+from schemas.plan import Cost
+
+FOUND = ", with transfers"
+
+
+def linked_point(source: Point, actions: Sequence[Action], ceiling: int, cost: Cost) -> Point:
+    """The point of a plan with transfers, found from one without, with what replay says of it."""
+    return replace(
+        source,
+        peak=cost.peak,
+        seconds=cost.time,
+        polished=True,
+        in_place=True,
+        ceiling=ceiling,
+        actions=list(actions),
+        origin=source.origin.removesuffix(FOUND) + FOUND,
+    )

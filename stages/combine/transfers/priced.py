@@ -1,0 +1,82 @@
+"""A step in which what has left can be made again for a price: a form of its maker that reads
+nothing and takes the price of its bytes.
+
+So the search that decides what is run again (`stages.combine.polish`) decides together with it what
+is brought back instead. A price a byte stands for the time of the link that others could use
+(Lagrange relaxation of its capacity).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from schemas.problem import Node, Problem, Repeat
+
+PART = 8
+"""Outputs of less than this part of the largest one stay."""
+
+
+@dataclass(frozen=True)
+class Maker:
+    """A node with the storages that are brought back instead of a further run of it, their bytes,
+    and what such a run takes in seconds a byte, infinite where there may be none."""
+
+    node: int
+    storages: list[int]
+    size: int
+    rate: float
+
+
+@dataclass(frozen=True)
+class Priced:
+    """The problem with prices, and by node the storages that its further runs bring back."""
+
+    problem: Problem
+    brings: dict[int, list[int]]
+
+
+def makers(problem: Problem, leaving: Collection[int]) -> list[Maker]:
+    """The makers of what may leave, those that take the least a byte first, and of equal ones the
+    last: what is made early has more time to leave."""
+    found = []
+    for position, node in enumerate(problem.nodes):
+        storages = _brought(problem, node, leaving)
+        size = sum(problem.storages[storage].bytes for storage in storages)
+        if size:
+            seconds = node.form(True).seconds if node.repeatable else float("inf")
+            found.append(Maker(position, storages, size, seconds / size))
+    return sorted(found, key=lambda maker: (maker.rate, -maker.node))
+
+
+def priced(problem: Problem, chosen: Iterable[Maker], price: float) -> Priced:
+    """A problem in which some makers bring back what they made for `price` seconds a byte."""
+    nodes, brings = list(problem.nodes), {}
+    for maker in chosen:
+        node = problem.nodes[maker.node]
+        form = Repeat([], maker.storages, price * maker.size, maker.size)
+        pinned = node.random or not node.repeatable
+        nodes[maker.node] = replace(node, repeat=form, repeatable=True, random=pinned)
+        brings[maker.node] = maker.storages
+    return Priced(replace(problem, nodes=nodes), brings)
+
+
+def parted(found: Priced, sequence: Sequence[int]) -> tuple[list[int], list[tuple[int, int]]]:
+    """A sequence of the problem with prices as one of the true problem, and what it brings back:
+    storages, each with the place in that sequence ahead of which it comes."""
+    seen: set[int] = set()
+    plain: list[int] = []
+    back: list[tuple[int, int]] = []
+    for node in sequence:
+        if node in seen and node in found.brings:
+            back += [(storage, len(plain)) for storage in found.brings[node]]
+            continue
+        seen.add(node)
+        plain.append(node)
+    return plain, back
+
+
+def _brought(problem: Problem, node: Node, leaving: Collection[int]) -> list[int]:
+    outputs = [storage for storage in node.outputs if storage in leaving]
+    largest = max((problem.storages[storage].bytes for storage in outputs), default=0)
+    return [s for s in outputs if problem.storages[s].bytes * PART >= largest]

@@ -1,0 +1,195 @@
+"""Decides together what is kept, run again, or sent to another memory and brought back.
+
+Where some makers may bring back what they made, for a price a byte, the search of
+`stages.combine.polish` decides it on the problem with prices (`priced`), as if transfers took no
+time. Then transfers are placed and the clocks of the lanes say what the plan takes (`placing`). How
+many may is looked for by halving: fewer where computations wait for the link, else more. Those may
+first that take the longest a byte to run again, and the least of their rates is the price.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import accumulate
+
+from schemas.costs import Costs
+from schemas.link import HostLink
+from schemas.problem import Problem
+from stages.combine.polish.polisher import Polisher, grid
+from stages.combine.transfers.placing import Placed, Placer
+from stages.combine.transfers.priced import Maker, makers, parted, priced
+
+EVERY = 4
+"""One budget of a frontier's grid in this many is planned with transfers."""
+IDLE = 0.002
+"""A plan whose computations wait for less than this part of it has room for more transfers."""
+NEAR = (0.0, -0.02, 0.01)
+"""How far from the best share others are that are tried at last."""
+BELOW = 1.0 - 1e-9
+"""A price is this much below what it stands for, so that nothing is sent that is as fast to run."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How hard is looked for a plan: for makers of the first `parts` of the forward's time alone,
+    since what is made late has little time to leave, how often what may leave is halved, how often
+    a share beside the best so far is tried, how often the search goes on from the best, and from
+    how many sequences all of that starts."""
+
+    parts: tuple[float, ...]
+    halvings: int
+    closer: int
+    again: int
+    starts: int
+
+
+SWEEP = Effort((0.7,), 4, 3, 0, 1)
+"""For one of many budgets."""
+ASKED = Effort((1.0, 0.7, 0.4), 4, 5, 1, 2)
+"""For a budget that is asked for."""
+
+
+class Linker:
+    """Plans of one problem over one link; `leaving` are the storages that may leave, with the
+    values by which they do, as late as they can, or `early` (`Placer`)."""
+
+    def __init__(
+        self, problem: Problem, link: HostLink, leaving: Mapping[int, int], early: bool = False
+    ) -> None:
+        self.problem = problem
+        self.placer = Placer(problem, link, leaving, early)
+        self.idle = link.bandwidth == 0 or not leaving
+        self.makers = makers(problem, leaving)
+        self.ends = list(accumulate(maker.size for maker in self.makers))
+        seconds = (node.seconds for node in problem.nodes[: problem.loss])
+        self.made = [*accumulate(seconds)]
+
+    def plan(
+        self, budget: int, starts: Sequence[Sequence[int]], effort: Effort = ASKED
+    ) -> Placed | None:
+        """The fastest plan with transfers found within a budget in bytes, from sequences of node
+        positions, of which the first is the best without transfers; None where none was found."""
+        if self.idle:
+            return None
+        search = _Search(self, budget, starts, effort)
+        for start in starts[: effort.starts]:
+            for part in effort.parts:
+                search.look(start, part)
+        for _ in range(effort.again):
+            search.go_on()
+        return search.best
+
+    def sweep(
+        self,
+        highest: int,
+        least: int,
+        start: Callable[[int], Sequence[int]],
+        workers: int,
+    ) -> Iterator[Placed]:
+        """Plans for a grid of budgets from below the `highest` peak down to the `least`; `start`
+        gives the sequence to start from for a budget. None of this depends on `workers`."""
+        if self.idle:
+            return
+        budgets = grid(highest, least)[1::EVERY]
+        with ThreadPoolExecutor(workers) as pool:
+            found = pool.map(lambda budget: self.plan(budget, [start(budget)], SWEEP), budgets)
+            yield from (placed for placed in found if placed is not None)
+
+    def chosen(self, share: float, part: float) -> list[Maker]:
+        """The makers that may bring back, but for those of a share of all bytes that take the least
+        to run again, and those of the forward that run after a part of its time."""
+        most = share * self.ends[-1]
+        late = part * self.made[-1] if self.made else 0.0
+        return [
+            maker
+            for maker, end in zip(self.makers, self.ends, strict=True)
+            if end > most and (maker.node >= len(self.made) or self.made[maker.node] <= late)
+        ]
+
+
+def frees_early(costs: Costs) -> bool:
+    """Whether what leaves is freed early: where budgets count what CUDA's allocator reserves. What
+    waits in small blocks until a large one is asked for has that one reserved beside it. Elsewhere
+    what is freed late waits less where the link is slower than it was said to be."""
+    return costs.device.type == "cuda"
+
+
+class _Search:
+    """The search for one budget."""
+
+    def __init__(
+        self, linker: Linker, budget: int, starts: Sequence[Sequence[int]], effort: Effort
+    ) -> None:
+        self.linker = linker
+        self.budget = budget
+        self.effort = effort
+        self.best: Placed | None = None
+        self.source: tuple[float, float, Sequence[int]] | None = None
+        for start in [*starts, range(len(linker.problem.nodes))]:
+            self._keep(linker.placer.place(start, None, budget))
+
+    def look(self, start: Sequence[int], part: float) -> None:
+        """Looks for the share of what makers of a part of the forward make that may not be brought
+        back: by halving, until the link is just not waited for, then around the best."""
+        tried: dict[float, float] = {}
+
+        def waits(share: float) -> bool:
+            placed = self._tried(share, part, start)
+            tried[share] = math.inf if placed is None else placed.seconds
+            return placed is None or placed.waited > IDLE * placed.seconds
+
+        low, high = 0.0, 1.0
+        for _ in range(self.effort.halvings):
+            share = (low + high) / 2
+            low, high = (share, high) if waits(share) else (low, share)
+        if low == 0.0 and not waits(low):
+            return
+        for _ in range(self.effort.closer):
+            waits(_closer(tried))
+
+    def go_on(self) -> None:
+        """Searches more from the best so far, with its share and others near by."""
+        for off in NEAR:
+            if self.source is not None:
+                share, part, sequence = self.source
+                near = min(max(share + off, 0.0), 1.0)
+                self._tried(near, part, sequence, longer=True)
+
+    def _tried(
+        self, share: float, part: float, start: Sequence[int], longer: bool = False
+    ) -> Placed | None:
+        """The plan for a share that a search from a sequence finds, None where it finds none."""
+        linker = self.linker
+        chosen = linker.chosen(share, part)
+        rate = min((maker.rate for maker in chosen), default=0.0)
+        price = 0.0 if share == 0 or rate == math.inf else rate * BELOW
+        found = priced(linker.problem, chosen, price)
+        polisher = Polisher(found.problem)
+        polished = (
+            polisher.refine([start], self.budget)
+            if longer
+            else polisher.polish({0: start}, self.budget)
+        )
+        sequence, back = parted(found, polished.sequence)
+        placed = linker.placer.place(sequence, back, self.budget)
+        if self._keep(placed):
+            self.source = share, part, polished.sequence
+        return placed
+
+    def _keep(self, placed: Placed | None) -> bool:
+        """Keeps a plan that is better than the best so far; whether it is."""
+        if placed is None or (self.best is not None and placed.seconds >= self.best.seconds):
+            return False
+        self.best = placed
+        return True
+
+
+def _closer(tried: Mapping[float, float]) -> float:
+    """A share between the one with the fewest seconds and the farther of its neighbours."""
+    best = min(tried, key=lambda share: (tried[share], share))
+    low = max((share for share in tried if share < best), default=0.0)
+    high = min((share for share in tried if share > best), default=1.0)
+    return (low + best) / 2 if best - low >= high - best else (best + high) / 2

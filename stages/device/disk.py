@@ -1,0 +1,184 @@
+"""A disk as the slow memory of the CPU: bytes in a file that has no name.
+
+No other run can open the file, and nothing of it is left where a process is killed. Its bytes are
+taken of the disk when it is made, so that a disk that is full says so before anything is sent. Two
+lanes, a thread each, do the transfers of their direction in the order of issue.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import tempfile
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import IO
+
+import torch
+
+from .slow import Ticket, check_span
+
+FOLDER = "TIGHTFIT_DISK"
+"""The environment variable that names the folder, else that of temporary files."""
+
+_UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
+
+
+def folder_of(folder: str | os.PathLike[str] | None) -> str:
+    """The folder that files go to where `folder` is given or not."""
+    return os.fspath(folder) if folder else os.environ.get(FOLDER) or tempfile.gettempdir()
+
+
+class Disk:
+    """`size` bytes of a disk; see `Slow`. Raises RuntimeError, in one sentence, where the folder
+    cannot be written, the disk is full, or the file was cut off."""
+
+    def __init__(self, size: int, folder: str | os.PathLike[str] | None = None) -> None:
+        self.size = size
+        self.folder = folder_of(folder)
+        self.file = _made(self.folder, size)
+        self.lanes = [
+            ThreadPoolExecutor(1, f"tightfit-{name}") for name in ("to-disk", "from-disk")
+        ]
+        self.moving: set[Ticket] = set()
+        self.sound = True
+        self.ended = weakref.finalize(self, _end, os.getpid(), self.moving, self.lanes, self.file)
+
+    def write(self, tensor: torch.Tensor, offset: int, *after: Ticket) -> Ticket:
+        """See `Slow.write`."""
+        return self._issue(0, _write, tensor, offset, after)
+
+    def read(self, tensor: torch.Tensor, offset: int, *after: Ticket) -> Ticket:
+        """See `Slow.read`."""
+        return self._issue(1, _read, tensor, offset, after)
+
+    def wait(self, ticket: Ticket) -> None:
+        """Returns when a transfer is through; the tensor is then no longer held."""
+        try:
+            ticket.done.result()
+        except OSError as error:
+            self.sound = False
+            raise RuntimeError(_sentence(self.folder, error)) from error
+        finally:
+            ticket.tensor = None
+            self.moving.discard(ticket)
+
+    def idle(self) -> None:
+        """Returns when all transfers are through; one that fails leaves the disk not `sound`."""
+        self.sound = _settle(self.moving) and self.sound
+
+    def close(self) -> None:
+        """Waits for all transfers and gives the disk its bytes back."""
+        self.ended()
+
+    def _issue(
+        self,
+        lane: int,
+        move: Callable[[int, int, int, int], None],
+        tensor: torch.Tensor,
+        offset: int,
+        after: tuple[Ticket, ...],
+    ) -> Ticket:
+        # A thread that held the tensor could be the last to do so, and free it at some later time.
+        size = check_span(tensor, offset, self.size)
+        earlier = [ticket.done for ticket in after]
+        done = self.lanes[lane].submit(
+            _run, earlier, move, self.file.fileno(), tensor.data_ptr(), size, offset
+        )
+        ticket = Ticket(done, tensor)
+        self.moving.add(ticket)
+        return ticket
+
+
+def _made(folder: str, size: int) -> IO[bytes]:
+    """A file without a name that has its bytes of the disk."""
+    try:
+        file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - it stays open
+    except OSError as error:
+        raise RuntimeError(_sentence(folder, error)) from error
+    try:
+        _take(file.fileno(), size)
+    except OSError as error:
+        file.close()
+        raise RuntimeError(_sentence(folder, error, size)) from error
+    return file
+
+
+def _take(file: int, size: int) -> None:
+    if not size:
+        return
+    try:
+        os.posix_fallocate(file, 0, size)
+    except AttributeError:
+        os.truncate(file, size)
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+        os.truncate(file, size)
+
+
+def _run(
+    earlier: list[Future[None]],
+    move: Callable[[int, int, int, int], None],
+    file: int,
+    address: int,
+    size: int,
+    offset: int,
+) -> None:
+    for done in earlier:
+        done.result()
+    if size:
+        move(file, address, size, offset)
+
+
+def _write(file: int, address: int, size: int, offset: int) -> None:
+    rest = memoryview((ctypes.c_char * size).from_address(address)).cast("B")
+    while rest:
+        written = os.pwrite(file, rest, offset)
+        rest, offset = rest[written:], offset + written
+
+
+def _read(file: int, address: int, size: int, offset: int) -> None:
+    rest = memoryview((ctypes.c_char * size).from_address(address)).cast("B")
+    while rest:
+        found = os.preadv(file, [rest], offset)
+        if not found:
+            raise OSError(errno.EIO, "the file is shorter than what was written")
+        rest, offset = rest[found:], offset + found
+
+
+def _settle(moving: set[Ticket]) -> bool:
+    """Whether all transfers did what they should, once they are through."""
+    failed = False
+    for ticket in list(moving):
+        failed = ticket.done.exception() is not None or failed
+        ticket.tensor = None
+    moving.clear()
+    return not failed
+
+
+def _end(
+    process: int, moving: set[Ticket], lanes: list[ThreadPoolExecutor], file: IO[bytes]
+) -> None:
+    """Transfers end before what they move is freed. A process that was forked has no lanes."""
+    if os.getpid() != process:
+        return
+    _settle(moving)
+    for lane in lanes:
+        lane.shutdown()
+    file.close()
+
+
+def _sentence(folder: str, error: OSError, size: int | None = None) -> str:
+    why = error.strerror or str(error)
+    if size is not None:
+        return (
+            f"the disk of {folder} does not give the {size} bytes that wait there during a step "
+            f"({why}): free some, or name another folder in {FOLDER}"
+        )
+    return (
+        f"tensors cannot wait in files of {folder} ({why}): name a folder of a disk that can be "
+        f"written in {FOLDER}"
+    )

@@ -1,0 +1,270 @@
+"""An optimiser that updates each parameter in the backward, as soon as its gradient is whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+import torch
+
+from stages.device.pieces import is_dense, overlapping
+from stages.device.updating import KNOWN, Updates
+
+PIECE_BYTES = 1 << 20
+_MARK = "_tightfit_optimiser"
+Optimiser = TypeVar("Optimiser", bound=torch.optim.Optimizer)
+
+
+def in_backward(
+    optimizer: Optimiser,
+    folder: str | os.PathLike[str] | None = None,
+    piece_bytes: int = PIECE_BYTES,
+) -> Optimiser:
+    """An optimiser that takes the place of `optimizer`: of its class, with its groups and states.
+
+    Each backward updates every parameter as soon as its gradient is whole, and drops the gradient.
+    `step()` then ends the step; it updates what still has a gradient, as it does where all of a
+    backward ran within `accumulating()`. States are on the disk, in a file of `folder` (else that
+    named by TIGHTFIT_DISK, else that of temporary files); those of a GPU's parameters are in pinned
+    memory of the host. They come to the device in pieces of `piece_bytes`. The states of
+    `optimizer` move.
+
+    Raises RuntimeError, in one sentence, for an optimiser that is not known, settings that this
+    cannot be exact with, parameters that share memory, and a disk that has no room.
+    """
+    kind = type(optimizer)
+    check(optimizer)
+    settings = {"defaults": optimizer.defaults, "param_groups": optimizer.param_groups}
+    body = {"__doc__": kind.__doc__, "__module__": kind.__module__, "_kind": kind}
+    made: Any = object.__new__(type(kind.__name__, (_InBackward, kind), body))
+    folder = None if folder is None else os.fspath(folder)
+    made._updates = Updates(kind, optimizer.param_groups, folder, piece_bytes)
+    made._numbers = {id(p): number for number, p in enumerate(made._updates.parameters)}
+    made.__setstate__({**settings, "state": _States(made)})
+    for number, parameter in enumerate(made._updates.parameters):
+        made._updates.store(number, optimizer.state.get(parameter, {}))
+    optimizer.state.clear()
+    made._begin()
+    return made
+
+
+class _States(Mapping[Any, Any]):
+    """The states of an optimiser by parameter, fetched whenever they are looked at."""
+
+    def __init__(self, optimizer: _InBackward) -> None:
+        self.optimizer = weakref.ref(optimizer)
+
+    def __getitem__(self, parameter: Any) -> Any:
+        owner: Any = self.optimizer()
+        number = owner._numbers.get(id(parameter))
+        if number not in owner._updates.keys:
+            raise KeyError(parameter)
+        return owner._updates.states(number)
+
+    def __iter__(self) -> Iterator[Any]:
+        owner: Any = self.optimizer()
+        return (owner._updates.parameters[number] for number in sorted(owner._updates.keys))
+
+    def __len__(self) -> int:
+        owner: Any = self.optimizer()
+        return len(owner._updates.keys)
+
+
+class _InBackward(torch.optim.Optimizer):
+    """What takes the place of an optimiser; see `in_backward`."""
+
+    _kind: type[torch.optim.Optimizer]
+    _updates: Updates
+    _numbers: dict[int, int]
+
+    def _begin(self) -> None:
+        """Listens to the gradients of all parameters."""
+        self._waiting = False
+        self._taken: dict[int, None] = {}
+        self._settings: dict[int, dict[str, Any]] = {}
+        own = weakref.ref(self)
+        handles = []
+        for number, parameter in enumerate(self._updates.parameters):
+            if parameter.requires_grad:
+                handles.append(parameter.register_post_accumulate_grad_hook(_hook(own, number)))
+            setattr(parameter, _MARK, own)
+        self._remove = weakref.finalize(self, _remove, handles, self._updates.parameters)
+        self._remove.atexit = False
+
+    @contextlib.contextmanager
+    def accumulating(self) -> Iterator[None]:
+        """A backward within it updates nothing, so that gradients add up."""
+        before, self._waiting = self._waiting, True
+        try:
+            yield
+        finally:
+            self._waiting = before
+
+    def _arrived(self, number: int) -> None:
+        """A gradient is whole."""
+        if self._waiting:
+            return
+        if number in self._taken:
+            raise RuntimeError(
+                "a second backward comes before optimizer.step(), and the first one has updated "
+                "the parameters: run all but the last within optimizer.accumulating()"
+            )
+        _check_alone()
+        self._take(number)
+
+    def _take(self, number: int) -> None:
+        place = self._updates.groups[number]
+        group = self.param_groups[place]
+        self._settings.setdefault(place, _settings_of(group))
+        self._taken[number] = None
+        self._updates.update(number, group)
+
+    def step(self, closure: Any = None) -> Any:
+        """Ends a step, and updates what still has a gradient."""
+        if closure is not None:
+            raise RuntimeError("an optimiser that steps in the backward takes no closure")
+        for place, settings in self._settings.items():
+            changed = _changed(settings, _settings_of(self.param_groups[place]))
+            if changed:
+                raise RuntimeError(
+                    f"{changed} of the optimiser was changed between a backward, which has used it "
+                    f"already, and step(): change it before the backward"
+                )
+        for number, parameter in enumerate(self._updates.parameters):
+            if parameter.grad is not None and number not in self._taken:
+                self._take(number)
+        self._taken.clear()
+        self._settings.clear()
+        self._updates.ring.begin()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As that of every optimiser; refused where a backward has taken gradients already."""
+        if self._taken:
+            raise RuntimeError(
+                "zero_grad() comes before optimizer.step(), and the backward has updated the "
+                "parameters already: call it after the step"
+            )
+        super().zero_grad(set_to_none)
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Takes settings and states, which go to the slow memory."""
+        if self._taken:
+            raise RuntimeError("load_state_dict() comes between a backward and its step()")
+        super().load_state_dict(state_dict)
+        loaded = self.state
+        self.state = _States(self)  # type: ignore[assignment]
+        for number, parameter in enumerate(self._updates.parameters):
+            self._updates.store(number, loaded.pop(parameter, {}))
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused: the states of all parameters have their places."""
+        raise RuntimeError(
+            "an optimiser that steps in the backward takes no further group: add it before"
+        )
+
+    def close(self) -> None:
+        """Stops updating, and gives the slow memory its bytes back; the states are gone."""
+        self._remove()
+        self._updates.ring.forget()
+        self._updates.ring.memory.close()
+
+    @property
+    def staging_bytes(self) -> int:
+        """Bytes of the device that states pass through, for as long as the optimiser lives."""
+        return self._updates.staging
+
+    @property
+    def waited_seconds(self) -> float:
+        """Seconds for which updates have waited for states so far, on the CPU."""
+        return self._updates.ring.waited
+
+    @property
+    def slow_bytes(self) -> int:
+        """Bytes of the slow memory that the states have."""
+        return self._updates.ring.memory.size
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise RuntimeError(
+            "an optimiser that steps in the backward is neither copied nor pickled: save its "
+            "state_dict()"
+        )
+
+
+def _hook(optimizer: weakref.ref[_InBackward], number: int) -> Any:
+    def arrived(parameter: torch.Tensor) -> None:
+        owner = optimizer()
+        if owner is not None:
+            owner._arrived(number)
+
+    return arrived
+
+
+def _remove(handles: list[Any], parameters: list[torch.Tensor]) -> None:
+    for handle in handles:
+        handle.remove()
+    for parameter in parameters:
+        vars(parameter).pop(_MARK, None)
+
+
+def _settings_of(group: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: value.item() if isinstance(value, torch.Tensor) else value
+        for name, value in group.items()
+        if name != "params"
+    }
+
+
+def _changed(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """The first setting that differs, "" where none does."""
+    return next((name for name in now if before.get(name) != now[name]), "")
+
+
+def check(optimizer: torch.optim.Optimizer) -> None:
+    """Raises RuntimeError where an optimiser cannot step in the backward."""
+    kind = type(optimizer)
+    if kind not in KNOWN:
+        known = ", ".join(each.__name__ for each in KNOWN)
+        raise RuntimeError(
+            f"{kind.__module__}.{kind.__name__} is not known to update parameters element by "
+            f"element: {known} of torch.optim are"
+        )
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        raise RuntimeError("the optimiser has hooks on its step: register them on the new one")
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for group in optimizer.param_groups:
+        for name in ("differentiable", "capturable"):
+            if group.get(name):
+                raise RuntimeError(f"an optimiser with {name}=True cannot step in the backward")
+    if len({p.device for p in parameters}) != 1:
+        raise RuntimeError("the parameters of the optimiser are on several devices")
+    if parameters[0].device.type not in ("cpu", "cuda"):
+        raise RuntimeError(f"parameters on {parameters[0].device} have no slow memory")
+    for parameter in parameters:
+        shape = tuple(parameter.shape)
+        if not is_dense(parameter):
+            raise RuntimeError(f"the elements of a parameter of shape {shape} are not dense")
+        if getattr(parameter, _MARK, lambda: None)() is not None:
+            raise RuntimeError(
+                f"a parameter of shape {shape} is updated in its backward by another optimiser: "
+                f"close() that one"
+            )
+    for one, other in overlapping(parameters):
+        shapes = [tuple(parameters[number].shape) for number in (one, other)]
+        raise RuntimeError(
+            f"two parameters of the optimiser, of shapes {shapes[0]} and {shapes[1]}, share memory"
+        )
+    _check_alone()
+
+
+def _check_alone() -> None:
+    """A gradient of one process is not yet the sum of all."""
+    distributed = torch.distributed
+    several = distributed.is_available() and distributed.is_initialized()
+    if several and distributed.get_world_size() > 1:
+        raise RuntimeError(
+            "the optimiser would step in the backward before the gradients of all processes are "
+            "added up: use it after the backward"
+        )

@@ -1,0 +1,248 @@
+"""Updates parameters piece by piece as their optimiser does, their states in a slow memory.
+
+Each piece is given to the optimiser's own `step` as a parameter of its own. All that is known here
+works element by element, so that a parameter in pieces is, bit for bit, what it is in one.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from stages.device.memories import slow_memory
+from stages.device.pieces import Piece, flat, pieces_of, states_of
+from stages.device.ring import Ring, Staging
+from stages.device.slow import Slow
+
+KNOWN = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+STAGING = 4
+"""Staging buffers: of one the states are updated, two come, and one goes back."""
+
+
+class Updates:
+    """The states of the parameters of some groups, and how they are updated; `memory` makes what
+    they are stored in, of that many bytes, where that is not the device's slow memory.
+
+    `keys` are the names of the states of each parameter that has been updated, `scalars` those that
+    are numbers: these stay in memory. `staging` are the bytes of the staging buffers.
+    """
+
+    def __init__(
+        self,
+        kind: type[torch.optim.Optimizer],
+        groups: Sequence[dict[str, Any]],
+        folder: str | None,
+        piece_bytes: int,
+        memory: Callable[[int], Slow] | None = None,
+    ) -> None:
+        self.parameters = [p for group in groups for p in group["params"]]
+        self.layouts = [_layout(parameter) for parameter in self.parameters]
+        self.groups = [number for number, group in enumerate(groups) for _ in group["params"]]
+        counts = [states_of(kind, groups[number]) for number in self.groups]
+        self.pieces = pieces_of(self.parameters, counts, piece_bytes)
+        every = [piece for own in self.pieces for piece in own]
+        device = self.parameters[0].device
+        size = sum(piece.size for piece in every)
+        most = max(piece.size for piece in every)
+        self.staging = STAGING * most
+        slow = slow_memory(device, size, folder) if memory is None else memory(size)
+        self.ring = Ring(slow, STAGING, most, device)
+        self.keys: dict[int, tuple[str, ...]] = {}
+        self.scalars: dict[int, dict[str, Any]] = {}
+        self.shadows = [_shadow(kind, group) for group in groups]
+        self.step = _plain_step(kind)
+
+    def update(self, number: int, group: dict[str, Any]) -> None:
+        """Updates a parameter by its gradient, if it has one, and drops that."""
+        parameter = self._unmoved(number)
+        gradient = parameter.grad
+        if gradient is None:
+            return
+        if gradient.layout != torch.strided:
+            raise RuntimeError(
+                f"a parameter of shape {tuple(parameter.shape)} has a sparse gradient, which the "
+                f"optimisers known here do not take in pieces: use the optimiser after the backward"
+            )
+        if gradient.stride() != parameter.stride():
+            gradient = torch.empty_like(parameter).copy_(gradient)
+        settings = {name: value for name, value in group.items() if name != "params"}
+        self.shadows[self.groups[number]].param_groups[0].update(settings)
+        scalars: dict[str, Any] = {}
+        with torch.no_grad():
+            for piece in self.pieces[number]:
+                scalars = self._piece(piece, flat(parameter), flat(gradient))
+        self._keep(number, scalars)
+        parameter.grad = None
+
+    def states(self, number: int) -> dict[str, Any]:
+        """The states of a parameter as its optimiser keeps them, tensors of their own."""
+        if number not in self.keys:
+            return {}
+        parameter = self._unmoved(number)
+        tensors = {key: torch.empty_like(parameter).detach() for key in self._tensors(number)}
+        for piece, staging in self._each(number):
+            for place, tensor in enumerate(tensors.values()):
+                part = flat(tensor)[piece.begin : piece.end]
+                part.copy_(staging.state(piece, place, tensor.dtype))
+            self.ring.free.append(staging)
+        scalars = {key: _copied(value) for key, value in self.scalars[number].items()}
+        return {key: tensors.get(key, scalars.get(key)) for key in self.keys[number]}
+
+    def store(self, number: int, states: dict[str, Any]) -> None:
+        """Takes states that a parameter has from elsewhere, none where there are none."""
+        self.ring.forget()
+        parameter = self._unmoved(number)
+        for piece in self.pieces[number]:
+            self.ring.stored.pop(piece, None)
+        self.keys.pop(number, None)
+        self.scalars.pop(number, None)
+        states = {key: value for key, value in states.items() if value is not None}
+        if not states:
+            return
+        tensors = {key: value for key, value in states.items() if _is_state(key, value, parameter)}
+        self._check(number, tensors)
+        self.keys[number] = tuple(states)
+        self.scalars[number] = {
+            key: _copied(value) for key, value in states.items() if key not in tensors
+        }
+        for piece, staging in self._each(number):
+            for place, tensor in enumerate(tensors.values()):
+                same = (
+                    torch.empty_like(parameter).copy_(tensor)
+                    if _moved(tensor, parameter)
+                    else tensor
+                )
+                part = flat(same)[piece.begin : piece.end]
+                staging.state(piece, place, parameter.dtype).copy_(part)
+            self.ring.leave(piece, staging)
+        self.ring.order = []
+
+    def _unmoved(self, number: int) -> torch.Tensor:
+        """A parameter, which lies as it did when its states got their places."""
+        parameter = self.parameters[number]
+        if _layout(parameter) != self.layouts[number]:
+            raise RuntimeError(
+                f"a parameter of shape {tuple(parameter.shape)} has another dtype, layout or "
+                f"device than when its optimiser was made: make it anew"
+            )
+        return parameter
+
+    def _each(self, number: int) -> Iterator[tuple[Piece, Staging]]:
+        self.ring.forget()
+        for piece in self.pieces[number]:
+            yield piece, self.ring.arrive(piece)
+
+    def _piece(self, piece: Piece, whole: torch.Tensor, gradient: torch.Tensor) -> dict[str, Any]:
+        """Updates a piece; returns the states of it that are numbers."""
+        staging = self.ring.arrive(piece)
+        try:
+            part = whole[piece.begin : piece.end]
+            part.grad = gradient[piece.begin : piece.end]
+            states = self._stepped(part, self._given(piece, staging, part.dtype), piece.parameter)
+            tensors = {key: value for key, value in states.items() if _is_state(key, value, part)}
+            self._check(piece.parameter, tensors)
+            for place, value in enumerate(tensors.values()):
+                own = staging.state(piece, place, part.dtype)
+                if value.data_ptr() != own.data_ptr():
+                    own.copy_(value)
+        except BaseException:
+            self.ring.free.append(staging)
+            raise
+        if not states:
+            self.ring.free.append(staging)
+            return {}
+        self.ring.leave(piece, staging)
+        if piece.last:
+            self.keys[piece.parameter] = tuple(states)
+        return {key: value for key, value in states.items() if key not in tensors}
+
+    def _given(self, piece: Piece, staging: Staging, dtype: torch.dtype) -> dict[str, Any]:
+        """The states that a piece has so far, none where it was never updated."""
+        if piece not in self.ring.stored:
+            return {}
+        numbers = self.scalars[piece.parameter]
+        keys = self.keys[piece.parameter]
+        places = {key: place for place, key in enumerate(k for k in keys if k not in numbers)}
+        return {
+            key: staging.state(piece, places[key], dtype)
+            if key in places
+            else _copied(numbers[key])
+            for key in keys
+        }
+
+    def _stepped(self, part: torch.Tensor, given: dict[str, Any], number: int) -> dict[str, Any]:
+        """The states of a parameter after a step of the optimiser's own."""
+        shadow = self.shadows[self.groups[number]]
+        if given:
+            shadow.state[part] = given
+        shadow.param_groups[0]["params"] = [part]
+        try:
+            self.step(shadow)
+            return dict(shadow.state.pop(part, {}))
+        finally:
+            shadow.param_groups[0]["params"] = []
+            shadow.state.clear()
+
+    def _keep(self, number: int, scalars: dict[str, Any]) -> None:
+        """Keeps the states that are numbers, in the tensors that they have."""
+        known = self.scalars.setdefault(number, scalars)
+        for key, value in scalars.items():
+            if isinstance(value, torch.Tensor) and key in known:
+                known[key].copy_(value)
+            else:
+                known[key] = value
+
+    def _tensors(self, number: int) -> list[str]:
+        return [key for key in self.keys[number] if key not in self.scalars[number]]
+
+    def _check(self, number: int, tensors: dict[str, torch.Tensor]) -> None:
+        parameter, room = self.parameters[number], self.pieces[number][0].states
+        if len(tensors) > room:
+            raise RuntimeError(
+                f"a parameter of shape {tuple(parameter.shape)} has the states "
+                f"{', '.join(tensors)}, and there is room for {room}: give the optimiser its "
+                f"settings before its states leave"
+            )
+        for key, value in tensors.items():
+            if value.dtype != parameter.dtype:
+                raise RuntimeError(
+                    f"the state {key} is of {value.dtype}, its parameter of {parameter.dtype}"
+                )
+
+
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.device
+
+
+def _is_state(key: str, value: Any, parameter: torch.Tensor) -> bool:
+    tensor = isinstance(value, torch.Tensor) and key != "step"
+    return tensor and value.shape == parameter.shape
+
+
+def _moved(tensor: torch.Tensor, parameter: torch.Tensor) -> bool:
+    return tensor.stride() != parameter.stride() or tensor.device != parameter.device
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def _shadow(kind: type[torch.optim.Optimizer], group: dict[str, Any]) -> torch.optim.Optimizer:
+    """An optimiser of the kind with the settings of a group and no parameter."""
+    taken = inspect.signature(kind.__init__).parameters
+    settings = {name: value for name, value in group.items() if name in taken and name != "params"}
+    some = group["params"][0]
+    made = kind([torch.empty(0, dtype=some.dtype, device=some.device)], **settings)
+    made.param_groups[0]["params"] = []
+    return made
+
+
+def _plain_step(kind: type[torch.optim.Optimizer]) -> Callable[[torch.optim.Optimizer], Any]:
+    """The step of an optimiser without the hooks that run once for a step of all parameters."""
+    step: Any = kind.step
+    while hasattr(step, "hooked"):
+        step = step.__wrapped__
+    return step

@@ -1,0 +1,247 @@
+"""Writes the package of a pipeline: the programs of its stages, its ranks' actions, the runtime."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from schemas.contributions import contributions
+from schemas.errors import ArtifactError
+from schemas.graph import FIXED_KINDS, NONE, Graph
+from schemas.pipeline import FORWARD, Pipeline, pipeline_document
+from schemas.schedule import Step
+from stages.generate.calls import Operators, statements
+from stages.generate.check import check_interface
+from stages.generate.interface import constants, interface_text
+from stages.generate.naming import Names, comment, megabytes, value_names
+from stages.generate.package import runtime_files, timeless
+from stages.generate.program import Program, interface_program, write_program
+from stages.generate.watched import watched_bytes
+from stages.replay.referee import replay
+
+_RUNTIME = Path(__file__).parent / "runtime"
+_OWN = ("messages.py", "pipeline.py", "stepping.py")
+
+
+def pipeline_package(
+    graph: Graph,
+    pipeline: Pipeline,
+    stages: Sequence[tuple[Graph, Sequence[Step]]],
+    facts: Mapping[str, Any],
+) -> dict[str, bytes]:
+    """The files of the package of a pipeline, by name: `graph` is that of the whole model, `stages`
+    are the graphs and schedules of its stages, `facts` the strategy, the machine and the sentence
+    of its plan.
+
+    Raises ScheduleError when the referee refuses a schedule, ArtifactError when the files are not
+    of one pipeline.
+    """
+    check_interface(graph)
+    if len(stages) != len(pipeline.stages):
+        raise ArtifactError(f"the pipeline has {len(pipeline.stages)} stages, not {len(stages)}")
+    programs = []
+    texts = {}
+    for number, (own, steps) in enumerate(stages, start=1):
+        replay(own, timeless(own), steps)
+        title = f"Stage {number} of {graph.model}, planned by tightfit: its forward, its backward."
+        programs.append(write_program(own, steps, title))
+        texts[f"stage_{number}.py"] = programs[-1].text
+    whole = interface_program(graph)
+    texts["interface.py"] = interface_text(graph, whole)
+    texts["draws.py"] = _draws([own for own, _ in stages])
+    texts["__init__.py"] = _init(graph, pipeline, facts)
+    for name in _OWN:
+        texts[name] = (_RUNTIME / name).read_text()
+    texts |= runtime_files("\n".join(texts.values()))
+    files = {name: text.encode() for name, text in texts.items()}
+    files["watched.json"] = watched_bytes(graph)
+    document = _facts(graph, pipeline, [own for own, _ in stages], programs, whole)
+    files["pipeline.json"] = (json.dumps(document, separators=(",", ":")) + "\n").encode()
+    rows = (",".join(pipeline.words(rank)) for rank in range(pipeline.ranks))
+    files["schedule.csv"] = ("\n".join(rows) + "\n").encode()
+    data = constants(graph, whole)
+    return files if data is None else files | {"constants.bin": data}
+
+
+def _facts(
+    graph: Graph,
+    pipeline: Pipeline,
+    graphs: Sequence[Graph],
+    programs: Sequence[Program],
+    whole: Program,
+) -> dict[str, Any]:
+    """What the runtime knows beside texts: see `runtime/pipeline.py`."""
+    document = pipeline_document(pipeline)
+    base = {graph.values[p.value].storage: p.value for p in pipeline.parcels}
+    for shared in document["shared"]:
+        shared["bases"] = [base[graph.values[part].storage] for part in shared["parts"]]
+    named = {p.value for p in pipeline.parcels}
+    named |= {part for shared in pipeline.shared for part in shared.parts}
+    leaving = whole.differentiable + whole.unused
+    tangents = [*whole.tangents, *(NONE for _ in whole.unused)]
+    named |= set(tangents) - {NONE}
+    values = {value: graph.values[value] for value in sorted(named)}
+    document |= {
+        "has_loss": graph.has_loss,
+        "tensors": whole.arguments,
+        "needed": [_needed(graph, pipeline, graphs, rank) for rank in range(pipeline.ranks)],
+        "programs": [
+            _program(graph, pipeline, number, own, program)
+            for number, (own, program) in enumerate(zip(graphs, programs, strict=True), start=1)
+        ],
+        "layouts": {v: [each.shape, each.strides, each.dtype] for v, each in values.items()},
+        "offsets": {v: each.offset for v, each in values.items() if each.offset},
+        "results": {
+            "differentiable": leaving,
+            "plain": whole.plain,
+            "tangents": tangents,
+        },
+    }
+    return document
+
+
+def _program(
+    graph: Graph, pipeline: Pipeline, number: int, own: Graph, program: Program
+) -> dict[str, Any]:
+    """What a stage's program takes and gives, as values."""
+    arriving = [p.value for p in pipeline.parcels if (number, FORWARD) in p.takers]
+    outputs = {output.value for output in own.outputs}
+    return {
+        "arguments": program.arguments,
+        "arrive": arriving,
+        "passed": [value for value in arriving if value in outputs],
+        "yields": program.differentiable + program.unused + program.plain,
+        "tangents": program.tangents,
+        "slices": program.slices,
+        "handed": program.handed,
+        "handing": [value.id for value in own.values[len(graph.values) :]],
+        "several": {owner: len(p) for owner, p in contributions(own).items() if len(p) > 1},
+        "told": [
+            owner
+            for owners, values in zip(program.slices, program.handed, strict=True)
+            for owner, value in zip(owners, values, strict=True)
+            if value == NONE
+        ],
+    }
+
+
+def _needed(graph: Graph, pipeline: Pipeline, graphs: Sequence[Graph], rank: int) -> list[int]:
+    """The values that were there before the step which a rank reads, or gives back."""
+    found = {
+        value
+        for stage, own in zip(pipeline.stages, graphs, strict=True)
+        if stage.rank == rank
+        for op in own.ops
+        for value in op.inputs
+        if graph.values[value].kind in FIXED_KINDS
+    }
+    found |= {shared.value for shared in pipeline.shared if pipeline.rank_of(shared.home) == rank}
+    if pipeline.stages[-1].rank == rank:
+        outputs = {output.value for output in graph.outputs} - {NONE}
+        found |= {value for value in outputs if graph.values[value].kind in FIXED_KINDS}
+    return sorted(found)
+
+
+def _draws(graphs: Sequence[Graph]) -> str:
+    """The module that draws the random numbers of each stage's forward and forgets them."""
+    drawing = {number: own for number, own in enumerate(graphs, 1) if any(_random(own))}
+    names = Names()
+    names.reserve("torch")
+    names.reserve("DRAWS")
+    operators = Operators(names, {op.target for own in drawing.values() for op in _random(own)})
+    lines: list[str] = []
+    for number, own in drawing.items():
+        lines += ["", "", f"def stage_{number}():"]
+        lines += [f'    """The random numbers of the forward of stage {number}."""']
+        lines += [f"    {line}" for line in _draw_lines(own, operators)]
+    bindings = operators.bindings()
+    pairs = ", ".join(f"{number}: stage_{number}" for number in drawing)
+    head = ['"""Draws what stages draw, in the order of one process."""', "", "import torch", ""]
+    return "\n".join([*head, *bindings, *lines, "", "", f"DRAWS = {{{pairs}}}", ""])
+
+
+def _random(graph: Graph) -> list[Any]:
+    return [op for op in graph.ops if op.random]
+
+
+def _draw_lines(graph: Graph, operators: Operators) -> Iterator[str]:
+    names = value_names(graph, Names())
+    for op in _random(graph):
+        read = sorted(set(op.inputs))
+        for value in read:
+            like = graph.values[value]
+            yield (
+                f"{names[value]} = torch.empty_strided({tuple(like.shape)}, {tuple(like.strides)}, "
+                f"dtype=torch.{like.dtype})"
+            )
+        for call in statements(graph, op, NONE, names, operators):
+            yield f"{call.function}({', '.join(call.arguments)})"
+        if read:
+            yield f"del {', '.join(names[value] for value in read)}"
+
+
+def _init(graph: Graph, pipeline: Pipeline, facts: Mapping[str, Any]) -> str:
+    ranks = "\n".join(
+        f"    {rank}: stages "
+        + ", ".join(str(stage.stage) for stage in pipeline.stages if stage.rank == rank)
+        + f" on {comment(name)}, at most {megabytes(pipeline.peaks[rank])}"
+        for rank, name in enumerate(pipeline.devices)
+    )
+    imports = "\n".join(
+        f"from .stage_{stage.stage} import step as stage_{stage.stage}" for stage in pipeline.stages
+    )
+    return _INIT.format(
+        model=comment(graph.model),
+        microbatches=pipeline.microbatches,
+        ranks=ranks,
+        imports=imports,
+        programs=", ".join(f"stage_{stage.stage}" for stage in pipeline.stages),
+        peaks=pipeline.peaks,
+        count=pipeline.ranks,
+        **{name: repr(fact) for name, fact in facts.items()},
+    )
+
+
+_INIT = '''"""A training step of {model} as a pipeline, planned by tightfit.
+
+`load_pipeline(model, rank)` gives what one of the processes runs, {microbatches} microbatches a
+step. The ranks, with the bytes of their step above parameters, buffers and inputs:
+
+{ranks}
+"""
+
+from pathlib import Path
+
+from .draws import DRAWS
+from .interface import INTERFACE
+from .mismatch import PlanMismatch
+from .pipeline import Pipeline, release
+{imports}
+
+__all__ = ["Pipeline", "PlanMismatch", "load_pipeline"]
+
+STRATEGY = {strategy}
+MACHINE = {machine}
+SENTENCE = {sentence}
+RANKS = {count}
+MICROBATCHES = {microbatches}
+PREDICTED_PEAKS = {peaks}
+PROGRAMS = [{programs}]
+
+
+def load_pipeline(model, rank=None, group=None, light=False):
+    """What this process runs of the pipeline; `model` is the whole model, alike on every rank.
+
+    The processes are those of a group of torch.distributed with gloo, the default one unless
+    given, and `rank` is the rank in it. With `light` the parameters and buffers that other ranks
+    alone read give their memory back. Raises RuntimeError where group or model are others than the
+    pipeline was planned for.
+    """
+    pipeline = Pipeline(model, rank, group, INTERFACE, PROGRAMS, DRAWS)
+    if light:
+        release(model, INTERFACE, Path(__file__).parent, pipeline.rank)
+        pipeline = Pipeline(model, rank, group, INTERFACE, PROGRAMS, DRAWS)
+    return pipeline
+'''

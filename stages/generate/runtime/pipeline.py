@@ -1,0 +1,201 @@
+"""One rank of a pipeline: runs its actions, sends and receives, and adds up gradients.
+
+The ranks are the processes of a group of torch.distributed, on the CPU. They send and receive
+themselves: the stages of torch.distributed.pipelining pass tensors to the next stage alone, a
+parameter that several of them share is added up in another order than in one process, and what they
+receive lies in buffers that are there for the whole step. `schedule.csv` beside this file says
+their order in the words of that module.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed
+
+from .facts import Interface, Plain
+from .guards import Guards
+from .messages import Messages
+from .outputs import assembler
+from .stepping import Record, Stepping
+from .surroundings import check_kinds, check_surroundings, without_function_modes
+
+Loss = Callable[[Any], torch.Tensor]
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class Pipeline:
+    """What a rank runs of a pipeline. `parameters` are those that its stages read, which are its
+    own to optimise: gradients of what several ranks read come to all of them."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        rank: int | None,
+        group: Any,
+        interface: Interface,
+        programs: Sequence[Callable[..., Generator[list[Any], Any, None]]],
+        draws: Mapping[int, Callable[[], None]],
+    ) -> None:
+        package = Path(__file__).parent
+        self.facts = json.loads((package / "pipeline.json").read_bytes())
+        self.model = model
+        self.messages = Messages(group, self.facts)
+        self.rank = self.messages.check(rank)
+        self.programs, self.draws = programs, draws
+        self.actions: list[list[Any]] = self.facts["actions"][self.rank]
+        self.values, self.interface = _own(interface, self.facts, self.rank)
+        self.places = {value: place for place, value in enumerate(self.values)}
+        self.guards = Guards(self.interface, model, package)
+        self.met = False
+        self.assemble = assembler(self.interface)
+
+    @property
+    def microbatches(self) -> int:
+        """How many calls of the model make a step."""
+        return int(self.facts["microbatches"])
+
+    def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """The parameters that this rank's stages read, with their names in the model."""
+        known = dict(self.model.named_parameters(remove_duplicate=False))
+        for tensor in self.interface.tensors:
+            if tensor.kind == "parameter":
+                yield tensor.path, known[tensor.path]
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        """The parameters that this rank's stages read."""
+        for _, parameter in self.named_parameters():
+            yield parameter
+
+    def step(
+        self,
+        calls: Sequence[Call],
+        loss: Loss | None = None,
+        outputs: list[Any] | None = None,
+        record: Record | None = None,
+    ) -> list[torch.Tensor]:
+        """Runs the model forward and backward on all microbatches, (args, kwargs) each, the same on
+        every rank, and flushes.
+
+        Adds the gradients of `loss(output)` of each microbatch, in their order, to `.grad` of this
+        rank's parameters; `loss` is needed where the pipeline was planned with one. Gives the
+        losses on the rank of the last stage, nothing on others. That rank appends the outputs to
+        `outputs` where given; (kind, subject, microbatch, start, end) of each action is appended to
+        `record`. Raises PlanMismatch for calls that differ from the plan, RuntimeError where
+        another rank is lost.
+        """
+        if len(calls) != self.microbatches:
+            raise RuntimeError(
+                f"the pipeline was planned for {self.microbatches} microbatches, "
+                f"and {len(calls)} are given"
+            )
+        if self.facts["has_loss"] and loss is None:
+            raise RuntimeError("the pipeline was planned with a loss: give it to step(..., loss)")
+        if loss is not None and not self.facts["has_loss"]:
+            raise RuntimeError("the pipeline was planned without a loss: the output is the loss")
+        stepping = self.begin(calls, loss, outputs, record)
+        if not self.met:
+            self._meet(stepping.tensors)
+        with without_function_modes(), torch.no_grad():
+            losses = stepping.run()
+        self.met = True
+        return losses
+
+    def begin(
+        self,
+        calls: Sequence[Call],
+        loss: Loss | None,
+        outputs: list[Any] | None = None,
+        record: Record | None = None,
+    ) -> Stepping:
+        """A step that has not done anything yet; see `step`."""
+        check_surroundings(self.guards.writes)
+        tensors = [self.guards.gather(self.model, args, kwargs) for args, kwargs in calls]
+        for each in tensors:
+            check_kinds(each)
+        self._check_hooks(tensors[0])
+        return Stepping(self, tensors, loss, outputs, record)
+
+    def _meet(self, tensors: Sequence[Sequence[torch.Tensor]]) -> None:
+        """Compares, ahead of the first step, what several ranks read: inputs, and parameters and
+        buffers. Raises RuntimeError where two have different ones."""
+        readers = Counter(value for needed in self.facts["needed"] for value in needed)
+        found = {}
+        for place, value in enumerate(self.values):
+            if readers[value] > 1:
+                rows = tensors if self.interface.tensors[place].kind == "input" else tensors[:1]
+                found[self.guards.names[place]] = _digest([row[place] for row in rows])
+        self.messages.meet(found)
+
+    def _check_hooks(self, tensors: Sequence[torch.Tensor]) -> None:
+        for described, tensor in zip(self.interface.tensors, tensors, strict=True):
+            if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
+                raise RuntimeError(
+                    f"{described.path} has a hook, which a pipeline does not call: remove it, and "
+                    "look at .grad behind the step"
+                )
+
+
+def _digest(tensors: Sequence[torch.Tensor]) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def release(model: torch.nn.Module, interface: Interface, package: Path, rank: int) -> None:
+    """Puts tensors without memory in the place of the parameters and buffers that a rank's stages
+    do not read."""
+    facts = json.loads((package / "pipeline.json").read_bytes())
+    _, own = _own(interface, facts, rank)
+    kept = {path for tensor in own.tensors for path in (tensor.path, *tensor.aliases)}
+    made: dict[int, Any] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        for held in (module._parameters, module._buffers):
+            for name, tensor in held.items():
+                if tensor is None or (f"{path}.{name}" if path else name) in kept:
+                    continue
+                if id(tensor) not in made:
+                    light = tensor.detach().to("meta")
+                    if isinstance(tensor, torch.nn.Parameter):
+                        light = torch.nn.Parameter(light, tensor.requires_grad)
+                    made[id(tensor)] = (light, tensor)
+                held[name] = made[id(tensor)][0]
+
+
+def _own(interface: Interface, facts: Mapping[str, Any], rank: int) -> tuple[list[int], Interface]:
+    """The values and the interface of what a rank takes: all inputs, and the parameters, buffers
+    and constants that its stages read."""
+    wanted = set(facts["needed"][rank])
+    kept = [
+        place
+        for place, tensor in enumerate(interface.tensors)
+        if tensor.kind == "input" or facts["tensors"][place] in wanted
+    ]
+    new = {old: place for place, old in enumerate(kept)}
+    ends = rank == facts["stages"][-1]["rank"]
+    return [facts["tensors"][old] for old in kept], dataclasses.replace(
+        interface,
+        tensors=tuple(interface.tensors[old] for old in kept),
+        leaves=tuple(leaf if isinstance(leaf, Plain) else new[leaf] for leaf in interface.leaves),
+        outputs=tuple(
+            dataclasses.replace(leaf, position=new[leaf.position])
+            if leaf.source in ("tensor", "detached")
+            else leaf
+            for leaf in interface.outputs
+        )
+        if ends
+        else (),
+        output_tree=interface.output_tree if ends else "null",
+        spaced=tuple(new[old] for old in interface.spaced if old in new),
+        alike=tuple((new[one], new[other]) for one, other in interface.alike),
+        assigned=(),
+        cast=(),
+    )

@@ -1,0 +1,79 @@
+"""What a program does for transfers, and where in the other memory what it sends has its place.
+
+Places follow from the order of issue alone, so that the memory is taken once, whatever the speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from schemas.actions import FreeCopy, Linked, Offload, Prefetch, Wait
+from schemas.graph import Graph
+from schemas.link import HostLink
+from schemas.schedule import Step
+from stages.generate.calls import Statement
+
+TRANSFERS = "transfers"
+"""The name, in a program, of what does its transfers."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """The bytes that a program takes of the other memory, and where what leaves at a position of
+    the schedule begins there."""
+
+    size: int
+    begins: dict[int, int]
+
+
+def places(graph: Graph, steps: Sequence[Step]) -> Places:
+    """The places of all copies of a schedule that the referee accepts: each the first one that is
+    free for as long as the copy is there."""
+    there: dict[int, tuple[int, int]] = {}
+    begins: dict[int, int] = {}
+    size = 0
+    for position, step in enumerate(steps):
+        match step.action:
+            case Offload(value):
+                storage = graph.values[value].storage
+                bytes_ = graph.storages[storage]
+                begin = _first(sorted(there.values()), bytes_)
+                there[storage] = (begin, begin + bytes_)
+                begins[position] = begin
+                size = max(size, begin + bytes_)
+            case FreeCopy(value):
+                del there[graph.values[value].storage]
+    return Places(size, begins)
+
+
+def _first(taken: Sequence[tuple[int, int]], size: int) -> int:
+    """The first gap of a size between spans in order, or the end of the last one."""
+    begin = 0
+    for start, end in taken:
+        if begin + size <= start:
+            break
+        begin = end
+    return begin
+
+
+def transfer(graph: Graph, action: Linked, name: str, place: int) -> Statement:
+    """The statement of a transfer; `name` is that of the value, `place` where what leaves goes."""
+    value = graph.values[action.value]
+    number = str(value.storage)
+    match action:
+        case Offload():
+            return Statement("", f"{TRANSFERS}.offload", [number, name, str(place)])
+        case Prefetch():
+            shape, strides = repr(tuple(value.shape)), repr(tuple(value.strides))
+            taken = [number, f"torch.{value.dtype}", shape, strides, str(value.offset)]
+            return Statement(name, f"{TRANSFERS}.prefetch", taken)
+        case Wait():
+            return Statement("", f"{TRANSFERS}.wait", [number])
+        case FreeCopy():
+            return Statement("", f"{TRANSFERS}.free", [number])
+
+
+def any_link(graph: Graph) -> HostLink:
+    """A link for the referee where only the order of steps and the sizes of storages matter."""
+    return HostLink(float("inf"), device=graph.device)

@@ -1,0 +1,109 @@
+"""Measures the link of a device to its slow memory: the disk of the CPU, the host of a GPU."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from schemas.machine import ARTIFACT
+from schemas.updates import LinkSpeed
+from stages.device.devices import device_named, wait_for
+from stages.device.disk import folder_of
+from stages.device.memories import slow_memory
+
+PIECE = 4 << 20
+"""Bytes of one transfer."""
+SHARED = 1.5
+"""Both ways share the bandwidth where both at once take longer than this times one."""
+_ROUNDS = 5
+_SHORT = 4096
+
+
+def measure_link(
+    device: torch.device | str, folder: str | None = None, size: int = 256 << 20
+) -> LinkSpeed:
+    """The speed of the link, over `size` bytes in transfers of 4 MiB: the median of five rounds.
+
+    What is read was written just before, so that a disk is as fast as the operating system makes
+    files that it has memory for; a `size` beyond the memory measures the disk itself.
+    """
+    place = device_named(device)
+    count = max(size // PIECE, 1)
+    memory = slow_memory(place, 2 * count * PIECE, folder)
+    one, other = (torch.zeros(PIECE, dtype=torch.uint8, device=place) for _ in range(2))
+
+    def leave() -> list[Any]:
+        return [memory.write(one, number * PIECE) for number in range(count)]
+
+    def come() -> list[Any]:
+        return [memory.read(other, (count + number) * PIECE) for number in range(count)]
+
+    def short() -> list[Any]:
+        return [memory.write(one[:_SHORT], 0)]
+
+    def seconds(*issue: Callable[[], list[Any]]) -> float:
+        wait_for(place)
+        begin = time.perf_counter()
+        tickets = [ticket for each in issue for ticket in each()]
+        for ticket in tickets:
+            memory.wait(ticket)
+        wait_for(place)
+        return time.perf_counter() - begin
+
+    try:
+        for number in range(2 * count):
+            memory.wait(memory.write(one, number * PIECE))
+        latency = statistics.median(seconds(short) for _ in range(20))
+        rounds = [(seconds(leave), seconds(come), seconds(leave, come)) for _ in range(_ROUNDS)]
+    finally:
+        memory.close()
+    to, back, both = (statistics.median(times) for times in zip(*rounds, strict=True))
+    moved = count * PIECE
+    # Beside each other the slower way goes on alone once the other one is through.
+    slower = max(to, back)
+    each = (moved / (to * both / slower), moved / (back * both / slower))
+    return LinkSpeed(moved / to, moved / back, each, latency)
+
+
+def machine_of(device: torch.device | str, speed: LinkSpeed, folder: str | None) -> dict[str, Any]:
+    """A description (`tightfit.machine/1`) of this machine, with one device and the link."""
+    place = device_named(device)
+    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if place.type == "cuda":
+        own = torch.cuda.get_device_properties(place).total_memory
+        name, other = str(place), {"name": "host", "memory": host}
+    else:
+        path = Path(folder_of(folder))
+        name, own = "cpu", host
+        other = {"name": "disk", "memory": shutil.disk_usage(path).free}
+    shared = speed.to > SHARED * speed.both[0]
+    alone = f"{speed.to:.3g} bytes a second leave and {speed.back:.3g} return alone"
+    beside = f"{speed.both[0]:.3g} and {speed.both[1]:.3g} both at once"
+    return {
+        "artifact": ARTIFACT,
+        "name": "here",
+        "devices": [{"name": name, "memory": own}],
+        "memories": [other],
+        "links": [
+            {
+                "between": [name, other["name"]],
+                "bandwidth": round(_bandwidth(speed, shared)),
+                "latency": speed.latency,
+                "shared": shared,
+            }
+        ],
+        "sources": {"links": f"measured here: {alone}, {beside}"},
+    }
+
+
+def _bandwidth(speed: LinkSpeed, shared: bool) -> float:
+    """One figure for both ways, which neither beats: of each way, or of both as they take turns."""
+    both = min(speed.both)
+    return min(speed.to, speed.back, 2 * both) if shared else both

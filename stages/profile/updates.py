@@ -1,0 +1,86 @@
+"""Measures the updates of parameters, piece by piece as they are done in the backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from schemas.updates import UpdateCost
+from stages.device.meter import measure, time_calls
+from stages.device.slow import Ticket
+from stages.device.updating import Updates
+
+
+class _Nowhere:
+    """A slow memory without bytes, whose transfers take no time."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.sound = True
+
+    def write(self, tensor: torch.Tensor, offset: int, *after: Ticket) -> Ticket:
+        return Ticket(None, tensor)
+
+    def read(self, tensor: torch.Tensor, offset: int, *after: Ticket) -> Ticket:
+        return Ticket(None, tensor)
+
+    def wait(self, ticket: Ticket) -> None:
+        ticket.tensor = None
+
+    def idle(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def measure_updates(
+    kind: type[torch.optim.Optimizer],
+    groups: Sequence[dict[str, Any]],
+    paths: Sequence[str],
+    piece_bytes: int,
+) -> dict[str, UpdateCost]:
+    """The cost of the update of each parameter by its path, in the order of the groups.
+
+    Parameters of one group, size and dtype are measured once, each on numbers of its own; a
+    parameter of no path is left out.
+    """
+    known: dict[tuple[Any, ...], UpdateCost] = {}
+    found: dict[str, UpdateCost] = {}
+    parameters = [(place, p) for place, group in enumerate(groups) for p in group["params"]]
+    for path, (place, parameter) in zip(paths, parameters, strict=True):
+        if not path or not parameter.requires_grad:
+            continue
+        key = (place, parameter.numel(), parameter.dtype)
+        if key not in known:
+            known[key] = _measured(kind, groups[place], parameter, piece_bytes)
+        found[path] = replace(known[key], path=path)
+    return found
+
+
+def _measured(
+    kind: type[torch.optim.Optimizer],
+    group: dict[str, Any],
+    like: torch.Tensor,
+    piece_bytes: int,
+) -> UpdateCost:
+    """The cost of one update."""
+    device = like.device
+    parameter = torch.zeros(like.numel(), dtype=like.dtype, device=device)
+    gradient = torch.ones_like(parameter)
+    own = {**group, "params": [parameter]}
+    updates = Updates(kind, [own], None, piece_bytes, _Nowhere)
+
+    def update() -> None:
+        parameter.grad = gradient
+        updates.update(0, own)
+
+    first, _ = measure(device, update)
+    update()
+    steady, _ = measure(device, update)
+    timing = time_calls(device, update)
+    pieces = tuple(piece.size for piece in updates.pieces[0])
+    return UpdateCost("", pieces, timing.median, steady.peak, steady.net, (first.peak, first.net))

@@ -1,0 +1,355 @@
+"""The referee of a pipeline's ranks: the memory of each, from the order of its own actions.
+
+A storage that a stage makes and others read (a parcel), an output, a tangent and a gradient live as
+long as somebody holds them: the program of the stage up to its last use, the rank until the last
+taker has it, a message until its `wait`. All else is the program's own.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from schemas.actions import Gradient as HandedOver
+from schemas.actions import Loss
+from schemas.contributions import contributions
+from schemas.errors import ScheduleError
+from schemas.graph import NONE, Graph
+from schemas.pipeline import BACKWARD, FORWARD, LOSS, SUM, Pipeline, RankAction, SharedGradient
+from schemas.schedule import Step
+from stages.replay.walk import effects
+
+Key = tuple[int, int]
+"""A storage on a microbatch."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A step of a stage's program: `own` bytes live after it and `peak` within it without what
+    others may hold, the storages of these that it makes (`makes`), and those that the program holds
+    no more after it (`ends`); `given` is the value that it hands over, NONE where it is none."""
+
+    own: int
+    peak: int
+    makes: tuple[int, ...]
+    ends: tuple[int, ...]
+    given: int
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A stage's program: its graph, its moments up to the one between forward and backward, and the
+    later ones."""
+
+    graph: Graph
+    forward: list[Moment]
+    backward: list[Moment]
+
+
+@dataclass(frozen=True)
+class Extra:
+    """Bytes beside the programs: of a loss while it is computed and of what remains of it; of a
+    random state, and, by stage, the most while its random numbers are drawn ahead."""
+
+    loss_peak: int = 0
+    loss_left: int = 0
+    state: int = 0
+    draws: Mapping[int, int] = field(default_factory=dict)
+
+
+def segment_of(graph: Graph, steps: Sequence[Step]) -> Segment:
+    """What a stage's program does to memory; `steps` are as the referee filled them in."""
+    storage = [value.storage for value in graph.values]
+    walked = list(effects(graph, steps))
+    gradients = {storage[gradient.gradient] for gradient in graph.gradients}
+    held = {storage[value] for value in graph.held_values()}
+    inputs = {storage[value] for value in graph.inputs if value != NONE}
+    others = (gradients | held) - graph.fixed_storages()
+    last: dict[int, int] = dict.fromkeys(inputs, 0)
+    for effect in walked:
+        read = _outputs(graph) if isinstance(effect.step.action, Loss) else effect.reads
+        for value in (*read, *effect.makes):
+            if storage[value] in others | inputs:
+                last[storage[value]] = effect.position
+    ends: dict[int, list[int]] = defaultdict(list)
+    for one, position in last.items():
+        ends[position].append(one)
+    moments: list[Moment] = []
+    counted: set[int] = set()
+    split = len(walked)
+    for effect in walked:
+        makes = {storage[value] for value in effect.makes} & others - counted
+        counted |= makes
+        during = sum(graph.storages[one] for one in counted)
+        counted -= set(effect.drops)
+        after = sum(graph.storages[one] for one in counted)
+        action = effect.step.action
+        if isinstance(action, Loss):
+            split = effect.position + 1
+        moments.append(
+            Moment(
+                own=effect.step.live - after,
+                peak=effect.step.peak - during,
+                makes=tuple(sorted(makes)),
+                ends=tuple(ends[effect.position]),
+                given=action.value if isinstance(action, HandedOver) else NONE,
+            )
+        )
+    return Segment(graph, moments[:split], moments[split:])
+
+
+def _outputs(graph: Graph) -> list[int]:
+    return [output.value for output in graph.outputs if output.value != NONE]
+
+
+def play_ranks(
+    pipeline: Pipeline, graph: Graph, segments: Sequence[Segment], extra: Extra
+) -> Pipeline:
+    """The pipeline with the bytes of all actions and the peak of each rank filled in; `graph` is
+    that of the whole model. Gradients are absent when the step begins.
+
+    Raises ScheduleError where an action reads what is not there.
+    """
+    played = [
+        _Player(pipeline, graph, segments, extra, rank).play() for rank in range(pipeline.ranks)
+    ]
+    peaks = [max((action.peak for action in actions), default=0) for actions in played]
+    return replace(pipeline, actions=played, peaks=peaks)
+
+
+class _Player:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        graph: Graph,
+        segments: Sequence[Segment],
+        extra: Extra,
+        rank: int,
+    ) -> None:
+        self.pipeline, self.graph, self.segments = pipeline, graph, segments
+        self.extra, self.rank = extra, rank
+        self.storage = [value.storage for value in graph.values]
+        self.holders: dict[Key, int] = defaultdict(int)
+        self.own: dict[Key, int] = {}
+        self.bytes = self.peak = 0
+        self.left = self.takers_left()
+        self.waiting: dict[Key, int] = {}
+        self.lasting: set[Key] = set()
+        self.grads: set[int] = set()
+        self.parts = contributions(graph)
+        self.drawing: list[int] = [
+            stage.stage for stage in pipeline.stages if stage.rank == rank and stage.draws
+        ]
+        self.last = len(pipeline.stages)
+
+    def takers_left(self) -> dict[int, int]:
+        """How many units of this rank take each parcel, by value, and messages that it sends."""
+        found = {}
+        for parcel in self.pipeline.parcels:
+            ranks = [self.pipeline.rank_of(stage) for stage, _ in parcel.takers]
+            sends = self.pipeline.rank_of(parcel.maker[0]) == self.rank
+            messages = len(set(ranks) - {self.rank}) if sends else 0
+            found[parcel.value] = ranks.count(self.rank) + messages
+        return found
+
+    def play(self) -> list[RankAction]:
+        """The rank's actions with their bytes."""
+        played = []
+        for action in self.pipeline.actions[self.rank]:
+            self.peak = self.bytes
+            self.act(action)
+            played.append(replace(action, live=self.bytes, peak=self.peak))
+        if named := sorted(self.holders.keys() - self.lasting):
+            raise ScheduleError(f"rank {self.rank} never lets go of the storages {named[:4]}")
+        return played
+
+    def size(self, storage: int) -> int:
+        """The bytes of a storage."""
+        return self.graph.storages[storage]
+
+    def add(self, amount: int) -> None:
+        """Counts bytes that come, or go."""
+        self.bytes += amount
+        self.peak = max(self.peak, self.bytes)
+
+    def hold(self, storage: int, batch: int) -> None:
+        """One more holds a storage, which is there from the first on."""
+        self.holders[storage, batch] += 1
+        if self.holders[storage, batch] == 1:
+            self.add(self.size(storage))
+
+    def drop(self, storage: int, batch: int) -> None:
+        """One less holds a storage, which goes with the last."""
+        if not self.holders[storage, batch]:
+            raise ScheduleError(f"rank {self.rank} reads storage {storage}, which is not there")
+        self.holders[storage, batch] -= 1
+        if not self.holders[storage, batch]:
+            del self.holders[storage, batch]
+            self.add(-self.size(storage))
+
+    def act(self, action: RankAction) -> None:
+        """One action."""
+        batch = action.microbatch
+        match action.kind:
+            case "draw":
+                self.draw()
+            case "receive":
+                self.keep(self.pipeline.parcels[action.subject].value, batch)
+            case "send":
+                self.hold(self.parcel_storage(action.subject), batch)
+                self.taken(self.pipeline.parcels[action.subject].value, batch)
+            case "wait":
+                self.drop(self.parcel_storage(action.subject), batch)
+            case "forward":
+                self.forward(action.subject, batch)
+            case "loss":
+                self.loss(batch)
+            case "backward":
+                self.backward(action.subject, batch)
+            case "sum":
+                self.sum(action.subject, batch)
+            case "share":
+                self.share(self.pipeline.shared[action.subject])
+
+    def parcel_storage(self, number: int) -> int:
+        """The storage of a parcel."""
+        return self.storage[self.pipeline.parcels[number].value]
+
+    def keep(self, value: int, batch: int) -> None:
+        """A parcel is there for those units of the rank that take it."""
+        if self.left[value]:
+            self.waiting[value, batch] = self.left[value]
+            self.hold(self.storage[value], batch)
+
+    def take(self, stage: int, phase: str, batch: int) -> list[int]:
+        """The storages that a unit takes; it holds them now, and the rank no more if it was the
+        last."""
+        found = []
+        for parcel in self.pipeline.parcels:
+            if (stage, phase) in parcel.takers:
+                storage = self.storage[parcel.value]
+                self.hold(storage, batch)
+                self.taken(parcel.value, batch)
+                found.append(storage)
+        return found
+
+    def taken(self, value: int, batch: int) -> None:
+        """One of those that a parcel is kept for has it."""
+        if (value, batch) not in self.waiting:
+            raise ScheduleError(f"rank {self.rank} reads value {value}, which is not there")
+        self.waiting[value, batch] -= 1
+        if not self.waiting[value, batch]:
+            del self.waiting[value, batch]
+            self.drop(self.storage[value], batch)
+
+    def made(self, stage: int, phase: str) -> list[int]:
+        """The values of the parcels that a unit makes."""
+        return [p.value for p in self.pipeline.parcels if p.maker == (stage, phase)]
+
+    def draw(self) -> None:
+        """Random numbers are drawn ahead: a state remains for each forward that draws, and the one
+        that comes after the step."""
+        self.add(self.extra.state)
+        self.add(-self.extra.state)
+        for _ in range(self.pipeline.microbatches):
+            for stage, peak in sorted(self.extra.draws.items()):
+                if stage in self.drawing:
+                    self.add(self.extra.state)
+                self.add(peak)
+                self.add(-peak)
+        self.add(self.extra.state)
+
+    def moments(self, moments: Sequence[Moment], stage: int, batch: int) -> None:
+        """Plays a part of a program."""
+        before = self.own.pop((stage, batch), 0)
+        self.bytes -= before
+        for moment in moments:
+            for storage in moment.makes:
+                self.hold(storage, batch)
+            self.peak = max(self.peak, self.bytes + moment.peak)
+            if moment.given != NONE:
+                self.give(moment.given, stage, batch)
+                self.peak = max(self.peak, self.bytes + moment.own)
+            for storage in moment.ends:
+                if (storage, batch) in self.holders:
+                    self.drop(storage, batch)
+            last = moment.own
+        self.own[stage, batch] = last if moments else before
+        self.bytes += self.own[stage, batch]
+        self.peak = max(self.peak, self.bytes)
+
+    def forward(self, stage: int, batch: int) -> None:
+        """The forward of a stage, whose outputs are kept for those who take them."""
+        self.take(stage, FORWARD, batch)
+        segment = self.segments[stage]
+        if stage in self.drawing:
+            self.add(-self.extra.state)
+        *inner, between = segment.forward
+        self.moments(inner, stage, batch)
+        for value in self.made(stage, FORWARD):
+            self.keep(value, batch)
+        for storage in self.results() if stage == self.last else ():
+            self.hold(storage, batch)
+        # Tangents come when the backward begins.
+        self.moments([replace(between, makes=())], stage, batch)
+
+    def results(self) -> set[int]:
+        """The storages of the model's outputs that are made in the step."""
+        fixed = self.graph.fixed_storages()
+        return {self.storage[value] for value in _outputs(self.graph)} - fixed
+
+    def loss(self, batch: int) -> None:
+        """The loss takes the outputs and makes tangents; what remains of it stays to the end."""
+        self.add(self.extra.loss_peak)
+        self.add(self.extra.loss_left - self.extra.loss_peak)
+        for value in self.made(self.last, LOSS):
+            self.keep(value, batch)
+        for storage in self.results():
+            self.drop(storage, batch)
+
+    def last_to_end(self, storage: int, batch: int) -> None:
+        """A storage stays to the end of the step and after it."""
+        self.hold(storage, batch)
+        self.lasting.add((storage, batch))
+
+    def backward(self, stage: int, batch: int) -> None:
+        """The backward of a stage."""
+        self.take(stage, BACKWARD, batch)
+        self.moments(self.segments[stage].backward, stage, batch)
+        self.bytes -= self.own.pop((stage, batch))
+
+    def sum(self, stage: int, batch: int) -> None:
+        """The sums of gradients whose parts come from several stages."""
+        parts = self.take(stage, SUM, batch)
+        for shared in self.pipeline.shared:
+            if shared.parts and shared.home == stage:
+                self.accumulate(shared.value, shared.parts[0], batch)
+        for storage in parts:
+            self.drop(storage, batch)
+
+    def give(self, value: int, stage: int, batch: int) -> None:
+        """A gradient that a program hands over: to another stage, or to a parameter."""
+        segment = self.segments[stage].graph
+        if value in self.made(stage, BACKWARD):
+            self.keep(value, batch)
+            return
+        owner = next(g.value for g in segment.gradients if g.gradient == value)
+        if value == self.parts[owner][0]:
+            self.accumulate(owner, value, batch)
+
+    def accumulate(self, owner: int, value: int, batch: int) -> None:
+        """The first microbatch leaves the gradient, the others add to it."""
+        if owner in self.grads:
+            return
+        self.grads.add(owner)
+        if self.graph.values[owner].strides == self.graph.values[value].strides:
+            self.last_to_end(self.storage[value], batch)
+        else:
+            self.add(self.size(self.storage[owner]))
+
+    def share(self, shared: SharedGradient) -> None:
+        """A gradient that several ranks share comes to those that do not add it up."""
+        if shared.value not in self.grads:
+            self.grads.add(shared.value)
+            self.add(self.size(self.storage[shared.value]))

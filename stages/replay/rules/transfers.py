@@ -1,0 +1,118 @@
+"""Transfers over the link to another memory: of what is there, one after the other in their lane,
+waited for before what they move is used.
+
+A transfer begins when what stands before it in the compute lane has ended and its lane is free.
+Both directions take turns where the link is shared.
+"""
+
+from __future__ import annotations
+
+from schemas.actions import FreeCopy, Offload, Prefetch, Wait
+from schemas.link import HostLink
+from stages.replay.rules.rule import Rule
+from stages.replay.state import State
+from stages.replay.walk import Effect
+
+
+def _play(state: State, effect: Effect) -> int:
+    action, storage = effect.step.action, effect.moves
+    match action:
+        case Offload(value):
+            _offload(state, value, storage)
+        case Prefetch(value):
+            _prefetch(state, value, storage)
+        case Wait():
+            _wait(state, storage)
+        case FreeCopy():
+            _free_copy(state, storage)
+    return state.live_bytes
+
+
+def _offload(state: State, value: int, storage: int) -> None:
+    link, away = _link(state, "offload"), state.away
+    if storage in state.fixed:
+        raise state.refuse(f"value {value} leaves, which is there before the step")
+    if storage in state.held:
+        raise state.refuse(f"value {value} leaves, but the caller holds it")
+    if storage in state.gradients_in:
+        raise state.refuse(f"the gradient in value {value} leaves")
+    if not state.is_live(value):
+        raise state.refuse(f"value {value} leaves, which is not live")
+    if storage in away.moving:
+        raise state.refuse(f"value {value} leaves while it is on its way")
+    if storage in away.copies:
+        raise state.refuse(f"value {value} leaves, of which there is a copy")
+    size = state.graph.storages[storage]
+    if away.bytes + size > link.room:
+        raise state.refuse(
+            f"value {value} makes {away.bytes + size} bytes in {link.other}, which has "
+            f"{int(link.room)}"
+        )
+    away.copies.add(storage)
+    away.bytes += size
+    away.peak = max(away.peak, away.bytes)
+    away.left += size
+    _begin(state, link, storage, leaves=True)
+
+
+def _prefetch(state: State, value: int, storage: int) -> None:
+    link, away = _link(state, "prefetch"), state.away
+    if storage not in away.copies:
+        raise state.refuse(f"value {value} comes back, of which there is no copy")
+    if storage in state.allocated:
+        raise state.refuse(f"value {value} comes back, which is there")
+    if value not in state.whole:
+        raise state.refuse(f"value {value} comes back, which is a view")
+    state.allocate(storage)
+    state.live.setdefault(storage, set()).add(value)
+    away.coming.add(storage)
+    away.returned += state.graph.storages[storage]
+    _begin(state, link, storage, leaves=False)
+
+
+def _begin(state: State, link: HostLink, storage: int, leaves: bool) -> None:
+    """A transfer goes into its lane."""
+    away = state.away
+    lanes = [link.lane(leaves), *([link.lane(not leaves)] if link.shared else [])]
+    start = max(state.clock, *(away.free_at.get(lane, 0.0) for lane in lanes))
+    end = start + link.seconds(state.graph.storages[storage])
+    away.free_at[lanes[0]] = away.moving[storage] = end
+    away.span = (start, end)
+
+
+def _wait(state: State, storage: int) -> None:
+    away = state.away
+    if storage not in away.moving:
+        raise state.refuse(f"storage {storage} is waited for, which is not on its way")
+    end = max(state.clock, away.moving.pop(storage))
+    away.coming.discard(storage)
+    away.waited += end - state.clock
+    state.clock = end
+
+
+def _free_copy(state: State, storage: int) -> None:
+    away = state.away
+    if storage not in away.copies:
+        raise state.refuse(f"the copy of storage {storage} is freed, which is not there")
+    if storage in away.moving:
+        raise state.refuse(f"the copy of storage {storage} is freed while it is on its way")
+    away.copies.remove(storage)
+    away.bytes -= state.graph.storages[storage]
+
+
+def _link(state: State, name: str) -> HostLink:
+    if state.link is None:
+        raise state.refuse(f"{name} is not possible on one device without a link")
+    if state.link.bandwidth == 0:
+        raise state.refuse(f"{name} takes a link that has no bandwidth")
+    return state.link
+
+
+def _finish(state: State) -> None:
+    if state.away.copies:
+        raise state.refuse(
+            f"the copies of the storages {sorted(state.away.copies)} are never freed"
+        )
+
+
+RULE = Rule((Offload, Prefetch, Wait, FreeCopy), _play, _finish)

@@ -1,0 +1,72 @@
+"""Inputs that hold only ones in all samples, as a mask that masks nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from stages.device.factory import Built
+from stages.device.trees import called, flatten, read_tree
+from stages.trace.as_eager import replaced
+from stages.trace.refusals import looks
+
+_TRACING = "is_tracing"
+
+
+def leaves_of_ones(built: Built) -> list[int]:
+    """The leaves of (args, kwargs) that are tensors of nothing but ones in each of the samples,
+    and have contents."""
+    samples = [flatten(sample)[0] for sample in built.samples]
+    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+        return [
+            place
+            for place, together in enumerate(zip(*samples, strict=True))
+            if all(map(_is_ones, together))
+        ]
+
+
+def shorter_way(built: Built, error: Exception) -> str:
+    """What is said besides of a capture's error where a forward may look for inputs of ones."""
+    if built.ones or not looks(error):
+        return ""
+    paths = read_tree(flatten(built.samples[0])[1]).paths("input")
+    names = [called(paths[leaf]) for leaf in leaves_of_ones(built)]
+    if not names:
+        return ""
+    return f"; where it looks whether {' or '.join(names)} is all ones, plan with ones=True"
+
+
+def _is_ones(leaf: Any) -> bool:
+    plain = type(leaf) is torch.Tensor and leaf.layout == torch.strided
+    return plain and leaf.numel() > 0 and leaf.device.type != "meta" and bool((leaf == 1).all())
+
+
+@contextlib.contextmanager
+def looking_through(supposed: Callable[[torch.Tensor], bool]) -> Iterator[None]:
+    """Within it transformers looks at the masks of which something is supposed, as in eager.
+
+    It asks whether it is traced before it looks at a mask, and of one that masks nothing it takes
+    none at all.
+    """
+    with contextlib.ExitStack() as stack:
+        for name, module in [*sys.modules.items()]:
+            if name.startswith("transformers.") and _TRACING in vars(module):
+                stack.enter_context(replaced(module, _TRACING, _looks(supposed)))
+        yield
+
+
+def _looks(supposed: Callable[[torch.Tensor], bool]) -> Callable[[Any], Callable[..., bool]]:
+    def wrap(is_tracing: Callable[..., bool]) -> Callable[..., bool]:
+        def answer(tensor: Any = None) -> bool:
+            if isinstance(tensor, torch.Tensor) and supposed(tensor):
+                return False
+            return is_tracing(tensor)
+
+        return answer
+
+    return wrap

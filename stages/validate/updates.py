@@ -1,0 +1,80 @@
+"""Compares whole steps: parameters after some of them, updated in the backward and after it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from schemas.graph import Graph
+from stages.device.devices import kept_random_states
+from stages.device.factory import Built
+from stages.device.optimiser import in_backward
+from stages.validate.compare import same_bits
+from stages.validate.comparison import SEED, sentence
+from stages.validate.step import Stepper, fresh_sample, random_tangents
+from stages.validate.unordered import unordered
+
+STEPS = 3
+
+
+def check_updates(
+    graph: Graph,
+    built: Built,
+    load: Callable[[nn.Module], nn.Module],
+    optimizer: torch.optim.Optimizer,
+    folder: str | None,
+) -> str:
+    """Takes three steps of a copy of the model with a copy of its optimiser, and of what `load`
+    makes of another copy with one that steps in the backward.
+
+    Returns "" where all parameters and buffers are equal in every bit, else a sentence with the
+    first that differs. Nothing is compared on a GPU, or where the model adds in no fixed order.
+    Model, optimiser and random numbers stay as they are.
+    """
+    if graph.device != "cpu" or unordered(graph):
+        return ""
+    stepper = Stepper.of(graph, built)
+    plain, planned = copy.deepcopy(built.model), copy.deepcopy(built.model)
+    expected = _copied(optimizer, built.model, plain)
+    found: Any = in_backward(_copied(optimizer, built.model, planned), folder)
+    try:
+        for module, own in ((plain, expected), (load(planned), found)):
+            _train(stepper, module, own, built)
+    finally:
+        found.close()
+    other = {**dict(planned.named_parameters()), **dict(planned.named_buffers())}
+    for name, tensor in (*plain.named_parameters(), *plain.named_buffers()):
+        if not same_bits(tensor.detach(), other[name].detach()):
+            return sentence(f"after {STEPS} steps of {type(optimizer).__name__}, {name} differs")
+    return ""
+
+
+def _train(
+    stepper: Stepper, module: nn.Module, optimizer: torch.optim.Optimizer, built: Built
+) -> None:
+    with kept_random_states():
+        torch.manual_seed(SEED)
+        tangent = random_tangents(SEED)
+        for _ in range(STEPS):
+            stepper.run(module, fresh_sample(built.samples[0]), tangent)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def _copied(
+    optimizer: torch.optim.Optimizer, model: nn.Module, twin: nn.Module
+) -> torch.optim.Optimizer:
+    """An optimiser of the twin's parameters with the groups and states of one of the model's."""
+    twins = dict(zip(map(id, model.parameters()), twin.parameters(), strict=True))
+    groups = [
+        {**group, "params": [twins.get(id(p), p.detach().clone()) for p in group["params"]]}
+        for group in optimizer.param_groups
+    ]
+    kind: Any = type(optimizer)
+    made: torch.optim.Optimizer = kind(groups)
+    made.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    return made

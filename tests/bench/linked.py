@@ -1,0 +1,117 @@
+"""Steps of models on a described H100 with a link to the host: what a share of the activations
+takes, with the link and without, by prediction. Bytes are those that are requested."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from schemas.costs import read_costs
+from schemas.frontier import read_frontier
+from schemas.graph import read_graph
+from schemas.link import HostLink
+from stages.__main__ import main
+from stages.combine.in_all import InAll
+from stages.combine.refine import Player, refined
+from stages.combine.schedule.leaving import leaving
+from stages.combine.schedule.opening import Opener
+from stages.combine.transfers.bound import least_seconds_linked
+from stages.combine.transfers.search import Linker
+from stages.replay.condense import condense
+from stages.replay.referee import replay
+
+
+@dataclass(frozen=True)
+class LinkedCase:
+    """A model with the arguments of its factory."""
+
+    title: str
+    factory: str
+    arguments: dict[str, Any]
+
+
+CASES = (
+    LinkedCase(
+        "ResNet-101, 64 images of 224",
+        "data.models:resnet",
+        {"name": "resnet101", "batch": 64, "size": 224},
+    ),
+    LinkedCase(
+        "GPT-2, 12 layers, 8 x 1024",
+        "data.models:gpt2",
+        {"layers": 12, "width": 768, "heads": 12, "batch": 8, "tokens": 1024, "vocabulary": 50257},
+    ),
+)
+BANDWIDTHS = (25e9, 50e9)
+LATENCY = 1e-5
+SHARES = (0.2, 0.3, 0.5)
+HEAD = (
+    "| model | activations | bandwidth | time without | time | bound | sent | planned in |\n"
+    "|---|---|---|---|---|---|---|---|"
+)
+
+
+def rows_of_linked(folder: Path) -> Iterator[str]:
+    """A row in Markdown for each model, share of its activations and bandwidth."""
+    for number, case in enumerate(CASES):
+        place = folder / str(number)
+        _prepare(case, place)
+        yield from _rows(case, place)
+
+
+def _prepare(case: LinkedCase, place: Path) -> None:
+    """Graph, costs and the frontier of `auto` without a link."""
+    files = ["--graph", place / "graph.arrow", "--costs", place / "costs.arrow"]
+    blocks, options = place / "blocks.arrow", place / "options.arrow"
+    source = ["--factory", case.factory, "--arguments", json.dumps(case.arguments)]
+    described = ["--source", "roofline", "--machine", "h100"]
+    made = ["--blocks", blocks, "--options", options, "--strategy", "auto"]
+    store = ["--store", place / "store", "--engine", "none"]
+    for words in (
+        ["trace", *source, "--name", case.title, "--out", files[1]],
+        ["profile", *files[:2], *described, "--out", files[3]],
+        ["partition", *files, "--out", blocks],
+        ["solve", "--blocks", blocks, *store, "--out", options],
+        ["combine", *files, *made, "--workers", "2", "--out", place / "frontier.arrow"],
+    ):
+        if main([str(word) for word in words]):
+            raise SystemExit(f"{words[0]} failed")
+
+
+def _rows(case: LinkedCase, place: Path) -> Iterator[str]:
+    graph, costs = read_graph(place / "graph.arrow"), read_costs(place / "costs.arrow")
+    found, problem = read_frontier(place / "frontier.arrow"), condense(graph, costs)
+    in_all = InAll.of_step(graph, costs, problem)
+    opener, everything = Opener(graph, problem), found.keep_all_seconds
+    kept = in_all.fixed.gradients + in_all.fixed.outputs
+    for share in SHARES:
+        budget = int(kept + share * (found.keep_all_peak - kept))
+        without = refined(Player(graph, costs, opener), found, budget, [])
+        start = without or found.points[-1]
+        known = (start, found.within(budget) or found.points[-1])
+        starts = [[opener.positions[op] for op in point.executions] for point in known]
+        for bandwidth in BANDWIDTHS:
+            link = HostLink(bandwidth, LATENCY, shared=False, device=graph.device)
+            begun = time.process_time()
+            linker = Linker(problem, link, leaving(graph, problem))
+            placed = linker.plan(budget, starts)
+            took = time.process_time() - begun
+            seconds, sent = 0.0 if without is None else without.seconds, 0
+            if placed is not None:
+                steps = opener.of_actions(linker.placer.actions(placed), True, placed.ceiling)
+                played = replay(graph, costs, steps, link=link)
+                assert played.peak <= budget
+                if without is None or played.seconds < seconds:
+                    seconds = played.seconds
+                    sent = played.transfers.left if played.transfers else 0
+            bound = least_seconds_linked(problem, budget, link)
+            shown = "none" if without is None else f"{without.seconds / everything:.3f}"
+            yield (
+                f"| {case.title} | {share:.0%} | {bandwidth / 1e9:g} GB/s | {shown} "
+                f"| {seconds / everything:.3f} | {bound / everything:.3f} | {sent / 1e9:.2f} GB "
+                f"| {took:.0f} s |"
+            )

@@ -1,0 +1,195 @@
+"""Plans with transfers: never slower than without, at most what they say, and compared with all
+ways to send what waits on tiny steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations_with_replacement, pairwise, product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.actions import Action, Free, Offload, Prefetch
+from schemas.costs import Costs
+from schemas.errors import ScheduleError
+from schemas.frontier import Frontier
+from schemas.graph import Graph
+from schemas.link import HostLink
+from schemas.problem import Problem
+from schemas.strategies import About
+from stages.combine.choose import choose
+from stages.combine.frontier import frontier
+from stages.combine.schedule.executions import runs
+from stages.combine.schedule.leaving import leaving
+from stages.combine.schedule.opening import Opener
+from stages.combine.strategies.strategy import Candidate
+from stages.combine.transfers.bound import least_seconds_linked
+from stages.combine.transfers.placing import Placer
+from stages.combine.transfers.search import Linker
+from stages.replay.condense import condense
+from stages.replay.line import executions
+from stages.replay.referee import Replay, replay
+from tests.stages.combine.problems import problems
+from tests.stages.replay.graphs import graph_of
+
+LINKS = st.builds(
+    HostLink,
+    bandwidth=st.sampled_from([0.5, 2.0, 8.0, math.inf]),
+    latency=st.sampled_from([0.0, 0.25]),
+    shared=st.booleans(),
+    device=st.just("cpu"),
+)
+
+
+def step_of(problem: Problem) -> tuple[Graph, Costs, Problem]:
+    graph, costs = graph_of(problem, views=False)
+    return graph, costs, condense(graph, costs)
+
+
+def played(
+    graph: Graph, costs: Costs, problem: Problem, actions: list[Action], link: HostLink, room: int
+) -> Replay:
+    steps = Opener(graph, problem).of_actions(actions, in_place=True, ceiling=room)
+    return replay(graph, costs, steps, link=link)
+
+
+def budgets(problem: Problem) -> list[int]:
+    """Some budgets between what one op needs and what all takes."""
+    line = [run.peak for run in executions(problem, range(len(problem.nodes)), False)]
+    return sorted({max(line), max(line) * 3 // 4, max(line) // 2})
+
+
+@settings(deadline=None, max_examples=15)
+@given(problems(forward=4), LINKS)
+def test_plans_are_what_the_referee_says_and_no_slower_than_without(
+    made: Problem, link: HostLink
+) -> None:
+    graph, costs, problem = step_of(made)
+    linker = Linker(problem, link, leaving(graph, problem))
+    captured = list(range(len(problem.nodes)))
+    for budget in budgets(problem):
+        placed = linker.plan(budget, [captured])
+        if placed is None:
+            continue
+        found = played(graph, costs, problem, linker.placer.actions(placed), link, budget)
+        assert found.peak <= budget
+        assert found.seconds == pytest.approx(placed.seconds)
+        assert placed.seconds >= least_seconds_linked(problem, budget, link) * (1 - 1e-9)
+
+
+def ways(graph: Graph, problem: Problem, most: int) -> Iterator[list[Action]]:
+    """The captured order with up to so many storages sent, in all places and orders, once each."""
+    values = leaving(graph, problem)
+    plain: list[Action] = list(runs(problem, [node.op for node in problem.nodes]))
+    used = {
+        storage: [i for i, n in enumerate(problem.nodes) if storage in (*n.inputs, *n.outputs)]
+        for storage in values
+    }
+    gaps = [(s, a, b) for s, u in used.items() for a, b in pairwise(u) if b > a + 1]
+    for chosen in product([False, True], repeat=min(len(gaps), most)):
+        picked = [gap for gap, taken in zip(gaps, chosen, strict=False) if taken]
+        places = [
+            [*combinations_with_replacement(range(first + 1, last + 1), 3)]
+            for _, first, last in picked
+        ]
+        for spots in product(*places):
+            ahead: dict[int, list[Action]] = {}
+            for (storage, _, _), (sent, freed, back) in zip(picked, spots, strict=True):
+                value = values[storage]
+                for place, action in (
+                    (sent, Offload(value)),
+                    (freed, Free(value)),
+                    (back, Prefetch(value)),
+                ):
+                    ahead.setdefault(place, []).append(action)
+            order = {Offload: 0, Free: 1, Prefetch: 2}
+            steps: list[Action] = []
+            for place, run in enumerate(plain):
+                steps += sorted(ahead.get(place, []), key=lambda action: order[type(action)])
+                steps.append(run)
+            yield steps
+
+
+@settings(deadline=None, max_examples=20)
+@given(problems(forward=3), LINKS)
+def test_no_way_to_send_beats_the_bound(made: Problem, link: HostLink) -> None:
+    graph, costs, problem = step_of(made)
+    placer = Placer(problem, link, leaving(graph, problem))
+    captured = range(len(problem.nodes))
+    best = {budget: math.inf for budget in budgets(problem)}
+    for index, actions in enumerate(ways(graph, problem, 2)):
+        if index == 150:
+            break
+        try:
+            found = played(graph, costs, problem, actions, link, 0)
+        except ScheduleError:
+            continue
+        for budget in best:
+            if found.peak <= budget:
+                best[budget] = min(best[budget], found.seconds)
+    for budget, seconds in best.items():
+        assert seconds >= least_seconds_linked(problem, budget, link) * (1 - 1e-9)
+        if link.bandwidth == math.inf and link.latency == 0 and seconds < math.inf:
+            placed = placer.place(captured, None, budget)
+            assert placed is not None and placed.waited == pytest.approx(0)
+
+
+def both(made: Problem, link: HostLink) -> tuple[Frontier, Frontier, Graph, Costs, Problem]:
+    """The frontiers of a step without and with a link."""
+    graph, costs, problem = step_of(made)
+    keep_all = Candidate(runs(problem, [node.op for node in problem.nodes]), [], "captured order")
+    about = About("strategy", "")
+    plain = frontier(graph, "", costs, problem, about, [keep_all], keep_all)
+    linked = frontier(graph, "", costs, problem, about, [keep_all], keep_all, link=link)
+    return plain, linked, graph, costs, problem
+
+
+@settings(deadline=None, max_examples=6)
+@given(problems(forward=4), LINKS)
+def test_a_frontier_with_a_link_is_never_slower(made: Problem, link: HostLink) -> None:
+    plain, linked, graph, costs, problem = both(made, link)
+    for point in plain.points:
+        other = linked.within(point.peak)
+        assert other is not None and other.seconds <= point.seconds
+    assert linked.without_transfers == plain.points
+    budget = str(sum(costs_before(graph)) + plain.points[0].peak * 2 // 3)
+    without, _, _ = choose(graph, costs, problem, plain, budget)
+    found, _, _ = choose(graph, costs, problem, linked, budget)
+    if without.time is not None:
+        assert found.time is not None and found.time <= without.time
+    if found.time is not None and found.lower_bound is not None:
+        assert found.lower_bound <= found.time
+
+
+def costs_before(graph: Graph) -> list[int]:
+    """The bytes that are there before the step."""
+    return [graph.storages[storage] for storage in graph.fixed_storages()]
+
+
+@settings(deadline=None, max_examples=5)
+@given(problems(forward=3))
+def test_a_link_without_bandwidth_changes_nothing(made: Problem) -> None:
+    plain, linked, graph, costs, problem = both(made, HostLink(0.0, device="cpu"))
+    assert replace(linked, link=None) == plain
+    budget = str(sum(costs_before(graph)) + plain.points[0].peak * 2 // 3)
+    assert choose(graph, costs, problem, plain, budget) == choose(
+        graph, costs, problem, linked, budget
+    )
+
+
+@settings(deadline=None, max_examples=8)
+@given(problems(forward=4))
+def test_nobody_waits_for_a_link_that_takes_no_time(made: Problem) -> None:
+    graph, _, problem = step_of(made)
+    link = HostLink(math.inf, 0.0, device="cpu")
+    linker = Linker(problem, link, leaving(graph, problem))
+    captured = list(range(len(problem.nodes)))
+    for budget in budgets(problem):
+        placed = linker.placer.place(captured, None, budget)
+        found = linker.plan(budget, [captured])
+        if placed is not None:
+            assert found is not None and found.seconds <= placed.seconds + 1e-9
+            assert found.waited == pytest.approx(0)

@@ -1,0 +1,322 @@
+"""Optimisers that step in the backward: bit for bit those of torch.optim, or refused."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from stages.device.disk import FOLDER
+from stages.device.optimiser import in_backward
+
+CASES: list[tuple[type[torch.optim.Optimizer], dict[str, Any]]] = [
+    (torch.optim.SGD, {"lr": 0.1}),
+    (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.1, "weight_decay": 0.01}),
+    (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "maximize": True}),
+    (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "foreach": True}),
+    (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "fused": True}),
+    (torch.optim.Adam, {"lr": 0.01, "weight_decay": 0.1}),
+    (torch.optim.Adam, {"lr": 0.01, "amsgrad": True}),
+    (torch.optim.AdamW, {"lr": 0.01}),
+    (torch.optim.AdamW, {"lr": 0.01, "amsgrad": True, "foreach": True, "maximize": True}),
+    (torch.optim.AdamW, {"lr": 0.01, "fused": True}),
+]
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+
+
+def model(dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    torch.manual_seed(0)
+    made = nn.Sequential(
+        nn.Linear(9, 33), nn.ReLU(), nn.Linear(33, 40, bias=False), nn.LayerNorm(40)
+    )
+    return made.to(dtype)
+
+
+def groups_of(module: nn.Module) -> list[dict[str, Any]]:
+    """Two groups, of which one has a learning rate of its own."""
+    first, *rest = module.parameters()
+    return [{"params": [first], "lr": 0.03}, {"params": rest}]
+
+
+def train(module: nn.Module, optimizer: Any, steps: int = 3, parts: int = 1, seed: int = 1) -> None:
+    """Steps of several microbatches each, with a scheduler."""
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    generator = torch.Generator().manual_seed(seed)
+    some = next(module.parameters())
+    for _ in range(steps):
+        for part in range(parts):
+            inputs = torch.randn(4, 9, generator=generator).to(some.dtype)
+            waits = hasattr(optimizer, "accumulating") and part < parts - 1
+            with optimizer.accumulating() if waits else contextlib.nullcontext():
+                (module(inputs).square().mean() / parts).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+
+
+def assert_alike(one: Any, other: Any) -> None:
+    """The same structure, types and bits."""
+    assert type(one) is type(other)
+    if isinstance(one, dict):
+        assert list(one) == list(other)
+        for key in one:
+            assert_alike(one[key], other[key])
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other)
+        for mine, its in zip(one, other, strict=True):
+            assert_alike(mine, its)
+    elif isinstance(one, Tensor):
+        assert one.dtype == other.dtype and one.shape == other.shape
+        assert one.stride() == other.stride() and torch.equal(one, other)
+    else:
+        assert one == other
+
+
+def assert_trained_alike(one: nn.Module, other: nn.Module) -> None:
+    assert_alike([p.detach() for p in one.parameters()], [p.detach() for p in other.parameters()])
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize(("kind", "options"), CASES)
+def test_as_torch_optim(
+    kind: type[torch.optim.Optimizer], options: dict[str, Any], parts: int
+) -> None:
+    plain, own = model(), model()
+    expected = kind(groups_of(plain), **options)
+    found = in_backward(kind(groups_of(own), **options), piece_bytes=512)
+    train(plain, expected, parts=parts)
+    train(own, found, parts=parts)
+    assert_trained_alike(plain, own)
+    assert_alike(expected.state_dict(), found.state_dict())
+    assert isinstance(found, kind) and all(p.grad is None for p in own.parameters())
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    shapes=st.lists(st.lists(st.integers(0, 9), max_size=3), min_size=1, max_size=4),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.complex64]),
+    piece_bytes=st.sampled_from([1, 100, 1 << 20]),
+    turned=st.booleans(),
+)
+def test_parameters_of_any_shape_dtype_and_order(
+    shapes: list[list[int]], dtype: torch.dtype, piece_bytes: int, turned: bool
+) -> None:
+    def parameters() -> list[Tensor]:
+        torch.manual_seed(0)
+        made = [torch.randn(shape).to(dtype) for shape in shapes]
+        return [
+            (t.permute(tuple(range(t.dim()))[::-1]) if turned else t).requires_grad_() for t in made
+        ]
+
+    def steps(tensors: list[Tensor], optimizer: torch.optim.Optimizer) -> None:
+        for number in range(3):
+            order = tensors if number < 2 else tensors[::-1]
+            for tensor in order:
+                (tensor * tensor.detach().conj()).abs().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    plain, own = parameters(), parameters()
+    expected = torch.optim.AdamW(plain, lr=0.1)
+    found = in_backward(torch.optim.AdamW(own, lr=0.1), piece_bytes=piece_bytes)
+    steps(plain, expected)
+    steps(own, found)
+    assert_alike([p.detach() for p in plain], [p.detach() for p in own])
+    assert_alike(expected.state_dict(), found.state_dict())
+
+
+@pytest.mark.parametrize(("kind", "options"), [CASES[1], CASES[6]])
+def test_states_go_from_one_to_the_other_and_back(
+    kind: type[torch.optim.Optimizer], options: dict[str, Any]
+) -> None:
+    plain = model()
+    expected = kind(groups_of(plain), **options)
+    train(plain, expected)
+    moved, loaded = copy.deepcopy(plain), copy.deepcopy(plain)
+    before = kind(groups_of(moved), **options)
+    before.load_state_dict(expected.state_dict())
+    taken = in_backward(before, piece_bytes=512)
+    again = in_backward(kind(groups_of(loaded), **options), piece_bytes=512)
+    train(loaded, again, steps=1, seed=7)
+    loaded.load_state_dict(plain.state_dict())
+    again.load_state_dict(expected.state_dict())
+    for module, optimizer in ((plain, expected), (moved, taken), (loaded, again)):
+        train(module, optimizer, seed=2)
+    assert_trained_alike(plain, moved)
+    assert_trained_alike(plain, loaded)
+    assert not before.state
+    other = kind(groups_of(loaded), **options)
+    other.load_state_dict(again.state_dict())
+    assert_alike(other.state_dict(), expected.state_dict())
+
+
+def test_states_are_looked_at_one_by_one() -> None:
+    own = model()
+    first = next(own.parameters())
+    found = in_backward(torch.optim.AdamW(own.parameters()))
+    assert not found.state and first not in found.state
+    train(own, found, steps=1)
+    assert found.state[first]["exp_avg"].shape == (33, 9)
+    assert len(found.state) == 5
+
+
+def test_gradients_are_clipped_where_a_backward_only_accumulates() -> None:
+    plain, own = model(), model()
+    expected = torch.optim.AdamW(plain.parameters())
+    found: Any = in_backward(torch.optim.AdamW(own.parameters()))
+    for module, optimizer in ((plain, expected), (own, found)):
+        with optimizer.accumulating() if optimizer is found else contextlib.nullcontext():
+            module(torch.ones(2, 9)).sum().backward()
+        nn.utils.clip_grad_norm_(module.parameters(), 0.1)
+        optimizer.step()
+    assert_trained_alike(plain, own)
+
+
+def test_parameters_without_a_gradient_stay_as_they_are() -> None:
+    plain, own = model(), model()
+    for module in (plain, own):
+        module[2].weight.requires_grad_(False)
+    expected = torch.optim.AdamW(plain.parameters())
+    found = in_backward(torch.optim.AdamW(own.parameters()))
+    train(plain, expected)
+    train(own, found)
+    assert_trained_alike(plain, own)
+    assert_alike(expected.state_dict(), found.state_dict())
+
+
+def test_a_second_backward_before_the_step_is_refused() -> None:
+    own = model()
+    found = in_backward(torch.optim.SGD(own.parameters(), lr=0.1))
+    assert found.param_groups
+    own(torch.ones(2, 9)).sum().backward()
+    with pytest.raises(RuntimeError, match=r"within optimizer.accumulating\(\)"):
+        own(torch.ones(2, 9)).sum().backward()
+
+
+def test_what_comes_too_late_is_refused() -> None:
+    own = model()
+    found = in_backward(torch.optim.SGD(own.parameters(), lr=0.1))
+    own(torch.ones(2, 9)).sum().backward()
+    with pytest.raises(RuntimeError, match=r"zero_grad.. comes before optimizer.step"):
+        found.zero_grad()
+    with pytest.raises(RuntimeError, match=r"load_state_dict.. comes between"):
+        found.load_state_dict(found.state_dict())
+    found.param_groups[0]["lr"] = 0.2
+    with pytest.raises(RuntimeError, match="lr of the optimiser was changed"):
+        found.step()
+
+
+def test_a_setting_that_asks_for_more_states_is_refused() -> None:
+    own = model()
+    found = in_backward(torch.optim.Adam(own.parameters(), lr=0.1))
+    found.param_groups[0]["amsgrad"] = True
+    for _ in range(6):
+        with pytest.raises(RuntimeError, match="and there is room for 2"):
+            own(torch.ones(2, 9)).sum().backward()
+        own.zero_grad()
+        found._taken.clear()  # type: ignore[attr-defined]
+    assert len(found._updates.ring.free) == 4  # type: ignore[attr-defined]
+
+
+def test_what_cannot_be_is_refused() -> None:
+    own = model()
+    with pytest.raises(RuntimeError, match=r"RMSprop is not known .* SGD, Adam, AdamW of torch"):
+        in_backward(torch.optim.RMSprop(own.parameters()))
+    with pytest.raises(RuntimeError, match="differentiable=True"):
+        in_backward(torch.optim.AdamW(own.parameters(), differentiable=True))
+    hooked = torch.optim.AdamW(own.parameters())
+    hooked.register_step_post_hook(lambda *_: None)
+    with pytest.raises(RuntimeError, match="hooks on its step"):
+        in_backward(hooked)
+    shared = torch.zeros(8)
+    overlapping = [shared[:5].requires_grad_(), shared[4:].requires_grad_()]
+    with pytest.raises(RuntimeError, match=r"shapes \(5,\) and \(4,\), share memory"):
+        in_backward(torch.optim.SGD(overlapping, lr=0.1))
+    with pytest.raises(RuntimeError, match="are not dense"):
+        in_backward(torch.optim.SGD([torch.zeros(8)[::2].requires_grad_()], lr=0.1))
+    with pytest.raises(RuntimeError, match="no slow memory"):
+        in_backward(torch.optim.SGD([torch.zeros(8, device="meta").requires_grad_()], lr=0.1))
+
+
+def test_one_optimiser_at_a_time() -> None:
+    own = model()
+    found: Any = in_backward(torch.optim.SGD(own.parameters(), lr=0.1, momentum=0.5))
+    with pytest.raises(RuntimeError, match="updated in its backward by another optimiser"):
+        in_backward(torch.optim.SGD(own.parameters(), lr=0.1))
+    found.close()
+    own(torch.ones(2, 9)).sum().backward()
+    assert own[0].weight.grad is not None
+    found = in_backward(torch.optim.SGD(own.parameters(), lr=0.1))
+    del found
+    gc.collect()
+    own.zero_grad()
+    own(torch.ones(2, 9)).sum().backward()
+    assert own[0].weight.grad is not None
+    in_backward(torch.optim.SGD(own.parameters(), lr=0.1))
+
+
+def test_neither_closures_nor_groups_nor_copies() -> None:
+    found = in_backward(torch.optim.AdamW(model().parameters()))
+    with pytest.raises(RuntimeError, match="takes no closure"):
+        found.step(lambda: 0.0)
+    with pytest.raises(RuntimeError, match="takes no further group"):
+        found.add_param_group({"params": [torch.zeros(1)]})
+    for copied in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(RuntimeError, match="save its"):
+            copied(found)
+
+
+def test_sparse_gradients_are_refused() -> None:
+    embedding = nn.Embedding(5, 3, sparse=True)
+    optimizer = in_backward(torch.optim.SGD(embedding.parameters(), lr=0.1))
+    with pytest.raises(RuntimeError, match="sparse gradient"):
+        embedding(torch.tensor([1])).sum().backward()
+    assert optimizer.param_groups
+
+
+def test_hooks_of_the_step_run_once() -> None:
+    own = model()
+    found = in_backward(torch.optim.AdamW(own.parameters()))
+    calls: list[str] = []
+    found.register_step_pre_hook(lambda *_: calls.append("before"))
+    found.register_step_post_hook(lambda *_: calls.append("after"))
+    train(own, found, steps=2)
+    assert calls == ["before", "after"] * 2
+
+
+def test_a_full_disk_leaves_the_optimiser_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER, "/nowhere")
+    own = model()
+    plain = torch.optim.AdamW(own.parameters())
+    train(own, plain, steps=1)
+    before = copy.deepcopy(plain.state_dict())
+    with pytest.raises(RuntimeError, match="cannot wait in files of /nowhere"):
+        in_backward(plain)
+    assert_alike(plain.state_dict(), before)
+
+
+@pytest.mark.parametrize("other", [torch.Tensor.double, lambda t: t.t().contiguous().t()])
+def test_parameters_that_lie_otherwise_are_refused(other: Any) -> None:
+    own = model()
+    found = in_backward(torch.optim.AdamW(own.parameters()))
+    train(own, found, steps=1)
+    parameter = next(own.parameters())
+    parameter.data = other(parameter.data)
+    parameter.grad = torch.ones_like(parameter)
+    with pytest.raises(RuntimeError, match="another dtype, layout or device"):
+        found.step()
+    with pytest.raises(RuntimeError, match="another dtype, layout or device"):
+        found.state_dict()

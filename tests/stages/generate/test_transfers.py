@@ -1,0 +1,142 @@
+"""Packages whose storages wait on disk: equal to the model, with the bytes that were predicted."""
+
+from __future__ import annotations
+
+import os
+import random
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from data import models
+from schemas.actions import Action, Free, FreeCopy, Offload, Prefetch, Wait
+from schemas.costs import Costs
+from schemas.graph import Graph
+from schemas.link import HostLink
+from schemas.schedule import Step
+from stages.combine.schedule.executions import runs
+from stages.combine.schedule.leaving import leaving
+from stages.combine.schedule.opening import Opener
+from stages.device.meter import measure
+from stages.generate.package import package, timeless, write_directory
+from stages.generate.transfers import places
+from stages.profile.device import describe_device
+from stages.profile.library import open_library
+from stages.profile.profile import profile
+from stages.replay.condense import condense
+from stages.replay.referee import replay
+from stages.validate.step import Stepper
+from tests.stages.generate.plans import PLAN, compare, load_package, traced
+from tests.stages.generate.test_memory import forget
+from tests.stages.replay.test_transfers import schedule, three_layers
+from tests.stages.trace import modules
+
+LINK = HostLink(1e9, 1e-5, False, device="cpu", to="disk")
+MODELS: dict[str, Any] = {
+    "gpt2": lambda: models.gpt2(1, 32, 2, 50, 2, 8, dropout=0.1),
+    "structured": modules.structured,
+    "shared": modules.shared,
+}
+
+
+def leaves(graph: Graph, costs: Costs, seed: int, share: float) -> list[Step]:
+    """A schedule in which storages leave after a use and come back before a later one."""
+    chance = random.Random(seed)
+    problem = condense(graph, costs)
+    may = leaving(graph, problem)
+    order = [node.op for node in problem.nodes]
+    uses: dict[int, list[int]] = {}
+    for position, node in enumerate(problem.nodes):
+        for storage in (*node.inputs, *node.outputs):
+            uses.setdefault(storage, []).append(position)
+    before: dict[int, list[Action]] = {}
+    for storage, value in may.items():
+        at = sorted(set(uses[storage]))
+        gaps = [(one, other) for one, other in pairwise(at) if other > one + 1]
+        if not gaps or chance.random() > share:
+            continue
+        one, other = chance.choice(gaps)
+        places_ = sorted(chance.randint(one + 1, other) for _ in range(3))
+        moves: list[Action] = [Offload(value), Free(value), Prefetch(value)]
+        for place, action in zip(places_, moves, strict=True):
+            before.setdefault(place, []).append(action)
+    actions: list[Action] = []
+    for position, run in enumerate(runs(problem, order)):
+        actions += [*before.get(position, []), run]
+    return Opener(graph, problem).of_actions(actions, in_place=False)
+
+
+def packaged(graph: Graph, costs: Costs, steps: list[Step], directory: Path) -> ModuleType:
+    played = replay(graph, costs, steps, link=LINK).steps
+    write_directory(directory, package(graph, played, PLAN))
+    return load_package(directory)
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIGHTFIT_DISK", str(tmp_path))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_equal_to_the_model(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    graph, built = traced(MODELS[name](), name)
+    costs = timeless(graph)
+    steps = leaves(graph, costs, 2, 1.0)
+    compare(packaged(graph, costs, steps, tmp_path / "package"), built)
+
+
+def test_the_bytes_are_those_predicted(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    graph, built = traced(models.gpt2(1, 32, 2, 50, 2, 8, dropout=0.1), "gpt2")
+    with open_library(tmp_path / "library", describe_device("cpu")) as library:
+        costs = profile(graph, built.loss, library)
+    steps = leaves(graph, costs, 1, 0.7)
+    foretold = replay(graph, costs, steps, link=LINK)
+    assert foretold.transfers is not None and foretold.transfers.left > 0
+    assert places(graph, steps).size >= foretold.transfers.host_peak
+    module = packaged(graph, costs, steps, tmp_path / "package").load(built.model)
+    sample, stepper = built.samples[0], Stepper.of(graph, built)
+    stepper.run(module, sample)
+    forget(module, sample)
+    fresh, held = measure("cpu", lambda: stepper.run(module, sample))
+    del held
+    accumulating, held = measure("cpu", lambda: stepper.run(module, sample))
+    del held
+    forget(module, sample)
+    assert fresh.peak == foretold.peak
+    assert accumulating.peak == replay(graph, costs, steps, accumulate=True, link=LINK).peak
+
+
+def test_places_are_used_again_once_they_are_free() -> None:
+    graph, _ = three_layers()
+    away: dict[int, list[Action]] = {
+        2: [Offload(0), Offload(1)],
+        3: [Wait(0), Wait(1), FreeCopy(0), Offload(2), Wait(2), FreeCopy(2), FreeCopy(1)],
+    }
+    found = places(graph, schedule(away))
+    assert found.size == 8 and sorted(found.begins.values()) == [0, 0, 4]
+
+
+def test_a_disk_that_fails_is_told_and_the_next_step_goes_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    graph, built = traced(MODELS["shared"](), "shared")
+    costs = timeless(graph)
+    package_ = packaged(graph, costs, leaves(graph, costs, 2, 1.0), tmp_path / "package")
+    module, stepper = package_.load(built.model), Stepper.of(graph, built)
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "pwrite", lambda *_: (_ for _ in ()).throw(OSError(28, "No space")))
+        with pytest.raises(RuntimeError, match=r"tensors cannot wait in files of .* \(No space"):
+            stepper.run(module, built.samples[0])
+    monkeypatch.setenv("TIGHTFIT_DISK", "/nowhere")
+    with pytest.raises(RuntimeError, match="files of /nowhere"):
+        stepper.run(module, built.samples[0])
+    monkeypatch.setenv("TIGHTFIT_DISK", str(tmp_path))
+    forget(module, built.samples[0])
+    compare(package_, built)

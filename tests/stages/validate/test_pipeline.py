@@ -1,0 +1,101 @@
+"""A pipeline from a factory to a report, by the commands of docs/pipelines.md."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.multiprocessing
+
+from schemas.pipeline import read_pipeline
+from schemas.pipeline_measurement import read_pipeline_measurement
+from stages.__main__ import main
+from stages.audit.folder import audit
+from tests.stages.validate.pipelines import lonely, machine
+
+FACTORY = ("--factory", "tests.stages.validate.pipelines:words")
+
+
+def commands(folder: Path, memory: int, microbatches: int = 3) -> dict[str, list[str]]:
+    """The words of each command, all files in one folder."""
+    machine(folder / "machine.json", 2, memory)
+    graph = ["--graph", str(folder / "graph.arrow")]
+    costs = ["--costs", str(folder / "costs.arrow")]
+    blocks, chain = str(folder / "blocks.arrow"), str(folder / "chain.arrow")
+    plan, ranks, module = (str(folder / name) for name in ("plan", "ranks", "module"))
+    planned = ["--plan", f"{plan}/plan.json"]
+    measured = ["--measurement", str(folder / "measurement.json")]
+    return {
+        "trace": [*FACTORY, "--name", "words", "--out", graph[1]],
+        "profile": [*graph, *FACTORY, "--library", str(folder / "store"), "--out", costs[1]],
+        "partition": [*graph, *costs, "--out", blocks, "--chain", chain],
+        "chain": [
+            *("--chain", chain, "--machine", str(folder / "machine.json")),
+            *("--strategy", "pipeline_ilp", "--weight-copies", "2", "--out", plan),
+        ],
+        "split": [
+            *(*graph, *costs, "--blocks", blocks, "--plan", plan),
+            *("--microbatches", str(microbatches), "--out", ranks),
+        ],
+        "generate": [*graph, "--pipeline", ranks, *planned, "--out", module],
+        "validate": [
+            *(*graph, "--pipeline", ranks, *planned, "--module", module, *FACTORY),
+            *("--out", measured[1]),
+        ],
+        "report": [
+            *("--pipeline", ranks, "--plan", plan, *measured),
+            *("--out", str(folder / "report.html"), "--trace", str(folder / "trace.json")),
+        ],
+    }
+
+
+def test_from_a_factory_to_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The ranks are processes of their own, held to one process and to the bytes."""
+    torch.set_num_threads(1)
+    for command, words in commands(tmp_path, 50_000).items():
+        assert main([command, *words]) == 0, command
+    assert "2 ranks compute what one process does, bit for bit" in capsys.readouterr().out
+    pipeline = read_pipeline(tmp_path / "ranks" / "pipeline.json")
+    measured = read_pipeline_measurement(tmp_path / "measurement.json")
+    assert [row.measured_peak for row in measured.ranks] == pipeline.peaks
+    assert all(row.within_budget and row.gradient_difference == 0.0 for row in measured.ranks)
+    assert not audit(tmp_path).complaints
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<rect") > 2 * len(pipeline.stages) * 3 and "As it ran" in page
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {event["pid"] for event in events} == {1, 2}
+    _lose_a_rank(tmp_path)
+    _bad_input(tmp_path, capsys)
+
+
+def _lose_a_rank(folder: Path) -> None:
+    """A rank that ends ends the other one with a sentence."""
+    started = torch.multiprocessing.start_processes(
+        lonely, (str(folder / "module"), str(folder)), nprocs=2, join=False, start_method="spawn"
+    )
+    for process in started.processes:
+        process.join(60)
+    assert [process.exitcode for process in started.processes] == [0, 3]
+    said = (folder / "said").read_text()
+    assert said.startswith("rank 0 of the pipeline has lost rank 1, which has ended")
+
+
+def _bad_input(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = commands(folder, 50_000)
+
+    def refused(command: str, **changed: str) -> str:
+        line = list(words[command])
+        for name, value in changed.items():
+            line[line.index(f"--{name}") + 1] = value
+        capsys.readouterr()
+        assert main([command, *line]) == 1
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        return said
+
+    assert "expected 1 to 4096" in refused("split", microbatches="0")
+    machine(folder / "machine.json", 2, 20)
+    assert main(["chain", *words["chain"]]) == 0
+    assert "there is no pipeline to split: The chain does not fit" in refused("split")

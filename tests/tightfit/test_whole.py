@@ -1,0 +1,174 @@
+"""A plan with an optimiser: trained as without, in the bytes that were predicted, or refused."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tightfit
+from schemas.errors import ConfigError
+from stages.device.meter import session
+from tightfit.whole import _largest
+
+SETTINGS: dict[str, Any] = {"strategy": "checkpoint", "progress": False}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("store")
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIGHTFIT_DISK", str(tmp_path))
+    monkeypatch.setattr("tightfit.whole._MEASURED", 4 << 20)
+
+
+class Tied(nn.Module):
+    """Reads tokens and predicts them with one table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(60, 24)
+        self.layers = nn.ModuleList([nn.Linear(24, 24) for _ in range(2)])
+        self.norm = nn.LayerNorm(24)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.table(tokens)
+        for layer in self.layers:
+            hidden = hidden + nn.functional.gelu(layer(hidden))
+        return nn.functional.linear(self.norm(hidden), self.table.weight)
+
+
+def tied() -> tuple[nn.Module, tuple[Tensor]]:
+    torch.manual_seed(0)
+    return Tied(), (torch.randint(0, 60, (4, 16)),)
+
+
+def loss(output: Tensor) -> Tensor:
+    return output.square().mean()
+
+
+def adamw(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def momentum(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, nesterov=True)
+
+
+@pytest.mark.parametrize("kind", [adamw, momentum])
+def test_three_steps_are_those_of_torch_in_the_bytes_predicted(kind: Any, store: Path) -> None:
+    model, args = tied()
+    plain = copy.deepcopy(model)
+    expected, given = kind(plain), kind(model)
+    fitted, made = tightfit.plan(model, args, loss=loss, optimizer=given, store=store, **SETTINGS)
+    assert made.whole is not None and made.optimizer is not None
+    output = value = None
+    for number in range(3):
+        loss(plain(*args)).backward()
+        expected.step()
+        expected.zero_grad()
+        del output, value
+        gc.collect()
+        with session("cpu", lines=True) as running:
+            running.mark("begin")
+            output = fitted(*args)
+            value = loss(output)
+            value.backward()
+            running.mark("end")
+        made.optimizer.step()
+        made.optimizer.zero_grad()
+        foretold = made.whole.peak if number else made.whole.first_peak
+        assert running.usage("begin", "end").peak == foretold
+    for mine, other in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(mine, other)
+    states = zip(
+        made.optimizer.state_dict()["state"].values(),
+        expected.state_dict()["state"].values(),
+        strict=True,
+    )
+    assert all(torch.equal(mine[key], other[key]) for mine, other in states for key in other)
+    with made.optimizer.accumulating():  # type: ignore[attr-defined]
+        loss(fitted(*args)).backward()
+    del output, value
+    gc.collect()
+    with session("cpu") as running, running.section("last"):
+        output = fitted(*args)
+        value = loss(output)
+        value.backward()
+    made.optimizer.step()
+    assert running.section_usage("last").peak == made.whole.accumulating_peak
+    assert made.optimizer.staging_bytes == made.whole.staging  # type: ignore[attr-defined]
+    assert made.optimizer.slow_bytes == made.whole.slow  # type: ignore[attr-defined]
+    assert made.whole.places["optimiser states"].startswith("disk")
+    made.optimizer.close()  # type: ignore[attr-defined]
+
+
+def test_a_budget_in_bytes_counts_the_whole_step(store: Path) -> None:
+    model, args = tied()
+
+    def whole_of(budget: int) -> Any:
+        _, made = tightfit.plan(
+            model, args, budget=budget, loss=loss, check=False, store=store,
+            optimizer=adamw(model), strategy="rotor", progress=False
+        )  # fmt: skip
+        made.optimizer.close()  # type: ignore[union-attr]
+        return made.whole
+
+    assert whole_of(300_000).total <= 300_000
+    with pytest.raises(ConfigError, match=r"no plan fits in 90000 bytes: .* takes \d{6} bytes in"):
+        whole_of(90_000)
+
+
+def test_the_largest_that_fits_is_found() -> None:
+    class Whole:
+        def __init__(self, total: int) -> None:
+            self.total = total
+
+    def made(budget: str) -> Any:
+        return budget, Whole(int(budget) + 5)
+
+    assert _largest([10, 20, 30, 40], 36, made)[0] == "30"
+    assert _largest([10], 15, made)[0] == "10"
+    with pytest.raises(ConfigError, match=r"no plan fits in 14 bytes: .* takes 15 bytes"):
+        _largest([10, 20], 14, made)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (lambda p: torch.optim.RMSprop(p), "optimizer: torch.optim.rmsprop.RMSprop is not known"),
+        (lambda p: torch.optim.AdamW(p, differentiable=True), "differentiable=True"),
+    ],
+)
+def test_optimisers_that_cannot_be(kind: Any, words: str, store: Path) -> None:
+    model, args = tied()
+    with pytest.raises(ConfigError, match=words):
+        tightfit.plan(model, args, optimizer=kind(model.parameters()), store=store, **SETTINGS)
+
+
+def test_a_disk_that_is_none(store: Path) -> None:
+    model, args = tied()
+    with pytest.raises(ConfigError, match="disk: tensors cannot wait in files of /nowhere"):
+        tightfit.plan(model, args, optimizer=adamw(model), disk="/nowhere", store=store, **SETTINGS)
+
+
+def test_the_optimiser_alone_for_a_model_that_is_not_planned() -> None:
+    model, args = tied()
+    plain = copy.deepcopy(model)
+    expected, found = adamw(plain), tightfit.in_backward(adamw(model))
+    for module, optimizer in ((plain, expected), (model, found)):
+        for _ in range(2):
+            loss(module(*args)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert all(map(torch.equal, model.parameters(), plain.parameters()))
+    with pytest.raises(ConfigError, match="updated in its backward by another optimiser"):
+        tightfit.in_backward(adamw(model))

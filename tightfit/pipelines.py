@@ -1,0 +1,163 @@
+"""Pipelines in two calls: one plans, in one process; the other runs, in each of the ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from schemas.allocators import ALLOCATORS
+from schemas.errors import ArtifactError, ConfigError
+from schemas.pipeline_plan import PipelinePlan, read_pipeline_plan
+from schemas.store import read_bytes
+from tightfit.house import default_store
+from tightfit.planning import quiet
+from tightfit.progress import PIPELINE_STAGES, Progress
+from tightfit.route import ALONE, Route
+from tightfit.settings import builts, samples_of
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+SOLVER = ("none", "4", "6")
+
+
+@dataclass(frozen=True)
+class MadePipeline(PipelinePlan):
+    """The plan of a pipeline with the folder of its package (`module`), that of what its ranks run
+    (`split`), and the most bytes of each rank's step beyond parameters, buffers and inputs."""
+
+    module: Path = field(kw_only=True)
+    split: Path = field(kw_only=True)
+    peaks: tuple[int, ...] = field(kw_only=True)
+
+    @property
+    def ranks(self) -> int:
+        """How many processes run it."""
+        return len(self.peaks)
+
+
+def plan_pipeline(
+    model: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    machine: Path | str,
+    microbatches: int = 4,
+    strategy: str = "madpipe",
+    loss: Callable[[Any], Tensor] | None = None,
+    inside: Literal["", "rotor", "rockmate"] = "",
+    weight_copies: int = 2,
+    store: Path | str | None = None,
+    operators: Iterable[str] = (),
+    jobs: int | None = None,
+    progress: bool = True,
+) -> MadePipeline:
+    """Plans a pipeline of a training step over the devices of a machine, and writes its package.
+
+    `model(*args, **kwargs)` is the call of one microbatch, of which a step has `microbatches`.
+    `machine` is the path of a `tightfit.machine/1`. `loss` is a function from the model's output to
+    a scalar, needed unless the output is one. With `inside` stages compute again what they do not
+    store. Parameters count `weight_copies` times: themselves, their gradients, and what the
+    optimiser keeps. What was found out is kept in `store`, unless given the folder `tightfit` in
+    the user's cache folder; `operators` and `jobs` are as in `plan`. Gives the plan; `module` is
+    the folder that `load_pipeline` takes, or that is copied. Raises ConfigError where nothing fits,
+    with what is known to work, ModelError where the model cannot be captured or be a pipeline.
+    """
+    import torch
+
+    from stages.device.foreign import allowing
+
+    if strategy not in ALLOCATORS:
+        known = ", ".join(ALLOCATORS)
+        raise ConfigError(f"plan_pipeline: strategy is {strategy!r}, expected one of {known}")
+    place = default_store() if store is None else Path(store)
+    telling = Progress(progress, stages=PIPELINE_STAGES)
+    with (
+        ALONE,
+        telling.telling(*(() if inside == "rockmate" else ("solve",))),
+        quiet(),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        allowing(operators),
+    ):
+        [built], device = builts(model, samples_of(args, kwargs, None), loss, None)
+        if device != "cpu":
+            raise ConfigError(f"pipelines run on CPUs so far, and the model is on {device}")
+        route = Route(place, device, strategy, SOLVER, jobs, telling)
+        graph = route.trace(built)
+        costs = route.profile(built, graph)
+        settings = {
+            "strategy": strategy,
+            "microbatches": microbatches,
+            "inside": inside,
+            "weight_copies": weight_copies,
+        }
+        return _planned(route, graph, costs, Path(machine), settings)
+
+
+def _planned(
+    route: Route, graph: Path, costs: Path, machine: Path, settings: Mapping[str, Any]
+) -> MadePipeline:
+    key = hashlib.sha256(read_bytes(machine) + json.dumps(settings).encode()).hexdigest()[:16]
+    place = route.place(costs) / "pipelines" / key
+    files = ("--graph", graph, "--costs", costs)
+    chain, blocks, plan = place / "chain.arrow", place / "blocks.arrow", place / "plan"
+    split, module = place / "split", place / "module"
+    route.run("partition", *files, "--out", blocks, "--chain", chain)
+    options: tuple[object, ...] = ()
+    if settings["inside"] == "rockmate":
+        options = ("--options", place / "options.arrow")
+        engine, peaks, saves = route.solver
+        grid = ("--engine", engine, "--peaks", peaks, "--saves", saves)
+        solving = ("--blocks", blocks, "--store", route.store, *grid, "--jobs", route.jobs or 1)
+        route.run("solve", *solving, "--out", place / "options.arrow")
+    inside = ("--inside", settings["inside"]) if settings["inside"] else ()
+    copies = ("--weight-copies", settings["weight_copies"])
+    asked = ("--machine", machine, "--strategy", settings["strategy"], *copies, *inside, *options)
+    route.run("chain", "--chain", chain, *asked, "--out", plan)
+    made = read_pipeline_plan(plan / "plan.json")
+    if made.verdict == "infeasible":
+        raise ConfigError(made.sentence)
+    planned = ("--blocks", blocks, "--plan", plan, *options)
+    number = ("--microbatches", settings["microbatches"])
+    route.run("split", *files, *planned, *number, "--out", split)
+    package = ("--pipeline", split, "--plan", plan / "plan.json", "--out", module)
+    route.run("generate", "--graph", graph, *package)
+    return _made(made, module, split)
+
+
+def _made(plan: PipelinePlan, module: Path, split: Path) -> MadePipeline:
+    from schemas.pipeline import FILE, read_pipeline
+
+    known = {part.name: getattr(plan, part.name) for part in fields(PipelinePlan)}
+    peaks = tuple(read_pipeline(split / FILE).peaks)
+    return MadePipeline(**known, module=module, split=split, peaks=peaks)
+
+
+def load_pipeline(
+    package: Path | str,
+    model: nn.Module,
+    rank: int | None = None,
+    group: Any = None,
+    light: bool = False,
+) -> Any:
+    """What this process runs of a pipeline, by its package in a folder: see the package's own
+    `load_pipeline`. Its `step(calls, loss)` is one training step, its `parameters()` are those to
+    optimise.
+
+    Raises ArtifactError where the folder holds no pipeline, or one of another model or group.
+    """
+    from stages.validate.load import describe, load_package
+
+    found = load_package(package)
+    load = getattr(found, "load_pipeline", None)
+    if not callable(load):
+        raise ArtifactError(f"{package}: is no pipeline, but for one device: load(FOLDER, model)")
+    try:
+        return load(model, rank, group, light)
+    except RuntimeError as error:
+        raise ArtifactError(f"{package}: {describe(error).partition(': ')[2]}") from error

@@ -1,0 +1,210 @@
+"""Plans with an optimiser that steps in their backward: what that takes, and which plan fits."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from schemas.budget import NO_BUDGET
+from schemas.errors import ArtifactError, ConfigError
+from schemas.store import read_json, write_json
+from schemas.updates import LinkSpeed, UpdateCost, WholeStep
+from tightfit.choices import ChosenPlan
+from tightfit.variants import LEAST, Variant, totals_of
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from tightfit.route import Route
+
+_MEASURED = 64 << 20
+_MOST_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Updating:
+    """An optimiser of a model's parameters as it is going to step in the backward: `costs` by path,
+    the speed of the link, and the bytes of staging and states."""
+
+    optimizer: str
+    costs: dict[str, UpdateCost]
+    speed: LinkSpeed
+    count: int
+    staging: int
+    slow: int
+    slow_memory: str
+
+    def step(self, variant: Variant, plan: ChosenPlan) -> WholeStep:
+        """What is predicted of a plan with the updates."""
+        from schemas.costs import read_costs
+        from schemas.graph import read_graph
+        from schemas.schedule import read_schedule, schedule_link
+        from stages.combine.whole import whole_line, whole_seconds
+        from stages.replay.referee import replay
+
+        graph = read_graph(variant.graph)
+        path = plan.module.parent / "schedule.arrow"
+        steps, link = read_schedule(path), schedule_link(path)
+        there = replay(graph, read_costs(variant.costs), steps, accumulate=True, link=link).steps
+        line = whole_line(graph, steps, self.costs, first=False)
+        seconds, waited = whole_seconds(steps, line, self.costs, self.speed, self.count)
+        first = whole_line(graph, steps, self.costs, first=True)
+        fixed = plan.fixed
+        most = max(line.peak, first.peak)
+        return WholeStep(
+            optimizer=self.optimizer,
+            total=fixed.there_before + self.staging + most,
+            parameters=fixed.parameters,
+            buffers=fixed.buffers,
+            inputs=fixed.inputs,
+            staging=self.staging,
+            peak=line.peak,
+            first_peak=first.peak,
+            accumulating_peak=whole_line(graph, there, self.costs, first=False).peak,
+            slow_memory=self.slow_memory,
+            slow=self.slow,
+            moved=sum(sum(self.costs[path].pieces) for _, path in line.updates),
+            seconds=seconds,
+            waited=waited,
+        )
+
+
+def measured(
+    route: Route, variant: Variant, optimizer: torch.optim.Optimizer, disk: Path | str | None
+) -> Updating:
+    """What the updates of an optimiser take; raises ConfigError where it cannot step in the
+    backward."""
+    from schemas.graph import read_graph
+    from stages.device.optimiser import PIECE_BYTES, check
+    from stages.device.pieces import pieces_of, states_of
+    from stages.device.updating import STAGING
+    from stages.profile.updates import measure_updates
+
+    try:
+        check(optimizer)
+    except RuntimeError as error:
+        raise ConfigError(f"optimizer: {error}") from error
+    kind, groups = type(optimizer), optimizer.param_groups
+    paths = _paths(read_graph(variant.graph), variant.built.model)
+    parameters = [(p, group) for group in groups for p in group["params"]]
+    names = [paths.get(id(parameter), "") for parameter, _ in parameters]
+    counts = [states_of(kind, group) for _, group in parameters]
+    pieces = [
+        piece
+        for own in pieces_of([parameter for parameter, _ in parameters], counts, PIECE_BYTES)
+        for piece in own
+    ]
+    device = parameters[0][0].device
+    return Updating(
+        optimizer=kind.__name__,
+        costs=measure_updates(kind, groups, names, PIECE_BYTES),
+        speed=_speed(route, str(device), disk),
+        count=STAGING,
+        staging=STAGING * max(piece.size for piece in pieces),
+        slow=sum(piece.size for piece in pieces),
+        slow_memory="disk" if device.type == "cpu" else "host",
+    )
+
+
+def in_backward(
+    optimizer: torch.optim.Optimizer, disk: Path | str | None = None
+) -> torch.optim.Optimizer:
+    """The optimiser that takes the place of another one, for any module: it updates each parameter
+    in the backward, with its states in a file of the folder `disk`, or in the host's memory for
+    parameters on a GPU. The states of `optimizer` move.
+
+    Raises ConfigError where it cannot step in the backward, or the disk has no room.
+    """
+    from stages.device.optimiser import in_backward
+
+    try:
+        return in_backward(optimizer, disk)
+    except RuntimeError as error:
+        raise ConfigError(f"optimizer: {error}") from error
+
+
+def _paths(graph: Any, model: nn.Module) -> dict[int, str]:
+    """The paths of the parameters that a graph has gradients of, by the id of the tensor."""
+    found = {}
+    for gradient in graph.gradients:
+        value = graph.values[gradient.value]
+        if value.kind == "parameter":
+            found[id(model.get_parameter(value.path))] = value.path
+    return found
+
+
+def _speed(route: Route, device: str, disk: Path | str | None) -> LinkSpeed:
+    """The speed of the link to the slow memory, kept with the device's profile."""
+    from stages.device.disk import folder_of
+    from stages.profile.device import describe_device
+    from stages.profile.library import device_digest, open_library
+    from stages.profile.links import measure_link
+
+    folder = str(Path(folder_of(disk)).resolve())
+    place = hashlib.sha256(folder.encode()).hexdigest()[:16]
+    described = describe_device(device)
+    path = route.store / "profile" / f"{device_digest(described)}.{place}.link.json"
+    with open_library(route.store, described):
+        try:
+            known = read_json(path, _MOST_BYTES)
+            one, other = known.pop("both")
+            return LinkSpeed(**{**known, "both": (float(one), float(other))})
+        except (ArtifactError, KeyError, TypeError, ValueError):
+            try:
+                speed = measure_link(device, folder, _MEASURED)
+            except RuntimeError as error:
+                raise ConfigError(f"plan: disk: {error}") from error
+            write_json(path, {**asdict(speed), "folder": folder})
+            return speed
+
+
+def planned_whole(
+    route: Route, variant: Variant, updating: Updating, written: str
+) -> tuple[ChosenPlan, WholeStep]:
+    """The fastest plan whose step with all updates is within a budget, and what is predicted of it.
+
+    A budget in bytes counts all of the step. A share chooses a plan as it does without an
+    optimiser. Raises ConfigError, with what the smallest plan takes, where none fits.
+    """
+
+    def made(budget: str) -> tuple[ChosenPlan, WholeStep]:
+        plan = variant.made(route, budget)
+        return plan, updating.step(variant, plan)
+
+    if written in (NO_BUDGET, LEAST) or written.endswith("%"):
+        return made(written if written != LEAST else str(variant.bytes_of(written)))
+    return _largest(_sizes(variant), variant.bytes_of(written), made)
+
+
+def _sizes(variant: Variant) -> list[int]:
+    """The bytes of each plan of a frontier, as budgets count them, from the least."""
+    return sorted(set(totals_of(variant.graph, variant.costs, variant.frontier)))
+
+
+def _largest(
+    sizes: list[int], limit: int, made: Callable[[str], tuple[ChosenPlan, WholeStep]]
+) -> tuple[ChosenPlan, WholeStep]:
+    """The plan of the largest size whose whole step is within a limit: sizes that are twice as many
+    take one more try."""
+    best = None
+    low, high = 0, len(sizes)
+    while low < high:
+        middle = (low + high) // 2
+        found = made(str(sizes[middle]))
+        if found[1].total <= limit:
+            best, low = found, middle + 1
+        else:
+            high = middle
+    if best is None:
+        least = made(str(sizes[0]))
+        if least[1].total > limit:
+            raise ConfigError(
+                f"no plan fits in {limit} bytes: the step with all updates takes "
+                f"{least[1].total} bytes in its smallest plan"
+            )
+        best = least
+    return best
