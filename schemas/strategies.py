@@ -78,6 +78,12 @@ _ALL = [
         chains=True,
     ),
     About(
+        "join",
+        "parts of a model that meet in the loss, as towers of a siamese net, planned together: which "
+        "of them goes on, and what each keeps",
+        apart=True,
+    ),
+    About(
         "checkmate",
         "one integer program over all ops of a small step, up to 120, in captured order",
         apart=True,
