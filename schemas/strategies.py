@@ -45,7 +45,7 @@ _ALL = [
     ),
     About(
         "auto",
-        "the plans of `rotor`, `rockmate` and `frees`, the best at each budget",
+        "the plans of `rotor`, `rockmate`, `frees` and `join`, the best at each budget",
         solved=True,
     ),
     About(
@@ -71,17 +71,16 @@ _ALL = [
         chains=True,
     ),
     About(
+        "join",
+        "branches of a model that meet in the loss, as the towers of a siamese net, planned "
+        "together, each of their blocks with two options",
+    ),
+    About(
         "floating",
         "the same of up to 23 blocks, where what was stored last may be replaced by what comes "
         "after it, and nothing else is freed early",
         apart=True,
         chains=True,
-    ),
-    About(
-        "join",
-        "parts of a model that meet in the loss, as towers of a siamese net, planned together: which "
-        "of them goes on, and what each keeps",
-        apart=True,
     ),
     About(
         "checkmate",

@@ -17,8 +17,7 @@ from stages.replay.condense import condense
 
 
 def partition(graph: Graph, costs: Costs) -> Blocks:
-    """The step as a chain of blocks, equal blocks sharing one problem, with its branches where it is
-    a join.
+    """The step as a chain of blocks, equal blocks sharing one problem, with the branches of a join.
 
     A model that is no sequence is one block.
     """

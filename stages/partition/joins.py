@@ -117,23 +117,20 @@ def _forward_labels(facts: Facts) -> dict[int, int]:
         for source in {*sources, position} - {target}:
             parent[source] = target
             count[target] += count[source]
-    parts = {
-        position: own if own == _HEAD else root(position) for position, own in label.items()
-    }
-    small = {own for own in parts.values() if own != _HEAD and count[own] < LEAST_WORK}
-    return _without_small(facts, parts, small)
+    parts = {position: own if own == _HEAD else root(position) for position, own in label.items()}
+    return _without_small(facts, parts, {own for own in count if count[own] >= LEAST_WORK})
 
 
-def _without_small(facts: Facts, parts: dict[int, int], small: Collection[int]) -> dict[int, int]:
-    """Small parts that gradients reach are the head's; others, as counters of steps, belong to what
-    runs before them."""
+def _without_small(facts: Facts, parts: dict[int, int], large: Collection[int]) -> dict[int, int]:
+    """Of the parts that gradients reach only large ones are branches, the others are the head's;
+    what they do not reach, as counters of steps, belongs to what runs before it."""
     nodes = facts.problem.nodes
     reached = {own for p, own in parts.items() if not facts.flowing.isdisjoint(nodes[p].outputs)}
-    large = [own for own in parts.values() if own != _HEAD and own not in small]
+    branches = [own for own in parts.values() if own in reached and own in large]
+    before = branches[0] if branches else _HEAD
     found: dict[int, int] = {}
-    before = large[0] if large else _HEAD
     for position, own in parts.items():
-        if own not in small:
+        if own == _HEAD or own in branches:
             found[position] = before = own
         else:
             found[position] = _HEAD if own in reached else before

@@ -78,7 +78,31 @@ class StepJoin:
         peak, left = self._head_memory()
         seconds = sum(self.problem.nodes[place].seconds for place in self.head)
         turn = Way(NO_OPTION, 0, 0, peak, 0.0, seconds)
-        return Join(branches, Link(0, 0, max(left - given, 0), 0.0, 0, [turn]))
+        loss = Link(0, 0, max(left - given, 0), 0.0, 0, [turn])
+        return Join(branches, loss, ordered=self._ordered)
+
+    @cached_property
+    def _ordered(self) -> bool:
+        """Whether branches draw, write or share weights, whose order stands."""
+        nodes, storages = self.problem.nodes, self.problem.storages
+        branch = {
+            op: number
+            for number, chain in enumerate(self.branches)
+            for block in chain.blocks
+            for op in (*block.forward, *block.backward)
+        }
+        bound = {
+            branch[node.op]
+            for node in nodes[: self.problem.loss]
+            if node.op in branch and (node.random or not node.repeatable)
+        }
+        across = any(
+            maker >= 0 and branch.get(nodes[maker].op, own) != own
+            for node in nodes
+            if (own := branch.get(node.op)) is not None
+            for maker in (storages[storage].producer for storage in node.inputs)
+        )
+        return across or len(bound) > 1
 
     def _head_memory(self) -> tuple[int, int]:
         """The most bytes that the head adds to what is there before it, and what it leaves."""
@@ -97,15 +121,12 @@ class StepJoin:
         return peak, live
 
     def executions(self, sequence: list[Operation]) -> list[int] | None:
-        """The ops that a sequence of the join runs, as ids of the graph: as it says or, where ops
-        of several branches have an order that it breaks, each branch's forward after the other's.
-        None where that breaks it, too."""
-        turned = sorted_branches(sequence)
-        for found in (sequence, *([turned] if turned != sequence else [])):
-            places = self._places(found)
-            if self._in_order(places):
-                return [self.problem.nodes[place].op for place in places]
-        return None
+        """The ops that a sequence of the join runs, as ids of the graph; None where what draws or
+        writes would run in another order than captured."""
+        places = self._places(sequence)
+        if not self._in_order(places):
+            return None
+        return [self.problem.nodes[place].op for place in places]
 
     def _places(self, sequence: list[Operation]) -> list[int]:
         """The positions that run, in order; backward nodes as soon as they can."""
@@ -177,9 +198,3 @@ class StepJoin:
             last.update(dict.fromkeys(kinds, place))
             ran.add(place)
         return len(ran) == len(self.problem.nodes)
-
-
-def sorted_branches(sequence: list[Operation]) -> list[Operation]:
-    """A sequence whose forwards ahead of the loss run branch by branch."""
-    turn = next(place for place, step in enumerate(sequence) if step.action == "loss")
-    return sorted(sequence[:turn], key=lambda step: step.branch) + sequence[turn:]

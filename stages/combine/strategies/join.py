@@ -45,9 +45,7 @@ class JoinStrategy:
             executions = found.executions(plan.sequence)
             if executions is not None:
                 origin = f"dynamic program of the join, {plan.peak} bytes"
-                candidates.append(
-                    Candidate(runs(step.problem, executions), plan.sequence, origin)
-                )
+                candidates.append(Candidate(runs(step.problem, executions), plan.sequence, origin))
         if not candidates:
             raise ArtifactError("no sequence of the join keeps the order of its random numbers")
         return candidates
