@@ -71,16 +71,16 @@ _ALL = [
         chains=True,
     ),
     About(
-        "join",
-        "branches of a model that meet in the loss, as the towers of a siamese net, planned "
-        "together, each of their blocks with two options",
-    ),
-    About(
         "floating",
         "the same of up to 23 blocks, where what was stored last may be replaced by what comes "
         "after it, and nothing else is freed early",
         apart=True,
         chains=True,
+    ),
+    About(
+        "join",
+        "branches of a model that meet in the loss, as the towers of a siamese net, planned "
+        "together, each of their blocks with two options",
     ),
     About(
         "checkmate",
