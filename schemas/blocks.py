@@ -1,10 +1,13 @@
-"""`tightfit.blocks/2`: a training step as a sequence of blocks, and the distinct problems in it.
+"""`tightfit.blocks/3`: a training step as a sequence of blocks, and the distinct problems in it.
 
 The step runs the `prelude` once, then the blocks' forwards in order, the loss (which is position
 L+1 of the chain, on its own), and the blocks' backwards in reverse order. Between neighbours only
 the `outputs` of one (the `inputs` of the next) and their gradients pass. What every block may read
 besides, and what the caller holds, is allocated throughout as far as planning with blocks goes:
 `held_bytes`, which no block counts.
+
+A step that is a join too (parts that meet in the loss) has a row more for each branch: a sequence
+of blocks whose loss is all that happens between the branch's forward and its backward.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +76,8 @@ class Blocks:
     `prelude` are the ops that make what several blocks read and no gradient crosses. `loss` is
     the loss's op id, `loss_seconds` its time and `loss_peak` its bytes above what is live before
     it, the gradients for the last block included, what `held_bytes` counts excluded.
-    `distinct` are the problems of the blocks by digest.
+    `distinct` are the problems of the blocks by digest. `branches` are those of a join, none where
+    the step is no join.
     """
 
     model: str
@@ -85,11 +89,27 @@ class Blocks:
     loss_peak: int
     blocks: list[Block]
     distinct: dict[str, Problem]
+    branches: list[Blocks] = field(default_factory=list)
+
+    @property
+    def problems(self) -> dict[str, Problem]:
+        """The distinct problems of the chain and of all branches."""
+        found = dict(self.distinct)
+        for branch in self.branches:
+            found.update(branch.distinct)
+        return found
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """By digest the label of the first block with it, of the chain or else of a branch."""
+        chains = [self, *self.branches]
+        rows = [block for chain in chains for block in chain.blocks]
+        return {block.digest: block.label for block in reversed(rows)}
 
 
 BLOCKS = store.ArtifactType(
     "tightfit.blocks",
-    2,
+    3,
     pa.schema(
         [
             text("model"),
@@ -144,27 +164,40 @@ def problem_digest(problem: Problem) -> str:
 def write_blocks(
     path: Path | str, blocks: Blocks, metadata: Mapping[str, str] | None = None
 ) -> str:
-    """Checks the chain, writes it and returns the digest."""
-    _check(blocks, str(path))
+    """Checks the chain and its branches, writes them and returns the digest."""
+    chains = [blocks, *blocks.branches]
+    for chain in chains:
+        _check(chain, str(path))
+    return store.write(path, BLOCKS, [_row(chain) for chain in chains], metadata)
+
+
+def _row(chain: Blocks) -> dict[str, Any]:
     distinct = [
         {"digest": digest, **problem_row(problem)}
-        for digest, problem in sorted(blocks.distinct.items())
+        for digest, problem in sorted(chain.distinct.items())
     ]
-    row = {**vars(blocks), "blocks": [asdict(block) for block in blocks.blocks]}
-    return store.write(path, BLOCKS, [{**row, "distinct": distinct}], metadata)
+    row = {name: value for name, value in vars(chain).items() if name != "branches"}
+    return {**row, "blocks": [asdict(block) for block in chain.blocks], "distinct": distinct}
 
 
 def read_blocks(path: Path | str) -> Blocks:
-    """Reads a chain; raises ArtifactError when a block and its problem do not fit together."""
+    """Reads a chain with its branches; raises ArtifactError when a block and its problem do not fit
+    together, or the rows are no chain and the branches of one."""
     rows = store.read(path, BLOCKS).rows
-    if len(rows) != 1:
-        raise ArtifactError(f"{path}: holds {len(rows)} chains instead of one")
-    row = rows[0]
+    if len(rows) in (0, 2):
+        raise ArtifactError(f"{path}: holds {len(rows)} chains, expected one, or a join's three")
+    chain, *branches = [_chain(row) for row in rows]
+    for found in (chain, *branches):
+        _check(found, str(path))
+    if any((found.model, found.loss) != (chain.model, chain.loss) for found in branches):
+        raise ArtifactError(f"{path}: holds chains of several models")
+    return replace(chain, branches=branches)
+
+
+def _chain(row: Mapping[str, Any]) -> Blocks:
     distinct = {entry["digest"]: problem_from_row(entry) for entry in row["distinct"]}
     blocks = [Block(**block) for block in row["blocks"]]
-    chain = Blocks(**{**row, "blocks": blocks, "distinct": distinct})
-    _check(chain, str(path))
-    return chain
+    return Blocks(**{**row, "blocks": blocks, "distinct": distinct})
 
 
 def problem_from_row(entry: Mapping[str, Any]) -> Problem:

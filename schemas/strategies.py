@@ -45,7 +45,7 @@ _ALL = [
     ),
     About(
         "auto",
-        "the plans of `rotor`, `rockmate` and `frees`, the best at each budget",
+        "the plans of `rotor`, `rockmate`, `frees` and `join`, the best at each budget",
         solved=True,
     ),
     About(
@@ -76,6 +76,11 @@ _ALL = [
         "after it, and nothing else is freed early",
         apart=True,
         chains=True,
+    ),
+    About(
+        "join",
+        "branches of a model that meet in the loss, as the towers of a siamese net, planned "
+        "together, each of their blocks with two options",
     ),
     About(
         "checkmate",

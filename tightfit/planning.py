@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from stages.device.factory import Built
 
-Otherwise = Literal["error", "original"]
+Otherwise = Literal["error", "original", "copy"]
 
 
 def plan(
@@ -68,25 +68,25 @@ def plan(
     to a scalar, where it shall be planned too. `device` is that of the model's parameters unless
     given. `operators` are the namespaces of operators beside PyTorch's own ("mylib" of
     torch.ops.mylib) that the model may call; they need a fake kernel and a derivative. What was
-    found out is kept in `store`, unless given the folder `tightfit` in the user's
-    cache folder. `engine`, `peaks` and `saves` are the solver's settings, `jobs` the number of
-    blocks solved at a time. `otherwise` says what a call of other shapes does: raise, or run the
-    original model. With `check` the planned module is compared with the original on other contents
-    of the sample's shapes, which takes a few steps of both and the memory that the original takes.
-    With `progress` standard error tells what is being done. With `cuda_graphs`, on a GPU and for
-    samples of one shape, the module launches its step as CUDA graphs; see `load`. With `ones` a
-    plan may rest on it that an input holds nothing but ones, as an attention mask that masks
-    nothing, where it does so in its samples and the forward looks at that to go a shorter way:
-    calls are compared, and samples of other contents get a plan of their own. `machine` is the
-    description (.json) of a machine with a link to another memory, for strategies that send there
-    what waits. With an `optimizer` the plan's `optimizer` takes its place: it updates each
-    parameter in the backward, its states are on the disk, in a file of the folder `disk` (on a GPU
-    in the host's memory), a budget in bytes counts the whole step with all updates, and the plan's
-    `whole` says what is predicted of it; on the CPU `check` compares three steps, too. An
-    interruption while the frontier is made gives the best plan so far, where one fits. Threads that
-    plan do so one after the other; no other is to run a model meanwhile. Raises ConfigError when
-    the budget is no size or too small, ModelError when the model cannot be captured or the planned
-    module does not do what the original does.
+    found out is kept in `store`, unless given the folder `tightfit` in the user's cache folder.
+    `engine`, `peaks` and `saves` are the solver's settings, `jobs` the number of blocks solved at a
+    time. `otherwise` says what a call of other shapes does: raise, or run the original model;
+    "copy" is for inputs that lie otherwise in memory, see `load`. With `check` the planned module
+    is compared with the original on other contents of the sample's shapes, which takes a few steps
+    of both and the memory that the original takes. With `progress` standard error tells what is
+    being done. With `cuda_graphs`, on a GPU and for samples of one shape, the module launches its
+    step as CUDA graphs; see `load`. With `ones` a plan may rest on it that an input holds nothing
+    but ones, as an attention mask that masks nothing, where it does so in its samples and the
+    forward looks at that to go a shorter way: calls are compared, and samples of other contents get
+    a plan of their own. `machine` is the description (.json) of a machine with a link to another
+    memory, for strategies that send there what waits. With an `optimizer` the plan's `optimizer`
+    takes its place: it updates each parameter in the backward, its states are on the disk, in a
+    file of the folder `disk` (on a GPU in the host's memory), a budget in bytes counts the whole
+    step with all updates, and the plan's `whole` says what is predicted of it; on the CPU `check`
+    compares three steps, too. An interruption while the frontier is made gives the best plan so
+    far, where one fits. Threads that plan do so one after the other; no other is to run a model
+    meanwhile. Raises ConfigError when the budget is no size or too small, ModelError when the model
+    cannot be captured or the planned module does not do what the original does.
     """
     import torch
 
@@ -184,8 +184,9 @@ def load(
     in several, which were planned for calls of other shapes: each call runs the plan that was made
     for it.
 
-    `otherwise` says what a call that differs from the plans does: raise PlanMismatch, or run the
-    original model.
+    `otherwise` says what a call that differs from the plans does: raise PlanMismatch ("error"), run
+    the original model ("original"), or, where its inputs only lie otherwise in memory than the
+    sample's, run the plan on copies ("copy"), for which the model itself may give other last bits.
 
     With `cuda_graphs` a step on a GPU is launched as CUDA graphs, one for the forward and one for
     each part of the backward that hands gradients over, in a pool of memory of the plan's size. The

@@ -209,7 +209,7 @@ def _budgets(line: str) -> tuple[int, int] | None:
 def _distinct(blocks: Path) -> int:
     from schemas.blocks import read_blocks
 
-    return len(read_blocks(blocks).distinct)
+    return len(read_blocks(blocks).problems)
 
 
 def _filed(folder: Path, name: str, write: Callable[[Path], str]) -> Path:

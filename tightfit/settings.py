@@ -85,8 +85,10 @@ def check_settings(
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"plan: store: {store!s} cannot be made ({reason})") from error
-    if otherwise not in ("error", "original"):
-        raise ConfigError(f'plan: otherwise is {otherwise!r}, expected "error" or "original"')
+    if otherwise not in ("error", "original", "copy"):
+        raise ConfigError(
+            f'plan: otherwise is {otherwise!r}, expected "error", "original" or "copy"'
+        )
     if not isinstance(ones, bool):
         raise ConfigError(f"plan: ones is {ones!r}, expected True or False")
     if jobs is not None and (isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1):

@@ -33,9 +33,10 @@ class Plans:
 
         The module shares the model's state and runs, in each call, the plan that was made for such
         a call. Any other call raises PlanMismatch or, with otherwise="original", runs the model's
-        own forward.
+        own forward; with otherwise="copy" it runs the plan that its inputs can be copied for.
         """
-        planned = [load(model, "error") for load in self.loads]
+        ways = ["error", "copy"] if self.otherwise == "copy" else ["error"]
+        planned = [load(model, way) for way in ways for load in self.loads]
         return _of_state(_class(self, planned), vars(model))
 
 
@@ -53,7 +54,8 @@ def _class(plans: Plans, planned: Sequence[nn.Module]) -> Any:
     base = kinds[0]._tightfit_original
 
     def reduce(self: Any, protocol: Any) -> tuple[Any, ...]:
-        parts = [_of_state(kind, vars(self)).__reduce_ex__(2)[1] for kind in kinds]
+        own = kinds[: len(plans.loads)]
+        parts = [_of_state(kind, vars(self)).__reduce_ex__(2)[1] for kind in own]
         carried = [part[:3] for part in parts]
         return join_again, (carried, plans.shapes, plans.otherwise, _of_state(base, vars(self)))
 
@@ -106,7 +108,7 @@ def _forward(base: Any, kinds: Sequence[Any], plans: Plans) -> Callable[..., Any
             return base.forward(self, *args, **kwargs)
         if like in known or len(set(refusals)) == 1:
             raise PlanMismatch(refusals[0])
-        raise PlanMismatch(_sentence(refusals, plans.shapes))
+        raise PlanMismatch(_sentence(refusals[-len(plans.shapes) :], plans.shapes))
 
     forward._torchdynamo_disable = True  # type: ignore[attr-defined]
     return forward

@@ -81,7 +81,7 @@ def link_of_step(machine: Path, graph: Graph) -> HostLink:
 
 
 def _check_nodes(chain: Blocks, options: dict[str, list[Option]], where: str) -> None:
-    for digest, problem in chain.distinct.items():
+    for digest, problem in chain.problems.items():
         for option in options.get(digest, []):
             last = max([*option.forward, *option.backward], default=0)
             if last >= len(problem.nodes):

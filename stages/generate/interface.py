@@ -28,7 +28,7 @@ from stages.generate.check import (
 from stages.generate.handed import eager_strides
 from stages.generate.lifetimes import depending
 from stages.generate.program import Program
-from stages.generate.spaced import spaced
+from stages.generate.spaced import copied, spaced
 
 _MOST_COMPARED = 2**24
 """Values of larger storages are taken to share elements where they share the storage."""
@@ -66,6 +66,7 @@ def interface_text(graph: Graph, program: Program) -> str:
         f"    inner={_known(_inner(graph, program), places)},",
         f"    unwritable={_known(_unwritable(graph, program), places)},",
         f"    spaced={_known(spaced(graph), positions)},",
+        f"    copied={_known(copied(graph), positions)},",
         f"    order={_known(_order(graph, program), places)},",
         f"    alike={_alike(graph, positions)},",
         f"    asked={tuple(asked(graph))!r},",

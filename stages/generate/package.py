@@ -250,7 +250,10 @@ def load(model, otherwise="error", cuda_graphs=False):
     mode (`eval()`), and where no gradient is wanted, it runs the model's own forward. A call that
     differs from what the plan was made for raises PlanMismatch or, with otherwise="original", runs
     the model's own forward: so do hooks on submodules, which are not called, and attributes,
-    globals and settings that the plan's trace read and that have changed since.
+    globals and settings that the plan's trace read and that have changed since. With
+    otherwise="copy" inputs that only lie otherwise in memory than the sample's are copied into its
+    strides: the step gives what the model gives for the copies, which may differ in last bits from
+    what it gives for them as they are. Any other call that differs raises PlanMismatch.
 
     With `cuda_graphs`, on a GPU, the step is launched as CUDA graphs from the second call on, which
     takes one more time the bytes of inputs, outputs and the gradients of these. RuntimeError says

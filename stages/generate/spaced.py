@@ -1,4 +1,4 @@
-"""Which inputs may come with other gaps between their elements, as slices do."""
+"""Which inputs may come with other gaps between their elements, as slices do, or be copied."""
 
 from __future__ import annotations
 
@@ -31,16 +31,24 @@ def spaced(graph: Graph) -> list[int]:
     """
     if guards_in(graph).get("asks_layout") is not False:
         return []
+    return [
+        at
+        for at in copied(graph)
+        if _is_exact(value := graph.values[at])
+        and in_order(value.shape, value.strides)
+        and all(_is_deaf(graph, op) for op in graph.ops if _reads(graph, op, value.storage))
+    ]
+
+
+def copied(graph: Graph) -> list[int]:
+    """The inputs in whose place the step may be given a copy: those neither returned, as they are
+    or as a view, nor written."""
     shown = {graph.values[out.value].storage for out in graph.outputs if out.value != NONE}
     written = {graph.values[value].storage for op in graph.ops for value in op.writes}
     return [
         value.id
         for value in graph.values
-        if value.kind == "input"
-        and _is_exact(value)
-        and in_order(value.shape, value.strides)
-        and value.storage not in shown | written
-        and all(_is_deaf(graph, op) for op in graph.ops if _reads(graph, op, value.storage))
+        if value.kind == "input" and value.storage not in shown | written
     ]
 
 

@@ -11,17 +11,28 @@ from schemas.graph import Graph
 from schemas.problem import Problem
 from stages.partition.cuts import find_segments
 from stages.partition.facts import Facts, common_path, gather_facts
+from stages.partition.joins import branch_problem, find_branches
 from stages.partition.local import Division, describe_block, divide
 from stages.replay.condense import condense
 
 
 def partition(graph: Graph, costs: Costs) -> Blocks:
-    """The step as a chain of blocks, equal blocks sharing one problem.
+    """The step as a chain of blocks, equal blocks sharing one problem, with the branches of a join.
 
     A model that is no sequence is one block.
     """
     problem = condense(graph, costs, ordered=False)
     facts = gather_facts(graph, problem)
+    branches = [
+        _chain(graph, gather_facts(graph, branch_problem(problem, branch)))
+        for branch in find_branches(facts)
+    ]
+    return replace(_chain(graph, facts), branches=branches)
+
+
+def _chain(graph: Graph, facts: Facts) -> Blocks:
+    """The chain of a step, or of a branch as a step of its own."""
+    problem = facts.problem
     segments = find_segments(facts)
     division = divide(facts, segments)
     distinct: dict[str, Problem] = {}

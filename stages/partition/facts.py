@@ -11,6 +11,8 @@ from schemas.graph import NONE, Graph
 from schemas.problem import Problem
 
 _DIFFERENTIABLE = ("float", "bfloat", "complex")
+_NORM = "batch_norm"
+"""In the names of operators whose further outputs are statistics, which no gradient reaches."""
 _ADDITIONS = ("aten.add.Tensor", "aten.clone.default", "aten._to_copy.default")
 
 
@@ -23,7 +25,7 @@ class Facts:
     number reaches, so that they can run once, ahead of everything. `parameter_uses` gives, for
     the storage of each final gradient, the forward nodes that read its parameter or input.
     `partial` are storages that the backward only adds up to such a final gradient. `modules` are
-    the paths of the submodules that the nodes come from.
+    the paths of the submodules that the nodes come from. Gradients reach the storages `flowing`.
     """
 
     problem: Problem
@@ -32,6 +34,7 @@ class Facts:
     parameter_uses: dict[int, list[int]]
     partial: frozenset[int]
     modules: list[tuple[str, ...]]
+    flowing: frozenset[int]
 
 
 def gather_facts(graph: Graph, problem: Problem) -> Facts:
@@ -52,6 +55,7 @@ def gather_facts(graph: Graph, problem: Problem) -> Facts:
         parameter_uses=_parameter_uses(graph, problem),
         partial=partial_gradients(problem, _additions(graph, problem)),
         modules=modules,
+        flowing=frozenset(flowing),
     )
 
 
@@ -67,7 +71,8 @@ def _differentiable(graph: Graph) -> set[int]:
     flowing = {gradient.value for gradient in graph.gradients}
     for op in graph.ops:
         if op.phase == "forward" and not flowing.isdisjoint(op.inputs):
-            made = (value for value in op.outputs if value != NONE)
+            shown = op.outputs[:1] if _NORM in op.target else op.outputs
+            made = (value for value in shown if value != NONE)
             flowing |= {v for v in made if graph.values[v].dtype.startswith(_DIFFERENTIABLE)}
     return {graph.values[value].storage for value in flowing}
 

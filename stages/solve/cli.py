@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> None:
     from stages.solve.shelf import clock_limited, solve_all
 
     blocks = read_blocks(options.blocks)
-    labels = {block.digest: block.label for block in reversed(blocks.blocks)}
+    labels, problems = blocks.labels, blocks.problems
     grid = Grid(peaks=options.peaks, saves=options.saves)
 
     solved: list[str] = []
@@ -53,8 +53,8 @@ def run(options: argparse.Namespace) -> None:
             proven = sum(option.status == "optimal" for option in found)
             print(f"{labels[digest]}: {len(found)} options, {proven} optimal", flush=True)
 
-    found = solve_all(blocks.distinct, options.store, options.engine, grid, options.jobs, tell)
-    taken = len(blocks.distinct) - len(solved)
+    found = solve_all(problems, options.store, options.engine, grid, options.jobs, tell)
+    taken = len(problems) - len(solved)
     print(f"{blocks.model}: solved {len(solved)}, {taken} from the store", flush=True)
     clock = clock_limited(_shelved(options))
     metadata = {
@@ -77,5 +77,5 @@ def _shelved(options: argparse.Namespace) -> list[Path]:
     from stages.solve.shelf import shelf_path
 
     grid = Grid(peaks=options.peaks, saves=options.saves)
-    digests = sorted(read_blocks(options.blocks).distinct)
+    digests = sorted(read_blocks(options.blocks).problems)
     return [shelf_path(options.store, digest, options.engine, grid) for digest in digests]

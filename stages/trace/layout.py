@@ -194,8 +194,9 @@ def run_fake(call: Call, mode: FakeTensorMode) -> None:
         if output is None:
             continue
         if result.layout != torch.strided:
+            place = f"{call.source}: " if call.source else ""
             raise ModelError(
-                f"{call.source}: {call.target} makes a tensor that is not strided, "
+                f"{place}{call.target} makes a tensor that is not strided, "
                 "as sparse gradients are: plan it with dense ones (sparse=False)"
             )
         output.fake = result

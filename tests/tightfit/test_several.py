@@ -141,6 +141,22 @@ def test_a_shape_that_was_not_planned_is_refused_or_run_as_the_original(store: P
     assert equal(train(loose, calls), train(net(), calls))
 
 
+@pytest.mark.parametrize("way", ["as planned", "pickle"])
+def test_inputs_of_other_strides_are_copied_where_asked(way: str, store: Path) -> None:
+    fitted, _ = plan(store, net(), check=False, otherwise="copy")
+    again = COPIES.get(way, lambda model: model)(fitted)
+    for count in (64, 24):
+        x, twin = rows(count), net()
+        turned = x.t().contiguous().t()
+        torch.manual_seed(2)
+        mine = again(turned)
+        torch.manual_seed(2)
+        assert torch.equal(mine, twin(x))
+        again.load_state_dict(net().state_dict())
+    with pytest.raises(tightfit.PlanMismatch, match=r"no plan takes the call, that for .64, 16"):
+        again(rows(7))
+
+
 def test_what_changed_since_is_told_once(store: Path) -> None:
     fitted, _ = plan(store, net(), check=False)
     fitted(*SAMPLES[1][0])

@@ -16,11 +16,13 @@ class Join:
     """Branches without a loss, and the loss that all of them end in.
 
     The loss has one way; its `backward_peak` counts the gradients of the last outputs of all
-    branches. A branch of no positions gives its input to the loss.
+    branches. A branch of no positions gives its input to the loss. Branches that are `ordered` go
+    forward one after the other, and backward the other way round.
     """
 
     branches: list[Links]
     loss: Link
+    ordered: bool = False
 
     @property
     def throughout(self) -> int:

@@ -141,7 +141,7 @@ class States:
         return plain + max(loss.delta + way.forward_peak, way.backward_peak)
 
     def branch_states(self, state: State) -> Iterator[tuple[int, BranchState]]:
-        """The branches that something is left of, with what they see."""
+        """The branches that something is left of and that may go on, with what they see."""
         plain = [b.plain[q] for b, q in zip(self.branches, state, strict=True)]
         after = [b.after[q] for b, q in zip(self.branches, state, strict=True)]
         flagged = sum(plain) + self.join.loss.delta
@@ -149,6 +149,8 @@ class States:
         for k, (branch, q) in enumerate(zip(self.branches, state, strict=True)):
             if position_of(q) <= branch.length:
                 yield k, BranchState(position_of(q), flagged, others - after[k], plain[k])
+                if self.join.ordered:
+                    return
 
     def sizes(self) -> tuple[list[int], list[int]]:
         """All sizes that are stored, and all others that memory is compared with."""

@@ -21,7 +21,8 @@ class _Branches(NamedTuple):
     position s from `first[k, s]` on: `save` slots, what `forward` and `backward` need in bytes, and
     `extra` seconds. `passing[k, s, r]` bytes, and `passes[k, r]` seconds. `tails` are the tables of
     the branches, that of branch k from row `rows[k]` on. `turn` is the loss: the
-    bytes of its gradients, those beside, and what it needs.
+    bytes of its gradients, those beside, and what it needs. With `ordered` one branch goes on at a
+    time.
     """
 
     unit: int
@@ -41,6 +42,7 @@ class _Branches(NamedTuple):
     rows: Integers
     tails: Seconds
     turn: Integers
+    ordered: bool
 
 
 def fill_join_compiled(
@@ -103,6 +105,7 @@ def _side_by_side(states: States, grid: Grid, tables: list[Table | None]) -> _Br
         rows=rows,
         tails=np.concatenate(tails) if tails else np.zeros((0, 1)),
         turn=np.array([loss.delta, loss.gradient, needed]),
+        ordered=states.join.ordered,
     )
 
 
@@ -168,3 +171,5 @@ def _fill(cost: Seconds, join: _Branches) -> None:
                         join.tails[segment + r, low - beside : width - beside],
                         join.passes[k, r] - join.passes[k, s - 1],
                     )
+            if join.ordered:
+                break

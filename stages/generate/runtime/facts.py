@@ -79,7 +79,8 @@ class Interface:
     `aliased` are outputs that share memory with another output or a tensor, `inner` outputs that
     the step goes on from, `unwritable` outputs that nobody may write into, as one of several views
     of one function. `spaced` are the inputs that may come with other gaps between their
-    elements, of which the step takes a copy. `order` is the one in which autograd comes to the
+    elements, of which the step takes a copy; `copied` those that may come in any strides where
+    the caller asks for copies. `order` is the one in which autograd comes to the
     outputs. `alike` has for each input the first one that is the same object, where the forward
     asks for that; `asked` what else it asks, of inputs (True) or of the model's own. `ones` are
     inputs that the step rests on being nothing but ones. `all_arrive` says that Python ran in the
@@ -108,6 +109,7 @@ class Interface:
     inner: tuple[int, ...]
     unwritable: tuple[int, ...]
     spaced: tuple[int, ...]
+    copied: tuple[int, ...]
     order: tuple[int, ...]
     alike: tuple[tuple[int, int], ...]
     asked: tuple[tuple[str, bool], ...]

@@ -16,7 +16,7 @@ from .call import Call
 from .difference import Difference
 from .facts import Interface, Tensor
 from .mismatch import PlanMismatch
-from .strides import spaced_as
+from .strides import laid_out_as, spaced_as
 from .ties import Ties
 from .watch import Watch, read_description
 
@@ -27,11 +27,15 @@ class Guards:
     """Everything a plan was specialised to, laid out for one model.
 
     Raises RuntimeError when the model is another one: of other modules, parameters or buffers, or
-    with other attributes where the plan's trace read them.
+    with other attributes where the plan's trace read them. With `copying`, inputs that lie
+    otherwise in memory are copied where the step may take a copy.
     """
 
-    def __init__(self, interface: Interface, model: torch.nn.Module, package: Path) -> None:
+    def __init__(
+        self, interface: Interface, model: torch.nn.Module, package: Path, copying: bool = False
+    ) -> None:
         self.interface = interface
+        self.copied = interface.copied if copying else ()
         self.device = interface.device
         self.training = "" not in interface.eval_modules
         self.modules = _Modules(interface, model)
@@ -108,7 +112,7 @@ class Guards:
 
     def check(self, tensors: list[torch.Tensor]) -> None:
         """Compares shapes, dtypes, devices, gradients and strides of all tensors, and puts copies
-        in the place of those that may come with other gaps."""
+        in the place of those that may come with other gaps or, where asked for, strides."""
         device = tensors[0].device
         if (
             device.type == self.device
@@ -122,6 +126,9 @@ class Guards:
         for position in self.interface.spaced:
             like = self.interface.tensors[position]
             tensors[position] = spaced_as(tensors[position], like.shape, like.strides)
+        for position in self.copied:
+            like = self.interface.tensors[position]
+            tensors[position] = laid_out_as(tensors[position], like.shape, like.strides)
         for position, tensor in enumerate(tensors):
             self.compare(position, tensor, device)
 
@@ -143,7 +150,8 @@ class Guards:
             clause = f"{found}, the plan was made {wanted} one"
         elif not _same_strides(shape, tensor.stride(), expected.strides):
             clause = f"has strides {tensor.stride()}, the plan was made for {expected.strides}"
-            remedy = _lay_out(self.names[position], expected)
+            copied = position in self.interface.copied
+            remedy = _lay_out(self.names[position], expected, copied)
         if clause:
             raise Difference(f"{self.names[position]} {clause}", remedy)
 
@@ -311,15 +319,14 @@ def _constant(tensor: Tensor, data: bytearray, device: torch.device) -> torch.Te
     return made
 
 
-def _lay_out(name: str, expected: Tensor) -> str:
+def _lay_out(name: str, expected: Tensor, copied: bool) -> str:
     """What to do with an input in other strides than expected, "" for what is no such input."""
     like = torch.empty_strided(expected.shape, expected.strides, device="meta")
-    if expected.kind != "input" or not like.is_contiguous():
+    if expected.kind != "input":
         return ""
-    return (
-        f"give it {name}.contiguous(), plan with such strides, or load the plan with "
-        f'otherwise="original"'
-    )
+    first = f"give it {name}.contiguous(), " if like.is_contiguous() else ""
+    ways = '"original", or "copy" to have such inputs copied' if copied else '"original"'
+    return f"{first}plan with such strides, or load the plan with otherwise={ways}"
 
 
 def _planned(interface: Interface) -> str:

@@ -195,6 +195,7 @@ def _own(interface: Interface, facts: Mapping[str, Any], rank: int) -> tuple[lis
         else (),
         output_tree=interface.output_tree if ends else "null",
         spaced=tuple(new[old] for old in interface.spaced if old in new),
+        copied=tuple(new[old] for old in interface.copied if old in new),
         alike=tuple((new[one], new[other]) for one, other in interface.alike),
         assigned=(),
         cast=(),

@@ -49,11 +49,16 @@ def spaced_as(tensor: torch.Tensor, shape: Sequence[int], strides: Sequence[int]
     lie in order, as those of a slice do; any other tensor as it is."""
     if tuple(tensor.shape) != tuple(shape) or not in_order(shape, tensor.stride()):
         return tensor
-    if has_layout(tensor, strides):
+    return laid_out_as(tensor, shape, strides)
+
+
+def laid_out_as(tensor: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
+    """A copy in these strides, through which gradients flow, of a tensor of this shape; one of
+    another shape, or that lies so, as it is."""
+    if tuple(tensor.shape) != tuple(shape) or has_layout(tensor, strides):
         return tensor
-    return torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(
-        tensor
-    )
+    made = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
+    return made.copy_(tensor)
 
 
 def in_order(shape: Sequence[int], strides: Sequence[int]) -> bool:

@@ -24,7 +24,7 @@ from .readings import class_of
 from .surroundings import check_kinds, check_surroundings, is_traced, uncompiled
 
 Model = TypeVar("Model", bound=torch.nn.Module)
-Otherwise = Literal["error", "original"]
+Otherwise = Literal["error", "original", "copy"]
 
 
 def wrap(
@@ -44,8 +44,8 @@ def wrap(
     the other. `load` rebuilds it when it is copied or unpickled; where whoever loaded the package
     has put `carrying` into it, that says how it is pickled.
     """
-    if otherwise not in ("error", "original"):
-        raise ValueError(f'otherwise is {otherwise!r}, it can be "error" or "original"')
+    if otherwise not in ("error", "original", "copy"):
+        raise ValueError(f'otherwise is {otherwise!r}, it can be "error", "original" or "copy"')
     if not isinstance(model, torch.nn.Module):
         raise RuntimeError(f"load is given a {type(model).__name__} instead of a torch module")
     base = class_of(model)
@@ -94,7 +94,8 @@ def _planned_class(
     register_caches()
     run = Graphed(step, interface, loading.arena) if loading.cuda_graphs else step
     ahead = Ahead(0 if loading.cuda_graphs else loading.arena)
-    guards = Guards(interface, _face(base, model), Path(__file__).parent)
+    copying = loading.otherwise == "copy"
+    guards = Guards(interface, _face(base, model), Path(__file__).parent, copying)
     assemble = assembler(interface)
 
     @functools.wraps(base.forward)
@@ -109,7 +110,7 @@ def _planned_class(
                 tensors = guards.gather(self, args, kwargs)
                 check_kinds(tensors)
             except PlanMismatch:
-                if loading.otherwise == "error":
+                if loading.otherwise != "original":
                     raise
                 tensors = None
             if tensors is not None:

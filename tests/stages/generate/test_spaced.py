@@ -50,9 +50,12 @@ class Summing(Language):
         return first + tokens.sum(dtype=torch.float32) * self.head.bias[0], *rest
 
 
-def plan(kind: type[Language], folder: Path, sample: Any) -> tuple[nn.Module, nn.Module]:
+def plan(
+    kind: type[nn.Module], folder: Path, sample: Any, otherwise: str = "error"
+) -> tuple[nn.Module, nn.Module]:
     graph, built = traced((kind(), (sample, {})))
-    return built.model, generated(graph, folder / "plan").load(copy.deepcopy(built.model))
+    package = generated(graph, folder / "plan")
+    return built.model, package.load(copy.deepcopy(built.model), otherwise)
 
 
 def test_slices_give_what_eager_gives(tmp_path: Path) -> None:
@@ -110,3 +113,48 @@ def test_another_order_is_refused(tokens: torch.Tensor, tmp_path: Path) -> None:
     _, planned = plan(Language, tmp_path, (TOKENS[:, 1:] + 0, TOKENS[:, 1:] + 0))
     with pytest.raises(RuntimeError, match=re.escape(f"tokens has strides {tokens.stride()}")):
         planned(tokens, TOKENS[:, 1:] + 0)
+
+
+class Mixing(nn.Module):
+    """A linear layer of one input, to which another is added, and that is returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+
+    def forward(self, x: Any, shown: Any) -> Any:
+        return self.linear(x), shown[:, :3] * 1.0, shown
+
+
+def test_a_copy_is_taken_of_what_lies_otherwise_where_asked(tmp_path: Path) -> None:
+    sample = (torch.randn(4, 6, requires_grad=True), torch.randn(4, 6))
+    model, planned = plan(Mixing, tmp_path, sample, "copy")
+    turned = torch.randn(6, 4, requires_grad=True)
+    mine, theirs = planned(turned.t(), sample[1]), model(turned.t().contiguous(), sample[1])
+    assert all(map(same, mine, theirs))
+    mine[0].sum().backward()
+    found, turned.grad = turned.grad, None
+    theirs[0].sum().backward()
+    assert found is not None
+    assert turned.grad is not None
+    assert same(found, turned.grad)
+    assert_same_gradients(planned, model)
+
+
+@pytest.mark.parametrize("otherwise", ["copy", "error"])
+def test_no_copy_is_taken_of_what_is_returned_or_has_another_shape(
+    otherwise: str, tmp_path: Path
+) -> None:
+    sample = (torch.randn(4, 6), torch.randn(4, 6))
+    _, planned = plan(Mixing, tmp_path, sample, otherwise)
+    with pytest.raises(RuntimeError, match=re.escape("shown has strides (1, 4)") + '.*original"$'):
+        planned(sample[0], sample[1].t().contiguous().t())
+    with pytest.raises(RuntimeError, match=re.escape("x has shape (5, 6)")):
+        planned(torch.randn(5, 6), sample[1])
+
+
+def test_the_sentence_names_the_copy(tmp_path: Path) -> None:
+    sample = (torch.randn(4, 6), torch.randn(4, 6))
+    _, planned = plan(Mixing, tmp_path, sample)
+    with pytest.raises(RuntimeError, match='or "copy" to have such inputs copied'):
+        planned(sample[0].t().contiguous().t(), sample[1])

@@ -80,6 +80,7 @@ def random_steps(draw: st.DrawFn, most: int = 12) -> Facts:
         parameter_uses=uses,
         partial=partial_gradients(problem, frozenset(additions)),
         modules=[()] * len(nodes),
+        flowing=frozenset(s for _, made in forward for s in made),
     )
 
 

@@ -171,7 +171,7 @@ def _nested(join: Join, reached: list[int]) -> Iterator[tuple[_Steps, _Steps]]:
     left = [k for k, links in enumerate(join.branches) if reached[k] <= len(links)]
     if not left:
         yield [], []
-    for k in left:
+    for k in left[:1] if join.ordered else left:
         links, s = join.branches[k], reached[k]
         for before, after, following in _items(links, k + 1, s):
             further = [*reached[:k], following, *reached[k + 1 :]]

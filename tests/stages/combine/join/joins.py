@@ -14,13 +14,15 @@ from tests.stages.combine.chains import QUARTERS, SIZES, chains, links
 
 @st.composite
 def joins(draw: st.DrawFn, most: int = 2, longest: int = 2, most_ways: int = 2) -> Join:
-    """Joins of one to `most` branches with ways of their own, and gradients that grow."""
+    """Joins of one to `most` branches with ways of their own, and gradients that grow; in some one
+    branch goes on at a time."""
     branches = []
     for _ in range(draw(st.integers(1, most))):
         chain = draw(links(longest=longest, most_ways=most_ways))
         branches.append(replace(chain, links=chain.links[:-1], loss=False))
     way = Way(-1, 0, draw(SIZES), draw(SIZES), draw(QUARTERS), draw(QUARTERS))
-    return Join(branches, Link(0, draw(SIZES), draw(st.integers(0, 3)), 0.0, 0, [way]))
+    loss = Link(0, draw(SIZES), draw(st.integers(0, 3)), 0.0, 0, [way])
+    return Join(branches, loss, ordered=draw(st.booleans()))
 
 
 @st.composite

@@ -1,0 +1,200 @@
+"""A model's step as a join: the branches that partition found, and the head that they meet in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from schemas.blocks import Block, Blocks
+from schemas.problem import Problem
+from schemas.sequence import NO_BRANCH, NO_OPTION, Operation
+from stages.combine.chain.links import Link, Way, links_of_blocks
+from stages.combine.join.branches import Join
+from stages.combine.schedule.executions import executions_of
+from stages.combine.strategies.strategy import TrainingStep
+
+
+@dataclass(frozen=True)
+class StepJoin:
+    """The parts of a step that is a join, as positions in its problem: what runs ahead of the
+    branches (`first`), the head that runs where all forwards have run (`head`, the loss among it),
+    and what waits for several branches (`tail`). All else belongs to the blocks of the branches."""
+
+    step: TrainingStep
+
+    @property
+    def branches(self) -> list[Blocks]:
+        """The branches as chains."""
+        return self.step.blocks.branches
+
+    @property
+    def problem(self) -> Problem:
+        """The whole step."""
+        return self.step.problem
+
+    @cached_property
+    def _inside(self) -> set[int]:
+        blocks = [block for chain in self.branches for block in chain.blocks]
+        ops = {op for block in blocks for op in (*block.forward, *block.backward)}
+        return {place for place, node in enumerate(self.problem.nodes) if node.op in ops}
+
+    @cached_property
+    def first(self) -> list[int]:
+        """The forward nodes that need nothing of a branch."""
+        found: list[int] = []
+        for place, node in enumerate(self.problem.nodes[: self.problem.loss]):
+            makers = {self.problem.storages[storage].producer for storage in node.inputs}
+            if place not in self._inside and makers.issubset(found):
+                found.append(place)
+        return found
+
+    @cached_property
+    def tail(self) -> list[int]:
+        """The backward nodes that need something of the backward of a branch."""
+        late = {place for place in self._inside if place > self.problem.loss}
+        found: list[int] = []
+        for place in range(self.problem.loss + 1, len(self.problem.nodes)):
+            node = self.problem.nodes[place]
+            makers = {self.problem.storages[storage].producer for storage in node.inputs}
+            if place not in self._inside and not makers.isdisjoint(late):
+                late.add(place)
+                found.append(place)
+        return found
+
+    @cached_property
+    def head(self) -> list[int]:
+        """What runs between all forwards and all backwards, in captured order."""
+        others = {*self._inside, *self.first, *self.tail}
+        return [place for place in range(len(self.problem.nodes)) if place not in others]
+
+    def join(self, keep_all_only: bool = True) -> Join:
+        """The join of the branches; their blocks keep everything or nothing, or run with any of
+        their options."""
+        chains = [
+            links_of_blocks(chain, self.step.options, keep_all_only) for chain in self.branches
+        ]
+        branches = [replace(links, links=links.links[:-1], loss=False) for links in chains]
+        given = sum(links.links[-1].delta for links in branches)
+        peak, left = self._head_memory()
+        seconds = sum(self.problem.nodes[place].seconds for place in self.head)
+        turn = Way(NO_OPTION, 0, 0, peak, 0.0, seconds)
+        loss = Link(0, 0, max(left - given, 0), 0.0, 0, [turn])
+        return Join(branches, loss, ordered=self._ordered)
+
+    @cached_property
+    def _ordered(self) -> bool:
+        """Whether branches draw, write or share weights, whose order stands."""
+        nodes, storages = self.problem.nodes, self.problem.storages
+        branch = {
+            op: number
+            for number, chain in enumerate(self.branches)
+            for block in chain.blocks
+            for op in (*block.forward, *block.backward)
+        }
+        bound = {
+            branch[node.op]
+            for node in nodes[: self.problem.loss]
+            if node.op in branch and (node.random or not node.repeatable)
+        }
+        across = any(
+            maker >= 0 and branch.get(nodes[maker].op, own) != own
+            for node in nodes
+            if (own := branch.get(node.op)) is not None
+            for maker in (storages[storage].producer for storage in node.inputs)
+        )
+        return across or len(bound) > 1
+
+    def _head_memory(self) -> tuple[int, int]:
+        """The most bytes that the head adds to what is there before it, and what it leaves."""
+        storages, readers = self.problem.storages, self.problem.readers
+        inside = set(self.head)
+        live = peak = 0
+        for place in self.head:
+            node = self.problem.nodes[place]
+            peak = max(peak, live + node.peak)
+            live += sum(storages[storage].bytes for storage in node.outputs)
+            for storage in {*node.inputs, *node.outputs}:
+                made = storages[storage]
+                own = made.producer in inside and not made.stays
+                if own and all(reader in inside and reader <= place for reader in readers[storage]):
+                    live -= made.bytes
+        return peak, live
+
+    def executions(self, sequence: list[Operation]) -> list[int] | None:
+        """The ops that a sequence of the join runs, as ids of the graph; None where what draws or
+        writes would run in another order than captured."""
+        places = self._places(sequence)
+        if not self._in_order(places):
+            return None
+        return [self.problem.nodes[place].op for place in places]
+
+    def _places(self, sequence: list[Operation]) -> list[int]:
+        """The positions that run, in order; backward nodes as soon as they can."""
+        chain, offsets = self._chained
+        plain = [
+            replace(step, block=step.block + offsets[step.branch], branch=NO_BRANCH)
+            for step in sequence
+        ]
+        ops = executions_of(self.problem, chain, self.step.options, plain)
+        position = {node.op: place for place, node in enumerate(self.problem.nodes)}
+        asked: list[int] = list(self.first)
+        for op in ops:
+            place = position[op]
+            asked += self.head if place == self.problem.loss else [place]
+        return self._ready(asked)
+
+    @cached_property
+    def _chained(self) -> tuple[Blocks, dict[int, int]]:
+        """The blocks of all branches in one row, and how many come before each branch's."""
+        rows: list[Block] = []
+        offsets = {NO_BRANCH: 0}
+        for number, chain in enumerate(self.branches, start=1):
+            offsets[number] = len(rows)
+            rows += chain.blocks
+        whole = self.step.blocks
+        return replace(whole, prelude=[], blocks=rows, distinct=whole.problems), offsets
+
+    def _ready(self, asked: list[int]) -> list[int]:
+        """The nodes that are asked for and the tail, each after what it needs has run."""
+        waiting = list(self.tail)
+        ran: set[int] = set()
+        order: list[int] = []
+        for place in asked:
+            if place > self.problem.loss and not self._may_run(place, ran):
+                waiting.append(place)
+                continue
+            order.append(place)
+            ran.add(place)
+            while place > self.problem.loss:
+                free = [late for late in waiting if self._may_run(late, ran)]
+                if not free:
+                    break
+                order += free
+                ran.update(free)
+                waiting = [late for late in waiting if late not in free]
+        return order + waiting
+
+    def _may_run(self, place: int, ran: set[int]) -> bool:
+        made_by = (self.problem.storages[s].producer for s in self.problem.nodes[place].inputs)
+        return all(maker < 0 or maker in ran for maker in made_by)
+
+    def _in_order(self, places: list[int]) -> bool:
+        """Whether each node runs after what it needs, and what draws or writes in captured order
+        and ahead of the loss."""
+        ran: set[int] = set()
+        last = {"draws": -1, "writes": -1}
+        for place in places:
+            node = self.problem.nodes[place]
+            first = place not in ran
+            if not self._may_run(place, ran):
+                return False
+            kinds = [
+                kind
+                for kind, bound in (("draws", node.random), ("writes", not node.repeatable))
+                if bound and first and place < self.problem.loss
+            ]
+            if any(place < last[kind] for kind in kinds):
+                return False
+            last.update(dict.fromkeys(kinds, place))
+            ran.add(place)
+        return len(ran) == len(self.problem.nodes)

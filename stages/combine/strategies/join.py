@@ -1,0 +1,54 @@
+"""Joins: branches that meet in the loss, planned together (S ch. 1, J)."""
+
+from __future__ import annotations
+
+from schemas.errors import ArtifactError
+from schemas.strategies import STRATEGIES
+from stages.combine.chain.frontier import spread
+from stages.combine.join.frontier import JoinFrontier
+from stages.combine.join.recognised import StepJoin
+from stages.combine.schedule.executions import runs
+from stages.combine.strategies.strategy import Candidate, TrainingStep
+
+BUDGETS = 24
+STATES = 40_000
+"""States of the largest join that is planned, the product of nearly twice the branches' blocks."""
+
+
+class JoinStrategy:
+    """The dynamic program over the branches' blocks, which keep everything or nothing."""
+
+    about = STRATEGIES["join"]
+
+    def supports(self, step: TrainingStep) -> str:
+        """A step whose forward falls into branches that meet in a small head."""
+        if not step.blocks.branches:
+            return "its forward is no join: no independent parts meet in its loss"
+        states = 1
+        for branch in step.blocks.branches:
+            states *= 2 * len(branch.blocks) + 1
+        if states > STATES:
+            return f"its branches are too long for the program of joins, which has {states} states"
+        found = StepJoin(step)
+        keep_all = JoinFrontier(found.join()).keep_all
+        if found.executions(keep_all.sequence) is None:
+            return "its branches take turns in drawing random numbers or writing buffers"
+        return ""
+
+    def candidates(self, step: TrainingStep) -> list[Candidate]:
+        """Plans from keeping everything down to the least memory."""
+        found = StepJoin(step)
+        plans = JoinFrontier(found.join()).plans()
+        candidates = []
+        for index in spread(len(plans), BUDGETS):
+            plan = plans[index]
+            executions = found.executions(plan.sequence)
+            if executions is not None:
+                origin = f"dynamic program of the join, {plan.peak} bytes"
+                candidates.append(Candidate(runs(step.problem, executions), plan.sequence, origin))
+        if not candidates:
+            raise ArtifactError("no sequence of the join keeps the order of its random numbers")
+        return candidates
+
+
+STRATEGY = JoinStrategy()
