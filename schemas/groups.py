@@ -1,6 +1,6 @@
 """A group: several ATen calls that run as one op of a graph. Its body is data, never code.
 
-The op's target is `tightfit.group.` and the digest of the body; its arguments are the values that
+The op's target is `tightfit.group.d` and the digest of the body; its arguments are the values that
 it reads, in the body's order, and the keyword `body`, the body's text.
 """
 
@@ -17,7 +17,7 @@ from schemas.dtypes import DTYPES
 from schemas.errors import ArtifactError
 from schemas.graph import NONE, Op
 
-GROUP_PREFIX = "tightfit.group."
+GROUP_PREFIX = "tightfit.group.d"
 
 POINTWISE = frozenset(
     "abs add addcdiv addcmul bitwise_and bitwise_not bitwise_or ceil clamp clamp_max "

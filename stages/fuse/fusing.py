@@ -16,7 +16,7 @@ from stages.fuse.renumbering import renumbered
 
 
 def fuse(graph: Graph, refused: Collection[str] = ()) -> Graph:
-    """The graph with its groups as ops `tightfit.group.<digest>`; views that only groups read are
+    """The graph with its groups as ops `tightfit.group.d<digest>`; views that only groups read are
     gone, and so are the values and storages inside groups.
 
     Evaluated by ATen, call by call, it gives the bits of the graph. Random ops, ops that write

@@ -13,7 +13,7 @@ from schemas.graph import Graph
 from schemas.groups import Body, GroupCall, Leaf, is_group
 from stages.fuse import compiling
 from stages.fuse.compiling import GroupError, Kernels, build_key, check_compiler, fuse_compiled
-from stages.fuse.evaluate import evaluate
+from stages.device.evaluate import evaluate
 from stages.fuse.fusing import fuse
 from tests.stages.fuse.test_fusing import blocks
 from tests.stages.generate.plans import traced

@@ -16,9 +16,9 @@ from torch.nn import functional
 from schemas.arguments import decode_arguments, encode_arguments
 from schemas.errors import ArtifactError
 from schemas.graph import Graph, check_graph
-from schemas.groups import body_digest, body_of, body_text, is_group, read_body
+from schemas.groups import GROUP_PREFIX, body_digest, body_of, body_text, is_group, read_body
 from stages.device.operators import runner
-from stages.fuse.evaluate import evaluate
+from stages.device.evaluate import evaluate
 from stages.fuse.fusing import fuse
 from stages.fuse.grouping import group_ops
 from tests.stages.generate.plans import traced
@@ -158,7 +158,7 @@ def doctored(op: Any, old: str, new: str, digest: bool = False) -> Any:
     args, kwargs = decode_arguments(op.arguments)
     written = kwargs["body"].replace(old, new)
     assert written != kwargs["body"]
-    target = "tightfit.group." + body_digest(written) if digest else op.target
+    target = GROUP_PREFIX + body_digest(written) if digest else op.target
     return replace(op, target=target, arguments=encode_arguments(args, {"body": written}))
 
 
