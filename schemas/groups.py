@@ -18,6 +18,8 @@ from schemas.errors import ArtifactError
 from schemas.graph import NONE, Op
 
 GROUP_PREFIX = "tightfit.group.d"
+DIGITS = 12
+"""Of a group's digest, in the name that people see."""
 
 POINTWISE = frozenset(
     "abs add addcdiv addcmul bitwise_and bitwise_not bitwise_or ceil clamp clamp_max "
@@ -92,6 +94,11 @@ def body_digest(written: str) -> str:
 def is_group(target: str) -> bool:
     """Whether an op's target says that it is a group."""
     return target.startswith(GROUP_PREFIX)
+
+
+def group_name(target: str) -> str:
+    """The name of a group in a generated package."""
+    return f"group_{target.removeprefix(GROUP_PREFIX)[:DIGITS]}"
 
 
 def body_of(op: Op) -> Body:
