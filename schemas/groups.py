@@ -76,6 +76,11 @@ def may_group(target: str) -> bool:
     return _name(target) in POINTWISE | NORMALISING
 
 
+def is_pointwise(target: str) -> bool:
+    """Whether an operator makes each element of a few of its arguments."""
+    return _name(target) in POINTWISE
+
+
 def may_replay(target: str) -> bool:
     """Whether a body may name a view."""
     return _name(target) in VIEWS

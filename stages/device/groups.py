@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from schemas.graph import Graph
-from schemas.groups import Body, body_digest, body_of, body_text, is_group
+from schemas.groups import DIGITS, Body, body_digest, body_of, body_text, is_group
 from stages.device.evaluate import evaluate
 from stages.device.kernels import Form, Kernel, build_key, compile_function
 
@@ -20,6 +20,7 @@ _libraries: list[torch.library.Library] = []
 """One a group: PyTorch ends a process badly that lets go of one library of many operators."""
 _bodies: dict[str, Body] = {}
 _kernels: dict[tuple[str, str], Kernel] = {}
+_running: dict[tuple[str, str, int], Kernel] = {}
 
 
 def register_groups(graph: Graph) -> None:
@@ -33,17 +34,21 @@ def register_groups(graph: Graph) -> None:
 
 
 def compile_body(body: Body, device: torch.device) -> Kernel:
-    """The kernel of a body on a device, compiled once in a process; see `compile_function`."""
+    """The kernel of a body on a device; see `compile_function`."""
     digest = body_digest(body_text(body))
-    key = build_key(device), digest
+    forms = [
+        Form(tuple(leaf.shape), tuple(leaf.strides), leaf.offset, leaf.dtype)
+        for leaf in body.inputs
+    ]
+    name = f"the group {digest[:DIGITS]}"
+    return compile_function(name, lambda *given: evaluate(body, given), forms, device)
+
+
+def kernel(body: Body, device: torch.device) -> Kernel:
+    """The kernel of a body on a device, compiled once in a process for a number of threads."""
+    key = build_key(device), body_digest(body_text(body))
     if key not in _kernels:
-        forms = [
-            Form(tuple(leaf.shape), tuple(leaf.strides), leaf.offset, leaf.dtype)
-            for leaf in body.inputs
-        ]
-        _kernels[key] = compile_function(
-            f"the group {digest[:12]}", lambda *given: evaluate(body, given), forms, device
-        )
+        _kernels[key] = compile_body(body, device)
     return _kernels[key]
 
 
@@ -73,4 +78,7 @@ def _register(target: str, body: Body) -> None:
 
 def _run(target: str, given: tuple[Tensor, ...]) -> list[Tensor]:
     device = given[0].device
-    return compile_body(_bodies[target], torch.device(device.type))(given)
+    key = target, device.type, torch.get_num_threads()
+    if key not in _running:
+        _running[key] = kernel(_bodies[target], torch.device(device.type))
+    return _running[key](given)

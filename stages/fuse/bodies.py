@@ -18,9 +18,15 @@ from schemas.groups import Body, GroupCall, Leaf
 from stages.fuse.grouping import is_replayed, makers_of
 
 
-def body_for(graph: Graph, members: Collection[int], wanted: Collection[int]) -> Group:
-    """The body of some ops, whose values `wanted` are read outside."""
-    return _Writer(graph, members).write(wanted)
+def body_for(
+    graph: Graph,
+    members: Collection[int],
+    wanted: Collection[int],
+    again: Collection[int] = frozenset(),
+) -> Group:
+    """The body of some ops, whose values `wanted` are read outside. In the backward it computes the
+    values `again` of the forward inside."""
+    return _Writer(graph, members, again).write(wanted)
 
 
 class Group:
@@ -33,8 +39,10 @@ class Group:
 
 
 class _Writer:
-    def __init__(self, graph: Graph, members: Collection[int]) -> None:
+    def __init__(self, graph: Graph, members: Collection[int], again: Collection[int]) -> None:
         self.graph = graph
+        backward = any(graph.ops[op].phase == "backward" for op in members)
+        self.again = set(again) if backward else set()
         self.members = set(members)
         self.makers = makers_of(graph)
         self.labels: dict[int, str] = {}
@@ -71,6 +79,8 @@ class _Writer:
         """The op of the body that makes a value, None for what the group is given."""
         maker = self.makers.get(value)
         if maker is None or maker.id in self.members or is_replayed(self.graph, maker):
+            return maker
+        if value in self.again:
             return maker
         return None
 

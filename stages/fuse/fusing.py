@@ -11,8 +11,16 @@ from schemas.arguments import encode_arguments
 from schemas.graph import NONE, Graph, Op
 from schemas.groups import GROUP_PREFIX, body_digest, body_text
 from stages.fuse.bodies import body_for
-from stages.fuse.grouping import Units, group_ops, is_replayed, phase_of
+from stages.fuse.grouping import (
+    Units,
+    group_ops,
+    is_groupable,
+    is_replayed,
+    makers_of,
+    phase_of,
+)
 from stages.fuse.renumbering import renumbered
+from stages.fuse.saving import computed_again
 
 
 def fuse(graph: Graph, refused: Collection[str] = ()) -> Graph:
@@ -24,8 +32,9 @@ def fuse(graph: Graph, refused: Collection[str] = ()) -> Graph:
     ops; a neighbour that they read may then have more outputs and another digest.
     """
     units = group_ops(graph)
+    again = computed_again(graph)
     while True:
-        made, kept = _grouped(graph, units)
+        made, kept = _grouped(graph, units, again)
         wrong = [unit for unit, op in made.items() if op.target in refused]
         if not wrong:
             rest = {unit: graph.ops[unit] for unit in units.members if unit in kept}
@@ -34,18 +43,47 @@ def fuse(graph: Graph, refused: Collection[str] = ()) -> Graph:
             units.dissolve(unit)
 
 
-def _grouped(graph: Graph, units: Units) -> tuple[dict[int, Op], set[int]]:
+def _grouped(graph: Graph, units: Units, again: set[int]) -> tuple[dict[int, Op], set[int]]:
     """The ops of the groups by unit, and which ops stay as they are."""
-    groups = {unit: at for unit, at in units.members.items() if len(at) > 1}
+    groups = {
+        unit: at
+        for unit, at in units.members.items()
+        if len(at) > 1 or _reads_again(graph, units, at[0], again)
+    }
     inside = {op for at in groups.values() for op in at}
     kept = _kept_ops(graph, inside)
-    read = _read_outside(graph, groups, kept)
+    read = _read_outside(graph, groups, kept, again)
     made: dict[int, Op] = {}
     for unit, at in groups.items():
         wanted = [value for op in at for value in graph.ops[op].outputs if value in read]
         if wanted:
-            made[unit] = _group_op(graph, at, wanted)
+            made[unit] = _group_op(graph, at, wanted, again)
     return made, kept
+
+
+def _reads_again(graph: Graph, units: Units, op: int, again: set[int]) -> bool:
+    """Whether an op of the backward that stands alone reads what is computed again inside."""
+    at = graph.ops[op]
+    if at.phase != "backward" or not is_groupable(graph, at) or op in units.dissolved:
+        return False
+    wanted = [value for value in at.outputs if value != NONE]
+    return len(body_for(graph, [op], wanted, again).body.calls) > 1 and bool(
+        again & set(_behind(graph, at))
+    )
+
+
+def _behind(graph: Graph, op: Op) -> list[int]:
+    """The values that an op reads, and those that they are views of."""
+    makers = makers_of(graph)
+    found: list[int] = []
+    pending = list(op.inputs)
+    while pending:
+        value = pending.pop()
+        found.append(value)
+        maker = makers.get(value)
+        if maker is not None and is_replayed(graph, maker):
+            pending += maker.inputs
+    return found
 
 
 def _held(graph: Graph) -> set[int]:
@@ -67,17 +105,19 @@ def _kept_ops(graph: Graph, inside: set[int]) -> set[int]:
     return kept
 
 
-def _read_outside(graph: Graph, groups: dict[int, list[int]], kept: set[int]) -> set[int]:
+def _read_outside(
+    graph: Graph, groups: dict[int, list[int]], kept: set[int], again: set[int]
+) -> set[int]:
     """The values that ops outside groups, the caller or other groups read."""
     read = _held(graph) | {value for at in kept for value in graph.ops[at].inputs}
     for at in groups.values():
         wanted = [value for op in at for value in graph.ops[op].outputs if value != NONE]
-        read.update(body_for(graph, at, wanted).inputs)
+        read.update(body_for(graph, at, wanted, again).inputs)
     return read
 
 
-def _group_op(graph: Graph, members: list[int], wanted: list[int]) -> Op:
-    group = body_for(graph, members, wanted)
+def _group_op(graph: Graph, members: list[int], wanted: list[int], again: set[int]) -> Op:
+    group = body_for(graph, members, wanted, again)
     text = body_text(group.body)
     last = graph.ops[members[-1]]
     return replace(

@@ -55,6 +55,7 @@ class Units:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.members = {op.id: [op.id] for op in graph.ops}
+        self.dissolved: set[int] = set()
         self.unit = {op.id: op.id for op in graph.ops}
         makers = makers_of(graph)
         self.before = {
@@ -93,17 +94,44 @@ class Units:
         del self.members[op]
         self.unit[op] = unit
 
+    def may_merge(self, one: int, other: int) -> bool:
+        """Whether no path between two units goes through another one."""
+        return not (self._leads(one, other) or self._leads(other, one))
+
+    def _leads(self, start: int, end: int) -> bool:
+        """Whether a path from one unit to another goes through a third."""
+        pending = [unit for unit in self.behind(end) if unit != start]
+        seen: set[int] = set(pending)
+        while pending:
+            behind = self.behind(pending.pop())
+            if start in behind:
+                return True
+            pending += behind - seen
+            seen |= behind
+        return False
+
+    def merge(self, one: int, other: int) -> int:
+        """Makes two units one; returns its name."""
+        first, second = min(one, other), max(one, other)
+        for op in self.members.pop(second):
+            self.members[first].append(op)
+            self.unit[op] = first
+        self.members[first].sort()
+        return first
+
     def dissolve(self, unit: int) -> None:
         """Makes each member of a unit stand alone."""
         for op in self.members.pop(unit):
             self.members[op] = [op]
             self.unit[op] = op
+            self.dissolved.add(op)
 
 
 def group_ops(graph: Graph) -> Units:
     """Greedy convex groups: each groupable op joins the latest unit among those that make what it
     reads, if both are groupable, of one phase, and the group stays convex; else it stands alone.
-    Ops that share an input alone are not joined."""
+    Through it the other units that make what it reads join, where the group stays convex. Ops that
+    share an input alone are not joined."""
     units = Units(graph)
     makers = makers_of(graph)
     groupable = {op.id for op in graph.ops if is_groupable(graph, op)}
@@ -116,10 +144,13 @@ def group_ops(graph: Graph) -> Units:
             for other in producers & groupable
             if graph.ops[other].phase == op.phase
         }
+        joined: int | None = None
         for unit in sorted(near, key=lambda unit: units.members[unit][-1], reverse=True):
-            if units.may_join(op.id, unit):
+            if joined is None and units.may_join(op.id, unit):
                 units.join(op.id, unit)
-                break
+                joined = unit
+            elif joined is not None and units.may_merge(joined, unit):
+                joined = units.merge(joined, unit)
     return units
 
 

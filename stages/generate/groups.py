@@ -12,6 +12,7 @@ from stages.device.operators import decode, resolve
 from stages.generate.calls import Text, literal
 from stages.generate.naming import comment
 
+
 def groups_text(graph: Graph, names: Iterable[str]) -> str:
     """The module `groups.py` of a package, with the groups of these names.
 

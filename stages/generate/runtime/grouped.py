@@ -12,7 +12,6 @@ from torch import Tensor
 from .kernels import Form, Kernel, check_compiler, compile_function
 
 
-
 class Group:
     """Runs a function of calls of ATen as one kernel, compiled for its device and the number of
     threads of the process. Raises RuntimeError, in one sentence, where it cannot be compiled."""

@@ -10,10 +10,14 @@ from torch import Tensor
 
 from schemas.errors import ArtifactError, ModelError
 from schemas.graph import Graph
-from schemas.groups import Body, GroupCall, Leaf, is_group
-from stages.fuse import compiling
-from stages.fuse.compiling import GroupError, Kernels, build_key, check_compiler, fuse_compiled
+from schemas.groups import Body, GroupCall, Leaf, body_digest, body_text, is_group
+from stages.device import groups as device_groups
+from stages.device import kernels as device_kernels
 from stages.device.evaluate import evaluate
+from stages.device.groups import compile_body, kernel
+from stages.device.kernels import Kernel, build_key
+from stages.fuse import compiling
+from stages.fuse.compiling import GroupError, check_compiler, compile_group, fuse_compiled
 from stages.fuse.fusing import fuse
 from tests.stages.fuse.test_fusing import blocks
 from tests.stages.generate.plans import traced
@@ -38,10 +42,8 @@ BODY = Body(
 
 
 @pytest.fixture(scope="module")
-def kernels() -> Kernels:
-    made = Kernels(CPU)
-    made.kernel(BODY)
-    return made
+def run() -> Kernel:
+    return kernel(BODY, CPU)
 
 
 def inputs() -> list[Tensor]:
@@ -49,17 +51,16 @@ def inputs() -> list[Tensor]:
     return [torch.randn(4, 3).t() for _ in range(2)]
 
 
-def test_a_kernel_is_close_to_aten_and_repeats_its_bits(kernels: Kernels) -> None:
-    run = kernels.kernel(BODY)
+def test_a_kernel_is_close_to_aten_and_repeats_its_bits(run: Kernel) -> None:
     one, other, aten = run(inputs()), run(inputs()), evaluate(BODY, inputs())
     torch.testing.assert_close(one, aten)
     assert all(map(torch.equal, one, other))
     assert [made.stride() for made in one] == [made.stride() for made in aten]
 
 
-def test_a_body_is_compiled_once(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "compile_group", None)
-    assert kernels.kernel(BODY) is kernels.kernel(BODY)
+def test_a_body_is_compiled_once(run: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_groups, "compile_body", None)
+    assert kernel(BODY, CPU) is run
 
 
 def test_another_number_of_threads_is_another_key() -> None:
@@ -91,16 +92,25 @@ def failing(*given: Any) -> None:
 def test_a_group_that_does_not_compile_is_refused_in_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(compiling, "_inductor", lambda: (failing, {}))
+    monkeypatch.setattr(device_kernels, "inductor", lambda: (failing, {}))
+    monkeypatch.setattr(device_groups, "_kernels", {})
     with pytest.raises(GroupError, match=r"RuntimeError: no kernel$"):
-        compiling.compile_group(BODY, CPU)
+        compile_group(BODY, CPU)
 
 
 def test_outputs_of_another_form_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = [torch.zeros(3, 4), torch.zeros(4, 3)]
-    monkeypatch.setattr(compiling, "_inductor", lambda: (lambda *given: lambda at: wrong, {}))
-    with pytest.raises(ModelError, match="another form"):
-        compiling.compile_group(BODY, CPU)(inputs())
+    monkeypatch.setattr(device_kernels, "inductor", lambda: (lambda *given: lambda at: wrong, {}))
+    with pytest.raises(RuntimeError, match="another form"):
+        compile_body(BODY, CPU)(inputs())
+
+
+def test_outputs_that_share_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = torch.zeros(2, 12)
+    shared = [both[0].view(4, 3).t(), both[1].view(4, 3)]
+    monkeypatch.setattr(device_kernels, "inductor", lambda: (lambda *given: lambda at: shared, {}))
+    with pytest.raises(RuntimeError, match="share memory"):
+        compile_body(BODY, CPU)(inputs())
 
 
 def groups(graph: Graph) -> list[str]:
@@ -112,13 +122,13 @@ def test_a_group_that_fails_stays_aten_and_is_told(monkeypatch: pytest.MonkeyPat
     bad = groups(fuse(graph))[0]
 
     def compile_group(body: Body, device: torch.device) -> Any:
-        if compiling.body_digest(compiling.body_text(body)) in bad:
+        if body_digest(body_text(body)) in bad:
             raise GroupError("the group cannot be compiled")
         return evaluate
 
     monkeypatch.setattr(compiling, "compile_group", compile_group)
     told: list[str] = []
-    fused = fuse_compiled(graph, Kernels(CPU), told.append)
+    fused = fuse_compiled(graph, CPU, told.append)
     assert bad not in groups(fused)
     assert groups(fused)
     assert told == ["the group cannot be compiled; it stays ATen"]

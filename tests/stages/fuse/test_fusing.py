@@ -17,8 +17,8 @@ from schemas.arguments import decode_arguments, encode_arguments
 from schemas.errors import ArtifactError
 from schemas.graph import Graph, check_graph
 from schemas.groups import GROUP_PREFIX, body_digest, body_of, body_text, is_group, read_body
-from stages.device.operators import runner
 from stages.device.evaluate import evaluate
+from stages.device.operators import runner
 from stages.fuse.fusing import fuse
 from stages.fuse.grouping import group_ops
 from tests.stages.generate.plans import traced
