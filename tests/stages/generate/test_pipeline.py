@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from schemas.errors import ScheduleError
+from schemas.errors import ModelError, ScheduleError
 from schemas.sequence import Operation
 from stages.generate.pipeline import pipeline_package
+from stages.trace.trace import trace
 from tests.stages.generate import turns
+from tests.stages.generate.plans import built_of
 from tests.stages.generate.turns import (
     FACTS,
     Hard,
@@ -164,8 +166,13 @@ def test_what_ranks_do_not_have_in_common_is_told(
     def drawing(output: dict[str, Any]) -> torch.Tensor:
         return loss_of(output) * (1 + 0 * torch.rand(()))
 
-    with pytest.raises(RuntimeError, match="the loss draws random numbers, as does the model"):
+    with pytest.raises(RuntimeError, match="the loss draws random numbers, which come to the rank"):
         run_in_turn(package, model, calls_of(2), drawing, monkeypatch)
+    with monkeypatch.context() as patching:
+        patching.setattr(package.pipeline, "Messages", lambda group, facts: Mail(0, {}))
+        step = package.load_pipeline(model, 0).begin(calls_of(2), loss_of)
+    with pytest.raises(RuntimeError, match=r"the loss reads the parameter third\.weight of the"):
+        step._check_reads(2 * model.third.weight.square().sum())
     with pytest.raises(RuntimeError, match="receives no gradient, unlike when the pipeline was"):
         run_in_turn(package, model, calls_of(2), lambda output: output["loss"], monkeypatch)
 
@@ -183,6 +190,18 @@ def test_what_ranks_do_not_have_in_common_is_told(
         messages.reaching(1),
     ):
         raise RuntimeError("Connection closed by peer")
+
+
+def test_a_parameter_that_is_an_output_with_a_gradient_is_refused() -> None:
+    class Giving(Hard):
+        def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
+            return {**super().forward(tokens, labels), "hidden": self.first.weight}
+
+    graph = trace(built_of((Giving().train(), calls_of(1)[0], loss_of)), "giving")
+    with pytest.raises(
+        ModelError, match=r"returns first\.weight itself, which receives a gradient"
+    ):
+        split_by_hand(graph, blocks_by_hand(graph, 6), [0, 1], [3, 7], 2)
 
 
 def test_other_ranks_parameters_give_their_memory_back(
