@@ -300,7 +300,7 @@ class Stepping:
 def _leaves(result: torch.Tensor) -> Iterator[torch.Tensor]:
     """The tensors that a backward of `result` adds gradients to."""
     known = set()
-    rest = [result.grad_fn]
+    rest = [getattr(result, "grad_fn", None)]
     while rest:
         node = rest.pop()
         if node is None or node in known:

@@ -146,6 +146,8 @@ def test_a_pipeline_wants_as_many_calls_a_loss_and_a_group(
         pipeline.step(calls_of(3), loss_of)
     with pytest.raises(RuntimeError, match="planned with a loss"):
         pipeline.step(calls_of(2))
+    with pytest.raises(RuntimeError, match=r"a pair of the arguments .* given here is a Tensor"):
+        pipeline.step([torch.zeros(2, 4), torch.zeros(2, 4)], loss_of)
     with pytest.raises(package.PlanMismatch, match="tokens has shape"):
         pipeline.begin([((torch.zeros(1, 4).long(),) * 2, {})] * 2, loss_of)
     model.first.weight.register_post_accumulate_grad_hook(lambda parameter: None)
@@ -171,6 +173,10 @@ def test_what_ranks_do_not_have_in_common_is_told(
     with monkeypatch.context() as patching:
         patching.setattr(package.pipeline, "Messages", lambda group, facts: Mail(0, {}))
         step = package.load_pipeline(model, 0).begin(calls_of(2), loss_of)
+        found: dict[str, str] = {}
+        patching.setattr(step.messages, "meet", found.update, raising=False)
+        step.pipeline._meet(step.tensors)
+    assert {"tokens", "labels", "embed.weight", "package of a plan"} <= set(found)
     with pytest.raises(RuntimeError, match=r"the loss reads the parameter third\.weight of the"):
         step._check_reads(2 * model.third.weight.square().sum())
     with pytest.raises(RuntimeError, match="receives no gradient, unlike when the pipeline was"):
@@ -189,6 +195,8 @@ def test_what_ranks_do_not_have_in_common_is_told(
         pytest.raises(RuntimeError, match="has lost rank 1, which has ended"),
         messages.reaching(1),
     ):
+        raise RuntimeError("Connection closed by peer")
+    with pytest.raises(RuntimeError, match="has lost another rank"), messages.reaching():
         raise RuntimeError("Connection closed by peer")
 
 
