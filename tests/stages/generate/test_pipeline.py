@@ -173,10 +173,10 @@ def test_what_ranks_do_not_have_in_common_is_told(
     with monkeypatch.context() as patching:
         patching.setattr(package.pipeline, "Messages", lambda group, facts: Mail(0, {}))
         step = package.load_pipeline(model, 0).begin(calls_of(2), loss_of)
-        found: dict[str, str] = {}
-        patching.setattr(step.messages, "meet", found.update, raising=False)
+        compared: dict[str, str] = {}
+        patching.setattr(step.messages, "meet", compared.update, raising=False)
         step.pipeline._meet(step.tensors)
-    assert {"tokens", "labels", "embed.weight", "package of a plan"} <= set(found)
+    assert {"tokens", "labels", "embed.weight", "package of a plan"} <= set(compared)
     with pytest.raises(RuntimeError, match=r"the loss reads the parameter third\.weight of the"):
         step._check_reads(2 * model.third.weight.square().sum())
     with pytest.raises(RuntimeError, match="receives no gradient, unlike when the pipeline was"):
