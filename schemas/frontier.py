@@ -4,6 +4,7 @@ budgets were asked."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -187,6 +188,10 @@ class _Reader:
         return self.known[key]
 
 
+def _seconds(point: Point) -> tuple[float, float]:
+    return point.seconds, point.before_seconds
+
+
 def read_frontier(path: Path | str) -> Frontier:
     """Reads a frontier; raises ArtifactError when its metadata or its order is wrong."""
     artifact = store.read(path, FRONTIER)
@@ -213,6 +218,9 @@ def read_frontier(path: Path | str) -> Frontier:
         raise ArtifactError(f"{path}: the metadata of the frontier is incomplete") from error
     if not frontier.points or pareto(frontier.points) != frontier.points:
         raise ArtifactError(f"{path}: the points are not a frontier by falling peak")
+    times = [each for point in points[False] + points[True] for each in _seconds(point)]
+    if not all(map(math.isfinite, times)):
+        raise ArtifactError(f"{path}: a plan takes a time that is no number")
     if any(point.transfers for point in frontier.beaten):
         raise ArtifactError(f"{path}: a plan with transfers is said to be beaten by such plans")
     return frontier

@@ -32,6 +32,7 @@ ActionKind = Literal[
     "draw", "receive", "forward", "loss", "backward", "sum", "send", "wait", "share",
 ]  # fmt: skip
 MOST_MICROBATCHES = 4096
+_LARGEST = 2**62
 
 Unit = tuple[int, str]
 """A stage, from 1 on, and what of it: its forward, the loss, its backward, or the sum of the parts
@@ -156,9 +157,9 @@ def read_pipeline(path: Path | str) -> Pipeline:
         raise ArtifactError(f"{path}: is no {ARTIFACT}")
     try:
         pipeline = _pipeline(document)
+        check_pipeline(pipeline, str(path))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ArtifactError(f"{path}: does not hold what a pipeline has") from error
-    check_pipeline(pipeline, str(path))
     return pipeline
 
 
@@ -199,8 +200,13 @@ def check_pipeline(pipeline: Pipeline, where: str) -> None:
             raise ArtifactError(f"{where}: {sentence}")
 
     def whole(*numbers: Any) -> bool:
-        return all(type(number) is int for number in numbers)
+        return all(type(number) is int and abs(number) <= _LARGEST for number in numbers)
 
+    lists = (pipeline.devices, pipeline.memory, pipeline.stages, pipeline.parcels, pipeline.shared)
+    for each in (*lists, pipeline.actions, pipeline.fixed, pipeline.peaks):
+        require(isinstance(each, list), "a list is something else")
+    for words in (pipeline.model, pipeline.graph, *pipeline.devices):
+        require(isinstance(words, str), "a name is no text")
     ranks, stages = range(pipeline.ranks), range(1, len(pipeline.stages) + 1)
     require(whole(pipeline.microbatches), "the number of microbatches is no number")
     require(
@@ -208,24 +214,32 @@ def check_pipeline(pipeline: Pipeline, where: str) -> None:
         f"{pipeline.microbatches} microbatches are none or too many",
     )
     require(len(pipeline.actions) == len(ranks) > 0, "not every rank has its actions")
-    for lists in (pipeline.memory, pipeline.fixed, pipeline.peaks):
-        require(len(lists) == len(ranks) and whole(*lists), "not every rank has its bytes")
+    for sizes in (pipeline.memory, pipeline.fixed, pipeline.peaks):
+        require(len(sizes) == len(ranks) and whole(*sizes), "not every rank has its bytes")
+    require(bool(pipeline.stages), "there is no stage")
     for number, stage in enumerate(pipeline.stages, start=1):
+        known = whole(stage.stage, stage.rank, stage.first, stage.last)
         require(
-            stage.stage == number and stage.rank in ranks, f"stage {number} is out of its place"
+            known and stage.stage == number and stage.rank in ranks and stage.draws in (0, 1),
+            f"stage {number} is out of its place",
         )
     for number, parcel in enumerate(pipeline.parcels):
         units = [parcel.maker, *parcel.takers]
         named = all(stage in stages and phase in get_args(Phase) for stage, phase in units)
         require(named and whole(parcel.value, parcel.bytes), f"parcel {number} is amiss")
+    for number, shared in enumerate(pipeline.shared):
+        named = whole(shared.value, shared.home, *shared.parts, *shared.ranks)
+        named = named and shared.home in stages and all(rank in ranks for rank in shared.ranks)
+        require(named, f"shared gradient {number} is amiss")
     subjects: dict[str, range] = dict.fromkeys((FORWARD, LOSS, BACKWARD, SUM), stages)
     subjects |= dict.fromkeys(("send", "receive", "wait"), range(len(pipeline.parcels)))
     subjects |= {"share": range(len(pipeline.shared)), "draw": range(1)}
     for rank, actions in enumerate(pipeline.actions):
         for place, action in enumerate(actions):
             known = (
-                action.kind in subjects
-                and whole(action.subject, action.microbatch, action.peer)
+                isinstance(action.kind, str)
+                and action.kind in subjects
+                and whole(action.subject, action.microbatch, action.peer, action.live, action.peak)
                 and action.subject in subjects[action.kind]
                 and 0 <= action.microbatch < pipeline.microbatches
                 and (action.peer == NONE or action.peer in ranks)

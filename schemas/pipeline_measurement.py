@@ -10,6 +10,7 @@ from typing import Any
 
 from schemas import store
 from schemas.errors import ArtifactError
+from schemas.typed import misfit
 
 ARTIFACT = "tightfit.pipeline_measurement/1"
 FAILED = "failed"
@@ -82,6 +83,10 @@ def read_pipeline_measurement(path: Path | str) -> PipelineMeasurement:
         ranks = [_rank(row) for row in document["ranks"]]
         if document.keys() != {part.name for part in fields(PipelineMeasurement)}:
             raise ValueError("unknown keys")
+        if misfit(PipelineMeasurement, document):
+            raise ValueError("another type")
+        if [rank.rank for rank in ranks] != list(range(len(ranks))):
+            raise ValueError("ranks that are out of their place")
         return PipelineMeasurement(**{**document, "ranks": ranks})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ArtifactError(f"{path}: does not hold what a measurement has") from error
@@ -94,4 +99,6 @@ def rank_of_row(row: Mapping[str, Any]) -> MeasuredRank:
 
 def _rank(row: Mapping[str, Any]) -> MeasuredRank:
     timeline = [TimedAction(**action) for action in row["timeline"]]
+    if misfit(MeasuredRank, row) or any(misfit(TimedAction, one) for one in row["timeline"]):
+        raise ValueError("another type")
     return MeasuredRank(**{**row, "timeline": timeline})

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast, get_args
 from schemas import store
 from schemas.errors import ArtifactError
 from schemas.plan import Verdict
+from schemas.typed import misfit
 
 _T = TypeVar("_T")
 
@@ -106,7 +107,22 @@ def read_pipeline_plan(path: Path | str) -> PipelinePlan:
             raise ArtifactError(f"{path}: {key} is {document[key]!r}, not a truth")
     document["devices"] = _rows(path, "devices", PlannedDevice, document["devices"])
     document["stages"] = _rows(path, "stages", PlannedStage, document["stages"])
-    return PipelinePlan(**document)
+    plan = PipelinePlan(**document)
+    _check_stages(path, plan)
+    return plan
+
+
+def _check_stages(path: Path | str, plan: PipelinePlan) -> None:
+    """Stages are in order, one behind the other, on devices of the plan."""
+    devices = [device.device for device in plan.devices]
+    if len(set(devices)) != len(devices):
+        raise ArtifactError(f"{path}: two devices have one name")
+    before = 0
+    for number, stage in enumerate(plan.stages, start=1):
+        begins = (stage.stage, stage.first) == (number, before + 1)
+        if not begins or stage.last < stage.first or stage.device not in devices:
+            raise ArtifactError(f"{path}: stage {number} is out of its place or on no device")
+        before = stage.last
 
 
 def _require(path: Path | str, key: str, value: Any, types: tuple[type, ...]) -> None:
@@ -121,6 +137,6 @@ def _rows(path: Path | str, key: str, kind: type[_T], given: Any) -> list[_T]:
     for row in given:
         if not isinstance(row, Mapping) or row.keys() != names.keys():
             raise ArtifactError(f"{path}: {key} does not hold {', '.join(names)}")
-        for name in names:
-            _require(path, f"{key}.{name}", row[name], (str,) if name == "device" else (int, float))
+        if name := misfit(kind, row):
+            raise ArtifactError(f"{path}: {key}.{name} is {row[name]!r}, which a plan cannot have")
     return [kind(**row) for row in given]

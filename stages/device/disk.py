@@ -37,6 +37,7 @@ class Disk:
 
     def __init__(self, size: int, folder: str | os.PathLike[str] | None = None) -> None:
         self.size = size
+        self.process = os.getpid()
         self.folder = folder_of(folder)
         self.file = _made(self.folder, size)
         self.lanes = [
@@ -44,7 +45,7 @@ class Disk:
         ]
         self.moving: set[Ticket] = set()
         self.sound = True
-        self.ended = weakref.finalize(self, _end, os.getpid(), self.moving, self.lanes, self.file)
+        self.ended = weakref.finalize(self, _end, self.process, self.moving, self.lanes, self.file)
 
     def write(self, tensor: torch.Tensor, offset: int, *after: Ticket) -> Ticket:
         """See `Slow.write`."""
@@ -56,6 +57,7 @@ class Disk:
 
     def wait(self, ticket: Ticket) -> None:
         """Returns when a transfer is through; the tensor is then no longer held."""
+        self._check_process()
         try:
             ticket.done.result()
         except OSError as error:
@@ -73,6 +75,14 @@ class Disk:
         """Waits for all transfers and gives the disk its bytes back."""
         self.ended()
 
+    def _check_process(self) -> None:
+        """A process that was forked has no lanes, and would wait for ever."""
+        if os.getpid() != self.process:
+            raise RuntimeError(
+                "tensors wait on a disk for the process that this one was forked from: make what "
+                "uses them in this process"
+            )
+
     def _issue(
         self,
         lane: int,
@@ -83,6 +93,9 @@ class Disk:
     ) -> Ticket:
         # A thread that held the tensor could be the last to do so, and free it at some later time.
         size = check_span(tensor, offset, self.size)
+        if self.file.closed:
+            raise RuntimeError("the disk has its bytes back, and what waited there is gone")
+        self._check_process()
         earlier = [ticket.done for ticket in after]
         done = self.lanes[lane].submit(
             _run, earlier, move, self.file.fileno(), tensor.data_ptr(), size, offset

@@ -52,17 +52,21 @@ def in_backward(
 
 
 class _States(Mapping[Any, Any]):
-    """The states of an optimiser by parameter, fetched whenever they are looked at."""
+    """The states of an optimiser by parameter, fetched whenever they are looked at. They are
+    copies: unless they are to be `taken` away, they refuse to be changed in place, as tensors of
+    inference mode do."""
 
-    def __init__(self, optimizer: _InBackward) -> None:
+    def __init__(self, optimizer: _InBackward, taken: bool = False) -> None:
         self.optimizer = weakref.ref(optimizer)
+        self.taken = taken
 
     def __getitem__(self, parameter: Any) -> Any:
         owner: Any = self.optimizer()
         number = owner._numbers.get(id(parameter))
         if number not in owner._updates.keys:
             raise KeyError(parameter)
-        return owner._updates.states(number)
+        with torch.inference_mode(not self.taken):
+            return owner._updates.states(number)
 
     def __iter__(self) -> Iterator[Any]:
         owner: Any = self.optimizer()
@@ -116,6 +120,11 @@ class _InBackward(torch.optim.Optimizer):
         self._take(number)
 
     def _take(self, number: int) -> None:
+        if not isinstance(self.state, _States):
+            raise RuntimeError(
+                "optimizer.state was replaced, and states are on the disk: give others by "
+                "load_state_dict()"
+            )
         place = self._updates.groups[number]
         group = self.param_groups[place]
         self._settings.setdefault(place, _settings_of(group))
@@ -148,6 +157,14 @@ class _InBackward(torch.optim.Optimizer):
                 "parameters already: call it after the step"
             )
         super().zero_grad(set_to_none)
+
+    def state_dict(self) -> Any:
+        """As that of the class, with tensors of their own."""
+        kept, self.state = self.state, _States(self, taken=True)  # type: ignore[assignment]
+        try:
+            return super().state_dict()
+        finally:
+            self.state = kept
 
     def load_state_dict(self, state_dict: Any) -> None:
         """Takes settings and states, which go to the slow memory."""
@@ -234,6 +251,8 @@ def check(optimizer: torch.optim.Optimizer) -> None:
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         raise RuntimeError("the optimiser has hooks on its step: register them on the new one")
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if not parameters:
+        raise RuntimeError("the optimiser has no parameters")
     for group in optimizer.param_groups:
         for name in ("differentiable", "capturable"):
             if group.get(name):

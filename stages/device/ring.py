@@ -57,10 +57,10 @@ class Ring:
 
     def leave(self, piece: Piece, staging: Staging) -> None:
         """Stores what is in a buffer, and fetches what is next."""
+        self.free.append(staging)
         self.stored[piece] = self.memory.write(staging.bytes[: piece.size], piece.place)
         staging.moving.append(self.stored[piece])
         self.order.append(piece)
-        self.free.append(staging)
         self.ahead()
 
     def ahead(self) -> None:
@@ -89,10 +89,19 @@ class Ring:
     def _fetch(self, piece: Piece, staging: Staging) -> None:
         target = staging.bytes[: piece.size]
         earlier = (*staging.moving, self.stored[piece])
-        staging.moving.append(self.memory.read(target, piece.place, *earlier))
+        try:
+            staging.moving.append(self.memory.read(target, piece.place, *earlier))
+        except BaseException:
+            self.free.append(staging)
+            raise
 
     def _through(self, staging: Staging) -> None:
+        """Waits for a buffer's transfers; where one failed, the buffer is free again."""
         begin = time.perf_counter()
-        while staging.moving:
-            self.memory.wait(staging.moving.pop())
+        try:
+            while staging.moving:
+                self.memory.wait(staging.moving.pop())
+        except BaseException:
+            self.free.append(staging)
+            raise
         self.waited += time.perf_counter() - begin

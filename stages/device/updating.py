@@ -52,7 +52,7 @@ class Updates:
         self.ring = Ring(slow, STAGING, most, device)
         self.keys: dict[int, tuple[str, ...]] = {}
         self.scalars: dict[int, dict[str, Any]] = {}
-        self.shadows = [_shadow(kind, group) for group in groups]
+        self.shadows = [_shadow(kind, group, self.parameters[0]) for group in groups]
         self.step = _plain_step(kind)
 
     def update(self, number: int, group: dict[str, Any]) -> None:
@@ -230,11 +230,12 @@ def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
-def _shadow(kind: type[torch.optim.Optimizer], group: dict[str, Any]) -> torch.optim.Optimizer:
-    """An optimiser of the kind with the settings of a group and no parameter."""
+def _shadow(
+    kind: type[torch.optim.Optimizer], group: dict[str, Any], some: torch.Tensor
+) -> torch.optim.Optimizer:
+    """An optimiser of the kind with the settings of a group and no parameter; `some` is one."""
     taken = inspect.signature(kind.__init__).parameters
     settings = {name: value for name, value in group.items() if name in taken and name != "params"}
-    some = group["params"][0]
     made = kind([torch.empty(0, dtype=some.dtype, device=some.device)], **settings)
     made.param_groups[0]["params"] = []
     return made

@@ -19,6 +19,7 @@ from stages.generate.naming import Names, comment, megabytes, value_names
 from stages.generate.package import runtime_files, timeless
 from stages.generate.program import Program, interface_program, write_program
 from stages.generate.watched import watched_bytes
+from stages.replay.complete import check_ranks
 from stages.replay.referee import replay
 
 _RUNTIME = Path(__file__).parent / "runtime"
@@ -35,12 +36,13 @@ def pipeline_package(
     are the graphs and schedules of its stages, `facts` the strategy, the machine and the sentence
     of its plan.
 
-    Raises ScheduleError when the referee refuses a schedule, ArtifactError when the files are not
-    of one pipeline.
+    Raises ScheduleError when the referee refuses a schedule or the ranks, ArtifactError when the
+    files are not of one pipeline.
     """
     check_interface(graph)
     if len(stages) != len(pipeline.stages):
         raise ArtifactError(f"the pipeline has {len(pipeline.stages)} stages, not {len(stages)}")
+    check_ranks(pipeline, graph, [own for own, _ in stages])
     programs = []
     texts = {}
     for number, (own, steps) in enumerate(stages, start=1):

@@ -1,7 +1,8 @@
 """Dropout as eager PyTorch computes it on the CPU.
 
 The capture has `native_dropout`, which scales by 1 / (1 - p) in double precision. Eager dropout on
-the CPU divides ones by 1 - p in the tensor's own precision: another number for some p.
+the CPU divides ones by 1 - p in the tensor's own precision: another number for some p. Where p is 1
+it multiplies by zero and draws nothing.
 """
 
 from __future__ import annotations
@@ -16,8 +17,16 @@ aten = torch.ops.aten
 def exact_dropout(program: Program) -> None:
     """Gives each dropout of a CPU program the scale of the eager one, backward and forward."""
     scales: dict[Variable | None, float] = {}
+    nothing: set[Variable | None] = set()
     calls = []
     for call in program.calls:
+        if call.target is aten.native_dropout.default and _is_whole(call):
+            nothing.add(call.outputs[1])
+            calls.extend(_dropped(call))
+            continue
+        if call.target is aten.native_dropout_backward.default and call.args[1] in nothing:
+            calls.append(_zeroed(call, call.args[0], call.outputs[0]))
+            continue
         if call.target is aten.native_dropout.default and _is_plain(call):
             dtype, p = call.args[0].fake.dtype, call.args[1]
             scale = eager_scale(p, dtype)
@@ -38,6 +47,22 @@ def eager_scale(p: float, dtype: torch.dtype) -> float:
 
 def _is_plain(call: Call) -> bool:
     return call.args[2] is True and 0 < call.args[1] < 1 and call.args[0].fake.is_cpu
+
+
+def _is_whole(call: Call) -> bool:
+    return call.args[2] is True and call.args[1] == 1 and call.args[0].fake.is_cpu
+
+
+def _dropped(call: Call) -> list[Call]:
+    """Dropout of everything: a multiplication by zero, and a mask, which may be asked for."""
+    source = call.args[0]
+    options = {"dtype": torch.bool, "memory_format": torch.contiguous_format}
+    mask = Call(aten.zeros_like.default, (source,), options, call.outputs[1:])
+    return [_zeroed(call, source, call.outputs[0]), mask]
+
+
+def _zeroed(call: Call, source: Variable, result: Variable | None) -> Call:
+    return Call(aten.mul.Tensor, (source, 0.0), {}, [result], call.module, call.source)
 
 
 def _spelled_out(call: Call, scale: float) -> list[Call]:

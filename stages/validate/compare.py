@@ -87,7 +87,8 @@ def leave_trail(
 
 
 def keep_results(trail: Trail, module: nn.Module, sample: Sample, output: Any, where: str) -> None:
-    """Adds to a trail what a step has left: outputs, gradients and buffers as they are now."""
+    """Adds to a trail what a step has left: outputs, gradients, buffers and the state of PyTorch's
+    random numbers on the host as they are now."""
     leaves, structure = flatten(output)
     trail.outputs[f"the structure of the output ({where})"] = structure
     for position, leaf in enumerate(leaves):
@@ -102,6 +103,7 @@ def keep_results(trail: Trail, module: nn.Module, sample: Sample, output: Any, w
             trail.gradients[f"the gradient of input {position} ({where})"] = _keep(leaf.grad)
     for name, buffer in module.named_buffers():
         trail.buffers[f"buffer {name} ({where})"] = _keep(buffer)
+    trail.buffers[f"the state of random numbers ({where})"] = torch.get_rng_state()
 
 
 def compare(mine: Trail, other: Trail) -> Difference:

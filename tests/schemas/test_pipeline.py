@@ -27,6 +27,13 @@ from schemas.pipeline_measurement import (
     read_pipeline_measurement,
     write_pipeline_measurement,
 )
+from schemas.pipeline_plan import (
+    PipelinePlan,
+    PlannedDevice,
+    PlannedStage,
+    read_pipeline_plan,
+    write_pipeline_plan,
+)
 
 PIPELINE = Pipeline(
     model="model",
@@ -66,6 +73,12 @@ def test_a_pipeline_comes_back(tmp_path: Path) -> None:
         ({"actions": [[RankAction("forward", 3, 0)], []]}, "action 0 of rank 0 names what"),
         ({"actions": [[RankAction("send", 0, 2, 1)], []]}, "action 0 of rank 0 names what"),
         ({"actions": [[RankAction("paint", 1, 0)], []]}, "action 0 of rank 0 names what"),  # type: ignore[arg-type]
+        ({"actions": [[RankAction("forward", 1, 0, peak=2**70)], []]}, "action 0 of rank 0"),
+        ({"stages": []}, "there is no stage"),
+        ({"devices": [1, 2]}, "a name is no text"),
+        ({"memory": 7}, "a list is something else"),
+        ({"shared": [SharedGradient(3, 5, [9, 8], [0, 1])]}, "shared gradient 0 is amiss"),
+        ({"shared": [SharedGradient(3, 1, [9, 8], [0, 2])]}, "shared gradient 0 is amiss"),
     ],
 )
 def test_a_pipeline_that_is_none(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
@@ -77,7 +90,9 @@ def test_other_documents(tmp_path: Path) -> None:
     path = tmp_path / "pipeline.json"
     write_pipeline(path, PIPELINE)
     document = json.loads(path.read_text())
-    for changed in ({"artifact": "x"}, {"more": 1}, {"actions": [[["send"]], []]}, {"stages": 3}):
+    maker: dict[str, Any] = {"parcels": [{**document["parcels"][0], "maker": [1]}]}
+    actions: dict[str, Any] = {"actions": [[["send"]], []]}
+    for changed in ({"artifact": "x"}, {"more": 1}, actions, maker, {"stages": 3}):
         path.write_text(json.dumps({**document, **changed}))
         with pytest.raises(ArtifactError, match=r"is no tightfit|does not hold"):
             read_pipeline(path)
@@ -96,6 +111,39 @@ def test_a_measurement_comes_back(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('"ranks"', '"rows"'))
     with pytest.raises(ArtifactError, match="does not hold what a measurement has"):
         read_pipeline_measurement(path)
+    for changes in (
+        {"seconds": "1"},
+        {"rank": 1},
+        {"measured_peak": 2**70},
+        {"timeline": [TimedAction("forward", 1, 0, 0.0, [])]},  # type: ignore[arg-type]
+    ):
+        other: Any = replace(rank, **changes)
+        write_pipeline_measurement(path, replace(measured, ranks=[other]))
+        with pytest.raises(ArtifactError, match="does not hold what a measurement has"):
+            read_pipeline_measurement(path)
     path.write_text("{}")
     with pytest.raises(ArtifactError, match="is no tightfit"):
         read_pipeline_measurement(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"device": "gpu:7"}, "stage 1 is out of its place or on no device"),
+        ({"first": 2}, "stage 1 is out of its place"),
+        ({"stage": 2}, "stage 1 is out of its place"),
+        ({"last": 1.5}, r"stages\.last is 1\.5"),
+        ({"last": 2**70}, r"stages\.last is \d+"),
+    ],
+)
+def test_stages_of_a_plan_that_are_none(tmp_path: Path, changes: Any, said: str) -> None:
+    path = tmp_path / "plan.json"
+    stage = PlannedStage(1, "cpu:0", 1, 2, 1)
+    device = PlannedDevice("cpu:0", 1, 2, 0.5)
+    given: Any = {"weight_copies": 2, "buffers": False, "solver": "none", "devices": [device]}
+    plan = PipelinePlan("madpipe", "one", "feasible", "Good.", stages=[stage], **given)
+    write_pipeline_plan(path, plan)
+    assert read_pipeline_plan(path) == plan
+    write_pipeline_plan(path, replace(plan, stages=[replace(stage, **changes)]))
+    with pytest.raises(ArtifactError, match=said):
+        read_pipeline_plan(path)

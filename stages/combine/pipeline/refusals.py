@@ -8,7 +8,7 @@ from typing import Any
 
 from schemas.arguments import decode_arguments
 from schemas.errors import ModelError
-from schemas.graph import NONE, Graph, Op
+from schemas.graph import FIXED_KINDS, NONE, Graph, Op
 from schemas.pipeline import BACKWARD, FORWARD, Unit
 
 _NORMS = (
@@ -58,6 +58,13 @@ def _check_gradients(graph: Graph) -> None:
             raise ModelError(
                 f"{graph.model}: the input {owner.path or owner.id} requires a gradient, which a "
                 "pipeline does not give back"
+            )
+    for output in graph.outputs:
+        given = output.value != NONE and graph.values[output.value].kind in FIXED_KINDS
+        if given and output.tangent != NONE:
+            raise ModelError(
+                f"{graph.model}: returns {graph.values[output.value].path or 'a constant'} itself, "
+                "which receives a gradient from the loss: return what the loss needs of it"
             )
 
 

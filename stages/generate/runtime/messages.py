@@ -83,26 +83,27 @@ class Messages:
     def meet(self, mine: Mapping[str, str]) -> None:
         """Raises RuntimeError where another rank has another digest under a name of this one."""
         found: list[Any] = [None] * dist.get_world_size(self.group)
-        with self.reaching(0):
+        with self.reaching():
             dist.all_gather_object(found, dict(mine), group=self.group)
         for name, digest in mine.items():
             for rank, other in enumerate(found):
                 if other.get(name, digest) != digest:
                     raise RuntimeError(
                         f"rank {rank} of the pipeline has another {name} than rank {self.rank}: "
-                        "give every rank the same model and the same calls"
+                        "give every rank the same package, model and calls"
                     )
 
     def agreed(self, state: torch.Tensor) -> torch.Tensor:
         """The first rank's state of random numbers, of which `state` is this one's."""
         # Threads of the group hold what is broadcast a little longer: it is no tensor's memory.
         shared = torch.frombuffer(bytearray(state.numpy().tobytes()), dtype=torch.uint8)
-        with self.reaching(0):
+        with self.reaching():
             dist.broadcast(shared, group=self.group, group_src=0)
         return shared
 
-    def reaching(self, peer: int) -> _Reaching:
-        """Within it an error of the group is told in a sentence."""
+    def reaching(self, peer: int | None = None) -> _Reaching:
+        """Within it an error of the group is told in a sentence; without a `peer` all ranks meet,
+        and nobody knows which one is missing."""
         return _Reaching(self.rank, peer)
 
 
@@ -110,7 +111,7 @@ NO_RANK = -1
 
 
 class _Reaching:
-    def __init__(self, rank: int, peer: int) -> None:
+    def __init__(self, rank: int, peer: int | None) -> None:
         self.rank, self.peer = rank, peer
 
     def __enter__(self) -> None:
@@ -118,8 +119,9 @@ class _Reaching:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, RuntimeError):
+            lost = "another rank" if self.peer is None else f"rank {self.peer}"
             raise RuntimeError(
-                f"rank {self.rank} of the pipeline has lost rank {self.peer}, which has ended or "
+                f"rank {self.rank} of the pipeline has lost {lost}, which has ended or "
                 f"cannot be reached: the step is not done"
             ) from error
 

@@ -91,6 +91,13 @@ class Pipeline:
         `record`. Raises PlanMismatch for calls that differ from the plan, RuntimeError where
         another rank is lost.
         """
+        for call in calls:
+            pair = isinstance(call, (tuple, list)) and len(call) == 2
+            if not (pair and isinstance(call[0], (tuple, list)) and isinstance(call[1], Mapping)):
+                raise RuntimeError(
+                    "a call is a pair of the arguments of the model, (args, kwargs), such as "
+                    f"((tokens,), {{}}), and one given here is a {type(call).__name__}"
+                )
         if len(calls) != self.microbatches:
             raise RuntimeError(
                 f"the pipeline was planned for {self.microbatches} microbatches, "
@@ -124,13 +131,15 @@ class Pipeline:
         return Stepping(self, tensors, loss, outputs, record)
 
     def _meet(self, tensors: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Compares, ahead of the first step, what several ranks read: inputs, and parameters and
-        buffers. Raises RuntimeError where two have different ones."""
+        """Compares, ahead of the first step, the packages of the ranks, all inputs, and the
+        parameters and buffers that several read. Raises RuntimeError where two have different
+        ones."""
         readers = Counter(value for needed in self.facts["needed"] for value in needed)
-        found = {}
+        found = {"package of a plan": _package_digest()}
         for place, value in enumerate(self.values):
-            if readers[value] > 1:
-                rows = tensors if self.interface.tensors[place].kind == "input" else tensors[:1]
+            given = self.interface.tensors[place].kind == "input"
+            if given or readers[value] > 1:
+                rows = tensors if given else tensors[:1]
                 found[self.guards.names[place]] = _digest([row[place] for row in rows])
         self.messages.meet(found)
 
@@ -141,6 +150,15 @@ class Pipeline:
                     f"{described.path} has a hook, which a pipeline does not call: remove it, and "
                     "look at .grad behind the step"
                 )
+
+
+def _package_digest() -> str:
+    """That of what the ranks do: their actions and the programs of all stages."""
+    package = Path(__file__).parent
+    digest = hashlib.sha256((package / "pipeline.json").read_bytes())
+    for path in sorted(package.glob("stage_*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def _digest(tensors: Sequence[torch.Tensor]) -> str:

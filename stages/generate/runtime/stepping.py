@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -160,22 +160,34 @@ class Stepping:
             self.losses.append(scalar.detach().clone())
             del scalar
         else:
-            before = None if self.pipeline.met or self.after is None else torch.get_rng_state()
+            before = _next_numbers()
             with torch.enable_grad():
                 loss = self.loss_of(output)
+                self._check_reads(loss)
                 loss.backward()
-            if before is not None and not torch.equal(before, torch.get_rng_state()):
+            if before != _next_numbers():
                 raise RuntimeError(
-                    "the loss draws random numbers, as does the model: in a pipeline they come in "
-                    "another order than in one process"
+                    "the loss draws random numbers, which come to the rank of the last stage "
+                    "alone: draw them in the model's forward"
                 )
-            del before
             self.losses.append(loss.detach().clone())
             del loss
         del output, plain
         for number, tangent in enumerate(facts["tangents"]):
             self._tangent(number, tangent, leaves[number].grad, microbatch)
             leaves[number].grad = None
+
+    def _check_reads(self, loss: torch.Tensor) -> None:
+        """Raises RuntimeError where a loss has gradients for parameters of the model, beside those
+        that its outputs bring there."""
+        names = {id(each): name for name, each in self.pipeline.model.named_parameters()}
+        for leaf in _leaves(loss):
+            if id(leaf) in names:
+                raise RuntimeError(
+                    f"the loss reads the parameter {names[id(leaf)]} of the model, whose gradient "
+                    "would come to the rank of the last stage alone: compute what it needs of "
+                    "parameters in the model's forward"
+                )
 
     def _tangent(
         self, number: int, value: int, tangent: torch.Tensor | None, microbatch: int
@@ -283,6 +295,28 @@ class Stepping:
         if parameter.grad is None:
             parameter.grad = torch.empty_like(parameter)
         self.messages.share(subject, parameter.grad, first, sends=False)
+
+
+def _leaves(result: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensors that a backward of `result` adds gradients to."""
+    known = set()
+    rest = [getattr(result, "grad_fn", None)]
+    while rest:
+        node = rest.pop()
+        if node is None or node in known:
+            continue
+        known.add(node)
+        rest += [other for other, _ in node.next_functions]
+        if isinstance(leaf := getattr(node, "variable", None), torch.Tensor):
+            yield leaf
+
+
+def _next_numbers() -> tuple[float, ...]:
+    """Random numbers that would be drawn next, which stay undrawn: they tell states apart without
+    the memory that a state takes."""
+    ahead = torch.default_generator.clone_state()
+    dtypes = (torch.float32, torch.float64, torch.float64)
+    return tuple(torch.randn((), generator=ahead, dtype=each).item() for each in dtypes)
 
 
 def _required(gradient: torch.Tensor | None) -> torch.Tensor:

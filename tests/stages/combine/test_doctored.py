@@ -52,6 +52,14 @@ def test_figures_are_replayed(frontier: Frontier, capsys: pytest.CaptureFixture[
         assert "which replays to" in capsys.readouterr().err
 
 
+def test_times_are_numbers(frontier: Frontier, capsys: pytest.CaptureFixture[str]) -> None:
+    first, *others = frontier.points
+    for time in (float("inf"), float("nan")):
+        points = [replace(first, before_seconds=time), *others]
+        assert chosen(replace(frontier, points=points), "none") == 1
+        assert "a time that is no number" in capsys.readouterr().err
+
+
 def test_a_sequence_that_frees_what_it_has_not_made_is_refused() -> None:
     graph, costs = graph_of(two_layers(), False)
     problem = condense(graph, costs)

@@ -217,3 +217,18 @@ def test_a_memory_that_failed_is_left_to_nobody(monkeypatch: pytest.MonkeyPatch)
     run.offload(0, torch.zeros(4), 0)
     del run
     assert Transfers(torch.device("cpu"), 64).memory is not failed
+
+
+def test_a_forked_process_and_a_closed_disk_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(64)
+    ticket = disk.write(torch.zeros(4), 0)
+    own = os.getpid()
+    with monkeypatch.context() as forked:
+        forked.setattr(os, "getpid", lambda: own + 1)
+        with pytest.raises(RuntimeError, match="for the process that this one was forked from"):
+            disk.wait(ticket)
+        with pytest.raises(RuntimeError, match="for the process that this one was forked from"):
+            disk.write(torch.zeros(4), 0)
+    disk.close()
+    with pytest.raises(RuntimeError, match="the disk has its bytes back"):
+        disk.read(torch.zeros(4), 0)

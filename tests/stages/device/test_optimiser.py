@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,41 @@ def test_states_are_looked_at_one_by_one() -> None:
     train(own, found, steps=1)
     assert found.state[first]["exp_avg"].shape == (33, 9)
     assert len(found.state) == 5
+
+
+def test_states_are_not_changed_behind_the_optimisers_back() -> None:
+    own = model()
+    found: Any = in_backward(torch.optim.SGD(own.parameters(), lr=0.1, momentum=0.9))
+    train(own, found, steps=1)
+    first = next(own.parameters())
+    with pytest.raises(RuntimeError, match="make a clone"):
+        found.state[first]["momentum_buffer"].zero_()
+    taken = found.state_dict()["state"][0]["momentum_buffer"]
+    assert not taken.zero_().any() and found.state[first]["momentum_buffer"].any()
+    found.state = {}
+    with pytest.raises(RuntimeError, match=r"optimizer\.state was replaced"):
+        train(own, found, steps=1)
+
+
+def test_a_disk_that_failed_goes_on_failing_in_a_sentence() -> None:
+    own = model()
+    found: Any = in_backward(torch.optim.AdamW(own.parameters()), piece_bytes=256)
+    train(own, found, steps=1)
+    os.truncate(found._updates.ring.memory.file.fileno(), 0)
+    for _ in range(6):
+        with pytest.raises(RuntimeError, match="shorter than what was written"):
+            found.state_dict()
+    found.close()
+    with pytest.raises(RuntimeError, match="what waited there is gone"):
+        found.state_dict()
+
+
+def test_groups_without_parameters() -> None:
+    with pytest.raises(RuntimeError, match="has no parameters"):
+        in_backward(torch.optim.SGD([{"params": []}], lr=0.1))
+    groups: Any = [{"params": []}, {"params": model().parameters()}]
+    found: Any = in_backward(torch.optim.SGD(groups, lr=0.1, momentum=0.9))
+    assert found.slow_bytes
 
 
 def test_gradients_are_clipped_where_a_backward_only_accumulates() -> None:

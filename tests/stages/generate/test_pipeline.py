@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from schemas.errors import ScheduleError
+from schemas.errors import ModelError, ScheduleError
 from schemas.sequence import Operation
 from stages.generate.pipeline import pipeline_package
+from stages.trace.trace import trace
 from tests.stages.generate import turns
+from tests.stages.generate.plans import built_of
 from tests.stages.generate.turns import (
     FACTS,
     Hard,
@@ -144,6 +146,8 @@ def test_a_pipeline_wants_as_many_calls_a_loss_and_a_group(
         pipeline.step(calls_of(3), loss_of)
     with pytest.raises(RuntimeError, match="planned with a loss"):
         pipeline.step(calls_of(2))
+    with pytest.raises(RuntimeError, match=r"a pair of the arguments .* given here is a Tensor"):
+        pipeline.step([torch.zeros(2, 4), torch.zeros(2, 4)], loss_of)
     with pytest.raises(package.PlanMismatch, match="tokens has shape"):
         pipeline.begin([((torch.zeros(1, 4).long(),) * 2, {})] * 2, loss_of)
     model.first.weight.register_post_accumulate_grad_hook(lambda parameter: None)
@@ -164,8 +168,17 @@ def test_what_ranks_do_not_have_in_common_is_told(
     def drawing(output: dict[str, Any]) -> torch.Tensor:
         return loss_of(output) * (1 + 0 * torch.rand(()))
 
-    with pytest.raises(RuntimeError, match="the loss draws random numbers, as does the model"):
+    with pytest.raises(RuntimeError, match="the loss draws random numbers, which come to the rank"):
         run_in_turn(package, model, calls_of(2), drawing, monkeypatch)
+    with monkeypatch.context() as patching:
+        patching.setattr(package.pipeline, "Messages", lambda group, facts: Mail(0, {}))
+        step = package.load_pipeline(model, 0).begin(calls_of(2), loss_of)
+        compared: dict[str, str] = {}
+        patching.setattr(step.messages, "meet", compared.update, raising=False)
+        step.pipeline._meet(step.tensors)
+    assert {"tokens", "labels", "embed.weight", "package of a plan"} <= set(compared)
+    with pytest.raises(RuntimeError, match=r"the loss reads the parameter third\.weight of the"):
+        step._check_reads(2 * model.third.weight.square().sum())
     with pytest.raises(RuntimeError, match="receives no gradient, unlike when the pipeline was"):
         run_in_turn(package, model, calls_of(2), lambda output: output["loss"], monkeypatch)
 
@@ -183,6 +196,20 @@ def test_what_ranks_do_not_have_in_common_is_told(
         messages.reaching(1),
     ):
         raise RuntimeError("Connection closed by peer")
+    with pytest.raises(RuntimeError, match="has lost another rank"), messages.reaching():
+        raise RuntimeError("Connection closed by peer")
+
+
+def test_a_parameter_that_is_an_output_with_a_gradient_is_refused() -> None:
+    class Giving(Hard):
+        def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
+            return {**super().forward(tokens, labels), "hidden": self.first.weight}
+
+    graph = trace(built_of((Giving().train(), calls_of(1)[0], loss_of)), "giving")
+    with pytest.raises(
+        ModelError, match=r"returns first\.weight itself, which receives a gradient"
+    ):
+        split_by_hand(graph, blocks_by_hand(graph, 6), [0, 1], [3, 7], 2)
 
 
 def test_other_ranks_parameters_give_their_memory_back(

@@ -49,7 +49,7 @@ def test_without_memory_it_is_the_same_graph(name: str) -> None:
     assert trace(fake, name) == trace(made(name), name)
 
 
-@pytest.mark.parametrize("p", [0.1, 0.15, 0.42])
+@pytest.mark.parametrize("p", [0.1, 0.15, 0.42, 1.0])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_dropout_is_that_of_eager(p: float, dtype: str, tmp_path: Path) -> None:
     built = build(f"{layers.__name__}:dropout", {"p": p, "dtype": dtype})
