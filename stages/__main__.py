@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 STAGES = {
     "trace": ("stages.trace.cli", "capture the training step of a model as a graph"),
+    "fuse": ("stages.fuse.cli", "make groups of small ops single ops, and compile them"),
     "profile": ("stages.profile.cli", "measure the ops of a graph on a device"),
     "machine": ("stages.profile.machine", "measure the link of a device and describe the machine"),
     "partition": ("stages.partition.cli", "cut a graph into a sequence of blocks"),

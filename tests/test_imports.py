@@ -16,11 +16,12 @@ from stages.__main__ import STAGES
 ROOT = Path(__file__).parents[1]
 
 ROOMS = (
-    *("trace", "profile", "partition", "solve", "combine", "generate", "validate", "report"),
+    *("trace", "fuse", "profile", "partition", "solve", "combine", "generate", "validate"),
+    "report",
     "audit",
 )
 SHARED = ("replay", "device")
-TORCH_ROOMS = ("trace", "profile", "generate", "validate", "device")
+TORCH_ROOMS = ("trace", "fuse", "profile", "generate", "validate", "device")
 COMPOSERS = (
     "stages/__main__.py",
     *(f"tightfit/{path.name}" for path in sorted((ROOT / "tightfit").glob("*.py"))),

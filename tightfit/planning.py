@@ -18,8 +18,16 @@ from schemas.strategies import baselines
 from tightfit.choices import Choice, ChosenPlan
 from tightfit.house import default_store
 from tightfit.progress import Progress
-from tightfit.route import ALONE, Route
-from tightfit.settings import Sample, builts, check_cuda_graphs, check_settings, samples_of
+from tightfit.route import ALONE, FUSED, Route
+from tightfit.settings import (
+    Sample,
+    builts,
+    check_cuda_graphs,
+    check_kernels,
+    check_no_fused,
+    check_settings,
+    samples_of,
+)
 from tightfit.several import Plans
 from tightfit.variants import Variant, plans_of, shapes_of, written_budget
 
@@ -30,6 +38,7 @@ if TYPE_CHECKING:
     from stages.device.factory import Built
 
 Otherwise = Literal["error", "original", "copy"]
+Kernels = Literal["eager", "fused"]
 
 
 def plan(
@@ -56,6 +65,7 @@ def plan(
     machine: Path | str | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     disk: Path | str | None = None,
+    kernels: Kernels = "eager",
 ) -> tuple[nn.Module, ChosenPlan]:
     """Plans the training step `model(*args, **kwargs)` under a budget.
 
@@ -83,10 +93,12 @@ def plan(
     takes its place: it updates each parameter in the backward, its states are on the disk, in a
     file of the folder `disk` (on a GPU in the host's memory), a budget in bytes counts the whole
     step with all updates, and the plan's `whole` says what is predicted of it; on the CPU `check`
-    compares three steps, too. An interruption while the frontier is made gives the best plan so
-    far, where one fits. Threads that plan do so one after the other; no other is to run a model
-    meanwhile. Raises ConfigError when the budget is no size or too small, ModelError when the model
-    cannot be captured or the planned module does not do what the original does.
+    compares three steps, too. With `kernels` "fused" groups of small ops run as single compiled
+    kernels, see docs/fused.md: `check` holds the step to the bits of these kernels unplanned, and
+    to a few times eager's distance from float64. An interruption while the frontier is made gives
+    the best plan so far, where one fits. Threads that plan do so one after the other; no other is
+    to run a model meanwhile. Raises ConfigError when the budget is no size or too small, ModelError
+    when the model cannot be captured or the planned module does not do what the original does.
     """
     import torch
 
@@ -94,11 +106,12 @@ def plan(
 
     store = default_store() if store is None else Path(store)
     check_settings(strategy, store, engine, peaks, saves, jobs, otherwise, ones, machine)
+    check_kernels(kernels)
     written = NO_BUDGET if strategy in baselines() else written_budget(budget)
     telling = Progress(progress)
     with (
         ALONE,
-        telling.telling(*(() if check else ("check",))),
+        telling.telling(*_left_out(check, kernels)),
         quiet(),
         torch.inference_mode(False),
         torch.enable_grad(),
@@ -108,8 +121,9 @@ def plan(
         check_cuda_graphs(cuda_graphs, device, len(given))
         solver = (engine, str(peaks), str(saves))
         linked = None if machine is None else Path(machine)
-        route = Route(store, device, strategy, solver, jobs, telling, linked)
+        route = Route(store, device, strategy, solver, jobs, telling, linked, kernels)
         if optimizer is not None:
+            check_no_fused(kernels)
             return _with_optimizer(route, given, written, otherwise, check, optimizer, disk)
         return _planned(route, given, written, otherwise, check, cuda_graphs)
 
@@ -156,13 +170,25 @@ def _planned(
     plans = plans_of(route, variants, written)
     loads = [loader(made.module, cuda_graphs=cuda_graphs) for made in plans]
     model = given[0].model
-    for variant, load_one in zip(variants, loads, strict=True) if check else ():
-        route.check(variant.graph, variant.built, load_one(model, "error"))
+    for number, (variant, load_one) in enumerate(zip(variants, loads, strict=True)):
+        if check and route.kernels == FUSED:
+            unplanned = loader(route.unplanned(variant.graph, variant.costs))
+            modules = load_one(model, "error"), unplanned(model, "error")
+            said = route.check_fused(variant.graph, variant.built, *modules)
+            sentence = f"{plans[number].sentence}; {said}"
+            object.__setattr__(plans[number], "sentence", sentence)
+        elif check:
+            route.check(variant.graph, variant.built, load_one(model, "error"))
     object.__setattr__(plans[0], "plans", tuple(plans))
     if len(variants) == 1:
         return loads[0](model, otherwise), plans[0]
     shapes = [shapes_of(variant.built) for variant in variants]
     return Plans(loads, shapes, otherwise).join(model), plans[0]
+
+
+def _left_out(check: bool, kernels: Kernels) -> list[str]:
+    """The stages that a plan goes without."""
+    return [*([] if check else ["check"]), *([] if kernels == FUSED else ["fuse"])]
 
 
 @contextlib.contextmanager

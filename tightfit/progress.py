@@ -13,6 +13,7 @@ from schemas.compiled import NOTE
 
 STAGES = {
     "trace": ("capturing the step", 10),
+    "fuse": ("compiling groups", 20),
     "profile": ("measuring ops", 20),
     "partition": ("cutting into blocks", 2),
     "solve": ("solving blocks", 25),

@@ -10,7 +10,7 @@ import re
 import tempfile
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 Parts = Callable[[str], "tuple[int, int] | None"]
 """Finds in a line how many parts are done, of how many."""
+FUSED = "fused"
 PLANNING = ("partition", "solve", "combine")
 """The stages whose code decides a frontier."""
 
@@ -44,8 +45,8 @@ and a stage has what it prints read: each is one for the whole process."""
 @dataclass(frozen=True)
 class Route:
     """How to go: the store and the device, the strategy, the solver's engine and its numbers of
-    peaks and saves, how many blocks are solved at a time, and the description of a machine whose
-    link the strategy may take."""
+    peaks and saves, how many blocks are solved at a time, the description of a machine whose link
+    the strategy may take, and the kernels: "eager" or "fused"."""
 
     store: Path
     device: str
@@ -54,6 +55,7 @@ class Route:
     jobs: int | None = None
     progress: Progress = field(default_factory=Progress)
     machine: Path | None = None
+    kernels: str = "eager"
 
     def trace(self, built: Built) -> Path:
         """The path of the traced graph in the store."""
@@ -65,6 +67,24 @@ class Route:
         path = _filed(self.store / "calls", "graph.arrow", lambda path: write_graph(path, graph))
         keep_records("trace", Derived([path], [], {"name": graph.model, "device": self.device}))
         return path
+
+    def fuse(self, graph: Path) -> Path:
+        """The path of the fused graph in the store: one for each build and number of threads."""
+        import torch
+
+        from stages.device.kernels import build_key
+
+        path = graph.parent / f"fused-{build_key(torch.device(self.device))[:16]}" / "graph.arrow"
+        if not path.exists():
+            words = ("--graph", graph, "--device", self.device, "--out", path)
+            self.run("fuse", *words, parts=_groups)
+        return path
+
+    def unplanned(self, graph: Path, costs: Path) -> Path:
+        """The folder of the module that runs a graph as it was captured."""
+        route = replace(self, strategy="unplanned")
+        _, point = route.choose(graph, costs, route.frontier(graph, costs), NO_BUDGET)
+        return route.module(graph, point)
 
     def profile(self, built: Built, graph: Path) -> Path:
         """The path of the costs in the store, below the graph's folder."""
@@ -161,6 +181,21 @@ class Route:
         if said:
             raise ModelError(said)
 
+    def check_fused(
+        self, graph: Path, built: Built, planned: nn.Module, unplanned: nn.Module
+    ) -> str:
+        """How far the planned module of fused kernels is from eager, for people; raises ModelError
+        where that is too far, or it has other bits than the same kernels unplanned."""
+        from schemas.graph import read_graph
+        from stages.validate.fused import beside_eager, check_fused
+
+        self.progress.stage("check")
+        traced = read_graph(graph)
+        said = check_fused(traced, built, planned, unplanned)
+        if said:
+            raise ModelError(said)
+        return beside_eager(traced, built, planned)[1]
+
     def check_updates(
         self,
         graph: Path,
@@ -199,6 +234,11 @@ def _blocks_of(total: int) -> Parts:
     """Each line of solve with options is a block."""
     solved = itertools.count(1)
     return lambda line: (next(solved), total) if " options, " in line else None
+
+
+def _groups(line: str) -> tuple[int, int] | None:
+    found = re.search(r" compiled (\d+) of (\d+) groups$", line)
+    return None if found is None else (int(found[1]), int(found[2]))
 
 
 def _budgets(line: str) -> tuple[int, int] | None:

@@ -13,7 +13,7 @@ from schemas.errors import ConfigError
 from schemas.frontier import Frontier, read_frontier
 from tightfit.choices import Choice, ChosenPlan
 from tightfit.interrupted import frontier_so_far
-from tightfit.route import ALONE, Route
+from tightfit.route import ALONE, FUSED, Route
 
 if TYPE_CHECKING:
     from stages.combine.in_all import InAll
@@ -39,6 +39,8 @@ class Variant:
     def of(cls, route: Route, built: Built, written: str) -> Variant:
         """Makes what is not in the store yet."""
         graph = route.trace(built)
+        if route.kernels == FUSED:
+            graph = route.fuse(graph)
         costs = route.profile(built, graph)
         path, more = _frontier(route, graph, costs, written)
         return cls(built, graph, costs, path, read_frontier(path), more)

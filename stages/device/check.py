@@ -15,6 +15,7 @@ from schemas.errors import ArtifactError
 from schemas.graph import FIXED_KINDS, LOSS_TARGET, NONE, Graph, Op, Value
 from stages.device.admission import hidden_writes
 from stages.device.attention import SEEDS
+from stages.device.groups import register_groups
 from stages.device.norms import true_dtypes
 from stages.device.operators import WRITE_TARGET, decode, is_random, resolve
 from stages.device.recurrent import BACKWARD, LAYER, WORKSPACE
@@ -41,6 +42,7 @@ class _Check:
         self.tensors: dict[int, torch.Tensor] = {}
 
     def run(self) -> None:
+        register_groups(self.graph)
         for value in self.graph.values:
             self.extent(value)
         logger = logging.getLogger("torch._subclasses.fake_tensor")

@@ -17,6 +17,8 @@ from stages.device.factory import search
 
 OWN = ("aten", "prims")
 """The namespaces of PyTorch's own operators."""
+GROUPS = "tightfit"
+"""The namespace of groups (`stages.device.groups`)."""
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 _WRITTEN = re.compile(rf"({_NAME})=({_NAME}(?:\.{_NAME})*)")
 
@@ -43,8 +45,8 @@ def allowing(namespaces: Iterable[str]) -> Iterator[None]:
 
 
 def may_call(namespace: str) -> bool:
-    """True for a namespace of PyTorch itself and for one that the user allows."""
-    return namespace in OWN or namespace in _allowed.get()
+    """True for a namespace of PyTorch itself, that of groups and one that the user allows."""
+    return namespace in (*OWN, GROUPS) or namespace in _allowed.get()
 
 
 @contextlib.contextmanager
@@ -72,5 +74,6 @@ def registered(written: Iterable[str], search_path: Iterable[Path | str]) -> Ite
 
 
 def is_foreign(target: str) -> bool:
-    """True for the name "namespace.name.overload" of an operator that is not PyTorch's own."""
-    return target.partition(".")[0] not in OWN
+    """True for the name "namespace.name.overload" of an operator that is neither PyTorch's own nor
+    a group."""
+    return target.partition(".")[0] not in (*OWN, GROUPS)

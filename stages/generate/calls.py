@@ -12,6 +12,7 @@ import torch
 from schemas.arguments import decode_arguments
 from schemas.errors import ArtifactError
 from schemas.graph import NONE, Graph, Op
+from schemas.groups import group_name, is_group
 from stages.device.foreign import is_foreign
 from stages.device.operators import (
     WRITE_TARGET,
@@ -51,7 +52,9 @@ class Operators:
     def __init__(self, names: Names, targets: Iterable[str]) -> None:
         self._names = names
         self._bound: dict[str, str] = {}
-        ordered = sorted(set(targets))
+        groups = sorted(filter(is_group, set(targets)))
+        self._bound |= {target: names.reserve(group_name(target)) for target in groups}
+        ordered = sorted(set(targets).difference(groups))
         packets = [target.split(".")[1] for target in ordered if resolve(target)]
         for target, packet in zip(ordered, packets, strict=True):
             alone = packets.count(packet) == 1 and not hasattr(builtins, packet)
@@ -72,11 +75,15 @@ class Operators:
     def bindings(self) -> list[str]:
         """One line for each operator, in the order of their names."""
         ordered = sorted(self._bound.items(), key=lambda item: item[1])
-        return [f"{name} = {self._bound_to(target)}" for target, name in ordered]
+        return [
+            f"{name} = {self._bound_to(target)}" for target, name in ordered if not is_group(target)
+        ]
 
     def imports(self) -> list[str]:
         """The lines that import what some of the names are bound to."""
         lines = ["from .foreign import operator"] if any(map(is_foreign, self._bound)) else []
+        groups = sorted(name for target, name in self._bound.items() if is_group(target))
+        lines += [f"from .groups import {name}" for name in groups]
         return [*lines, "from .recurrent import recurrent_layer"] if LAYER in self._bound else lines
 
     def _bound_to(self, target: str) -> str:
@@ -99,6 +106,8 @@ def statements(
     overload = resolve(op.target)
     _check_call(op, overload, args, kwargs)
     _check_effects(op, overload, encoded_args)
+    if is_group(op.target):
+        kwargs = {}
     target, suffix = _assignment(op, overload, names)
     if in_place == NONE:
         return [Statement(target, operators.name(op.target), _rendered(args, kwargs), suffix)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,9 @@ from schemas.errors import ArtifactError
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op
 from schemas.module import MADE_FROM, MadeFrom, digests_of, made_from_bytes
 from schemas.schedule import Step
+from stages.device.groups import register_groups
 from stages.generate.check import check_interface
+from stages.generate.groups import groups_text
 from stages.generate.interface import constants, interface_text
 from stages.generate.naming import comment, megabytes
 from stages.generate.registry import ATEN, BACKENDS, Backend
@@ -66,16 +69,20 @@ def package(
     Of the plan it takes strategy, budget, budget_bytes, verdict, sentence, peak and time, and what
     is taken of a GPU ahead of the first step.
     """
+    register_groups(graph)
     check_interface(graph)
     replay(graph, timeless(graph), steps, link=any_link(graph))
     facts = _facts(plan)
     title = f"The training step of {graph.model} as straight-line code, planned by tightfit."
     program = write(graph, steps, title)
     texts = {
-        "__init__.py": _init(graph, facts),
+        "__init__.py": _init(graph, facts, "from .groups import" in program.text),
         "interface.py": interface_text(graph, program),
         "step.py": program.text,
     }
+    groups = re.findall(r"^from \.groups import (\w+)$", program.text, re.MULTILINE)
+    if groups:
+        texts["groups.py"] = groups_text(graph, groups)
     texts |= runtime_files(program.text)
     files = {name: text.encode() for name, text in texts.items()}
     files["watched.json"] = watched_bytes(graph)
@@ -87,6 +94,9 @@ def runtime_files(programs: str) -> dict[str, str]:
     """The texts, by name, of what travels with the text of some programs."""
     texts = {name: (_RUNTIME / name).read_text() for name in _COPIED}
     texts |= {name: (_DEVICE / name).read_text() for name in _SHARED}
+    if "from .groups import" in programs:
+        texts["grouped.py"] = (_RUNTIME / "grouped.py").read_text()
+        texts["kernels.py"] = (_DEVICE / "kernels.py").read_text()
     for name, folder in (("foreign", _RUNTIME), ("repeat", _DEVICE), ("recurrent", _DEVICE)):
         if f"from .{name} import" in programs:
             texts[f"{name}.py"] = (folder / f"{name}.py").read_text()
@@ -209,10 +219,15 @@ def _shown(facts: Mapping[str, Any]) -> dict[str, str]:
     return {name: repr(fact) for name, fact in facts.items()}
 
 
-def _init(graph: Graph, facts: Mapping[str, Any]) -> str:
+def _init(graph: Graph, facts: Mapping[str, Any], grouped: bool) -> str:
     peak = "unknown" if facts["peak"] is None else megabytes(facts["peak"])
     return _INIT.format(
-        model=comment(graph.model), about=comment(facts["budget"]), mb=peak, **_shown(facts)
+        model=comment(graph.model),
+        about=comment(facts["budget"]),
+        mb=peak,
+        groups=_GROUPED_IMPORTS if grouped else "",
+        prepared=_PREPARED if grouped else "",
+        **_shown(facts),
     )
 
 
@@ -226,6 +241,12 @@ PREDICTED_SECONDS = {time}
 ARENA = {arena}
 """
 
+_GROUPED_IMPORTS = """from .grouped import prepare
+from .groups import GROUPS
+"""
+_PREPARED = """    prepare(GROUPS, INTERFACE.device)
+"""
+
 _INIT = (
     '''"""A training step of {model}, planned by tightfit for the budget {about}.
 
@@ -233,7 +254,7 @@ _INIT = (
 {mb} above parameters, buffers and inputs. Sizes are in bytes.
 """
 
-from .interface import INTERFACE
+{groups}from .interface import INTERFACE
 from .step import step
 from .wrap import PlanMismatch, wrap
 
@@ -260,7 +281,7 @@ def load(model, otherwise="error", cuda_graphs=False):
     why where it cannot be. ARENA bytes of a GPU are taken and given back ahead of the first step,
     in one piece, from which PyTorch's allocator then serves the steps.
     """
-    return wrap(model, INTERFACE, step, otherwise, load, cuda_graphs, ARENA)
+{prepared}    return wrap(model, INTERFACE, step, otherwise, load, cuda_graphs, ARENA)
 '''
 )
 

@@ -12,6 +12,7 @@ from schemas.errors import ConfigError, ModelError
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op
 from stages.device.devices import device_named, entered, kept_random_states
 from stages.device.foreign import is_foreign
+from stages.device.groups import register_groups
 from stages.profile.forms import RANDOM_STATE_KEY, distinct_forms
 from stages.profile.library import Library
 from stages.profile.loss import Loss, library_key, measure_loss
@@ -44,6 +45,7 @@ def profile(
     """
     if graph.has_loss and loss is None:
         raise ConfigError(f"the graph of {graph.model} has a loss, its profile needs the factory")
+    register_groups(graph)
     forms = distinct_forms(graph)
     losses = {key for key, (op, _) in forms.items() if op.target == LOSS_TARGET}
     plain = [key for key in forms if key not in losses]

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 
-from tests.bench import deep, graphs, linked, offload, whole, worth
+from tests.bench import deep, fused, graphs, linked, offload, whole, worth
 from tests.bench.cases import CASES, Case
 from tests.bench.described import table_of_described
 from tests.bench.hierarchies import HEAD, rows_of_hierarchies
@@ -84,6 +84,7 @@ def main() -> None:
     parser.add_argument("--described", action="store_true", help="plan large models for an H100")
     parser.add_argument("--pipelines", action="store_true", help="plan pipelines too")
     parser.add_argument("--whole", action="store_true", help="take whole steps with AdamW too")
+    parser.add_argument("--fused", action="store_true", help="measure fused kernels alone")
     parser.add_argument("--folder", type=Path, help="keep what is made here")
     options = parser.parse_args()
     root = options.folder or Path(tempfile.mkdtemp(prefix="bench-"))
@@ -126,6 +127,10 @@ def main() -> None:
         print(whole.HEAD, flush=True)
         for row in whole.rows_of_whole_steps(root / "whole", options.rounds):
             print(row, flush=True)
+    if options.fused:
+        for table in fused.tables_of_fused(root / "fused", options.rounds, options.models):
+            print(table, flush=True)
+        return
     for case in CASES:
         if case.name not in options.models:
             continue

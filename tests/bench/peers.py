@@ -52,7 +52,7 @@ class _Compiled(nn.Module):
     """Runs a model compiled under a name of its own: the compiler keeps what it made by code
     object, and would take what it made for another budget."""
 
-    def __init__(self, model: nn.Module, name: str) -> None:
+    def __init__(self, model: nn.Module, name: str, backend: str) -> None:
         super().__init__()
         self.model = model
 
@@ -62,7 +62,7 @@ class _Compiled(nn.Module):
         own = FunctionType(
             call.__code__.replace(co_name=name), call.__globals__, name, None, call.__closure__
         )
-        self.run = torch.compile(own, backend="aot_eager_decomp_partition")
+        self.run = torch.compile(own, backend=backend)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.run(*args, **kwargs)
@@ -88,6 +88,14 @@ def peers(model: nn.Module, compiler_budgets: list[float]) -> list[Contestant]:
     """Eager first, then checkpointing, then the compiler at each budget."""
     found = [Contestant("eager", model), Contestant("checkpoint every block", checkpointed(model))]
     for budget in compiler_budgets:
-        compiled = _Compiled(copy.deepcopy(model), f"budget_{str(budget).replace('.', '_')}")
-        found.append(Contestant(f"activation_memory_budget {budget}", compiled, budget))
+        found.append(compiled(copy.deepcopy(model), budget))
     return found
+
+
+def compiled(
+    model: nn.Module, budget: float, backend: str = "aot_eager_decomp_partition"
+) -> Contestant:
+    """A model under the compiler at a budget, with eager's kernels unless given another backend."""
+    name = f"{backend}_budget_{str(budget).replace('.', '_')}"
+    title = "activation_memory_budget" if backend != "inductor" else "torch.compile"
+    return Contestant(f"{title} {budget}", _Compiled(model, name, backend), budget)

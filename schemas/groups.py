@@ -1,0 +1,184 @@
+"""A group: several ATen calls that run as one op of a graph. Its body is data, never code.
+
+The op's target is `tightfit.group.d` and the digest of the body; its arguments are the values that
+it reads, in the body's order, and the keyword `body`, the body's text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from schemas.arguments import argument_values, read_arguments
+from schemas.dtypes import DTYPES
+from schemas.errors import ArtifactError
+from schemas.graph import NONE, Op
+
+GROUP_PREFIX = "tightfit.group.d"
+DIGITS = 12
+"""Of a group's digest, in the name that people see."""
+
+POINTWISE = frozenset(
+    "abs add addcdiv addcmul bitwise_and bitwise_not bitwise_or ceil clamp clamp_max "
+    "clamp_min clone cos div elu elu_backward eq erf exp expm1 fill floor ge gelu "
+    "gelu_backward gt hardsigmoid hardsigmoid_backward hardswish hardswish_backward hardtanh "
+    "hardtanh_backward le leaky_relu leaky_relu_backward log log1p logical_and logical_not "
+    "logical_or lt masked_fill maximum minimum mul ne neg pow reciprocal relu rsqrt rsub "
+    "sigmoid sigmoid_backward sign silu silu_backward sin softplus softplus_backward sqrt sub "
+    "tanh tanh_backward threshold_backward where _to_copy".split()
+)
+NORMALISING = frozenset(
+    "_log_softmax _log_softmax_backward_data _softmax _softmax_backward_data amax mean "
+    "native_group_norm native_group_norm_backward native_layer_norm "
+    "native_layer_norm_backward sum var var_mean".split()
+)
+VIEWS = frozenset(
+    "_unsafe_view alias diagonal expand permute select slice split split_with_sizes squeeze t "
+    "transpose unbind unsqueeze view".split()
+)
+"""Operators of ATen that a body may name. None draws random numbers or writes."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A tensor that a body reads: `strides` and `offset` count elements."""
+
+    shape: list[int]
+    strides: list[int]
+    offset: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class GroupCall:
+    """One ATen call of a body: `arguments` and `outputs` name the body's own values."""
+
+    target: str
+    arguments: str
+    outputs: list[int]
+
+
+@dataclass(frozen=True)
+class Body:
+    """The calls of a group in their order. The values 0, 1, ... are the `inputs`; `outputs` are the
+    values that the group makes, in the order of the op's outputs."""
+
+    inputs: list[Leaf]
+    calls: list[GroupCall]
+    outputs: list[int]
+
+
+def may_group(target: str) -> bool:
+    """Whether a body may name an operator ("aten.add.Tensor") that makes new storages."""
+    return _name(target) in POINTWISE | NORMALISING
+
+
+def is_pointwise(target: str) -> bool:
+    """Whether an operator makes each element of a few of its arguments."""
+    return _name(target) in POINTWISE
+
+
+def may_replay(target: str) -> bool:
+    """Whether a body may name a view."""
+    return _name(target) in VIEWS
+
+
+def body_text(body: Body) -> str:
+    """The JSON text of a body."""
+    return json.dumps(asdict(body), sort_keys=True, separators=(",", ":"))
+
+
+def body_digest(written: str) -> str:
+    """SHA-256 of a body's text, 64 hex digits."""
+    return hashlib.sha256(written.encode()).hexdigest()
+
+
+def is_group(target: str) -> bool:
+    """Whether an op's target says that it is a group."""
+    return target.startswith(GROUP_PREFIX)
+
+
+def group_name(target: str) -> str:
+    """The name of a group in a generated package."""
+    return f"group_{target.removeprefix(GROUP_PREFIX)[:DIGITS]}"
+
+
+def body_of(op: Op) -> Body:
+    """The body of a group; raises ArtifactError where its digest is not the one that the target
+    names, where it is no body, or where it names an operator that no group may."""
+    what = f"op {op.id}, a group,"
+    call = read_arguments(op.arguments)
+    written = None if call is None else call[1].get("body")
+    if not is_group(op.target) or not isinstance(written, str):
+        raise ArtifactError(f"{what} has no body")
+    if op.target != GROUP_PREFIX + body_digest(written):
+        raise ArtifactError(f"{what} has a body of another digest than its target names")
+    body = read_body(written)
+    if (
+        call is None
+        or [*argument_values(call[0])] != op.inputs
+        or len(op.inputs) != len(body.inputs)
+    ):
+        raise ArtifactError(f"{what} is given other values than its body reads")
+    if len(op.outputs) != len(body.outputs):
+        raise ArtifactError(
+            f"{what} has {len(op.outputs)} outputs and its body {len(body.outputs)}"
+        )
+    return body
+
+
+def read_body(written: str) -> Body:
+    """The body in a text that `body_text` wrote; raises ArtifactError where it is none."""
+    try:
+        row = json.loads(written)
+        body = Body(
+            [Leaf(**leaf) for leaf in row["inputs"]],
+            [GroupCall(**call) for call in row["calls"]],
+            row["outputs"],
+        )
+        _check(body)
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise ArtifactError(f"a group has a text that is no body: {error}") from error
+    return body
+
+
+def _check(body: Body) -> None:
+    for leaf in body.inputs:
+        if leaf.dtype not in DTYPES or len(leaf.shape) != len(leaf.strides):
+            raise ArtifactError("a group reads a tensor of no known form")
+        numbers = [*leaf.shape, *leaf.strides, leaf.offset]
+        if any(type(number) is not int or number < 0 for number in numbers):
+            raise ArtifactError("a group reads a tensor of no known form")
+    known = set(range(len(body.inputs)))
+    for call in body.calls:
+        if not (may_group(call.target) or may_replay(call.target)):
+            raise ArtifactError(f"a group names {call.target}, which no group may run")
+        _require_known(_values(call), known)
+        made = set(call.outputs) - {NONE}
+        if made & known or any(type(value) is not int for value in call.outputs):
+            raise ArtifactError("a group makes a value twice")
+        known |= made
+    if not body.outputs or len(set(body.outputs)) != len(body.outputs):
+        raise ArtifactError("a group makes nothing, or a value twice")
+    _require_known(body.outputs, known - set(range(len(body.inputs))))
+
+
+def _require_known(values: Iterable[Any], known: set[int]) -> None:
+    for value in values:
+        if type(value) is not int or value not in known:
+            raise ArtifactError(f"a group reads the value {value!r} before it is made")
+
+
+def _values(call: GroupCall) -> list[int]:
+    arguments = read_arguments(call.arguments)
+    if arguments is None:
+        raise ArtifactError(f"{call.target} of a group has arguments that are not JSON")
+    return [*argument_values([arguments[0], list(arguments[1].values())])]
+
+
+def _name(target: str) -> str:
+    namespace, _, rest = target.partition(".")
+    return rest.split(".")[0] if namespace == "aten" else ""

@@ -1,0 +1,84 @@
+"""Groups as operators of this process: `torch.ops.tightfit.group.d<digest>`.
+
+A group is registered from its body, whose digest its name holds, and compiled when it first runs.
+On tensors without memory it is run by ATen, call by call.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from schemas.graph import Graph
+from schemas.groups import DIGITS, Body, body_digest, body_of, body_text, is_group
+from stages.device.evaluate import evaluate
+from stages.device.kernels import Form, Kernel, build_key, compile_function
+
+_libraries: list[torch.library.Library] = []
+"""One a group: PyTorch ends a process badly that lets go of one library of many operators."""
+_bodies: dict[str, Body] = {}
+_kernels: dict[tuple[str, str], Kernel] = {}
+_running: dict[tuple[str, str, int], Kernel] = {}
+
+
+def register_groups(graph: Graph) -> None:
+    """Makes the groups of a graph operators that `stages.device.operators.resolve` finds; raises
+    ArtifactError where a group is not what its name says."""
+    for op in graph.ops:
+        if is_group(op.target):
+            body = body_of(op)
+            if op.target not in _bodies:
+                _register(op.target, body)
+
+
+def compile_body(body: Body, device: torch.device) -> Kernel:
+    """The kernel of a body on a device; see `compile_function`."""
+    digest = body_digest(body_text(body))
+    forms = [
+        Form(tuple(leaf.shape), tuple(leaf.strides), leaf.offset, leaf.dtype)
+        for leaf in body.inputs
+    ]
+    name = f"the group {digest[:DIGITS]}"
+    return compile_function(name, lambda *given: evaluate(body, given), forms, device)
+
+
+def kernel(body: Body, device: torch.device) -> Kernel:
+    """The kernel of a body on a device, compiled once in a process for a number of threads."""
+    key = build_key(device), body_digest(body_text(body))
+    if key not in _kernels:
+        _kernels[key] = compile_body(body, device)
+    return _kernels[key]
+
+
+def _register(target: str, body: Body) -> None:
+    name = target.removeprefix("tightfit.")
+    takes = ", ".join(f"Tensor a{number}" for number in range(len(body.inputs)))
+    gives = ", ".join(["Tensor"] * len(body.outputs))
+    gives = gives if len(body.outputs) == 1 else f"({gives})"
+    library = torch.library.Library("tightfit", "FRAGMENT")
+    library.define(f"{name}({takes}, *, str? body=None) -> {gives}")
+
+    def shown(outputs: list[Tensor]) -> Any:
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def compiled(*given: Tensor, body: str | None = None) -> Any:
+        return shown(_run(target, given))
+
+    def formed(*given: Tensor, body: str | None = None) -> Any:
+        return shown(evaluate(_bodies[target], given))
+
+    for key in ("CPU", "CUDA"):
+        library.impl(name, compiled, key)
+    library.impl(name, formed, "Meta")
+    _libraries.append(library)
+    _bodies[target] = body
+
+
+def _run(target: str, given: tuple[Tensor, ...]) -> list[Tensor]:
+    device = given[0].device
+    key = target, device.type, torch.get_num_threads()
+    if key not in _running:
+        _running[key] = kernel(_bodies[target], torch.device(device.type))
+    return _running[key](given)

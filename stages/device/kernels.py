@@ -1,0 +1,147 @@
+"""Compiles functions of tensors by inductor: the kernels of groups.
+
+Inductor keeps what it compiled in a folder of its own (`TORCHINDUCTOR_CACHE_DIR`), which is read
+as code: it belongs to the user of the machine and is no artifact that travels. `compile_fx_inner`
+is private to PyTorch; where an installed build lacks it, that is said in one sentence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import platform
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+Kernel = Callable[[Sequence[Tensor]], list[Tensor]]
+"""Takes the inputs of a function in their order and returns its outputs in theirs."""
+
+
+class KernelError(RuntimeError):
+    """One function cannot be compiled; others may."""
+
+
+class Form(NamedTuple):
+    """How a tensor lies in memory: `strides` and `offset` count elements."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    dtype: str
+
+
+def build_key(device: torch.device) -> str:
+    """What kernels depend on beside their functions: the build of PyTorch, the processor and its
+    instructions, the number of threads, a GPU's name and capability. 64 hex digits."""
+    facts: dict[str, Any] = {
+        "torch": torch.__version__,
+        "git": torch.version.git_version,
+        "config": torch.__config__.show(),
+        "machine": platform.machine(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "device": device.type,
+    }
+    if device.type == "cuda":
+        facts["gpu"] = torch.cuda.get_device_name(device)
+        facts["capability"] = torch.cuda.get_device_capability(device)
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def check_compiler(device: torch.device) -> None:
+    """Raises RuntimeError, in one sentence, where no kernel can be compiled for a device."""
+    inductor()
+    try:
+        if device.type == "cpu":
+            from torch._inductor.cpp_builder import get_cpp_compiler
+
+            get_cpp_compiler()
+        else:
+            importlib.import_module("triton")
+    except Exception as error:
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise RuntimeError(
+            f"groups need a compiler for {device.type} and there is none ({said}): install one, "
+            "or use kernels: eager"
+        ) from error
+
+
+def inductor() -> tuple[Callable[..., Any], Any]:
+    """The compiler of FX graphs and its decompositions; raises RuntimeError where there is none."""
+    try:
+        from torch._inductor.compile_fx import compile_fx_inner
+        from torch._inductor.decomposition import select_decomp_table
+    except ImportError as error:
+        raise RuntimeError(
+            f"PyTorch {torch.__version__} has no compiler of the form that groups need: "
+            "use kernels: eager"
+        ) from error
+    return compile_fx_inner, select_decomp_table()
+
+
+def compile_function(
+    name: str,
+    function: Callable[..., Sequence[Tensor]],
+    inputs: Sequence[Form],
+    device: torch.device,
+) -> Kernel:
+    """The kernel of a function of calls of ATen, for inputs of these forms on a device; it makes
+    outputs of the strides that ATen makes, each in a storage of its own.
+
+    Raises RuntimeError where nothing can be compiled at all, KernelError, with `name`, where this
+    function cannot, each in one sentence. The kernel raises RuntimeError where an output has
+    another form or storage than it should.
+    """
+    compile_inner, table = inductor()
+    try:
+        with torch.no_grad(), FakeTensorMode():
+            fakes = [_fake(form, device) for form in inputs]
+            expected = [_form(made) for made in function(*fakes)]
+            traced = make_fx(function, decomposition_table=table)(*fakes)
+        with torch.no_grad():
+            _ask_for_strides(traced, [strides for _, strides, _ in expected])
+            compiled = compile_inner(traced, fakes)
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [""]
+        said = f"{type(error).__name__}: {lines[0]}"
+        raise KernelError(f"{name} cannot be compiled: {said}") from error
+    checked: list[bool] = []
+
+    def run(given: Sequence[Tensor]) -> list[Tensor]:
+        outputs = list(compiled(list(given)))
+        if not checked:
+            if [_form(made) for made in outputs] != expected:
+                raise RuntimeError(f"{name} was compiled with outputs of another form")
+            if len({made.untyped_storage()._cdata for made in (*outputs, *given)}) < len(
+                outputs
+            ) + len({made.untyped_storage()._cdata for made in given}):
+                raise RuntimeError(f"{name} was compiled with outputs that share memory")
+            checked.append(True)
+        return outputs
+
+    return run
+
+
+def _fake(form: Form, device: torch.device) -> Tensor:
+    """A tensor without memory; called under a fake mode."""
+    pairs = zip(form.shape, form.strides, strict=True)
+    span = 0 if 0 in form.shape else 1 + sum((size - 1) * stride for size, stride in pairs)
+    base = torch.empty(form.offset + span, dtype=getattr(torch, form.dtype), device=device)
+    return base.as_strided(form.shape, form.strides, form.offset)
+
+
+def _form(tensor: Tensor) -> tuple[list[int], list[int], torch.dtype]:
+    return list(tensor.shape), list(tensor.stride()), tensor.dtype
+
+
+def _ask_for_strides(traced: torch.fx.GraphModule, strides: list[list[int]]) -> None:
+    """Tells inductor which strides the outputs have, which it may change otherwise."""
+    output = next(node for node in traced.graph.nodes if node.op == "output")
+    output.meta["user_visible_output_idxs"] = list(range(len(strides)))
+    output.meta["original_output_strides"] = [tuple(at) for at in strides]

@@ -1,0 +1,1 @@
+"""Groups of pointwise and normalising ops as single nodes of a graph."""

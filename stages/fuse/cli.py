@@ -1,0 +1,58 @@
+"""`tightfit fuse`: a graph with groups of pointwise and normalising ops as single ops."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from schemas.derived import Derived
+from schemas.errors import ConfigError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the stage."""
+    parser.add_argument("--graph", type=Path, required=True, help="the graph of the step")
+    parser.add_argument("--device", default="cpu", help="the device that will train it")
+    parser.add_argument("--out", type=Path, required=True, help="the fused graph to write")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Compiles each distinct group and writes the fused graph. A group that does not compile stays
+    ATen, and standard error says so. Raises ModelError where there is no compiler, ConfigError for
+    a device that the graph was not traced for."""
+    import torch
+
+    from schemas.graph import read_graph, write_graph
+    from schemas.groups import is_group
+    from stages.device.check import check_program
+    from stages.device.devices import device_named, entered, require_device
+    from stages.fuse.compiling import fuse_compiled
+
+    require_device(options.device)
+    graph = read_graph(options.graph)
+    if torch.device(options.device).type != graph.device:
+        raise ConfigError(f"--device {options.device}: the graph was traced for {graph.device}")
+    check_program(graph, str(options.graph))
+    place = device_named(options.device)
+
+    def tell(sentence: str) -> None:
+        print(sentence, file=sys.stderr)
+
+    def report(done: int, total: int) -> None:
+        print(f"{graph.model}: compiled {done} of {total} groups", flush=True)
+
+    with entered(place):
+        fused = fuse_compiled(graph, torch.device(place.type), tell, report)
+    check_program(fused, str(options.out))
+    write_graph(options.out, fused)
+    groups = [op.target for op in fused.ops if is_group(op.target)]
+    print(
+        f"{graph.model}: {len(graph.ops)} ops, {len(fused.ops)} of them left, of which "
+        f"{len(groups)} are groups, {len(set(groups))} distinct"
+    )
+
+
+def derived(options: argparse.Namespace) -> list[Derived]:
+    """What `run` made of what."""
+    return [Derived([options.out], [options.graph], {"device": options.device})]

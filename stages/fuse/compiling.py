@@ -1,0 +1,65 @@
+"""Compiles the bodies of groups, each distinct one once in a process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from schemas.errors import ModelError
+from schemas.graph import Graph
+from schemas.groups import Body, body_of, is_group
+from stages.device import kernels as device_kernels
+from stages.device.groups import kernel
+from stages.device.kernels import Kernel, KernelError
+from stages.fuse.fusing import fuse
+
+Report = Callable[[int, int], None]
+
+
+class GroupError(ModelError):
+    """One group cannot be compiled; others may."""
+
+
+def compile_group(body: Body, device: torch.device) -> Kernel:
+    """The kernel of a body on a device. Raises ModelError, in one sentence, where there is no
+    compiler or the build lacks what this needs, GroupError where this body does not compile."""
+    try:
+        return kernel(body, device)
+    except KernelError as error:
+        raise GroupError(str(error)) from error
+    except RuntimeError as error:
+        raise ModelError(str(error)) from error
+
+
+def check_compiler(device: torch.device) -> None:
+    """Raises ModelError, in one sentence, where a device's groups cannot be compiled at all."""
+    try:
+        device_kernels.check_compiler(device)
+    except RuntimeError as error:
+        raise ModelError(str(error)) from error
+
+
+def fuse_compiled(
+    graph: Graph, device: torch.device, tell: Callable[[str], None], report: Report | None = None
+) -> Graph:
+    """The fused graph, each distinct group of it compiled; a group that does not compile stays
+    ATen, and `tell` is given the sentence. `report` is told how many are compiled, of how many.
+    Raises ModelError where there is no compiler."""
+    check_compiler(device)
+    refused: set[str] = set()
+    while True:
+        fused = fuse(graph, refused)
+        failed = set()
+        groups = {op.target: op for op in fused.ops if is_group(op.target)}
+        for number, op in enumerate(groups.values()):
+            if report is not None:
+                report(number, len(groups))
+            try:
+                compile_group(body_of(op), device)
+            except GroupError as error:
+                tell(f"{error}; it stays ATen")
+                failed.add(op.target)
+        if not failed:
+            return fused
+        refused |= failed

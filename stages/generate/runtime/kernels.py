@@ -1,0 +1,5 @@
+"""What generated packages have as `kernels.py`: `stages.device.kernels`, under the same name."""
+
+from stages.device.kernels import Form, Kernel, check_compiler, compile_function
+
+__all__ = ["Form", "Kernel", "check_compiler", "compile_function"]

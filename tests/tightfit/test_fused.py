@@ -1,0 +1,181 @@
+"""`plan(kernels="fused")`: groups of small ops as single kernels, end to end."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tightfit
+from schemas.graph import Graph, read_graph
+from schemas.groups import is_group
+from stages.device import kernels
+from stages.device.factory import Built, Sample
+from stages.trace.trace import trace
+from stages.validate.fused import beside_eager
+from stages.validate.load import load_planned
+from stages.validate.measure import measure_memory
+from stages.validate.step import Stepper
+
+
+class Net(nn.Module):
+    """Layers of a few small ops each, which all have the same groups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            inner = layer(x)
+            x = x + inner.sigmoid() * inner.tanh() * 0.5
+        return x
+
+
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net().train()
+
+
+ROWS = torch.linspace(-1, 1, 64 * 16).reshape(64, 16)
+
+
+@pytest.fixture(scope="module")
+def planned(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[nn.Module, tightfit.ChosenPlan, Path]:
+    store = tmp_path_factory.mktemp("store")
+    fitted, made = tightfit.plan(
+        net(), (ROWS,), budget="min", kernels="fused", store=store, progress=False
+    )
+    return fitted, made, store
+
+
+def step(module: nn.Module, x: Tensor = ROWS) -> list[Tensor]:
+    module.zero_grad()
+    output = module(x)
+    output.square().sum().backward()
+    return [output, *(p.grad for p in module.parameters() if p.grad is not None)]
+
+
+def graph_of(store: Path) -> Graph:
+    [path] = store.glob("calls/*/fused-*/graph.arrow")
+    return read_graph(path)
+
+
+def unplanned(store: Path) -> nn.Module:
+    [folder] = store.rglob("unplanned/*/module")
+    return load_planned(folder, net())
+
+
+def test_a_plan_has_the_bits_of_its_kernels_unplanned(
+    planned: tuple[nn.Module, tightfit.ChosenPlan, Path],
+) -> None:
+    fitted, made, store = planned
+    assert made.peak is not None
+    assert made.peak < made.keep_all.peak
+    for x in (ROWS, ROWS.flip(0)):
+        assert all(map(torch.equal, step(fitted, x), step(unplanned(store), x)))
+
+
+def test_a_plan_is_close_to_eager_and_says_how_close(
+    planned: tuple[nn.Module, tightfit.ChosenPlan, Path],
+) -> None:
+    fitted, made, _ = planned
+    for mine, theirs in zip(step(fitted), step(net()), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert re.search(r"fused kernels are \S+ in outputs and \S+ in gradients from", made.sentence)
+
+
+def test_the_peak_is_as_predicted(planned: tuple[nn.Module, tightfit.ChosenPlan, Path]) -> None:
+    fitted, made, store = planned
+    built = Built(net(), [((ROWS,), {})])
+    sample: Sample = ((ROWS.clone(),), {})
+    usage, _ = measure_memory(fitted, Stepper.of(graph_of(store), built), sample, "cpu")
+    assert usage.peak == made.peak
+
+
+def test_groups_of_equal_layers_are_one_function(
+    planned: tuple[nn.Module, tightfit.ChosenPlan, Path],
+) -> None:
+    _, made, store = planned
+    groups = [op.target for op in graph_of(store).ops if is_group(op.target)]
+    assert len(groups) > len(set(groups))
+    text = (Path(made.module) / "groups.py").read_text()
+    assert text.count("\ndef _group_") <= len(set(groups))
+    assert "aten.tanh.default(" in text
+
+
+@pytest.mark.parametrize(
+    "way",
+    [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))],
+    ids=["copy", "pickle"],
+)
+def test_a_copy_runs_the_same_kernels(
+    way: Any, planned: tuple[nn.Module, tightfit.ChosenPlan, Path]
+) -> None:
+    fitted, _, _ = planned
+    assert all(map(torch.equal, step(way(fitted)), step(fitted)))
+
+
+def test_the_backward_reads_less_of_the_forward_than_eager(
+    planned: tuple[nn.Module, tightfit.ChosenPlan, Path],
+) -> None:
+    _, _, store = planned
+    eager = trace(Built(net(), [((ROWS,), {})]), "net")
+    assert kept(graph_of(store)) < kept(eager)
+
+
+def kept(graph: Graph) -> int:
+    """The bytes that the backward reads of what the forward makes."""
+    storage = {value.id: value.storage for value in graph.values}
+    fixed = graph.fixed_storages()
+    made = {storage[v] for op in graph.ops if op.phase == "forward" for v in op.outputs if v >= 0}
+    read = {storage[v] for op in graph.ops if op.phase == "backward" for v in op.inputs}
+    return sum(graph.storages[at] for at in (made & read) - fixed)
+
+
+def test_other_numbers_than_eager_are_refused(
+    planned: tuple[nn.Module, tightfit.ChosenPlan, Path],
+) -> None:
+    _, _, store = planned
+    wrong = net()
+    with torch.no_grad():
+        wrong.layers[2].weight.mul_(1.001)  # type: ignore[operator]
+    said, _ = beside_eager(graph_of(store), Built(net(), [((ROWS,), {})]), wrong)
+    assert "4 times eager's are taken" in said
+
+
+def test_what_are_no_kernels(tmp_path: Path) -> None:
+    with pytest.raises(tightfit.ConfigError, match="kernels is 'fast', expected"):
+        tightfit.plan(net(), (ROWS,), kernels="fast", store=tmp_path)  # type: ignore[arg-type]
+
+
+def test_an_optimiser_in_the_backward_has_eager_kernels(tmp_path: Path) -> None:
+    model = net()
+    with pytest.raises(tightfit.ConfigError, match='optimizer is for kernels "eager"'):
+        tightfit.plan(
+            model,
+            (ROWS,),
+            kernels="fused",
+            optimizer=torch.optim.SGD(model.parameters(), 0.1),
+            store=tmp_path,
+            progress=False,
+        )
+
+
+def test_without_a_compiler_there_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(device: torch.device) -> None:
+        raise RuntimeError("groups need a compiler for cpu and there is none: use kernels: eager")
+
+    monkeypatch.setattr(kernels, "check_compiler", absent)
+    with pytest.raises(tightfit.ModelError, match="there is none: use kernels: eager"):
+        tightfit.plan(net(), (ROWS,), kernels="fused", store=tmp_path, progress=False)
