@@ -40,7 +40,7 @@ def test_every_stage_has_help(stage: str, capsys: pytest.CaptureFixture[str]) ->
 def test_no_stage_and_an_unknown_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert main(["paint"]) == 2
-    assert "'paint' is no stage, use one of trace, profile" in capsys.readouterr().err
+    assert "'paint' is no stage, use one of trace, fuse, profile" in capsys.readouterr().err
 
 
 def test_an_error_is_one_sentence_and_is_kept(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from schemas.errors import ConfigError
 from schemas.strategies import baselines
 from tightfit.choices import Choice, ChosenPlan
 from tightfit.house import default_store
-from tightfit.progress import Progress
+from tightfit.progress import FUSED_STAGES, STAGES, Progress
 from tightfit.route import ALONE, FUSED, Route
 from tightfit.settings import (
     Sample,
@@ -108,10 +108,10 @@ def plan(
     check_settings(strategy, store, engine, peaks, saves, jobs, otherwise, ones, machine)
     check_kernels(kernels)
     written = NO_BUDGET if strategy in baselines() else written_budget(budget)
-    telling = Progress(progress)
+    telling = Progress(progress, stages=FUSED_STAGES if kernels == FUSED else STAGES)
     with (
         ALONE,
-        telling.telling(*_left_out(check, kernels)),
+        telling.telling(*([] if check else ["check"])),
         quiet(),
         torch.inference_mode(False),
         torch.enable_grad(),
@@ -184,11 +184,6 @@ def _planned(
         return loads[0](model, otherwise), plans[0]
     shapes = [shapes_of(variant.built) for variant in variants]
     return Plans(loads, shapes, otherwise).join(model), plans[0]
-
-
-def _left_out(check: bool, kernels: Kernels) -> list[str]:
-    """The stages that a plan goes without."""
-    return [*([] if check else ["check"]), *([] if kernels == FUSED else ["fuse"])]
 
 
 @contextlib.contextmanager

@@ -13,7 +13,6 @@ from schemas.compiled import NOTE
 
 STAGES = {
     "trace": ("capturing the step", 10),
-    "fuse": ("compiling groups", 20),
     "profile": ("measuring ops", 20),
     "partition": ("cutting into blocks", 2),
     "solve": ("solving blocks", 25),
@@ -23,6 +22,9 @@ STAGES = {
     "check": ("comparing with the original", 8),
 }
 """What each stage does, in words, and its usual share of the time in percent."""
+
+FUSED_STAGES = {"trace": STAGES["trace"], "fuse": ("compiling groups", 20), **STAGES}
+"""Those of a plan with fused kernels."""
 
 PIPELINE_STAGES = {
     **{name: STAGES[name] for name in ("trace", "profile", "partition", "solve")},

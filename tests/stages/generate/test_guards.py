@@ -55,7 +55,10 @@ def strided(model: Small) -> None:
 ORIGINAL = 'or load the plan with otherwise="original"'
 REMEDY = f"undo it, plan again with it, {ORIGINAL}"
 REMEDIES = {
-    "strides": f"give it x.contiguous(), plan with such strides, {ORIGINAL}",
+    "strides": (
+        f'give it x.contiguous(), plan with such strides, {ORIGINAL}, or "copy" to have such '
+        "inputs copied"
+    ),
     "scale is 3.0": f"pass a number that changes as a tensor, {ORIGINAL}",
 }
 CALLS: list[tuple[Any, Any, str]] = [
