@@ -20,7 +20,7 @@ from stages.generate.check import check_interface
 from stages.generate.interface import constants, interface_text
 from stages.generate.naming import comment, megabytes
 from stages.generate.registry import ATEN, BACKENDS, Backend
-from stages.generate.transfers import any_link
+from stages.generate.transfers import any_link, any_updates
 from stages.generate.watched import watched_bytes
 from stages.replay.referee import replay
 
@@ -67,7 +67,7 @@ def package(
     is taken of a GPU ahead of the first step.
     """
     check_interface(graph)
-    replay(graph, timeless(graph), steps, link=any_link(graph))
+    replay(graph, timeless(graph), steps, link=any_link(graph), updates=any_updates(steps))
     facts = _facts(plan)
     title = f"The training step of {graph.model} as straight-line code, planned by tightfit."
     program = write(graph, steps, title)

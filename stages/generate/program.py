@@ -15,6 +15,8 @@ from schemas.actions import (
     Linked,
     Loss,
     Offload,
+    Optimise,
+    OptimiseAway,
     Prefetch,
     RestoreRandom,
     SaveRandom,
@@ -228,6 +230,11 @@ class _Writer:
                 self.restoring = True
             case Offload() | Prefetch() | Wait() | FreeCopy():
                 self.transfer(effect)
+            case Optimise(value):
+                self.hand_over()
+                self.remark(f"updated: {self.graph.values[value].path}")
+            case OptimiseAway():
+                raise ScheduleError("no program updates parameters in another memory")
             case unknown:
                 assert_never(unknown)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from schemas.actions import NAMES, Loss, Transfer, Wait, row_of
+from schemas.actions import NAMES, Loss, OptimiseAway, Transfer, Updating, Wait, row_of
 from schemas.graph import NONE, Graph
 from schemas.schedule import Step
 from stages.replay.walk import effects
@@ -81,8 +81,9 @@ def _steps(graph: Graph, steps: Sequence[Step], threads: dict[str, int]) -> Iter
             yield _complete(operator(op.target), category, step.start, step.end, thread, args)
             continue
         name = NAMES[type(step.action)]
-        if isinstance(step.action, Transfer | Wait):
-            yield _complete(name, "transfer", step.start, step.end, thread, args)
+        if isinstance(step.action, Transfer | Wait | Updating):
+            kind = "update" if isinstance(step.action, Updating) else "transfer"
+            yield _complete(name, kind, step.start, step.end, thread, args)
             continue
         yield {
             "name": _INSTANTS.get(name, name),
@@ -117,7 +118,7 @@ def _memory(steps: Sequence[Step]) -> Iterator[Event]:
     takes is there from where it stands in the order, however late it begins."""
     now = 0.0
     for step in steps:
-        if isinstance(step.action, Transfer):
+        if isinstance(step.action, Transfer | OptimiseAway):
             yield _counter(step, now, step.live)
             continue
         if step.peak != step.live:

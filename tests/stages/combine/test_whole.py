@@ -1,4 +1,4 @@
-"""Steps with updates in their backward: bytes by the order of issue, waits by the clocks."""
+"""Schedules with updates in their backward: where these stand, and what the referee says."""
 
 from __future__ import annotations
 
@@ -7,50 +7,50 @@ from typing import Any
 import pytest
 import torch
 
-from schemas.actions import Action, Compute, Free, Gradient, Loss
+from schemas.actions import Optimise
+from schemas.link import HostLink
 from schemas.schedule import Step
-from schemas.updates import LinkSpeed, UpdateCost
-from stages.combine.whole import Line, _popped, whole_line, whole_seconds
-from tests.stages.replay.test_transfers import three_layers
+from schemas.updates import LinkSpeed, UpdateCost, Updates
+from stages.combine.whole import _popped, costs_by_value, in_backward
+from stages.replay.referee import Replay, replay
+from tests.stages.replay.test_transfers import schedule, three_layers
 
 SPEED = LinkSpeed(1.0, 1.0, (1.0, 2.0), 0.0)
+LINK = HostLink(1.0, shared=False, device="cpu", to="disk")
 
 
-def cost(path: str, *pieces: int, seconds: float = 2.0) -> UpdateCost:
-    return UpdateCost(path, pieces, seconds, 6, 0, (10, 1))
+def cost(*pieces: int, seconds: float = 2.0, peak: int = 6, first: int = 10) -> UpdateCost:
+    return UpdateCost("", pieces, seconds, peak, 0, (first, 1))
 
 
-def schedule() -> list[Step]:
-    """The gradient of `three_layers` is 4 bytes of 12 that are live when it is whole."""
-    actions: list[tuple[Action, int]] = [
-        (Compute(0), 4),
-        (Compute(1), 8),
-        (Compute(2), 12),
-        (Loss(3), 16),
-        (Compute(4), 20),
-        (Free(1), 16),
-        (Compute(5), 20),
-        (Free(0), 16),
-        (Free(4), 12),
-        (Gradient(5), 12),
-    ]
-    return [
-        Step(action, "cpu/compute", "cpu/memory", float(place), place + 1.0, live, live)
-        for place, (action, live) in enumerate(actions)
-    ]
+def whole(update: UpdateCost, first: bool = False, accumulate: bool = False) -> Replay:
+    graph, costs = three_layers()
+    [gradient] = graph.gradients
+    steps = in_backward(graph, schedule({}), {gradient.value: update})
+    assert steps[-1] == Step(Optimise(gradient.value))
+    updates = Updates({gradient.value: update}, SPEED, 4, first=first)
+    return replay(graph, costs, steps, accumulate=accumulate, link=LINK, updates=updates)
 
 
 def test_an_update_takes_its_bytes_where_the_gradient_is_whole() -> None:
+    """The gradient of `three_layers` is 4 bytes of 12 that are live when it is whole."""
+    graph, _ = three_layers()
+    assert in_backward(graph, schedule({}), {}) == schedule({})
+    assert whole(cost(8)).peak == 20
+    assert whole(cost(8, peak=9, first=11)).peak == 21
+    assert whole(cost(8, peak=9, first=11), first=True).peak == 23
+    assert whole(cost(8)).steps[-1].live == 8
+    assert whole(cost(8), first=True).steps[-1].live == 9
+    assert whole(cost(8, peak=13), accumulate=True).peak == 21
+    assert whole(cost(8), accumulate=True).steps[-1].live == 4
+
+
+def test_costs_are_known_by_the_path_of_a_parameter() -> None:
     graph, _ = three_layers()
     [gradient] = graph.gradients
     path = graph.values[gradient.value].path
-    steps = schedule()
-    assert whole_line(graph, steps, {}, first=False) == Line(20, [])
-    small = whole_line(graph, steps, {path: cost(path, 8)}, first=False)
-    assert small == Line(20, [(9, path)])
-    large = UpdateCost(path, (8,), 1.0, 9, 0, (11, 1))
-    assert whole_line(graph, steps, {path: large}, first=False).peak == 21
-    assert whole_line(graph, steps, {path: large}, first=True).peak == 23
+    assert costs_by_value(graph, {path: cost(8)}) == {gradient.value: cost(8)}
+    assert costs_by_value(graph, {"other": cost(8)}) == {}
 
 
 class Slice(torch.autograd.Function):
@@ -79,20 +79,22 @@ def test_the_order_in_which_autograd_takes_gradients_up(count: int) -> None:
 
 
 def test_states_that_come_and_go_while_others_are_updated_cost_no_time() -> None:
-    steps = [Step(Compute(0), "cpu/compute", end=10.0)]
-    costs = {"a": cost("a", 1, 1, 1, seconds=9.0)}
-    found = whole_seconds(steps, Line(0, [(0, "a")]), costs, SPEED, 4)
-    assert found == (19.0, 0.0)
+    found = whole(cost(1, 1, 1, seconds=9.0))
+    assert found.transfers is not None and found.transfers.waited == 0.0
+    assert (found.transfers.left, found.transfers.returned, found.transfers.host_peak) == (3, 3, 3)
+    assert found.seconds == pytest.approx(5.0 + 9.0 + 1.0)
 
 
 def test_updates_wait_for_a_slow_link() -> None:
-    steps = [Step(Compute(0), "cpu/compute", end=1.0)]
-    costs = {"a": cost("a", 4, 4, 4, 4, 4, 4, seconds=0.6)}
-    seconds, waited = whole_seconds(steps, Line(0, [(0, "a")]), costs, SPEED, 4)
-    assert seconds == pytest.approx(24.0) and waited == pytest.approx(24.0 - 1.6)
+    """Each piece leaves at 1 byte a second, and its buffer is free then."""
+    found = whole(cost(*[8] * 6, seconds=0.6))
+    assert found.transfers is not None
+    assert found.seconds == pytest.approx(5.1 + 6 * 8.0)
+    assert found.transfers.waited > 10.0
+    first = whole(cost(*[8] * 6, seconds=0.6), first=True)
+    assert first.transfers is not None and first.transfers.returned == 0
 
 
 def test_without_states_nothing_waits() -> None:
-    steps = [Step(Compute(0), "cpu/compute", end=1.0)]
-    costs = {"a": cost("a", 0, 0, seconds=2.0)}
-    assert whole_seconds(steps, Line(0, [(0, "a")]), costs, SPEED, 4) == (3.0, 0.0)
+    found = whole(cost(0, 0, seconds=2.0))
+    assert (found.seconds, found.transfers) == (7.0, None)
