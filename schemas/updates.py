@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from schemas.errors import ArtifactError
+from schemas.graph import Graph
 from schemas.link import HostLink
 
 
@@ -93,6 +94,11 @@ class Updates:
     def slow_states(self) -> int:
         """The bytes of the states in the other memory."""
         return sum(c.states for value, c in self.costs.items() if value not in self.on_device)
+
+    def stays(self, graph: Graph) -> int:
+        """The bytes that are in the other memory before the step and after it."""
+        storages = {graph.values[value].storage for value in self.away}
+        return self.slow_states + sum(graph.storages[storage] for storage in storages)
 
     def text(self) -> str:
         """The optimiser as JSON, with null for what is infinite."""

@@ -26,7 +26,8 @@ class Replay:
     above what was allocated when the step began and `peak_step` where it occurs; `saved` is live
     when the forward has ended. `seconds` last until all lanes are through, `forward_seconds` until
     the loss begins. `repeated` counts computations that had been done before, `repeated_seconds`
-    what they take. `transfers` is what leaves and comes back, None where nothing does.
+    what they take. `transfers` is what leaves and comes back, None where nothing does;
+    `passing` are the transfers of states, which are no steps: lane, begin and end.
     """
 
     steps: list[Step]
@@ -38,6 +39,7 @@ class Replay:
     repeated: int
     repeated_seconds: float
     transfers: Transfers | None = None
+    passing: Sequence[tuple[str, float, float]] = ()
 
 
 def replay(
@@ -83,6 +85,7 @@ def replay(
         transfers=Transfers(away.left, away.returned, away.peak, away.waited)
         if away.free_at
         else None,
+        passing=away.passing,
     )
 
 

@@ -22,6 +22,11 @@ class Away:
     them that are `coming` are on the device. `free_at` is when each lane of transfers is free and
     `span` the start and end of the last transfer. `left` and `returned` are bytes, `waited` the
     seconds for which the compute lane stood still.
+
+    Of the parameters that live there, as storages, `stale` are those whose copy is older than what
+    is on the device, `old` those that were updated there since they came to it, `dropped` those
+    that left it; `ready` says when each that was updated there can be brought. `passing` are the
+    transfers of states: lane, begin and end.
     """
 
     copies: set[int] = field(default_factory=set)
@@ -38,6 +43,7 @@ class Away:
     old: set[int] = field(default_factory=set)
     dropped: set[int] = field(default_factory=set)
     ready: dict[int, float] = field(default_factory=dict)
+    passing: list[tuple[str, float, float]] = field(default_factory=list)
 
 
 @dataclass
@@ -102,8 +108,7 @@ class State:
 
         for storage in sorted(self.there):
             self.allocate(storage)
-        self.away.bytes = sum(graph.storages[storage] for storage in self.home)
-        self.away.bytes += self.updates.slow_states if self.updates else 0
+        self.away.bytes = self.updates.stays(graph) if self.updates else 0
         self.away.peak = self.away.bytes
 
     def storages_of(self, values: Iterable[int]) -> set[int]:
@@ -137,6 +142,13 @@ class State:
         end = start + (link.seconds(size) if speed is None else speed.seconds(size, leaves))
         free_at[lanes[0]] = end
         return start, end
+
+    def pass_states(self, size: int, leaves: bool, after: float) -> tuple[float, float]:
+        """A transfer of states."""
+        span = self.transfer(size, leaves, after)
+        assert self.link is not None
+        self.away.passing.append((self.link.lane(leaves), *span))
+        return span
 
     def wait(self, moment: float) -> None:
         """The compute lane stands still until a moment."""

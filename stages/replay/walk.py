@@ -37,8 +37,9 @@ class Effect:
     says whether that is not the first time. `reads` and `makes` are values; `drops` are the
     storages that are gone from the device after it: freed, overwritten, given away with a
     gradient, or used up by an update. `returns` are values that come back from another memory:
-    their storage is there from here on, and is read once the transfer has been waited for. `moves` is the storage whose copy in
-    that memory it makes, brings back, waits for, reads or forgets, NONE for no such action.
+    their storage is there from here on, and is read once the transfer has been waited for. `moves`
+    is the storage whose copy in that memory it makes, brings back, waits for, reads or forgets,
+    NONE for no such action.
     """
 
     position: int

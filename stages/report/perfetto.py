@@ -27,16 +27,22 @@ _INSTANTS = {
 }
 
 
-def trace_events(graph: Graph, steps: Sequence[Step]) -> dict[str, Any]:
+def trace_events(
+    graph: Graph, steps: Sequence[Step], passing: Sequence[tuple[str, float, float]] = ()
+) -> dict[str, Any]:
     """The trace document of a replayed schedule: JSON-ready, events by rising time.
 
     Lanes are threads, in the order they are first used; above them lies one with the phases. Each
     memory is a counter of its live bytes, at its most while an op runs. An op that ran before is of
-    the category "recomputation".
+    the category "recomputation". `passing` are the transfers of states (`Replay.passing`).
     """
-    lanes = list(dict.fromkeys(step.lane for step in steps))
+    lanes = list(dict.fromkeys((*(step.lane for step in steps), *(lane for lane, *_ in passing))))
     threads = {lane: _FIRST_LANE + index for index, lane in enumerate(lanes)}
     events = [*_phases(graph, steps), *_steps(graph, steps, threads), *_memory(steps)]
+    events += [
+        _complete("states", "transfer", start, end, threads[lane], {})
+        for lane, start, end in passing
+    ]
     events.sort(key=lambda event: event["ts"])
     return {
         "traceEvents": [*_names(graph, threads), *events],

@@ -38,7 +38,7 @@ def begin_updates(state: State, steps: Sequence[Step]) -> None:
         raise ScheduleError("states are in another memory, and the link has no bandwidth")
     sizes = [size for cost in passing for size in cost.pieces]
     if sizes:
-        state.staging = Staging.of(state.transfer, updates.first, updates.buffers, sizes)
+        state.staging = Staging.of(state.pass_states, updates.first, updates.buffers, sizes)
         state.staging.ahead()
 
 
