@@ -45,7 +45,7 @@ class Updating:
         from schemas.graph import read_graph
         from schemas.schedule import read_schedule, schedule_link, write_schedule
         from schemas.store import header
-        from stages.combine.whole import costs_by_value, in_backward
+        from stages.combine.whole.backward import costs_by_value, in_backward
         from stages.replay.referee import replay
 
         graph, costs = read_graph(variant.graph), read_costs(variant.costs)

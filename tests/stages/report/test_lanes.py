@@ -7,12 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from schemas.actions import Compute, Free, FreeCopy, Gradient, Offload, OptimiseAway, Prefetch, Wait
+from schemas.actions import (
+    Action,
+    Compute,
+    Free,
+    FreeCopy,
+    Gradient,
+    Offload,
+    OptimiseAway,
+    Prefetch,
+    Wait,
+)
 from schemas.link import HostLink
 from schemas.schedule import Step, write_schedule
 from schemas.updates import LinkSpeed, UpdateCost, Updates
 from stages.__main__ import main
-from stages.combine.whole import in_backward
+from stages.combine.whole.backward import in_backward
 from stages.replay.referee import Replay, replay
 from stages.report.lanes import lanes_plot
 from stages.report.timeline import timeline
@@ -39,8 +49,14 @@ def whole() -> Replay:
     steps = in_backward(GRAPH, [Step(step.action) for step in steps], rest)
     uses = [i for i, s in enumerate(steps) if _reads(s, LAST)]
     sent = next(i for i, s in enumerate(steps) if s.action == Gradient(OWN[LAST])) + 1
-    ended = [Offload(OWN[LAST]), Wait(OWN[LAST]), Free(OWN[LAST]), OptimiseAway(LAST)]
-    steps[sent:sent] = [Step(action) for action in (Free(LAST), *ended)]
+    ended: list[Action] = [
+        Free(LAST),
+        Offload(OWN[LAST]),
+        Wait(OWN[LAST]),
+        Free(OWN[LAST]),
+        OptimiseAway(LAST),
+    ]
+    steps[sent:sent] = [Step(action) for action in ended]
     steps[uses[0] : uses[0]] = [Step(Prefetch(LAST)), Step(Wait(LAST))]
     steps += [Step(Wait(OWN[LAST])), Step(FreeCopy(OWN[LAST]))]
     return replay(GRAPH, COSTS, steps, link=LINK, updates=updates())

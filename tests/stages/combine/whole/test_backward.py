@@ -11,7 +11,7 @@ from schemas.actions import Optimise
 from schemas.link import HostLink
 from schemas.schedule import Step
 from schemas.updates import LinkSpeed, UpdateCost, Updates
-from stages.combine.whole import _popped, costs_by_value, in_backward
+from stages.combine.whole.backward import _popped, costs_by_value, in_backward
 from stages.replay.referee import Replay, replay
 from tests.stages.replay.test_transfers import schedule, three_layers
 
