@@ -104,7 +104,7 @@ def test_the_page_and_the_trace_show_them(results: Path, tmp_path: Path) -> None
     assert main(["report", "--model-dir", str(results), "--out", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.html").read_text()
     assert "host/compute" in page and "states on their way" in page
-    assert "parameters from the other memory" in page and "bytes in host/memory" in page
+    assert page.count("parameters from the other memory") >= 2 and "bytes in host/memory" in page
     trace = tmp_path / "trace.json"
     given = ["--graph", str(results / "graph.arrow"), "--costs", str(results / "costs.arrow")]
     schedule = str(results / "rockmate/90pct/schedule.arrow")
