@@ -72,8 +72,8 @@ class Updates:
 
     `costs` are by parameter (a value of the graph). States are in the other memory, but for those
     of the parameters `on_device`, and pass through `buffers` staging buffers of the device; there
-    are none yet in a `first` step. Parameters in `away` live in the other memory; those of them
-    that are `there` are on the device, too, when the step begins and when it ends.
+    are none yet in a `first` step. The `remote` ones live in the other memory; those of them that
+    are `there` are on the device, too, when the step begins and when it ends.
     """
 
     costs: Mapping[int, UpdateCost]
@@ -81,7 +81,7 @@ class Updates:
     buffers: int
     first: bool = False
     on_device: frozenset[int] = frozenset()
-    away: frozenset[int] = frozenset()
+    remote: frozenset[int] = frozenset()
     there: frozenset[int] = frozenset()
 
     @property
@@ -97,7 +97,7 @@ class Updates:
 
     def stays(self, graph: Graph) -> int:
         """The bytes that are in the other memory before the step and after it."""
-        storages = {graph.values[value].storage for value in self.away}
+        storages = {graph.values[value].storage for value in self.remote}
         return self.slow_states + sum(graph.storages[storage] for storage in storages)
 
     def text(self) -> str:
@@ -111,7 +111,7 @@ class Updates:
         return json.dumps({"costs": costs, **sets, **plain}, sort_keys=True)
 
 
-_SETS = ("on_device", "away", "there")
+_SETS = ("on_device", "remote", "there")
 
 
 def _finite(figure: float) -> float | None:
@@ -130,7 +130,7 @@ def updates_of(text: str, what: str) -> Updates:
             costs=costs,
             speed=LinkSpeed(**{**speed, "both": both}),
             on_device=frozenset(found.pop("on_device")),
-            away=frozenset(found.pop("away")),
+            remote=frozenset(found.pop("remote")),
             there=frozenset(found.pop("there")),
             **found,
         )
@@ -166,7 +166,7 @@ def _plausible(made: Updates) -> bool:
         and numbers
         and texts
         and all(map(math.isfinite, times))
-        and (isinstance(made.first, bool) and made.there <= made.away)
+        and (isinstance(made.first, bool) and made.there <= made.remote)
     )
 
 

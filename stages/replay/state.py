@@ -57,7 +57,7 @@ class State:
     it next, `last_draw` the last one that drew for the first time, `last_once` the last one of the
     forward that may run only once. `clock` is when the compute lane is free; what concerns the
     `link` and the memory behind it is in `away`. Of `updates`, the optimiser, `updated` are the
-    parameters that have been updated; `home` are the storages of those that live in the other
+    parameters that have been updated; `remote` the storages of those that live in the other
     memory.
     """
 
@@ -89,7 +89,7 @@ class State:
     def __post_init__(self) -> None:
         graph = self.graph
         self.fixed = graph.fixed_storages()
-        self.home = self.storages_of(self.updates.away if self.updates else ())
+        self.remote = self.storages_of(self.updates.remote if self.updates else ())
         self.there = self.storages_of(self.updates.there if self.updates else ())
         self.views = {op.id for op in graph.ops if graph.is_view(op)}
         self.whole = {value for op in graph.ops if op.id not in self.views for value in op.outputs}
@@ -103,7 +103,7 @@ class State:
         self.further = further_contributions(graph)
         self.held = {graph.values[value].storage for value in graph.held_values()} - self.fixed
         for value in graph.values:
-            if value.kind in FIXED_KINDS and value.storage not in self.home - self.there:
+            if value.kind in FIXED_KINDS and value.storage not in self.remote - self.there:
                 self.live.setdefault(value.storage, set()).add(value.id)
 
         for storage in sorted(self.there):

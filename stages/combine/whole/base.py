@@ -45,11 +45,11 @@ def base_of(
     graph: Graph,
     costs: Costs,
     steps: Sequence[Step],
-    away: Mapping[int, int],
+    remote: Mapping[int, int],
     link: HostLink | None,
 ) -> Base:
-    """The base of a schedule; `away` are the parameters that live in the other memory, by storage.
-    Raises ScheduleError where the referee refuses the schedule."""
+    """The base of a schedule; `remote` are the parameters that live in the other memory, by
+    storage. Raises ScheduleError where the referee refuses the schedule."""
     played = replay(graph, costs, steps, link=link)
     own = played.steps[0].memory
     parts = contributions(graph)
@@ -66,7 +66,7 @@ def base_of(
             peak[position] = max(step.peak, live) - gone
             live = step.live
         touched = [graph.values[value].storage for value in effect.reads if value != NONE]
-        own_reads = [s for s in dict.fromkeys(touched) if s in away and effect.runs]
+        own_reads = [s for s in dict.fromkeys(touched) if s in remote and effect.runs]
         for storage in own_reads:
             touches.setdefault(storage, []).append(position)
         reads.append(own_reads)

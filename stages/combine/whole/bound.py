@@ -18,7 +18,7 @@ def least_whole_seconds(task: Task) -> float:
     loose = task.loose
     moment = at_loss(loose, task.room)
     forward, backward = _read(task, True), _read(task, False)
-    sent = sum(task.graph.storages[storage] for storage in task.away)
+    sent = sum(task.graph.storages[storage] for storage in task.remote)
     link = task.link
 
     def seconds(size: int) -> float:
@@ -40,4 +40,4 @@ def _read(task: Task, forward: bool) -> int:
         if op.phase in phases and not graph.is_view(op)
         for value in op.inputs
     }
-    return sum(graph.storages[storage] for storage in found if storage in task.away)
+    return sum(graph.storages[storage] for storage in found if storage in task.remote)

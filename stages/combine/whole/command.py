@@ -94,7 +94,7 @@ def plan_of(task: Task, found: Found, budget: str) -> Plan:
     from stages.combine.whole.bound import least_whole_seconds
 
     played, fixed = found.replay, fixed_bytes(task.graph)
-    moving = sum(task.graph.storages[storage] for storage in task.away)
+    moving = sum(task.graph.storages[storage] for storage in task.remote)
     fixed = replace(fixed, parameters=fixed.parameters - moving)
     bound = min(least_whole_seconds(task), played.seconds)
     gap = gap_of(played.seconds, bound)

@@ -96,7 +96,7 @@ class _Walk:
         graph = self.base.graph
         updates = self.moved.updates
         self.sizes = graph.storages
-        self.value_of = {graph.values[value].storage: value for value in updates.away}
+        self.value_of = {graph.values[value].storage: value for value in updates.remote}
         self.there = {graph.values[value].storage for value in updates.there}
         self.parts = contributions(graph)
         self.owner_of = {parts[0]: owner for owner, parts in self.parts.items()}

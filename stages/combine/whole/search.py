@@ -105,12 +105,12 @@ class Search:
             return None
         there, here = self._there(choice.there), self._here(base, choice.here)
         updates = task.played(there, bool(here))
-        gradients = [task.graph.storages[storage] for storage in task.away]
+        gradients = [task.graph.storages[storage] for storage in task.remote]
         margin = max(gradients, default=0)
-        seconds_of = {s: task.link.seconds(task.graph.storages[s]) for s in task.away}
+        seconds_of = {s: task.link.seconds(task.graph.storages[s]) for s in task.remote}
         beside = max((task.updates[value].peak for value in here | task.small), default=0)
         room = task.room - updates.staging - beside
-        windows = windows_of(base, task.away, there, here, room - margin, seconds_of)
+        windows = windows_of(base, task.remote, there, here, room - margin, seconds_of)
         moved = Moved(updates, here | task.small, windows, room, max(base.seconds), margin)
         try:
             steps = placed(base, moved, task.link)
@@ -138,7 +138,7 @@ class Search:
     def _there(self, share: float) -> frozenset[int]:
         """The parameters that are used first, of a part of the room."""
         left, found = share * self.task.room, []
-        for storage, value in self.task.away.items():
+        for storage, value in self.task.remote.items():
             left -= self.task.graph.storages[storage]
             if left < 0:
                 break
@@ -147,7 +147,7 @@ class Search:
 
     def _here(self, base: Base, share: float) -> frozenset[int]:
         """A part of the parameters, by bytes, evenly along the backward."""
-        values = {value: storage for storage, value in self.task.away.items()}
+        values = {value: storage for storage, value in self.task.remote.items()}
         due, found = 0.0, []
         for value in sorted(base.wholes, key=base.wholes.__getitem__):
             if value not in values:
@@ -167,7 +167,7 @@ class Search:
             self.bases[key] = (
                 None
                 if steps is None
-                else base_of(task.graph, task.costs, steps, task.away, task.link)
+                else base_of(task.graph, task.costs, steps, task.remote, task.link)
             )
         return self.bases[key]
 

@@ -22,9 +22,9 @@ BUFFERS = 4
 class Task:
     """A training step with an optimiser, on a device with a link to another memory.
 
-    `updates` are by parameter; `away` are the parameters that live in the other memory, by storage,
-    in the order of their first use. The small others stay on the device with their states. `budget`
-    are the bytes of the device for everything.
+    `updates` are by parameter; `remote` are the parameters that live in the other memory, by
+    storage, in the order of their first use. The small others stay on the device with their states.
+    `budget` are the bytes of the device for everything.
     """
 
     graph: Graph
@@ -32,22 +32,22 @@ class Task:
     problem: Problem
     link: HostLink
     updates: Mapping[int, UpdateCost]
-    away: Mapping[int, int]
+    remote: Mapping[int, int]
     budget: int
 
     @property
     def small(self) -> frozenset[int]:
         """The parameters that live on the device and are updated there."""
-        return frozenset(self.updates) - frozenset(self.away.values())
+        return frozenset(self.updates) - frozenset(self.remote.values())
 
     @property
     def fixed(self) -> int:
         """Bytes that are on the device all the time: inputs, buffers, and parameters that stay
         there with their states; staging buffers are not among them."""
         graph = self.graph
-        away = sum(graph.storages[storage] for storage in self.away)
+        remote = sum(graph.storages[storage] for storage in self.remote)
         states = sum(self.updates[value].states for value in self.small)
-        return fixed_bytes(graph).there_before - away + states
+        return fixed_bytes(graph).there_before - remote + states
 
     @property
     def room(self) -> int:
@@ -62,7 +62,7 @@ class Task:
             speed=LinkSpeed.of(self.link),
             buffers=BUFFERS if here else 0,
             on_device=self.small,
-            away=frozenset(self.away.values()),
+            remote=frozenset(self.remote.values()),
             there=there,
         )
 
@@ -128,6 +128,6 @@ def _needed(task: Task, node: Node) -> int:
     """The bytes of the device that an op needs while it runs, beside what is always there."""
     graph = task.graph
     reads = {graph.values[value].storage for value in graph.ops[node.op].inputs}
-    moving = {storage for storage in reads if storage in task.away} | set(node.inputs)
+    moving = {storage for storage in reads if storage in task.remote} | set(node.inputs)
     own = min([node.peak, *(reuse.peak for reuse in node.reuses)])
     return own + sum(task.problem.storages[storage].bytes for storage in moving)

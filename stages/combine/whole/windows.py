@@ -11,13 +11,13 @@ from stages.combine.whole.placing import Window
 
 def windows_of(
     base: Base,
-    away: Mapping[int, int],
+    remote: Mapping[int, int],
     there: Collection[int],
     here: Collection[int],
     room: int,
     seconds_of: Mapping[int, float],
 ) -> list[Window]:
-    """The windows of all parameters `away` (by storage), by first step.
+    """The windows of all parameters `remote` (by storage), by first step.
 
     One is on the device at each step that reads it; where it is updated `here`, until its gradient
     is whole; where it is `there`, from the beginning on, and to the end if it is updated here. It
@@ -29,7 +29,7 @@ def windows_of(
     line = base.peak.copy()
     spans: dict[int, list[tuple[int, int]]] = {}
     gaps: list[tuple[float, int, int, int]] = []
-    for storage, value in away.items():
+    for storage, value in remote.items():
         uses = list(base.touches.get(storage, []))
         if value in here:
             uses.append(base.wholes[value])

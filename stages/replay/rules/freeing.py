@@ -12,7 +12,7 @@ def _play(state: State, effect: Effect) -> int:
     action = effect.step.action
     assert isinstance(action, Free)
     for storage in effect.drops:
-        if storage in state.home:
+        if storage in state.remote:
             _check_copy(state, storage)
         if storage in state.held:
             raise state.refuse(f"value {action.value} is freed, but the caller holds it")
@@ -43,7 +43,7 @@ def _stays(state: State, gradient: int) -> bool:
 
 def _finish(state: State) -> None:
     gradients = {state.storage(value) for value in state.gradients if _stays(state, value)}
-    leaked = state.allocated - state.held - gradients - state.home
+    leaked = state.allocated - state.held - gradients - state.remote
     if leaked:
         raise state.refuse(f"the storages {sorted(leaked)} are never freed")
 

@@ -30,7 +30,7 @@ def _play(state: State, effect: Effect) -> int:
 
 def _offload(state: State, value: int, storage: int) -> None:
     link, away = _link(state, "offload"), state.away
-    if storage in state.home:
+    if storage in state.remote:
         _send_back(state, value, storage)
         return
     if storage in state.fixed:
@@ -77,11 +77,11 @@ def _send_back(state: State, value: int, storage: int) -> None:
 def _prefetch(state: State, value: int, storage: int) -> None:
     _link(state, "prefetch")
     away = state.away
-    if storage not in away.copies | state.home:
+    if storage not in away.copies | state.remote:
         raise state.refuse(f"value {value} comes back, of which there is no copy")
     if storage in state.allocated:
         raise state.refuse(f"value {value} comes back, which is there")
-    if value not in state.whole and storage not in state.home:
+    if value not in state.whole and storage not in state.remote:
         raise state.refuse(f"value {value} comes back, which is a view")
     state.allocate(storage)
     state.live.setdefault(storage, set()).add(value)

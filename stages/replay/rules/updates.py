@@ -67,7 +67,7 @@ def _here(state: State, updates: Updates, value: int, cost: UpdateCost, effect: 
     gradient, own = state.storage(state.parts[value][0]), state.storage(value)
     if not state.accumulate and gradient not in state.allocated | state.held:
         raise state.refuse(f"parameter {value} is updated, whose gradient is not on the device")
-    if own in state.home:
+    if own in state.remote:
         if own not in state.allocated or own in state.away.coming:
             raise state.refuse(f"parameter {value} is updated, which is not on the device")
         if own in state.away.moving:
@@ -107,7 +107,7 @@ def _last_of(state: State, gradient: int) -> bool:
 def _away(state: State, updates: Updates, value: int, cost: UpdateCost, gradient: int) -> None:
     """An update in the other memory, in the lane of that."""
     away, link = state.away, state.link
-    if value not in updates.away:
+    if value not in updates.remote:
         raise state.refuse(f"parameter {value} is updated in the other memory, and lives here")
     if value in updates.on_device:
         raise state.refuse(f"parameter {value} is updated there, and its states are here")
@@ -133,16 +133,16 @@ def _finish(state: State) -> None:
         return
     if missing := sorted(updates.costs.keys() - set(state.updated)):
         raise state.refuse(f"the parameters {missing} are never updated")
-    if moving := sorted(state.home.intersection(state.away.moving)):
+    if moving := sorted(state.remote.intersection(state.away.moving)):
         raise state.refuse(f"the parameters in the storages {moving} are still on their way")
-    there = state.allocated & state.home
+    there = state.allocated & state.remote
     if odd := sorted(there ^ state.there):
         raise state.refuse(
             f"the parameters in the storages {odd} are not where they were before the step"
         )
     if old := sorted(there & state.away.old):
         raise state.refuse(f"the parameters in the storages {old} are older than in their memory")
-    if stale := sorted(state.away.stale & (state.away.dropped | (state.home - there))):
+    if stale := sorted(state.away.stale & (state.away.dropped | (state.remote - there))):
         raise state.refuse(f"the parameters in the storages {stale} are never sent back")
 
 

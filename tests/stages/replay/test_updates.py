@@ -29,8 +29,8 @@ PARAMETER, GRADIENT, END, UPDATED = 6, 5, 10, 9
 """The parameter, 1 byte, its gradient, the end of the schedule, and where the gradient is whole."""
 COST = UpdateCost("weight", (8,), 2.0, 3, 0, (5, 1), away_seconds=7.0)
 OPTIMISER = Updates({PARAMETER: COST}, LinkSpeed.of(LINK), 4)
-AWAY = with_fields(OPTIMISER, away=frozenset([PARAMETER]))
-THERE = with_fields(AWAY, there=AWAY.away)
+AWAY = with_fields(OPTIMISER, remote=frozenset([PARAMETER]))
+THERE = with_fields(AWAY, there=AWAY.remote)
 COMES: list[Action] = [Prefetch(PARAMETER), Wait(PARAMETER)]
 SENT: list[Action] = [Offload(GRADIENT), Wait(GRADIENT), Free(GRADIENT)]
 SETTLED: list[Action] = [Wait(GRADIENT), FreeCopy(GRADIENT)]
@@ -135,7 +135,7 @@ def test_a_parameter_that_leaves_is_sent_back_once_it_is_updated() -> None:
 def test_updates_in_the_other_memory_that_could_not_be() -> None:
     update = OptimiseAway(PARAMETER)
     refused("and lives here", *SENT, update, FreeCopy(GRADIENT))
-    here = with_fields(AWAY, on_device=AWAY.away)
+    here = with_fields(AWAY, on_device=AWAY.remote)
     refused("its states are here", *SENT, update, *SETTLED, updates=here)
     nobody = with_fields(AWAY, costs={PARAMETER: with_fields(COST, away_seconds=float("inf"))})
     refused("where nothing computes", *SENT, update, *SETTLED, updates=nobody)
@@ -163,7 +163,7 @@ def test_an_optimiser_is_written_and_read() -> None:
     for updates in (OPTIMISER, THERE, with_fields(OPTIMISER, on_device=frozenset([PARAMETER]))):
         assert updates_of(updates.text(), "it") == updates
     good = THERE.text()
-    bad = [("2.0", '"a"'), ('"there": [6]', '"x": 1'), ('"away": [6]', '"away": []')]
+    bad = [("2.0", '"a"'), ('"there": [6]', '"x": 1'), ('"remote": [6]', '"remote": []')]
     wrong = [good.replace(*each) for each in (*bad, ("[8]", "[-8]"))]
     for text in ("", "[]", "{}", *wrong):
         with pytest.raises(ArtifactError, match="it: what it says of an optimiser is none"):

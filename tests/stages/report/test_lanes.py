@@ -39,7 +39,7 @@ def updates() -> Updates:
     """All states are in the other memory, and so is the last layer's parameter."""
     cost = UpdateCost("", (250_000, 250_000), 0.002, 0, 0, (0, 0), away_seconds=0.003)
     costs = {gradient.value: cost for gradient in GRAPH.gradients}
-    return Updates(costs, LinkSpeed.of(LINK), 2, away=frozenset([LAST]))
+    return Updates(costs, LinkSpeed.of(LINK), 2, remote=frozenset([LAST]))
 
 
 def whole() -> Replay:
