@@ -67,7 +67,8 @@ def _row(case: Llama, place: Path) -> str:
     machine = place / f"machine-{case.bandwidth / 1e9:g}.json"
     machine.write_text(machine_of(case.bandwidth))
     out = place / "whole" / f"{BUDGET}-{case.bandwidth / 1e9:g}"
-    given = ["--graph", place / "graph.arrow", "--costs", place / "costs.arrow"]
+    given: list[str | Path] = ["--graph", place / "graph.arrow"]
+    given += ["--costs", place / "costs.arrow"]
     seconds = run_stage("whole", *given, "--machine", machine, "--budget", BUDGET, "--out", out)
     plan = read_plan(out / "plan.json")
     moved = plan.transfers
