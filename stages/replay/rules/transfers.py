@@ -67,8 +67,6 @@ def _send_back(state: State, value: int, storage: int) -> None:
     """A parameter that was updated on the device renews its copy."""
     if storage not in state.away.stale:
         raise state.refuse(f"parameter {value} leaves, whose copy is as new")
-    if storage in state.away.moving:
-        raise state.refuse(f"parameter {value} leaves while it is on its way")
     state.away.stale.remove(storage)
     state.away.left += state.graph.storages[storage]
     _begin(state, storage, leaves=True)

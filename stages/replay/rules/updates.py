@@ -70,8 +70,6 @@ def _here(state: State, updates: Updates, value: int, cost: UpdateCost, effect: 
     if own in state.remote:
         if own not in state.allocated or own in state.away.coming:
             raise state.refuse(f"parameter {value} is updated, which is not on the device")
-        if own in state.away.moving:
-            raise state.refuse(f"parameter {value} is updated while it is on its way")
         state.away.stale.add(own)
     peak, net = cost.first if updates.first else (cost.peak, cost.net)
     peak += state.live_bytes
