@@ -2,8 +2,8 @@
 
 Ids are those of the graph: of ops (`op`) and of values (`value`, `in_place`).
 
-By the law of lanes memory changes only where an action stands in the order of issue, and never at
-a moment that hangs on speed. All actions but transfers and `OptimiseAway` are in the lane
+By the law of lanes memory changes only where an action stands in the order of issue, and never at a
+moment that hangs on speed. All actions but transfers and those in the other memory are in the lane
 `DEVICE/compute`, one after the other. A transfer is in a lane of its own, begins when what stands
 before it in the compute lane has ended and its lane is free, and is waited for by name.
 """
@@ -119,6 +119,15 @@ class OptimiseAway:
 
 
 @dataclass(frozen=True)
+class Accumulate:
+    """Adds the copy of a parameter's gradient to the sum of earlier microbatches in the other
+    memory, in the lane `MEMORY/compute`. The copy is read until that has ended, which a `Wait` for
+    the gradient says."""
+
+    value: int
+
+
+@dataclass(frozen=True)
 class SaveRandom:
     """Keeps the generator's state from before an op."""
 
@@ -138,7 +147,7 @@ Transfer: TypeAlias = Offload | Prefetch
 """The actions that take a link to the other memory."""
 Linked: TypeAlias = Offload | Prefetch | Wait | FreeCopy
 """The actions that only a schedule with transfers has."""
-Updating: TypeAlias = Optimise | OptimiseAway
+Updating: TypeAlias = Optimise | OptimiseAway | Accumulate
 """The actions that only a schedule with an optimiser has."""
 Action: TypeAlias = (
     Compute
@@ -168,6 +177,7 @@ NAMES: dict[type[Action], str] = {
     FreeCopy: "free_copy",
     Optimise: "optimise",
     OptimiseAway: "optimise_away",
+    Accumulate: "accumulate",
 }
 """What the actions are called in artifacts."""
 COLUMNS = ("op", "value", "in_place")

@@ -42,7 +42,8 @@ class UpdateCost:
     `pieces` are the bytes of states that each piece brings, `seconds` what all of it computes,
     `peak` the most bytes that it takes beyond parameter, gradient and staging, and `net` what stays
     of these; `first` are peak and net where there were no states. In the other memory it takes
-    `away_seconds`, infinite where nothing there updates.
+    `away_seconds`, and adding a gradient to a sum `add_seconds`, infinite where nothing computes
+    there.
     """
 
     path: str
@@ -52,6 +53,7 @@ class UpdateCost:
     net: int
     first: tuple[int, int]
     away_seconds: float = math.inf
+    add_seconds: float = math.inf
 
     @property
     def states(self) -> int:
@@ -73,7 +75,9 @@ class Updates:
     `costs` are by parameter (a value of the graph). States are in the other memory, but for those
     of the parameters `on_device`, and pass through `buffers` staging buffers of the device; there
     are none yet in a `first` step. The `remote` ones live in the other memory; those of them that
-    are `there` are on the device, too, when the step begins and when it ends.
+    are `there` are on the device, too, when the step begins and when it ends. Of several
+    microbatches the last one updates, and all others `add` their gradients up: the sums of remote
+    parameters are in the other memory then, and in a last one that is `summed`.
     """
 
     costs: Mapping[int, UpdateCost]
@@ -83,6 +87,8 @@ class Updates:
     on_device: frozenset[int] = frozenset()
     remote: frozenset[int] = frozenset()
     there: frozenset[int] = frozenset()
+    adds: bool = False
+    summed: bool = False
 
     @property
     def staging(self) -> int:
@@ -98,16 +104,24 @@ class Updates:
     def stays(self, graph: Graph) -> int:
         """The bytes that are in the other memory before the step and after it."""
         storages = {graph.values[value].storage for value in self.remote}
-        return self.slow_states + sum(graph.storages[storage] for storage in storages)
+        moving = sum(graph.storages[storage] for storage in storages)
+        sums = moving if self.adds or self.summed else 0
+        return self.slow_states + moving + sums
 
     def text(self) -> str:
         """The optimiser as JSON, with null for what is infinite."""
         costs = [
-            {**asdict(cost), "value": value, "away_seconds": _finite(cost.away_seconds)}
+            {
+                **asdict(cost),
+                "value": value,
+                "away_seconds": _finite(cost.away_seconds),
+                "add_seconds": _finite(cost.add_seconds),
+            }
             for value, cost in sorted(self.costs.items())
         ]
         sets = {name: sorted(getattr(self, name)) for name in _SETS}
         plain = {"buffers": self.buffers, "first": self.first, "speed": asdict(self.speed)}
+        plain |= {"adds": self.adds, "summed": self.summed}
         return json.dumps({"costs": costs, **sets, **plain}, sort_keys=True)
 
 
@@ -143,10 +157,14 @@ def updates_of(text: str, what: str) -> Updates:
 
 
 def _cost(row: dict[str, Any]) -> UpdateCost:
-    away = row.pop("away_seconds")
+    away, adding = row.pop("away_seconds"), row.pop("add_seconds")
     pieces, (own, net) = tuple(row.pop("pieces")), row.pop("first")
     return UpdateCost(
-        **row, pieces=pieces, first=(own, net), away_seconds=math.inf if away is None else away
+        **row,
+        pieces=pieces,
+        first=(own, net),
+        away_seconds=math.inf if away is None else away,
+        add_seconds=math.inf if adding is None else adding,
     )
 
 
@@ -154,7 +172,9 @@ def _plausible(made: Updates) -> bool:
     speed = made.speed
     times = [speed.latency, *(cost.seconds for cost in made.costs.values())]
     more = [speed.to, speed.back, *speed.both]
-    more += [cost.away_seconds for cost in made.costs.values()]
+    for cost in made.costs.values():
+        more += [cost.away_seconds, cost.add_seconds]
+    flags = (made.first, made.adds, made.summed)
     sizes = [made.buffers, *(size for name in _SETS for size in getattr(made, name)), *made.costs]
     for cost in made.costs.values():
         sizes += [*cost.pieces, cost.peak, *cost.first]
@@ -166,7 +186,7 @@ def _plausible(made: Updates) -> bool:
         and numbers
         and texts
         and all(map(math.isfinite, times))
-        and (isinstance(made.first, bool) and made.there <= made.remote)
+        and (all(isinstance(flag, bool) for flag in flags) and made.there <= made.remote)
     )
 
 

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from schemas.actions import Accumulate, OptimiseAway
 from schemas.costs import RANDOM_STATE_TARGET, Cost, Costs, Device
-from schemas.errors import ArtifactError
+from schemas.errors import ArtifactError, ScheduleError
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op
 from schemas.module import MADE_FROM, MadeFrom, digests_of, made_from_bytes
 from schemas.schedule import Step
@@ -67,6 +68,8 @@ def package(
     is taken of a GPU ahead of the first step.
     """
     check_interface(graph)
+    if any(isinstance(step.action, OptimiseAway | Accumulate) for step in steps):
+        raise ScheduleError("the schedule updates in another memory, which no program does yet")
     replay(graph, timeless(graph), steps, link=any_link(graph), updates=any_updates(steps))
     facts = _facts(plan)
     title = f"The training step of {graph.model} as straight-line code, planned by tightfit."

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from schemas.actions import (
+    Accumulate,
     Compute,
     Free,
     FreeCopy,
@@ -233,7 +234,7 @@ class _Writer:
             case Optimise(value):
                 self.hand_over()
                 self.remark(f"updated: {self.graph.values[value].path}")
-            case OptimiseAway():
+            case OptimiseAway() | Accumulate():
                 raise ScheduleError("no program updates parameters in another memory")
             case unknown:
                 assert_never(unknown)

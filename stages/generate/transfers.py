@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from schemas.actions import FreeCopy, Linked, Offload, Optimise, OptimiseAway, Prefetch, Wait
+from schemas.actions import FreeCopy, Linked, Offload, Prefetch, Updating, Wait
 from schemas.graph import Graph
 from schemas.link import HostLink
 from schemas.schedule import Step
@@ -83,7 +83,7 @@ def any_link(graph: Graph) -> HostLink:
 def any_updates(steps: Sequence[Step]) -> Updates | None:
     """An optimiser for the referee, as `any_link`; None for a schedule that updates nothing."""
     actions = [step.action for step in steps]
-    updated = [a.value for a in actions if isinstance(a, Optimise | OptimiseAway)]
+    updated = [a.value for a in actions if isinstance(a, Updating)]
     nothing = UpdateCost("", (), 0.0, 0, 0, (0, 0))
     speed = LinkSpeed(float("inf"), float("inf"), (float("inf"), float("inf")), 0.0)
     return Updates(dict.fromkeys(updated, nothing), speed, 0) if updated else None

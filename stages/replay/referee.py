@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from schemas.actions import Compute, FreeCopy, Offload, OptimiseAway, Prefetch
+from schemas.actions import Accumulate, Compute, FreeCopy, Offload, OptimiseAway, Prefetch
 from schemas.costs import Costs
 from schemas.graph import NONE, Graph
 from schemas.link import HostLink
@@ -122,12 +122,12 @@ def _linked(state: State, step: Step) -> Step:
     takes them in the other one, what it brings back on the device."""
     link, away = state.link, state.away
     assert link is not None
-    if isinstance(step.action, Offload | Prefetch | OptimiseAway):
+    if isinstance(step.action, Offload | Prefetch | OptimiseAway | Accumulate):
         start, end = away.span
         lane = link.lane(isinstance(step.action, Offload))
-        if isinstance(step.action, OptimiseAway):
+        if isinstance(step.action, OptimiseAway | Accumulate):
             lane = f"{link.to}/compute"
         step = replace(step, lane=lane, start=start, end=end)
-    if isinstance(step.action, Offload | FreeCopy | OptimiseAway):
+    if isinstance(step.action, Offload | FreeCopy | OptimiseAway | Accumulate):
         step = replace(step, memory=link.other, live=away.bytes, peak=away.bytes)
     return step

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from schemas.actions import (
+    Accumulate,
     Compute,
     Free,
     FreeCopy,
@@ -116,7 +117,7 @@ def effects(graph: Graph, steps: Sequence[Step], accumulate: bool = False) -> It
                 last = not waiting[storage] and not accumulate and storage not in held
                 yield Effect(position, step, drops=[storage] if last else [])
                 continue
-            case OptimiseAway(value):
+            case OptimiseAway(value) | Accumulate(value):
                 yield Effect(position, step, moves=gradient_of(position, value))
                 continue
             case SaveRandom(index) | RestoreRandom(index) | FreeRandom(index):

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from schemas.actions import Optimise, OptimiseAway, Transfer, Wait
+from schemas.actions import Transfer, Updating, Wait
 from schemas.schedule import Step
 from stages.report.scales import Scale, Tick
 from stages.report.words import duration, size, tick
@@ -95,7 +95,7 @@ def _spans(steps: Sequence[Step]) -> Iterator[tuple[str, str, float, float]]:
         kind = "computing"
         if isinstance(step.action, Transfer):
             kind = "moving"
-        elif isinstance(step.action, Optimise | OptimiseAway):
+        elif isinstance(step.action, Updating):
             kind = "updating"
         elif isinstance(step.action, Wait):
             kind = "waiting"

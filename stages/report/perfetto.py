@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from schemas.actions import NAMES, Loss, OptimiseAway, Transfer, Updating, Wait, row_of
+from schemas.actions import NAMES, Accumulate, Loss, OptimiseAway, Transfer, Updating, Wait, row_of
 from schemas.graph import NONE, Graph
 from schemas.schedule import Step
 from stages.replay.walk import effects
@@ -124,7 +124,7 @@ def _memory(steps: Sequence[Step]) -> Iterator[Event]:
     takes is there from where it stands in the order, however late it begins."""
     now = 0.0
     for step in steps:
-        if isinstance(step.action, Transfer | OptimiseAway):
+        if isinstance(step.action, Transfer | OptimiseAway | Accumulate):
             yield _counter(step, now, step.live)
             continue
         if step.peak != step.live:

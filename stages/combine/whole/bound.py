@@ -27,7 +27,8 @@ def least_whole_seconds(task: Task) -> float:
     ahead = max(moment.before, seconds(forward))
     moved = [seconds(backward), seconds(sent)]
     behind = max(moment.after, sum(moved) if link.shared else max(moved))
-    return max(ahead + behind, least_seconds_linked(loose, task.room, link))
+    least = max(ahead + behind, least_seconds_linked(loose, task.room, link))
+    return task.microbatches * least
 
 
 def _read(task: Task, forward: bool) -> int:

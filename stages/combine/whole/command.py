@@ -16,14 +16,31 @@ if TYPE_CHECKING:
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
 OUTPUTS = ("schedule.arrow", "plan.json")
+ADDING = "microbatch.arrow"
+"""The schedule of each microbatch but the last one."""
 LEAST = 1 << 20
 """Parameters of fewer bytes stay on the device."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
-    parser.add_argument("--graph", type=Path, required=True, help="graph.arrow of the model")
-    parser.add_argument("--costs", type=Path, required=True, help="costs.arrow on the device")
+    parser.add_argument(
+        "--graph",
+        type=Path,
+        action="append",
+        required=True,
+        help="graph.arrow of the model; several for microbatches of other sizes, of which the "
+        "fastest is taken",
+    )
+    parser.add_argument(
+        "--costs", type=Path, action="append", required=True, help="costs.arrow of each graph"
+    )
+    parser.add_argument(
+        "--microbatches",
+        type=int,
+        action="append",
+        help="how many of each graph make a step, 1 unless given; gradients are added up",
+    )
     parser.add_argument(
         "--machine",
         type=Path,
@@ -38,25 +55,53 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Writes schedule.arrow and plan.json. Raises ConfigError where no plan is found."""
+    """Writes schedule.arrow, microbatch.arrow where there are several microbatches, and plan.json.
+    Raises ConfigError where no plan is found."""
     from schemas.graph import GRAPH
     from schemas.plan import write_plan
     from schemas.schedule import write_schedule
     from schemas.store import read
     from stages.combine.whole.search import Search
 
-    task = read_task(options)
-    try:
-        found = Search(task).best()
-    except ScheduleError as error:
-        raise ConfigError(f"{options.graph}: no whole step is planned: {error}") from error
-    steps, digest = found.replay.steps, read(options.graph, GRAPH).digest
-    write_schedule(options.out / OUTPUTS[0], steps, digest, task.link, found.updates)
-    write_plan(options.out / OUTPUTS[1], plan_of(task, found, options.budget))
+    found: list[tuple[Task, Found, Path]] = []
+    refused = None
+    for graph, costs, count in cases_of(options):
+        try:
+            task = read_task(options, graph, costs, count)
+            found.append((task, Search(task).best(), graph))
+        except ScheduleError as error:
+            raise ConfigError(f"{graph}: no whole step is planned: {error}") from error
+        except ConfigError as error:
+            refused = error
+    if not found:
+        assert refused is not None
+        raise refused
+    task, best, graph = min(found, key=lambda each: each[1].seconds)
+    digest = read(graph, GRAPH).digest
+    write_schedule(options.out / OUTPUTS[0], best.replay.steps, digest, task.link, best.updates)
+    (options.out / ADDING).unlink(missing_ok=True)
+    if best.adding is not None:
+        adds = task.played(best.updates.there, here=False, adds=True)
+        write_schedule(options.out / ADDING, best.adding.steps, digest, task.link, adds)
+    write_plan(options.out / OUTPUTS[1], plan_of(task, best, options.budget))
 
 
-def read_task(options: argparse.Namespace) -> Task:
-    """The task of the options; raises ConfigError where it cannot be planned."""
+def cases_of(options: argparse.Namespace) -> list[tuple[Path, Path, int]]:
+    """The graphs with their costs and how many microbatches of each make a step; raises ConfigError
+    where these are not as many, or a number is below 1."""
+    counts = options.microbatches or [1] * len(options.graph)
+    if not len(options.graph) == len(options.costs) == len(counts):
+        raise ConfigError(
+            f"whole: there are {len(options.graph)} --graph, {len(options.costs)} --costs and "
+            f"{len(counts)} --microbatches"
+        )
+    if min(counts) < 1:
+        raise ConfigError(f"whole: --microbatches is {min(counts)}, expected at least 1")
+    return list(zip(options.graph, options.costs, counts, strict=True))
+
+
+def read_task(options: argparse.Namespace, traced: Path, paid: Path, microbatches: int) -> Task:
+    """The task of a graph; raises ConfigError where it cannot be planned."""
     from dataclasses import replace
 
     from schemas.budget import parse_budget
@@ -67,7 +112,7 @@ def read_task(options: argparse.Namespace) -> Task:
     from stages.combine.whole.described import described_costs
     from stages.combine.whole.task import task_of
 
-    graph, costs = read_graph(options.graph), read_costs(options.costs)
+    graph, costs = read_graph(traced), read_costs(paid)
     machine = read_machine(options.machine)
     device, link = machine.single(options.machine), host_link(machine, options.machine)
     budget = parse_budget(options.budget)
@@ -81,7 +126,7 @@ def read_task(options: argparse.Namespace) -> Task:
     beside = next(memory for memory in machine.memories if memory.name == link.to)
     updates = described_costs(graph, device, beside.bandwidth, options.optimizer)
     own = replace(link, device=graph.device)
-    return task_of(graph, costs, own, updates, budget.size, LEAST)
+    return task_of(graph, costs, own, updates, budget.size, LEAST, microbatches)
 
 
 def plan_of(task: Task, found: Found, budget: str) -> Plan:
@@ -96,16 +141,20 @@ def plan_of(task: Task, found: Found, budget: str) -> Plan:
     played, fixed = found.replay, fixed_bytes(task.graph)
     moving = sum(task.graph.storages[storage] for storage in task.remote)
     fixed = replace(fixed, parameters=fixed.parameters - moving)
-    bound = min(least_whole_seconds(task), played.seconds)
-    gap = gap_of(played.seconds, bound)
-    total = task.fixed + found.updates.staging + played.peak
-    there = played.transfers
+    seconds = found.seconds
+    bound = min(least_whole_seconds(task), seconds)
+    gap = gap_of(seconds, bound)
+    most = max(played.peak, found.adding.peak if found.adding else 0)
+    total = task.fixed + found.updates.staging + most
+    there, count = played.transfers, task.microbatches
+    parts = f" in {count} microbatches" if count > 1 else ""
+    waited = there.waited if there else 0.0
     sentence = (
-        f"feasible: {total:,} bytes of the device for the whole step, in "
-        f"{played.seconds / task.unconstrained:.3f} times the predicted time of having everything "
+        f"feasible: {total:,} bytes of the device for the whole step{parts}, in "
+        f"{seconds / task.unconstrained:.3f} times the predicted time of having everything "
         f"there, no plan is more than {gap:.1%} faster; {there.host_peak if there else 0:,} bytes "
         f"in {task.link.other}, and computations wait for "
-        f"{(there.waited if there else 0.0) / played.seconds:.1%} of the time"
+        f"{waited / played.seconds:.1%} of the time"
     )
     return Plan(
         strategy="whole",
@@ -114,8 +163,8 @@ def plan_of(task: Task, found: Found, budget: str) -> Plan:
         budget_bytes=task.room,
         verdict="feasible",
         sentence=sentence,
-        time=played.seconds,
-        peak=played.peak,
+        time=seconds,
+        peak=most,
         lower_bound=bound,
         gap=gap,
         keep_all=Cost(task.unconstrained, moving + _kept(task)),
@@ -140,5 +189,16 @@ def _kept(task: Task) -> int:
 def derived(options: argparse.Namespace) -> list[Derived]:
     """What `run` made of what."""
     outputs = [options.out / name for name in OUTPUTS]
-    read = [options.graph, options.costs, options.machine]
-    return [Derived(outputs, read, {"budget": options.budget, "optimizer": options.optimizer})]
+    read = [*options.graph, *options.costs, options.machine]
+    outputs += [path for path in (options.out / ADDING,) if path.exists()]
+    return [
+        Derived(
+            outputs,
+            read,
+            {
+                "budget": options.budget,
+                "optimizer": options.optimizer,
+                "microbatches": options.microbatches or [],
+            },
+        )
+    ]

@@ -38,5 +38,6 @@ def described_costs(
             net=0,
             first=(2 * max(parts), 0),
             away_seconds=traffic / away_bandwidth if away_bandwidth else float("inf"),
+            add_seconds=3 * size / away_bandwidth if away_bandwidth else float("inf"),
         )
     return found

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from schemas.actions import (
+    Accumulate,
     Action,
     Compute,
     Free,
@@ -180,16 +181,20 @@ class _Walk:
         storage, owner = self._storage(gradient), self.owner_of[gradient]
         self.wait(gradient, storage)
         self.act(Free(gradient))
-        self.act(OptimiseAway(owner))
+        updates, cost = self.moved.updates, self.moved.updates.costs[owner]
+        self.act(Accumulate(owner) if updates.adds else OptimiseAway(owner))
         size = self.sizes[storage]
         self.waiting -= size
         lane = f"{self.link.to}/compute"
         start = max(self.clock, self.free_at.get(lane, 0.0))
-        end = start + self.moved.updates.costs[owner].away_seconds
+        adding = cost.add_seconds if updates.adds or updates.summed else 0.0
+        end = start + adding + (0.0 if updates.adds else cost.away_seconds)
         self.free_at[lane] = self.moving[storage] = end
+        self.copies.append((gradient, end))
+        if updates.adds:
+            return size
         own = self._storage(owner)
         self.ready[own] = end
-        self.copies.append((gradient, end))
         if own in self.there:
             self.late.append(own)
         return size
@@ -289,7 +294,7 @@ class _Walk:
             self.waiting += self.sizes[self._storage(action.value)]
             if owner in self.moved.here:
                 self.update(owner)
-            elif owner in self.moved.updates.costs:
+            elif self._storage(owner) in self.value_of:
                 storage = self._storage(action.value)
                 self.act(Offload(action.value))
                 self.moving[storage] = self.transfer(self.sizes[storage], True, 0.0)[1]

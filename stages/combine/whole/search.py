@@ -52,11 +52,15 @@ class Choice:
 
 @dataclass(frozen=True)
 class Found:
-    """A plan: the choice, the optimiser as the referee takes it, and what that says."""
+    """A plan: the choice, the optimiser as the referee takes it, and what that says; `adding` is
+    what it says of each microbatch that is not the last one, where there are several. `seconds` are
+    those of all."""
 
     choice: Choice
     updates: Updates
     replay: Replay
+    adding: Replay | None
+    seconds: float
 
 
 class Search:
@@ -76,6 +80,12 @@ class Search:
     def best(self) -> Found:
         """The fastest plan found; raises ConfigError where none is found."""
         host = any(cost.away_seconds != float("inf") for cost in self.task.updates.values())
+        several = self.task.microbatches > 1
+        if several and not host:
+            raise ConfigError(
+                f"nothing computes beside {self.task.link.to}, where gradients of several "
+                "microbatches are added up"
+            )
         here = 0.0 if host else 1.0
         found = [self.look(Choice(share, 0.0, 0.25, here)) for share in SHARES]
         best = _fastest(found)
@@ -86,9 +96,9 @@ class Search:
                 f"no plan is known that fits in {self.task.budget} bytes{self.refused}"
             )
         while True:
-            nearby = [self.look(choice) for choice in _near(best.choice, host)]
+            nearby = [self.look(choice) for choice in _near(best.choice, host and not several)]
             better = _fastest([best, *nearby])
-            if better is None or better.replay.seconds >= best.replay.seconds:
+            if better is None or better.seconds >= best.seconds:
                 return best
             best = better
 
@@ -99,19 +109,36 @@ class Search:
         return self.tried[choice]
 
     def _made(self, choice: Choice) -> Found | None:
-        task = self.task
         base = self._base(choice.activations, choice.linked)
         if base is None:
             return None
         there, here = self._there(choice.there), self._here(base, choice.here)
-        updates = task.played(there, bool(here))
-        gradients = [task.graph.storages[storage] for storage in task.remote]
-        margin = max(gradients, default=0)
+        updates = self.task.played(there, bool(here))
+        last = self._step(base, updates, here)
+        if last is None:
+            return None
+        several = self.task.microbatches - 1
+        adding = None
+        if several:
+            adding = self._step(base, self.task.played(there, False, adds=True), frozenset())
+            if adding is None:
+                return None
+        seconds = last.seconds + (several * adding.seconds if adding else 0.0)
+        return Found(choice, updates, last, adding, seconds)
+
+    def _step(self, base: Base, updates: Updates, here: frozenset[int]) -> Replay | None:
+        """What the referee says of one microbatch, None where it does not fit."""
+        task = self.task
+        own = frozenset() if updates.adds else here | task.small
+        margin = max((task.graph.storages[storage] for storage in task.remote), default=0)
         seconds_of = {s: task.link.seconds(task.graph.storages[s]) for s in task.remote}
-        beside = max((task.updates[value].peak for value in here | task.small), default=0)
+        beside = max((task.updates[value].peak for value in own), default=0)
         room = task.room - updates.staging - beside
-        windows = windows_of(base, task.remote, there, here, room - margin, seconds_of)
-        moved = Moved(updates, here | task.small, windows, room, max(base.seconds), margin)
+        stays = updates.there if updates.adds else updates.there & here
+        windows = windows_of(
+            base, task.remote, updates.there, here, stays, room - margin, seconds_of
+        )
+        moved = Moved(updates, own, windows, room, max(base.seconds), margin)
         try:
             steps = placed(base, moved, task.link)
         except TooLittleError as error:
@@ -119,9 +146,8 @@ class Search:
             return None
         played = replay(task.graph, task.costs, steps, link=task.link, updates=updates)
         away = played.transfers.host_peak if played.transfers else 0
-        if played.peak + updates.staging > task.room or away > task.link.room:
-            return None
-        return Found(choice, updates, played)
+        fits = played.peak + updates.staging <= task.room and away <= task.link.room
+        return played if fits else None
 
     def _said(self, base: Base, error: TooLittleError) -> str:
         """What a refusal says of the last plan that did not fit."""
@@ -203,7 +229,7 @@ class Search:
 
 def _fastest(found: Sequence[Found | None]) -> Found | None:
     known = [each for each in found if each is not None]
-    return min(known, key=lambda each: each.replay.seconds, default=None)
+    return min(known, key=lambda each: each.seconds, default=None)
 
 
 def _near(choice: Choice, host: bool) -> Iterator[Choice]:

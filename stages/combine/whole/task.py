@@ -24,7 +24,8 @@ class Task:
 
     `updates` are by parameter; `remote` are the parameters that live in the other memory, by
     storage, in the order of their first use. The small others stay on the device with their states.
-    `budget` are the bytes of the device for everything.
+    `budget` are the bytes of the device for everything. Of several `microbatches` each runs the
+    graph, and the last one updates.
     """
 
     graph: Graph
@@ -34,6 +35,7 @@ class Task:
     updates: Mapping[int, UpdateCost]
     remote: Mapping[int, int]
     budget: int
+    microbatches: int = 1
 
     @property
     def small(self) -> frozenset[int]:
@@ -43,20 +45,23 @@ class Task:
     @property
     def fixed(self) -> int:
         """Bytes that are on the device all the time: inputs, buffers, and parameters that stay
-        there with their states; staging buffers are not among them."""
+        there with their states, and the sums of their gradients; no staging buffers."""
         graph = self.graph
         remote = sum(graph.storages[storage] for storage in self.remote)
         states = sum(self.updates[value].states for value in self.small)
-        return fixed_bytes(graph).there_before - remote + states
+        fixed = fixed_bytes(graph)
+        sums = fixed.parameters - remote if self.microbatches > 1 else 0
+        return fixed.there_before - remote + states + sums
 
     @property
     def room(self) -> int:
         """What the budget leaves to the step and to staging buffers, where it has some."""
         return self.budget - self.fixed
 
-    def played(self, there: frozenset[int], here: bool) -> Updates:
+    def played(self, there: frozenset[int], here: bool, adds: bool = False) -> Updates:
         """The optimiser as the referee takes it; states pass through staging buffers where some
-        parameters that live in the other memory are updated `here`."""
+        parameters that live in the other memory are updated `here`. A microbatch that is not the
+        last one `adds`."""
         return Updates(
             costs=self.updates,
             speed=LinkSpeed.of(self.link),
@@ -64,6 +69,8 @@ class Task:
             on_device=self.small,
             remote=frozenset(self.remote.values()),
             there=there,
+            adds=adds,
+            summed=self.microbatches > 1 and not adds,
         )
 
     @property
@@ -76,7 +83,7 @@ class Task:
     def unconstrained(self) -> float:
         """Seconds of the step where everything is on the device."""
         computed = sum(node.seconds for node in self.problem.nodes)
-        return computed + sum(cost.seconds for cost in self.updates.values())
+        return self.microbatches * computed + sum(cost.seconds for cost in self.updates.values())
 
 
 def task_of(
@@ -86,6 +93,7 @@ def task_of(
     updates: Mapping[int, UpdateCost],
     budget: int,
     least: int,
+    microbatches: int = 1,
 ) -> Task:
     """The task in which parameters of at least `least` bytes live in the other memory. Raises
     ConfigError where the budget is below what an op needs, or the other memory has no room."""
@@ -95,7 +103,7 @@ def task_of(
             described = graph.values[value]
             if described.kind == "parameter" and graph.storages[described.storage] >= least:
                 found.setdefault(described.storage, value)
-    task = Task(graph, costs, condense(graph, costs), link, updates, found, budget)
+    task = Task(graph, costs, condense(graph, costs), link, updates, found, budget, microbatches)
     _check(task)
     return task
 
@@ -107,7 +115,7 @@ def _check(task: Task) -> None:
             f"the link between {link.device} and {link.to} has no bandwidth, and parameters and "
             "states have to take it"
         )
-    there = task.played(frozenset(), False).stays(graph)
+    there = task.played(frozenset(), here=False).stays(graph)
     if there > link.room:
         raise ConfigError(
             f"parameters and states take {there} bytes in {link.other}, which has {int(link.room)}"

@@ -14,13 +14,14 @@ def windows_of(
     remote: Mapping[int, int],
     there: Collection[int],
     here: Collection[int],
+    stays: Collection[int],
     room: int,
     seconds_of: Mapping[int, float],
 ) -> list[Window]:
     """The windows of all parameters `remote` (by storage), by first step.
 
     One is on the device at each step that reads it; where it is updated `here`, until its gradient
-    is whole; where it is `there`, from the beginning on, and to the end if it is updated here. It
+    is whole; where it is `there`, from the beginning on, and to the end where it `stays`. It
     stays between two of them where bringing it again (`seconds_of`) takes longer than that, and
     where the device has `room` for it, in bytes, the shortest gaps first.
     """
@@ -33,7 +34,7 @@ def windows_of(
         uses = list(base.touches.get(storage, []))
         if value in here:
             uses.append(base.wholes[value])
-            uses += [end] if value in there else []
+        uses += [end] if value in stays else []
         uses = sorted({*uses, *([-1] if value in there else [])})
         spans[storage] = [(use, use) for use in uses]
         for use in uses:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from schemas.actions import Optimise, OptimiseAway
+from schemas.actions import Accumulate, Optimise, OptimiseAway
 from schemas.errors import ScheduleError
 from schemas.schedule import Step
 from schemas.updates import UpdateCost, Updates
@@ -44,7 +44,7 @@ def begin_updates(state: State, steps: Sequence[Step]) -> None:
 
 def _play(state: State, effect: Effect) -> int:
     action = effect.step.action
-    assert isinstance(action, Optimise | OptimiseAway)
+    assert isinstance(action, Optimise | OptimiseAway | Accumulate)
     updates, value = state.updates, action.value
     cost = None if updates is None else updates.costs.get(value)
     if updates is None or cost is None:
@@ -55,8 +55,11 @@ def _play(state: State, effect: Effect) -> int:
         raise state.refuse(
             f"parameter {value} is updated before its gradient is whole: {missing} are missing"
         )
+    if isinstance(action, Accumulate) is not updates.adds:
+        which = "is not the last" if updates.adds else "is the last"
+        raise state.refuse(f"{type(action).__name__} of {value} in a microbatch that {which}")
     state.updated.append(value)
-    if isinstance(action, OptimiseAway):
+    if not isinstance(action, Optimise):
         _away(state, updates, value, cost, effect.moves)
         return state.live_bytes
     return _here(state, updates, value, cost, effect)
@@ -109,7 +112,9 @@ def _away(state: State, updates: Updates, value: int, cost: UpdateCost, gradient
         raise state.refuse(f"parameter {value} is updated in the other memory, and lives here")
     if value in updates.on_device:
         raise state.refuse(f"parameter {value} is updated there, and its states are here")
-    if cost.away_seconds == float("inf"):
+    seconds = cost.add_seconds if updates.adds or updates.summed else 0.0
+    seconds += 0.0 if updates.adds else cost.away_seconds
+    if seconds == float("inf"):
         raise state.refuse(f"parameter {value} is updated in a memory where nothing computes")
     if gradient not in away.copies:
         raise state.refuse(f"parameter {value} is updated there, and its gradient is not there")
@@ -118,9 +123,12 @@ def _away(state: State, updates: Updates, value: int, cost: UpdateCost, gradient
     assert link is not None
     lane, own = f"{link.to}/compute", state.storage(value)
     start = max(state.clock, away.free_at.get(lane, 0.0))
-    end = start + cost.away_seconds
-    away.free_at[lane] = away.ready[own] = away.moving[gradient] = end
+    end = start + seconds
+    away.free_at[lane] = away.moving[gradient] = end
     away.span = (start, end)
+    if updates.adds:
+        return
+    away.ready[own] = end
     if own in state.allocated:
         away.old.add(own)
 
@@ -129,7 +137,8 @@ def _finish(state: State) -> None:
     updates = state.updates
     if updates is None:
         return
-    if missing := sorted(updates.costs.keys() - set(state.updated)):
+    due = updates.remote & updates.costs.keys() if updates.adds else updates.costs.keys()
+    if missing := sorted(due - set(state.updated)):
         raise state.refuse(f"the parameters {missing} are never updated")
     if moving := sorted(state.remote.intersection(state.away.moving)):
         raise state.refuse(f"the parameters in the storages {moving} are still on their way")
@@ -144,4 +153,4 @@ def _finish(state: State) -> None:
         raise state.refuse(f"the parameters in the storages {stale} are never sent back")
 
 
-RULE = Rule((Optimise, OptimiseAway), _play, _finish)
+RULE = Rule((Optimise, OptimiseAway, Accumulate), _play, _finish)

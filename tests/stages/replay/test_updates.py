@@ -7,6 +7,7 @@ from dataclasses import replace as with_fields
 import pytest
 
 from schemas.actions import (
+    Accumulate,
     Action,
     Free,
     FreeCopy,
@@ -146,6 +147,35 @@ def test_updates_in_the_other_memory_that_could_not_be() -> None:
     early: Away = {UPDATED: [Offload(GRADIENT)]}
     refused("the gradient in value 5 leaves", update, updates=AWAY, before=early)
     refused("are never freed", *SENT, update, updates=AWAY)
+
+
+def test_microbatches_add_their_gradients_up_and_the_last_one_updates() -> None:
+    cost = with_fields(COST, add_seconds=3.0)
+    adds = with_fields(AWAY, costs={PARAMETER: cost}, adds=True)
+    found = played(*SENT, Accumulate(PARAMETER), *SETTLED, updates=adds)
+    step = next(step for step in found.steps if isinstance(step.action, Accumulate))
+    assert (step.lane, step.start, step.end, step.live) == (
+        "host/compute",
+        7.0,
+        10.0,
+        1 + 8 + 1 + 4,
+    )
+    last = with_fields(adds, adds=False, summed=True)
+    found = played(*SENT, OptimiseAway(PARAMETER), *SETTLED, updates=last)
+    assert found.seconds == 7.0 + 3.0 + 7.0
+    refused("Accumulate of 6 in a microbatch that is the last", *SENT, Accumulate(PARAMETER),
+            updates=last)  # fmt: skip
+    for update in (OptimiseAway(PARAMETER), Optimise(PARAMETER)):
+        refused("in a microbatch that is not the last", *SENT, update, updates=adds)
+    refused("are never updated", updates=adds)
+    nobody = with_fields(adds, costs={PARAMETER: COST})
+    refused("where nothing computes", *SENT, Accumulate(PARAMETER), *SETTLED, updates=nobody)
+    there = with_fields(adds, there=adds.remote)
+    brought = played(*SENT, Accumulate(PARAMETER), *SETTLED, updates=there)
+    assert brought.steps[0].live == 5
+    assert updates_of(adds.text(), "it") == adds
+    kept = with_fields(OPTIMISER, adds=True)
+    assert played(updates=kept).steps[-1].live == 12
 
 
 def test_a_memory_that_is_too_small_and_a_link_that_is_none() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.actions import Optimise, OptimiseAway
+from schemas.actions import Accumulate, Optimise, OptimiseAway
 from schemas.costs import write_costs
 from schemas.errors import ConfigError
 from schemas.graph import write_graph
@@ -37,22 +37,27 @@ def task(
     optimizer: str = "adamw",
     shared: bool = False,
     room: float = 1e9,
+    microbatches: int = 1,
 ) -> Task:
     link = HostLink(bandwidth, 1e-5, shared, room, "cpu")
     updates = described_costs(GRAPH, DEVICE, host, optimizer)
-    return task_of(GRAPH, COSTS, link, updates, budget, least=1)
+    return task_of(GRAPH, COSTS, link, updates, budget, 1, microbatches)
 
 
 def check(planned: Task, found: Found) -> None:
     played = found.replay
     assert played.peak + planned.fixed + found.updates.staging <= planned.budget
-    assert least_whole_seconds(planned) <= played.seconds * (1 + 1e-9)
+    assert least_whole_seconds(planned) <= found.seconds * (1 + 1e-9)
     again = replay(GRAPH, COSTS, played.steps, link=planned.link, updates=found.updates)
     assert again.steps == played.steps
     updated = [
         s.action.value for s in played.steps if isinstance(s.action, Optimise | OptimiseAway)
     ]
     assert sorted(updated) == sorted(planned.updates)
+    if found.adding is not None:
+        added = [s.action.value for s in found.adding.steps if isinstance(s.action, Accumulate)]
+        assert sorted(added) == sorted(planned.remote.values())
+        assert found.adding.peak + planned.fixed <= planned.budget
 
 
 def test_a_step_fits_in_a_part_of_what_everything_takes() -> None:
@@ -72,6 +77,7 @@ def test_a_step_fits_in_a_part_of_what_everything_takes() -> None:
     host=st.sampled_from([None, 1e7, 1e9]),
     optimizer=st.sampled_from(["sgd", "momentum", "adam"]),
     shared=st.booleans(),
+    microbatches=st.sampled_from([1, 1, 3]),
     choice=st.builds(
         Choice,
         activations=st.sampled_from([0.5, 0.7, 0.9]),
@@ -81,9 +87,17 @@ def test_a_step_fits_in_a_part_of_what_everything_takes() -> None:
     ),
 )
 def test_the_referee_plays_every_plan(
-    budget: int, bandwidth: float, host: float | None, optimizer: str, shared: bool, choice: Choice
+    budget: int,
+    bandwidth: float,
+    host: float | None,
+    optimizer: str,
+    shared: bool,
+    microbatches: int,
+    choice: Choice,
 ) -> None:
-    planned = task(budget, bandwidth, host, optimizer, shared)
+    if microbatches > 1:
+        host, choice = host or 1e9, Choice(choice.activations, choice.linked, choice.there)
+    planned = task(budget, bandwidth, host, optimizer, shared, microbatches=microbatches)
     if host is None:
         choice = Choice(choice.activations, choice.linked, choice.there, 1.0)
     found = Search(planned).look(choice)
@@ -151,6 +165,19 @@ def test_the_command_writes_a_plan_and_its_schedule(
         played = replay(GRAPH, COSTS, steps, link=link, updates=updates)
         assert (played.seconds, played.peak) == (plan.time, plan.peak)
         assert plan.lower_bound is not None and plan.lower_bound <= played.seconds
+        twice = ["--graph", given[1], "--costs", given[3], "--microbatches", "2"]
+        assert main(["whole", *given, *twice, "--microbatches", "1", "--budget", "7MB"]) == 0
+        assert not (files / "plan/microbatch.arrow").exists()
+        assert main(["whole", *given, "--microbatches", "2", "--budget", "7MB"]) == 0
+        assert "in 2 microbatches" in read_plan(files / "plan/plan.json").sentence
+        adds = schedule_updates(files / "plan/microbatch.arrow")
+        assert adds is not None and adds.adds
+        for words, more in (
+            ("1 --graph, 1 --costs and 2 --microbatches", ["2", "--microbatches", "1"]),
+            ("--microbatches is 0", ["0"]),
+        ):
+            assert main(["whole", *given, "--budget", "7MB", "--microbatches", *more]) == 1
+            assert words in capsys.readouterr().err
         for budget, words in (("50%", "is bytes of the device"), ("2GB", "less than the budget")):
             assert main(["whole", *given, "--budget", budget]) == 1
             assert words in capsys.readouterr().err
