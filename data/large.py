@@ -20,6 +20,32 @@ def gpt2_xl(batch: int = 8, tokens: int = 1024, dropout: float = 0.0) -> tuple[n
     return gpt2(48, 1600, 25, 50257, batch, tokens, dropout)
 
 
+def llama2_7b(
+    batch: int = 4, tokens: int = 512, layers: int = 32, dtype: str = "float32"
+) -> tuple[nn.Module, Sample]:
+    """Llama 2 7B: 6.74 billion parameters (Touvron et al., *LLaMA*, 2023, Table 2, and *Llama 2*,
+    2023, 2.1), called with labels, so that the model computes the loss. Batch and tokens are those
+    of Z, Table 4.2."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        num_hidden_layers=layers,
+        hidden_size=4096,
+        intermediate_size=11008,
+        num_attention_heads=32,
+        vocab_size=32000,
+        max_position_embeddings=4096,
+        rms_norm_eps=1e-5,
+        use_cache=False,
+    )
+    words = torch.randint(0, config.vocab_size, (batch, tokens))
+    model: nn.Module = LlamaForCausalLM(config)
+    return model.to(getattr(torch, dtype)).train(), (
+        (),
+        {"input_ids": words, "labels": words.clone()},
+    )
+
+
 def llama3_8b(batch: int = 8, tokens: int = 4096, layers: int = 32) -> tuple[nn.Module, Sample]:
     """Llama 3 8B: 8.03 billion parameters in bfloat16 (Grattafiori et al., *The Llama 3 Herd of
     Models*, 2024, Table 3), called with labels, so that the model computes the loss."""

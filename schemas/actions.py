@@ -2,10 +2,10 @@
 
 Ids are those of the graph: of ops (`op`) and of values (`value`, `in_place`).
 
-By the law of lanes memory changes only where an action stands in the order of issue, and never at
-a moment that hangs on speed. All actions but transfers are in the lane `DEVICE/compute`, one after
-the other. A transfer is in a lane of its own, begins when what stands before it in the compute lane
-has ended and its lane is free, and is waited for by name.
+By the law of lanes memory changes only where an action stands in the order of issue, and never at a
+moment that hangs on speed. All actions but transfers and those in the other memory are in the lane
+`DEVICE/compute`, one after the other. A transfer is in a lane of its own, begins when what stands
+before it in the compute lane has ended and its lane is free, and is waited for by name.
 """
 
 from __future__ import annotations
@@ -99,6 +99,35 @@ class Gradient:
 
 
 @dataclass(frozen=True)
+class Optimise:
+    """Updates a parameter on the device by its whole gradient, which is gone after it.
+
+    Its states are on the device, or pass through staging on their way from the other memory and
+    back."""
+
+    value: int
+
+
+@dataclass(frozen=True)
+class OptimiseAway:
+    """Updates a parameter in the other memory, in the lane `MEMORY/compute`.
+
+    The copy of its gradient there is read until that has ended, which a `Wait` for the gradient
+    says; the parameter on the device is as it was, and may be brought anew."""
+
+    value: int
+
+
+@dataclass(frozen=True)
+class Accumulate:
+    """Adds the copy of a parameter's gradient to the sum of earlier microbatches in the other
+    memory, in the lane `MEMORY/compute`. The copy is read until that has ended, which a `Wait` for
+    the gradient says."""
+
+    value: int
+
+
+@dataclass(frozen=True)
 class SaveRandom:
     """Keeps the generator's state from before an op."""
 
@@ -118,8 +147,19 @@ Transfer: TypeAlias = Offload | Prefetch
 """The actions that take a link to the other memory."""
 Linked: TypeAlias = Offload | Prefetch | Wait | FreeCopy
 """The actions that only a schedule with transfers has."""
+Updating: TypeAlias = Optimise | OptimiseAway | Accumulate
+"""The actions that only a schedule with an optimiser has."""
 Action: TypeAlias = (
-    Compute | Write | Loss | Free | FreeRandom | Gradient | SaveRandom | RestoreRandom | Linked
+    Compute
+    | Write
+    | Loss
+    | Free
+    | FreeRandom
+    | Gradient
+    | SaveRandom
+    | RestoreRandom
+    | Linked
+    | Updating
 )
 
 NAMES: dict[type[Action], str] = {
@@ -135,6 +175,9 @@ NAMES: dict[type[Action], str] = {
     Prefetch: "prefetch",
     Wait: "wait",
     FreeCopy: "free_copy",
+    Optimise: "optimise",
+    OptimiseAway: "optimise_away",
+    Accumulate: "accumulate",
 }
 """What the actions are called in artifacts."""
 COLUMNS = ("op", "value", "in_place")

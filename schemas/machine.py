@@ -6,7 +6,7 @@ where each figure is from.
     {"artifact": "tightfit.machine/1", "name": "...",
      "devices": [{"name": "cuda:0", "memory": 80000000000, "flops": {"bfloat16": 9.8e14, ...},
                   "bandwidth": 3.35e12, "latency": 4e-6}],
-     "memories": [{"name": "host", "memory": 64000000000}],
+     "memories": [{"name": "host", "memory": 64000000000, "bandwidth": 3e11}],
      "links": [{"between": ["cuda:0", "host"], "bandwidth": 2e10, "latency": 1e-5,
                 "shared": false}],
      "sources": {"memory": "..."}}
@@ -68,10 +68,12 @@ class Device:
 
 @dataclass(frozen=True)
 class Memory:
-    """A memory that belongs to no device, such as the host's or a disk, in bytes."""
+    """A memory that belongs to no device, such as the host's or a disk, in bytes; `bandwidth` are
+    the bytes a second that a processor beside it reads and writes, None where nothing computes."""
 
     name: str
     memory: int
+    bandwidth: float | None = None
 
 
 @dataclass(frozen=True)
@@ -187,9 +189,15 @@ class _Reader:
         }
 
     def memory(self, where: str, given: dict[str, Any]) -> Memory:
-        self.keys(given, where, ("name", "memory"))
-        name = self.place(given["name"], f"{where}.name")
-        return Memory(name, self.size(given["memory"], f"{where}.memory"))
+        self.keys(given, where, ("name", "memory"), ("bandwidth",))
+        bandwidth = given.get("bandwidth")
+        return Memory(
+            self.place(given["name"], f"{where}.name"),
+            self.size(given["memory"], f"{where}.memory"),
+            None
+            if bandwidth is None
+            else self.number(bandwidth, f"{where}.bandwidth", _BANDWIDTHS),
+        )
 
     def link(self, where: str, given: dict[str, Any]) -> Link:
         self.keys(given, where, ("between", "bandwidth"), ("latency", "shared"))

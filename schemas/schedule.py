@@ -13,6 +13,7 @@ from schemas.actions import COLUMNS, Action, action_of, row_of
 from schemas.arrow import integer, number, text
 from schemas.errors import ArtifactError
 from schemas.link import HostLink, link_of
+from schemas.updates import Updates, updates_of
 
 
 @dataclass(frozen=True)
@@ -60,13 +61,15 @@ def write_schedule(
     steps: Iterable[Step],
     graph_digest: str = "",
     link: HostLink | None = None,
+    updates: Updates | None = None,
 ) -> str:
     """Writes a schedule and returns its digest; `graph_digest` names the graph it is for, `link` is
-    what its transfers take."""
+    what its transfers take, `updates` the optimiser whose steps are among its own."""
     rows = [
         {**vars(step), **row_of(step.action), "step": index} for index, step in enumerate(steps)
     ]
     metadata = {"graph": graph_digest} | ({"link": link.text()} if link is not None else {})
+    metadata |= {"updates": updates.text()} if updates is not None else {}
     return store.write(path, SCHEDULE, rows, metadata)
 
 
@@ -75,6 +78,13 @@ def schedule_link(path: Path | str) -> HostLink | None:
     ArtifactError where what it says is none."""
     said = store.header(path).metadata.get("link")
     return None if said is None else link_of(said, str(path))
+
+
+def schedule_updates(path: Path | str) -> Updates | None:
+    """The optimiser of a schedule, None where it has none; raises ArtifactError where what it says
+    is none."""
+    said = store.header(path).metadata.get("updates")
+    return None if said is None else updates_of(said, str(path))
 
 
 def read_schedule(path: Path | str) -> list[Step]:

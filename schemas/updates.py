@@ -1,8 +1,16 @@
-"""What updates of parameters in the backward take, with their states in another memory."""
+"""What updates of parameters in a step take, with their states in another memory."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from schemas.errors import ArtifactError
+from schemas.graph import Graph
+from schemas.link import HostLink
 
 
 @dataclass(frozen=True)
@@ -16,8 +24,15 @@ class LinkSpeed:
     latency: float
 
     def seconds(self, size: int, leaves: bool) -> float:
-        """What a transfer takes while the other way is busy too."""
-        return self.latency + size / self.both[0 if leaves else 1]
+        """What a transfer takes while the other way is busy too, infinite without a bandwidth."""
+        bandwidth = self.both[0 if leaves else 1]
+        return self.latency + size / bandwidth if bandwidth else math.inf
+
+    @classmethod
+    def of(cls, link: HostLink) -> LinkSpeed:
+        """The speed of a link that was described."""
+        each = link.bandwidth
+        return cls(each, each, (each, each), link.latency)
 
 
 @dataclass(frozen=True)
@@ -26,7 +41,9 @@ class UpdateCost:
 
     `pieces` are the bytes of states that each piece brings, `seconds` what all of it computes,
     `peak` the most bytes that it takes beyond parameter, gradient and staging, and `net` what stays
-    of these; `first` are peak and net where there were no states.
+    of these; `first` are peak and net where there were no states. In the other memory it takes
+    `away_seconds`, and adding a gradient to a sum `add_seconds`, infinite where nothing computes
+    there.
     """
 
     path: str
@@ -35,6 +52,142 @@ class UpdateCost:
     peak: int
     net: int
     first: tuple[int, int]
+    away_seconds: float = math.inf
+    add_seconds: float = math.inf
+
+    @property
+    def states(self) -> int:
+        """The bytes of all states."""
+        return sum(self.pieces)
+
+    def parts(self) -> Iterator[tuple[float, int]]:
+        """The seconds and the bytes of states of each piece."""
+        whole = self.states
+        for size in self.pieces:
+            share = size / whole if whole else 1 / len(self.pieces)
+            yield self.seconds * share, size
+
+
+@dataclass(frozen=True)
+class Updates:
+    """The optimiser of a step, as the referee plays it.
+
+    `costs` are by parameter (a value of the graph). States are in the other memory, but for those
+    of the parameters `on_device`, and pass through `buffers` staging buffers of the device; there
+    are none yet in a `first` step. The `remote` ones live in the other memory; those of them that
+    are `there` are on the device, too, when the step begins and when it ends. Of several
+    microbatches the last one updates, and all others `add` their gradients up: the sums of remote
+    parameters are in the other memory then, and in a last one that is `summed`.
+    """
+
+    costs: Mapping[int, UpdateCost]
+    speed: LinkSpeed
+    buffers: int
+    first: bool = False
+    on_device: frozenset[int] = frozenset()
+    remote: frozenset[int] = frozenset()
+    there: frozenset[int] = frozenset()
+    adds: bool = False
+    summed: bool = False
+
+    @property
+    def staging(self) -> int:
+        """The bytes of the staging buffers."""
+        passing = [cost for value, cost in self.costs.items() if value not in self.on_device]
+        return self.buffers * max((max(cost.pieces) for cost in passing if cost.pieces), default=0)
+
+    @property
+    def slow_states(self) -> int:
+        """The bytes of the states in the other memory."""
+        return sum(c.states for value, c in self.costs.items() if value not in self.on_device)
+
+    def stays(self, graph: Graph) -> int:
+        """The bytes that are in the other memory before the step and after it."""
+        storages = {graph.values[value].storage for value in self.remote}
+        moving = sum(graph.storages[storage] for storage in storages)
+        sums = moving if self.adds or self.summed else 0
+        return self.slow_states + moving + sums
+
+    def text(self) -> str:
+        """The optimiser as JSON, with null for what is infinite."""
+        costs = [
+            {
+                **asdict(cost),
+                "value": value,
+                "away_seconds": _finite(cost.away_seconds),
+                "add_seconds": _finite(cost.add_seconds),
+            }
+            for value, cost in sorted(self.costs.items())
+        ]
+        sets = {name: sorted(getattr(self, name)) for name in _SETS}
+        plain = {"buffers": self.buffers, "first": self.first, "speed": asdict(self.speed)}
+        plain |= {"adds": self.adds, "summed": self.summed}
+        return json.dumps({"costs": costs, **sets, **plain}, sort_keys=True)
+
+
+_SETS = ("on_device", "remote", "there")
+
+
+def _finite(figure: float) -> float | None:
+    return None if figure == math.inf else figure
+
+
+def updates_of(text: str, what: str) -> Updates:
+    """The optimiser that `Updates.text` says; raises ArtifactError, naming `what`, where it is
+    none."""
+    try:
+        found = json.loads(text)
+        costs = {row.pop("value"): _cost(row) for row in found.pop("costs")}
+        speed = found.pop("speed")
+        both = (float(speed["both"][0]), float(speed["both"][1]))
+        made = Updates(
+            costs=costs,
+            speed=LinkSpeed(**{**speed, "both": both}),
+            on_device=frozenset(found.pop("on_device")),
+            remote=frozenset(found.pop("remote")),
+            there=frozenset(found.pop("there")),
+            **found,
+        )
+        good = _plausible(made)
+    except (ValueError, AttributeError, KeyError, IndexError, TypeError, RecursionError):
+        good = False
+    if not good:
+        raise ArtifactError(f"{what}: what it says of an optimiser is none")
+    return made
+
+
+def _cost(row: dict[str, Any]) -> UpdateCost:
+    away, adding = row.pop("away_seconds"), row.pop("add_seconds")
+    pieces, (own, net) = tuple(row.pop("pieces")), row.pop("first")
+    return UpdateCost(
+        **row,
+        pieces=pieces,
+        first=(own, net),
+        away_seconds=math.inf if away is None else away,
+        add_seconds=math.inf if adding is None else adding,
+    )
+
+
+def _plausible(made: Updates) -> bool:
+    speed = made.speed
+    times = [speed.latency, *(cost.seconds for cost in made.costs.values())]
+    more = [speed.to, speed.back, *speed.both]
+    for cost in made.costs.values():
+        more += [cost.away_seconds, cost.add_seconds]
+    flags = (made.first, made.adds, made.summed)
+    sizes = [made.buffers, *(size for name in _SETS for size in getattr(made, name)), *made.costs]
+    for cost in made.costs.values():
+        sizes += [*cost.pieces, cost.peak, *cost.first]
+    texts = all(isinstance(cost.path, str) for cost in made.costs.values())
+    whole = all(type(size) is int and size >= 0 for size in sizes)
+    numbers = all(not isinstance(t, bool) and t >= 0 for t in (*times, *more))
+    return (
+        whole
+        and numbers
+        and texts
+        and all(map(math.isfinite, times))
+        and (all(isinstance(flag, bool) for flag in flags) and made.there <= made.remote)
+    )
 
 
 @dataclass(frozen=True)
@@ -46,6 +199,7 @@ class WholeStep:
     first step, which makes the states, and `accumulating_peak` that of a last microbatch, which
     finds gradients there. `slow` bytes are in `slow_memory`, of which `moved` leave
     and return in each step. It takes `seconds`, and waits for states for `waited` of them.
+    `schedule` is the path of its actions, as the referee played them (`schemas.schedule`).
     """
 
     optimizer: str
@@ -62,6 +216,7 @@ class WholeStep:
     moved: int
     seconds: float
     waited: float
+    schedule: str
 
     @property
     def places(self) -> dict[str, str]:

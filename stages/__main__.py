@@ -30,6 +30,7 @@ STAGES = {
     "combine": ("stages.combine.cli", "make the plans of a strategy, from most to least memory"),
     "choose": ("stages.combine.choosing", "choose the plan of a strategy for a budget"),
     "chain": ("stages.combine.chain.cli", "plan a chain, or the branches of a join, from files"),
+    "whole": ("stages.combine.whole.command", "plan a step with its optimiser, in two memories"),
     "split": ("stages.combine.pipeline.command", "split a step over the ranks of a pipeline"),
     "generate": ("stages.generate.cli", "write the module that runs a plan"),
     "validate": ("stages.validate.cli", "run a module against its model and compare"),

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from schemas.budget import NO_BUDGET
 from schemas.errors import ArtifactError, ConfigError
+from schemas.link import HostLink
 from schemas.store import read_json, write_json
-from schemas.updates import LinkSpeed, UpdateCost, WholeStep
+from schemas.updates import LinkSpeed, UpdateCost, Updates, WholeStep
 from tightfit.choices import ChosenPlan
 from tightfit.variants import LEAST, Variant, totals_of
 
@@ -42,35 +43,46 @@ class Updating:
         """What is predicted of a plan with the updates."""
         from schemas.costs import read_costs
         from schemas.graph import read_graph
-        from schemas.schedule import read_schedule, schedule_link
-        from stages.combine.whole import whole_line, whole_seconds
+        from schemas.schedule import read_schedule, schedule_link, write_schedule
+        from schemas.store import header
+        from stages.combine.whole.backward import costs_by_value, in_backward
         from stages.replay.referee import replay
 
-        graph = read_graph(variant.graph)
+        graph, costs = read_graph(variant.graph), read_costs(variant.costs)
         path = plan.module.parent / "schedule.arrow"
-        steps, link = read_schedule(path), schedule_link(path)
-        there = replay(graph, read_costs(variant.costs), steps, accumulate=True, link=link).steps
-        line = whole_line(graph, steps, self.costs, first=False)
-        seconds, waited = whole_seconds(steps, line, self.costs, self.speed, self.count)
-        first = whole_line(graph, steps, self.costs, first=True)
+        planned = read_schedule(path)
+        link = schedule_link(path) or self._link(graph.device)
+        updates = Updates(costs_by_value(graph, self.costs), self.speed, self.count)
+        steps = in_backward(graph, planned, updates.costs)
+        played = replay(graph, costs, steps, link=link, updates=updates)
+        first = replay(graph, costs, steps, link=link, updates=replace(updates, first=True))
+        last = replay(graph, costs, steps, accumulate=True, link=link, updates=updates)
+        digest = hashlib.sha256(updates.text().encode()).hexdigest()[:16]
+        written = path.with_name(f"whole-{digest}.arrow")
+        write_schedule(written, played.steps, header(variant.graph).digest, link, updates)
         fixed = plan.fixed
-        most = max(line.peak, first.peak)
         return WholeStep(
             optimizer=self.optimizer,
-            total=fixed.there_before + self.staging + most,
+            total=fixed.there_before + self.staging + max(played.peak, first.peak),
             parameters=fixed.parameters,
             buffers=fixed.buffers,
             inputs=fixed.inputs,
             staging=self.staging,
-            peak=line.peak,
+            peak=played.peak,
             first_peak=first.peak,
-            accumulating_peak=whole_line(graph, there, self.costs, first=False).peak,
+            accumulating_peak=last.peak,
             slow_memory=self.slow_memory,
             slow=self.slow,
-            moved=sum(sum(self.costs[path].pieces) for _, path in line.updates),
-            seconds=seconds,
-            waited=waited,
+            moved=sum(cost.states for cost in updates.costs.values()),
+            seconds=played.seconds,
+            waited=played.transfers.waited if played.transfers else 0.0,
+            schedule=str(written),
         )
+
+    def _link(self, device: str) -> HostLink:
+        """The link of states, for a plan that sends nothing else."""
+        each = min(self.speed.both)
+        return HostLink(each, self.speed.latency, False, device=device, to=self.slow_memory)
 
 
 def measured(

@@ -17,7 +17,7 @@ from schemas.graph import Graph, read_graph
 from schemas.measurement import read_measurement
 from schemas.module import MADE_FROM, module_digest, module_files, read_made_from
 from schemas.plan import Plan, gap_of, plan_digest, read_plan
-from schemas.schedule import Step, read_schedule, schedule_link
+from schemas.schedule import Step, read_schedule, schedule_link, schedule_updates
 from stages.audit.lane_files import lane_complaints
 from stages.replay.allocator import Taken
 from stages.replay.gpu_memory import on_gpu
@@ -159,7 +159,9 @@ def _schedule(files: PlanFiles) -> Iterator[str]:
 def _replayed(files: PlanFiles, graph: Graph, costs: Costs, steps: list[Step]) -> Iterator[str]:
     plan = files.plan
     try:
-        played = replay(graph, costs, steps, link=schedule_link(cast(Path, files.schedule)))
+        path = cast(Path, files.schedule)
+        link, updates = schedule_link(path), schedule_updates(path)
+        played = replay(graph, costs, steps, link=link, updates=updates)
     except TightfitError as error:
         yield f"{files.schedule}: cannot be run, {error}"
         return

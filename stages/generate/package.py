@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from schemas.actions import Accumulate, OptimiseAway
 from schemas.costs import RANDOM_STATE_TARGET, Cost, Costs, Device
-from schemas.errors import ArtifactError
+from schemas.errors import ArtifactError, ScheduleError
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op
 from schemas.module import MADE_FROM, MadeFrom, digests_of, made_from_bytes
 from schemas.schedule import Step
@@ -23,7 +24,7 @@ from stages.generate.groups import groups_text
 from stages.generate.interface import constants, interface_text
 from stages.generate.naming import comment, megabytes
 from stages.generate.registry import ATEN, BACKENDS, Backend
-from stages.generate.transfers import any_link
+from stages.generate.transfers import any_link, any_updates
 from stages.generate.watched import watched_bytes
 from stages.replay.referee import replay
 
@@ -71,7 +72,9 @@ def package(
     """
     register_groups(graph)
     check_interface(graph)
-    replay(graph, timeless(graph), steps, link=any_link(graph))
+    if any(isinstance(step.action, OptimiseAway | Accumulate) for step in steps):
+        raise ScheduleError("the schedule updates in another memory, which no program does yet")
+    replay(graph, timeless(graph), steps, link=any_link(graph), updates=any_updates(steps))
     facts = _facts(plan)
     title = f"The training step of {graph.model} as straight-line code, planned by tightfit."
     program = write(graph, steps, title)

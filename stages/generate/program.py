@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from schemas.actions import (
+    Accumulate,
     Compute,
     Free,
     FreeCopy,
@@ -15,6 +16,8 @@ from schemas.actions import (
     Linked,
     Loss,
     Offload,
+    Optimise,
+    OptimiseAway,
     Prefetch,
     RestoreRandom,
     SaveRandom,
@@ -228,6 +231,11 @@ class _Writer:
                 self.restoring = True
             case Offload() | Prefetch() | Wait() | FreeCopy():
                 self.transfer(effect)
+            case Optimise(value):
+                self.hand_over()
+                self.remark(f"updated: {self.graph.values[value].path}")
+            case OptimiseAway() | Accumulate():
+                raise ScheduleError("no program updates parameters in another memory")
             case unknown:
                 assert_never(unknown)
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from schemas.actions import FreeCopy, Linked, Offload, Prefetch, Wait
+from schemas.actions import FreeCopy, Linked, Offload, Prefetch, Updating, Wait
 from schemas.graph import Graph
 from schemas.link import HostLink
 from schemas.schedule import Step
+from schemas.updates import LinkSpeed, UpdateCost, Updates
 from stages.generate.calls import Statement
 
 TRANSFERS = "transfers"
@@ -77,3 +78,12 @@ def transfer(graph: Graph, action: Linked, name: str, place: int) -> Statement:
 def any_link(graph: Graph) -> HostLink:
     """A link for the referee where only the order of steps and the sizes of storages matter."""
     return HostLink(float("inf"), device=graph.device)
+
+
+def any_updates(steps: Sequence[Step]) -> Updates | None:
+    """An optimiser for the referee, as `any_link`; None for a schedule that updates nothing."""
+    actions = [step.action for step in steps]
+    updated = [a.value for a in actions if isinstance(a, Updating)]
+    nothing = UpdateCost("", (), 0.0, 0, 0, (0, 0))
+    speed = LinkSpeed(float("inf"), float("inf"), (float("inf"), float("inf")), 0.0)
+    return Updates(dict.fromkeys(updated, nothing), speed, 0) if updated else None

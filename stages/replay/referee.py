@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from schemas.actions import Compute, FreeCopy, Offload, Prefetch
+from schemas.actions import Accumulate, Compute, FreeCopy, Offload, OptimiseAway, Prefetch
 from schemas.costs import Costs
 from schemas.graph import NONE, Graph
 from schemas.link import HostLink
 from schemas.plan import Transfers
 from schemas.schedule import Step
+from schemas.updates import Updates
 from stages.replay.rules.registry import RULE_OF, RULES
+from stages.replay.rules.updates import begin_updates
 from stages.replay.state import State
 from stages.replay.walk import Effect, effects
 
@@ -24,7 +26,8 @@ class Replay:
     above what was allocated when the step began and `peak_step` where it occurs; `saved` is live
     when the forward has ended. `seconds` last until all lanes are through, `forward_seconds` until
     the loss begins. `repeated` counts computations that had been done before, `repeated_seconds`
-    what they take. `transfers` is what leaves and comes back, None where nothing does.
+    what they take. `transfers` is what leaves and comes back, None where nothing does;
+    `passing` are the transfers of states, which are no steps: lane, begin and end.
     """
 
     steps: list[Step]
@@ -36,6 +39,7 @@ class Replay:
     repeated: int
     repeated_seconds: float
     transfers: Transfers | None = None
+    passing: Sequence[tuple[str, float, float]] = ()
 
 
 def replay(
@@ -44,17 +48,21 @@ def replay(
     steps: Sequence[Step],
     accumulate: bool = False,
     link: HostLink | None = None,
+    updates: Updates | None = None,
 ) -> Replay:
-    """Plays a schedule of a graph, with a `link` one that takes it.
+    """Plays a schedule of a graph, with a `link` one that takes it, with `updates` a whole step.
 
     With `accumulate`, `.grad` is already there, so that a gradient is freed once handed over.
     Raises ScheduleError, naming the step, when an input is not live, a storage is freed twice or
     leaked, an op that must run once runs again, random draws change their order, or an output,
     gradient or buffer update is missing. A gradient may be taken up by an optimiser at once, so it
     leaves after the last read of its parameter or input: a later one is refused. So is what a
-    transfer may not do (`stages.replay.rules.transfers`).
+    transfer may not do (`stages.replay.rules.transfers`), and an update
+    (`stages.replay.rules.updates`). The peak of a whole step is without its staging buffers, which
+    are there all the time.
     """
-    state = State(graph, costs, accumulate, link)
+    state = State(graph, costs, accumulate, link, updates=updates)
+    begin_updates(state, steps)
     filled = [_played(state, effect) for effect in effects(graph, steps, accumulate)]
     state.position += 1
     for rule in RULES:
@@ -77,6 +85,7 @@ def replay(
         transfers=Transfers(away.left, away.returned, away.peak, away.waited)
         if away.free_at
         else None,
+        passing=away.passing,
     )
 
 
@@ -113,10 +122,12 @@ def _linked(state: State, step: Step) -> Step:
     takes them in the other one, what it brings back on the device."""
     link, away = state.link, state.away
     assert link is not None
-    if isinstance(step.action, Offload | Prefetch):
+    if isinstance(step.action, Offload | Prefetch | OptimiseAway | Accumulate):
         start, end = away.span
         lane = link.lane(isinstance(step.action, Offload))
+        if isinstance(step.action, OptimiseAway | Accumulate):
+            lane = f"{link.to}/compute"
         step = replace(step, lane=lane, start=start, end=end)
-    if isinstance(step.action, Offload | FreeCopy):
+    if isinstance(step.action, Offload | FreeCopy | OptimiseAway | Accumulate):
         step = replace(step, memory=link.other, live=away.bytes, peak=away.bytes)
     return step

@@ -10,6 +10,8 @@ from schemas.costs import Costs
 from schemas.errors import ScheduleError
 from schemas.graph import FIXED_KINDS, NONE, Graph
 from schemas.link import HostLink
+from schemas.updates import Updates
+from stages.replay.staging import Staging
 
 
 @dataclass
@@ -20,6 +22,11 @@ class Away:
     them that are `coming` are on the device. `free_at` is when each lane of transfers is free and
     `span` the start and end of the last transfer. `left` and `returned` are bytes, `waited` the
     seconds for which the compute lane stood still.
+
+    Of the parameters that live there, as storages, `stale` are those whose copy is older than what
+    is on the device, `old` those that were updated there since they came to it, `dropped` those
+    that left it; `ready` says when each that was updated there can be brought. `passing` are the
+    transfers of states: lane, begin and end.
     """
 
     copies: set[int] = field(default_factory=set)
@@ -32,6 +39,11 @@ class Away:
     left: int = 0
     returned: int = 0
     waited: float = 0.0
+    stale: set[int] = field(default_factory=set)
+    old: set[int] = field(default_factory=set)
+    dropped: set[int] = field(default_factory=set)
+    ready: dict[int, float] = field(default_factory=dict)
+    passing: list[tuple[str, float, float]] = field(default_factory=list)
 
 
 @dataclass
@@ -44,7 +56,9 @@ class State:
     any more. `states` are the ops whose random state is saved, `restoring` the one that draws from
     it next, `last_draw` the last one that drew for the first time, `last_once` the last one of the
     forward that may run only once. `clock` is when the compute lane is free; what concerns the
-    `link` and the memory behind it is in `away`.
+    `link` and the memory behind it is in `away`. Of `updates`, the optimiser, `updated` are the
+    parameters that have been updated; `remote` the storages of those that live in the other
+    memory.
     """
 
     graph: Graph
@@ -68,10 +82,15 @@ class State:
     last_draw: int = -1
     last_once: int = -1
     away: Away = field(default_factory=Away)
+    updates: Updates | None = None
+    updated: list[int] = field(default_factory=list)
+    staging: Staging | None = None
 
     def __post_init__(self) -> None:
         graph = self.graph
         self.fixed = graph.fixed_storages()
+        self.remote = self.storages_of(self.updates.remote if self.updates else ())
+        self.there = self.storages_of(self.updates.there if self.updates else ())
         self.views = {op.id for op in graph.ops if graph.is_view(op)}
         self.whole = {value for op in graph.ops if op.id not in self.views for value in op.outputs}
         self.state_bytes = self.costs.random_state().net
@@ -84,8 +103,17 @@ class State:
         self.further = further_contributions(graph)
         self.held = {graph.values[value].storage for value in graph.held_values()} - self.fixed
         for value in graph.values:
-            if value.kind in FIXED_KINDS:
+            if value.kind in FIXED_KINDS and value.storage not in self.remote - self.there:
                 self.live.setdefault(value.storage, set()).add(value.id)
+
+        for storage in sorted(self.there):
+            self.allocate(storage)
+        self.away.bytes = self.updates.stays(graph) if self.updates else 0
+        self.away.peak = self.away.bytes
+
+    def storages_of(self, values: Iterable[int]) -> set[int]:
+        """The storages of values."""
+        return {self.graph.values[value].storage for value in values}
 
     def refuse(self, reason: str) -> ScheduleError:
         """The error that names the step."""
@@ -103,6 +131,30 @@ class State:
         """The bytes of values, each storage once."""
         storages = {self.storage(value) for value in values if value != NONE}
         return sum(self.graph.storages[storage] for storage in storages)
+
+    def transfer(self, size: int, leaves: bool, after: float = 0.0) -> tuple[float, float]:
+        """The begin and end of a transfer that goes into its lane, not before a moment."""
+        link, free_at = self.link, self.away.free_at
+        assert link is not None
+        lanes = [link.lane(leaves), *([link.lane(not leaves)] if link.shared else [])]
+        start = max(self.clock, after, *(free_at.get(lane, 0.0) for lane in lanes))
+        speed = None if self.updates is None else self.updates.speed
+        end = start + (link.seconds(size) if speed is None else speed.seconds(size, leaves))
+        free_at[lanes[0]] = end
+        return start, end
+
+    def pass_states(self, size: int, leaves: bool, after: float) -> tuple[float, float]:
+        """A transfer of states."""
+        span = self.transfer(size, leaves, after)
+        assert self.link is not None
+        self.away.passing.append((self.link.lane(leaves), *span))
+        return span
+
+    def wait(self, moment: float) -> None:
+        """The compute lane stands still until a moment."""
+        end = max(self.clock, moment)
+        self.away.waited += end - self.clock
+        self.clock = end
 
     def allocate(self, storage: int) -> None:
         """A storage that the step makes is there from now on."""

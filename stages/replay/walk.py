@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from schemas.actions import (
+    Accumulate,
     Compute,
     Free,
     FreeCopy,
@@ -13,13 +15,15 @@ from schemas.actions import (
     Gradient,
     Loss,
     Offload,
+    Optimise,
+    OptimiseAway,
     Prefetch,
     RestoreRandom,
     SaveRandom,
     Wait,
     Write,
 )
-from schemas.contributions import further_contributions
+from schemas.contributions import contributions, further_contributions
 from schemas.errors import ScheduleError
 from schemas.graph import NONE, Graph, Op
 from schemas.repeat import makes_of, reads_of
@@ -32,10 +36,11 @@ class Effect:
 
     `op` is the op that it is about, None where it is about none. Where it `runs` it, `repeated`
     says whether that is not the first time. `reads` and `makes` are values; `drops` are the
-    storages that are gone from the device after it: freed, overwritten, or given away with a
-    gradient. `returns` are values that come back from another memory: their storage is there from
-    here on, and is read once the transfer has been waited for. `moves` is the storage whose copy in
-    that memory it makes, brings back, waits for or forgets, NONE for no such action.
+    storages that are gone from the device after it: freed, overwritten, given away with a
+    gradient, or used up by an update. `returns` are values that come back from another memory:
+    their storage is there from here on, and is read once the transfer has been waited for. `moves`
+    is the storage whose copy in that memory it makes, brings back, waits for, reads or forgets,
+    NONE for no such action.
     """
 
     position: int
@@ -59,6 +64,15 @@ def effects(graph: Graph, steps: Sequence[Step], accumulate: bool = False) -> It
     further = further_contributions(graph)
     held = graph.fixed_storages() | {graph.values[v].storage for v in graph.held_values()}
     done: set[int] = set()
+    first = {owner: parts[0] for owner, parts in contributions(graph).items()}
+    waiting = Counter(graph.values[gradient].storage for gradient in first.values())
+
+    def gradient_of(position: int, owner: int) -> int:
+        if owner not in first:
+            raise ScheduleError(
+                f"step {position} of the schedule: value {owner} is updated, which has no gradient"
+            )
+        return graph.values[first[owner]].storage
 
     def storage_of(position: int, value: int) -> int:
         if not 0 <= value < len(graph.values):
@@ -96,6 +110,15 @@ def effects(graph: Graph, steps: Sequence[Step], accumulate: bool = False) -> It
                 continue
             case Wait(value) | FreeCopy(value):
                 yield Effect(position, step, moves=storage_of(position, value))
+                continue
+            case Optimise(value):
+                storage = gradient_of(position, value)
+                waiting[storage] -= 1
+                last = not waiting[storage] and not accumulate and storage not in held
+                yield Effect(position, step, drops=[storage] if last else [])
+                continue
+            case OptimiseAway(value) | Accumulate(value):
+                yield Effect(position, step, moves=gradient_of(position, value))
                 continue
             case SaveRandom(index) | RestoreRandom(index) | FreeRandom(index):
                 yield Effect(position, step, op_of(position, index))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from schemas.derived import Derived
@@ -22,6 +23,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--pipeline", type=Path, help="what `split` wrote, to write its page")
     what.add_argument("--perfetto", type=Path, help="a schedule.arrow, to write a trace of it")
     parser.add_argument("--graph", type=Path, help="graph.arrow of the schedule, with --perfetto")
+    parser.add_argument(
+        "--costs",
+        type=Path,
+        help="costs.arrow, to show the states of a whole step, with --perfetto",
+    )
     parser.add_argument("--plan", type=Path, help="the folder of the plan, with --pipeline")
     parser.add_argument(
         "--measurement", type=Path, help="the pipeline's measurement.json, with --pipeline"
@@ -58,7 +64,8 @@ def derived(options: argparse.Namespace) -> list[Derived]:
         read += [path for path in known[:1] if path]
         return [Derived([options.out, *(path for path in known[1:] if path)], read)]
     if options.perfetto is not None:
-        return [Derived([options.out], [options.perfetto, options.graph])]
+        costs = [options.costs] if options.costs is not None else []
+        return [Derived([options.out], [options.perfetto, options.graph, *costs])]
     if options.model_dir is not None:
         return [Derived([options.out], files_of_model(options.model_dir))]
     if options.index is not None:
@@ -139,12 +146,21 @@ def _failed_models(results: Path) -> list[Path]:
 def _trace(options: argparse.Namespace) -> None:
     import json
 
+    from schemas.costs import read_costs
     from schemas.graph import read_graph
-    from schemas.schedule import read_schedule
+    from schemas.schedule import read_schedule, schedule_link, schedule_updates
     from schemas.store import write_bytes
+    from stages.replay.referee import replay
     from stages.report.perfetto import trace_events
 
     if options.graph is None:
         raise ConfigError("report needs --graph with --perfetto")
-    document = trace_events(read_graph(options.graph), read_schedule(options.perfetto))
+    graph, steps = read_graph(options.graph), read_schedule(options.perfetto)
+    passing: Sequence[tuple[str, float, float]] = ()
+    updates = schedule_updates(options.perfetto)
+    if options.costs is not None and updates is not None:
+        link = schedule_link(options.perfetto)
+        costs = read_costs(options.costs)
+        passing = replay(graph, costs, steps, link=link, updates=updates).passing
+    document = trace_events(graph, steps, passing)
     write_bytes(options.out, json.dumps(document, separators=(",", ":")).encode())

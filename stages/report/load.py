@@ -15,11 +15,13 @@ from schemas.costs import Costs, Device, read_costs, read_device
 from schemas.errors import ArtifactError
 from schemas.frontier import Frontier, read_frontier
 from schemas.graph import Graph, read_graph
+from schemas.link import HostLink
 from schemas.measurement import LinePoint, Measurement, read_line, read_measurement
 from schemas.options import Option, read_options
 from schemas.plan import Plan, read_plan
-from schemas.schedule import Step, read_schedule
+from schemas.schedule import Step, read_schedule, schedule_link, schedule_updates
 from schemas.sequence import Operation, read_sequence
+from schemas.updates import Updates
 
 T = TypeVar("T")
 
@@ -33,7 +35,8 @@ BEFORE_PLANS = ("trace", "profile", "partition", "solve")
 class PlanResult:
     """One point of a run: a plan with what was made of it. `folder` is strategy/budget; `error` is
     the sentence of the stage that failed for it, or of one before it that failed since; `described`
-    is the device that it was planned for without being run there."""
+    is the device that it was planned for without being run there. `link` and `updates` are those of
+    its schedule."""
 
     plan: Plan
     folder: str
@@ -43,6 +46,8 @@ class PlanResult:
     line: list[LinePoint] | None
     error: str
     described: Device | None = None
+    link: HostLink | None = None
+    updates: Updates | None = None
 
 
 @dataclass(frozen=True)
@@ -134,6 +139,8 @@ def _plan(folder: Path, whole: bool, described: Device | None) -> PlanResult:
         line=_maybe(folder / "line.arrow", read_line) if whole else None,
         error=error_of(folder) or _outdated(folder),
         described=described,
+        link=_maybe(folder / "schedule.arrow", schedule_link) if whole else None,
+        updates=_maybe(folder / "schedule.arrow", schedule_updates) if whole else None,
     )
 
 

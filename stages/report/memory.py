@@ -19,6 +19,7 @@ COLUMNS = 480
 OWNER_NAMES = {
     "held": "outputs and their gradients",
     "gradients": "finished gradients",
+    "brought": "parameters from the other memory",
     "kept": "kept from forward to backward",
     "working": "made and used up on the way",
 }
@@ -147,9 +148,17 @@ def _areas(cells: Sequence[Segment | None], y: Scale) -> list[Area]:
         above = [
             low + (cell.bytes[index] if cell else 0) for low, cell in zip(below, cells, strict=True)
         ]
-        areas.append(Area(owner, OWNER_NAMES[owner], _band(below, above, y)))
+        if owner in _shown(cells):
+            areas.append(Area(owner, OWNER_NAMES[owner], _band(below, above, y)))
         below = above
     return areas
+
+
+def _shown(cells: Sequence[Segment | None]) -> list[str]:
+    """The owners that a plot has; parameters that are brought where there are some."""
+    place = OWNERS.index("brought")
+    brought = any(cell.bytes[place] for cell in cells if cell)
+    return [owner for owner in OWNERS if brought or owner != "brought"]
 
 
 def _band(below: list[float], above: list[float], y: Scale) -> str:
@@ -192,6 +201,7 @@ def _steps(points: Sequence[tuple[float, float]]) -> str:
 def _hover(graph: Graph, cells: Sequence[Segment | None]) -> dict[str, Any]:
     """Per column: the second, the bytes by owner, and the index of a text that names the op."""
     texts: dict[str, int] = {}
+    shown = _shown(cells)
     rows: list[list[float] | None] = []
     for cell in cells:
         if cell is None:
@@ -199,6 +209,7 @@ def _hover(graph: Graph, cells: Sequence[Segment | None]) -> dict[str, Any]:
             continue
         op = graph.ops[cell.op]
         text = f"{operator(op.target)} · {op.module or graph.model} · {op.phase}"
-        rows.append([round(cell.start, 7), *cell.bytes, texts.setdefault(text, len(texts))])
-    owners = [OWNER_NAMES[owner] for owner in OWNERS]
+        own = [size for name, size in zip(OWNERS, cell.bytes, strict=True) if name in shown]
+        rows.append([round(cell.start, 7), *own, texts.setdefault(text, len(texts))])
+    owners = [OWNER_NAMES[owner] for owner in shown]
     return {"columns": rows, "ops": list(texts), "owners": owners}

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 from schemas.measurement import Measurement
 from schemas.plan import GpuMemory, Plan
+from stages.replay.referee import replay
 from stages.report.curve import Curve, inks, plan_name, strategy_order, trade_off
 from stages.report.keeping import Column, Repeated, Row, block_rows, repeated_ops
+from stages.report.lanes import LanesPlot, lanes_plot
 from stages.report.load import ModelResults, PlanResult
 from stages.report.memory import MemoryPlot, memory_plot
 from stages.report.modules import Module, module_tree
@@ -33,6 +35,7 @@ class Panel:
     proof: str
     bound: str
     memory: MemoryPlot | None
+    lanes: LanesPlot | None
     repeated: list[Repeated]
     facts: list[Fact]
 
@@ -118,7 +121,11 @@ def _lines(results: ModelResults, plans: Sequence[PlanResult]) -> dict[str, Time
     graph = results.graph
     if graph is None:
         return {}
-    return {plan.folder: timeline(graph, plan.steps) for plan in plans if plan.steps}
+    return {
+        plan.folder: timeline(graph, plan.steps, updates=plan.updates)
+        for plan in plans
+        if plan.steps
+    }
 
 
 def _keep_all_line(plans: Sequence[PlanResult], lines: dict[str, Timeline]) -> Timeline | None:
@@ -149,9 +156,21 @@ def _panel(
         proof=proof(plan),
         bound=bound_words(result),
         memory=memory,
+        lanes=_lanes(results, result),
         repeated=repeated_ops(graph, line) if graph is not None and line is not None else [],
         facts=[*_plan_facts(plan), *_measured_facts(result.measurement)],
     )
+
+
+def _lanes(results: ModelResults, result: PlanResult) -> LanesPlot | None:
+    """The lanes of a plan that has several. States that pass are seen where costs are there."""
+    graph, costs, steps = results.graph, results.costs, result.steps
+    if steps is None or graph is None:
+        return None
+    if result.updates is None or costs is None:
+        return lanes_plot(steps)
+    played = replay(graph, costs, steps, link=result.link, updates=result.updates)
+    return lanes_plot(steps, played.passing, result.updates.stays(graph))
 
 
 def _plan_facts(plan: Plan) -> list[Fact]:

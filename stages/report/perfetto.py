@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from schemas.actions import NAMES, Loss, Transfer, Wait, row_of
+from schemas.actions import NAMES, Accumulate, Loss, OptimiseAway, Transfer, Updating, Wait, row_of
 from schemas.graph import NONE, Graph
 from schemas.schedule import Step
 from stages.replay.walk import effects
@@ -27,16 +27,22 @@ _INSTANTS = {
 }
 
 
-def trace_events(graph: Graph, steps: Sequence[Step]) -> dict[str, Any]:
+def trace_events(
+    graph: Graph, steps: Sequence[Step], passing: Sequence[tuple[str, float, float]] = ()
+) -> dict[str, Any]:
     """The trace document of a replayed schedule: JSON-ready, events by rising time.
 
     Lanes are threads, in the order they are first used; above them lies one with the phases. Each
     memory is a counter of its live bytes, at its most while an op runs. An op that ran before is of
-    the category "recomputation".
+    the category "recomputation". `passing` are the transfers of states (`Replay.passing`).
     """
-    lanes = list(dict.fromkeys(step.lane for step in steps))
+    lanes = list(dict.fromkeys((*(step.lane for step in steps), *(lane for lane, *_ in passing))))
     threads = {lane: _FIRST_LANE + index for index, lane in enumerate(lanes)}
     events = [*_phases(graph, steps), *_steps(graph, steps, threads), *_memory(steps)]
+    events += [
+        _complete("states", "transfer", start, end, threads[lane], {})
+        for lane, start, end in passing
+    ]
     events.sort(key=lambda event: event["ts"])
     return {
         "traceEvents": [*_names(graph, threads), *events],
@@ -81,8 +87,9 @@ def _steps(graph: Graph, steps: Sequence[Step], threads: dict[str, int]) -> Iter
             yield _complete(operator(op.target), category, step.start, step.end, thread, args)
             continue
         name = NAMES[type(step.action)]
-        if isinstance(step.action, Transfer | Wait):
-            yield _complete(name, "transfer", step.start, step.end, thread, args)
+        if isinstance(step.action, Transfer | Wait | Updating):
+            kind = "update" if isinstance(step.action, Updating) else "transfer"
+            yield _complete(name, kind, step.start, step.end, thread, args)
             continue
         yield {
             "name": _INSTANTS.get(name, name),
@@ -117,7 +124,7 @@ def _memory(steps: Sequence[Step]) -> Iterator[Event]:
     takes is there from where it stands in the order, however late it begins."""
     now = 0.0
     for step in steps:
-        if isinstance(step.action, Transfer):
+        if isinstance(step.action, Transfer | OptimiseAway | Accumulate):
             yield _counter(step, now, step.live)
             continue
         if step.peak != step.live:

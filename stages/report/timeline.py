@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from schemas.actions import Loss, Wait
-from schemas.graph import NONE, Graph
+from schemas.actions import Loss, Optimise, Wait
+from schemas.graph import NONE, Graph, Value
 from schemas.schedule import Step
+from schemas.updates import Updates
 from stages.replay.walk import Effect, effects
 
-OWNERS = ("held", "gradients", "kept", "working")
-"""Who memory belongs to: outputs and their gradients, finished parameter and input gradients, what
-the forward keeps for the backward, and everything else (made and used up on the way)."""
+OWNERS = ("held", "gradients", "brought", "kept", "working")
+"""Who memory belongs to: outputs and their gradients, finished parameter and input gradients,
+parameters that live in another memory, what the forward keeps for the backward, and everything else
+(made and used up on the way)."""
 
 LOSS = "the loss"
 """What stands for a module where the loss made a storage."""
@@ -48,9 +50,9 @@ class Occupant:
 class Timeline:
     """A schedule's memory over time.
 
-    `segments` follow each other, one for each computation and for each wait for a transfer, which
-    is that of the op before it; `boundary` is the second at which the
-    forward ends. At the peak runs `peak_op`, and `occupants` hold the memory, largest first; what
+    `segments` follow each other, one for each computation, update and wait for a transfer, of which
+    the last two are those of the op before them; `boundary` is the second at which the forward
+    ends. At the peak runs `peak_op`, and `occupants` hold the memory, largest first; what
     that op itself needs for its outputs and temporaries is `peak_temporary`. `kept` are the bytes
     by storage that wait at the boundary for the backward. `repeats` counts how often each op that
     is no view runs again, and `repeat_seconds` is what that takes. `levels` are the bytes that
@@ -75,14 +77,21 @@ class Timeline:
         return max((segment.end for segment in self.segments), default=0.0)
 
 
-def timeline(graph: Graph, steps: Sequence[Step], accumulate: bool = False) -> Timeline:
+def timeline(
+    graph: Graph,
+    steps: Sequence[Step],
+    accumulate: bool = False,
+    updates: Updates | None = None,
+) -> Timeline:
     """The memory line of a schedule of a graph (peaks, times and live bytes filled in), as it was
-    replayed, with `accumulate` or without."""
+    replayed, with `accumulate` and `updates` or without."""
     owners = _owners(graph)
     walked = list(effects(graph, steps, accumulate))
     waiting = _waiting(graph, walked)
     memory = steps[0].memory if steps else ""
     play = _Play(graph, owners, waiting, memory=memory)
+    for value in sorted(updates.there if updates else ()):
+        play.bring(graph.values[value])
     for effect in walked:
         play.step(effect)
     top = play.top
@@ -170,7 +179,8 @@ class _Play:
             self.segment(step, op.id)
             if effect.repeated and op.id not in self.views:
                 self.count(op.id, step.end - step.start)
-        if isinstance(step.action, Wait) and step.end > step.start and self.segments:
+        paused = isinstance(step.action, Wait | Optimise) and step.end > step.start
+        if paused and self.segments:
             self.segment(step, self.segments[-1].op)
         for storage in effect.drops:
             self.drop(storage)
@@ -179,6 +189,7 @@ class _Play:
             self.make(self.graph.values[value].storage, effect.position, module)
         for value in effect.returns:
             storage = self.graph.values[value].storage
+            self.bring(self.graph.values[value])
             self.make(storage, effect.position, self.makers.get(storage, ""))
         if step.memory == self.memory:
             self.live_bytes = step.live
@@ -205,6 +216,12 @@ class _Play:
         self.makers[storage] = module
         if owner in self.sums:
             self.sums[owner] += self.graph.storages[storage]
+
+    def bring(self, value: Value) -> None:
+        """A parameter comes from the memory where it lives."""
+        if value.storage in self.fixed and value.storage not in self.live:
+            self.live[value.storage] = ("brought", value.path)
+            self.sums["brought"] += self.graph.storages[value.storage]
 
     def drop(self, storage: int) -> None:
         if storage in self.live:

@@ -241,6 +241,8 @@ def breakdown(result: PlanResult, line: Timeline | None) -> tuple[list[Part], in
         held = dict(zip(OWNERS, top.bytes, strict=True))
         rows.append(("held", "outputs and their gradients", held["held"]))
         rows.append(("gradients", "gradients finished by then", held["gradients"]))
+        if held["brought"]:
+            rows.append(("brought", "parameters from the other memory", held["brought"]))
         rows.append(("kept", "activations kept", held["kept"]))
         rows.append(("working", "made and used up", held["working"]))
     else:

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 
-from tests.bench import deep, fused, graphs, linked, offload, whole, worth
+from tests.bench import deep, fused, graphs, linked, llama, offload, waiting, whole, worth
 from tests.bench.cases import CASES, Case
 from tests.bench.described import table_of_described
 from tests.bench.hierarchies import HEAD, rows_of_hierarchies
@@ -83,6 +83,8 @@ def main() -> None:
     parser.add_argument("--linked", action="store_true", help="plan models with a link too")
     parser.add_argument("--described", action="store_true", help="plan large models for an H100")
     parser.add_argument("--pipelines", action="store_true", help="plan pipelines too")
+    parser.add_argument("--llama", action="store_true", help="plan Llama 2 7B in 12 GB too")
+    parser.add_argument("--waiting", action="store_true", help="let activations wait on a disk too")
     parser.add_argument("--whole", action="store_true", help="take whole steps with AdamW too")
     parser.add_argument("--fused", action="store_true", help="measure fused kernels alone")
     parser.add_argument("--folder", type=Path, help="keep what is made here")
@@ -123,6 +125,12 @@ def main() -> None:
         lines = chain(rows_of_growth(), lines_of_figures(networks), lines_of_deep(networks))
         for line in lines:
             print(line, flush=True)
+    if options.llama:
+        print(llama.HEAD, flush=True)
+        for row in llama.rows_of_llama(root):
+            print(row, flush=True)
+    if options.waiting:
+        print(waiting.table_of_waiting(root / "waiting", options.rounds), flush=True)
     if options.whole:
         print(whole.HEAD, flush=True)
         for row in whole.rows_of_whole_steps(root / "whole", options.rounds):

@@ -12,8 +12,14 @@ import torch
 from torch import Tensor, nn
 
 import tightfit
+from schemas.actions import Optimise
+from schemas.costs import read_costs
 from schemas.errors import ConfigError
+from schemas.graph import read_graph
+from schemas.schedule import read_schedule, schedule_link, schedule_updates
 from stages.device.meter import session
+from stages.generate.package import package
+from stages.replay.referee import replay
 from tightfit.whole import _largest
 
 SETTINGS: dict[str, Any] = {"strategy": "checkpoint", "progress": False}
@@ -109,6 +115,42 @@ def test_three_steps_are_those_of_torch_in_the_bytes_predicted(kind: Any, store:
     assert made.optimizer.slow_bytes == made.whole.slow  # type: ignore[attr-defined]
     assert made.whole.places["optimiser states"].startswith("disk")
     made.optimizer.close()  # type: ignore[attr-defined]
+
+
+def test_its_schedule_is_played_and_written_as_the_same_program(store: Path) -> None:
+    model, args = tied()
+    _, made = tightfit.plan(
+        model, args, loss=loss, optimizer=adamw(model), store=store, check=False, **SETTINGS
+    )
+    assert made.whole is not None and made.optimizer is not None
+    made.optimizer.close()  # type: ignore[attr-defined]
+    path = Path(made.whole.schedule)
+    steps, updates = read_schedule(path), schedule_updates(path)
+    graph, costs = read_graph(_beside(path, "graph")), read_costs(_beside(path, "costs"))
+    updated = [step.action.value for step in steps if isinstance(step.action, Optimise)]
+    paths = {graph.values[value].path for value in updated}
+    assert paths == {name for name, _ in model.named_parameters()}
+    played = replay(graph, costs, steps, link=schedule_link(path), updates=updates)
+    assert played.peak == made.whole.peak
+    facts = {"strategy": "", "budget": "", "budget_bytes": 0, "verdict": "feasible"}
+    files = package(graph, steps, {**facts, "sentence": "", "peak": 0, "time": 0.0})
+    lines = files["step.py"].decode().splitlines()
+    remarks = [line for line in lines if line.startswith("    # ---- updated: ")]
+    assert len(remarks) == len(updated)
+    plain = (made.module / "step.py").read_text().splitlines()
+    code = [line for line in lines if line.strip() and line not in remarks]
+    assert [_code(line) for line in code] == [_code(line) for line in plain if line.strip()]
+
+
+def _beside(path: Path, name: str) -> Path:
+    """The file of a plan's graph or costs, which lies above it."""
+    found = (folder / f"{name}.arrow" for folder in path.parents)
+    return next(file for file in found if file.exists())
+
+
+def _code(line: str) -> str:
+    """A line without what stands in its margin."""
+    return line.partition("  #")[0].rstrip()
 
 
 def test_a_budget_in_bytes_counts_the_whole_step(store: Path) -> None:

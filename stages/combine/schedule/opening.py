@@ -45,10 +45,12 @@ def open_schedule(
 
 
 class Opener:
-    """Opens sequences of executions of one graph; `problem` is the graph condensed."""
+    """Opens sequences of executions of one graph; `problem` is the graph condensed. Gradients are
+    handed over in about `slices` parts."""
 
-    def __init__(self, graph: Graph, problem: Problem) -> None:
+    def __init__(self, graph: Graph, problem: Problem, slices: int = SLICES) -> None:
         self.graph = graph
+        self.slices = slices
         self.problem = problem
         self.positions = {node.op: position for position, node in enumerate(problem.nodes)}
 
@@ -99,7 +101,7 @@ class Opener:
         sequence = [self.positions[op] for op in executions]
         moved = {place: sum(map(self._change, actions)) for place, actions in linked.items()}
         runs = executions_of(self.problem, sequence, in_place, ceiling, moved)
-        return _Opening(self.graph, self.problem, runs, linked).steps()
+        return _Opening(self.graph, self.problem, runs, linked, self.slices).steps()
 
     def _change(self, action: Offload | Prefetch | Free) -> int:
         """The bytes that an action brings to the device, negative where it takes some."""
@@ -118,6 +120,7 @@ class _Opening:
         problem: Problem,
         runs: list[Execution],
         linked: dict[int, list[Offload | Prefetch | Free]],
+        slices: int,
     ) -> None:
         self.graph = graph
         self.problem = problem
@@ -135,7 +138,7 @@ class _Opening:
             op = problem.nodes[run.node].op
             self.runs_left[op] = self.runs_left.get(op, 0) + 1
         self.out: list[Step] = []
-        self.handing = _Handing(graph, problem, runs)
+        self.handing = _Handing(graph, problem, runs, slices)
 
     def steps(self) -> list[Step]:
         for position, run in enumerate(self.runs):
@@ -300,7 +303,7 @@ class _Handing:
     """Which gradients are handed over after which position: each when it is complete and its owner
     is read no more. `parts` are, by storage, the contributions added to another one at once."""
 
-    def __init__(self, graph: Graph, problem: Problem, runs: list[Execution]) -> None:
+    def __init__(self, graph: Graph, problem: Problem, runs: list[Execution], slices: int) -> None:
         parts = contributions(graph)
         storage = [value.storage for value in graph.values]
         self.order = list(further_contributions(graph))
@@ -314,7 +317,7 @@ class _Handing:
             position = max([last_use.get(storage[owner], 0), *uses])
             finished.setdefault(position, []).append(values[0])
             sizes[values[0]] = graph.storages[storage[values[0]]]
-        limit = sum(sizes.values()) / SLICES
+        limit = sum(sizes.values()) / slices
         self.slices: dict[int, list[int]] = {}
         pending: list[int] = []
         for position in sorted(finished):

@@ -12,12 +12,23 @@ def _play(state: State, effect: Effect) -> int:
     action = effect.step.action
     assert isinstance(action, Free)
     for storage in effect.drops:
+        if storage in state.remote:
+            _check_copy(state, storage)
         if storage in state.held:
             raise state.refuse(f"value {action.value} is freed, but the caller holds it")
-        if any(_waits(state, value) for value in state.gradients_in.get(storage, ())):
+        sent = state.updates is not None and storage in state.away.copies
+        if not sent and any(_waits(state, v) for v in state.gradients_in.get(storage, ())):
             raise state.refuse(f"the gradient in value {action.value} is freed")
         state.forget(storage)
     return state.live_bytes
+
+
+def _check_copy(state: State, storage: int) -> None:
+    """A parameter leaves the device when the other memory has it as new."""
+    if storage in state.away.stale:
+        raise state.refuse(f"storage {storage}, a parameter, is freed before it was sent back")
+    state.away.old.discard(storage)
+    state.away.dropped.add(storage)
 
 
 def _waits(state: State, gradient: int) -> bool:
@@ -32,7 +43,7 @@ def _stays(state: State, gradient: int) -> bool:
 
 def _finish(state: State) -> None:
     gradients = {state.storage(value) for value in state.gradients if _stays(state, value)}
-    leaked = state.allocated - state.held - gradients
+    leaked = state.allocated - state.held - gradients - state.remote
     if leaked:
         raise state.refuse(f"the storages {sorted(leaked)} are never freed")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from schemas.actions import Action
-from stages.replay.rules import freeing, gradients, random_state, running, transfers
+from stages.replay.rules import freeing, gradients, random_state, running, transfers, updates
 from stages.replay.rules.rule import Rule
 
 RULES: list[Rule] = [
@@ -12,6 +12,7 @@ RULES: list[Rule] = [
     random_state.RULE,
     freeing.RULE,
     transfers.RULE,
+    updates.RULE,
 ]
 """A new one is a line here."""
 

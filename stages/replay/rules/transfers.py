@@ -30,11 +30,14 @@ def _play(state: State, effect: Effect) -> int:
 
 def _offload(state: State, value: int, storage: int) -> None:
     link, away = _link(state, "offload"), state.away
+    if storage in state.remote:
+        _send_back(state, value, storage)
+        return
     if storage in state.fixed:
         raise state.refuse(f"value {value} leaves, which is there before the step")
     if storage in state.held:
         raise state.refuse(f"value {value} leaves, but the caller holds it")
-    if storage in state.gradients_in:
+    if storage in state.gradients_in and not _is_whole(state, storage):
         raise state.refuse(f"the gradient in value {value} leaves")
     if not state.is_live(value):
         raise state.refuse(f"value {value} leaves, which is not live")
@@ -52,42 +55,54 @@ def _offload(state: State, value: int, storage: int) -> None:
     away.bytes += size
     away.peak = max(away.peak, away.bytes)
     away.left += size
-    _begin(state, link, storage, leaves=True)
+    _begin(state, storage, leaves=True)
+
+
+def _is_whole(state: State, storage: int) -> bool:
+    """Whether a gradient is the optimiser's, which may send it."""
+    return state.updates is not None and state.handed.issuperset(state.gradients_in[storage])
+
+
+def _send_back(state: State, value: int, storage: int) -> None:
+    """A parameter that was updated on the device renews its copy."""
+    if storage not in state.away.stale:
+        raise state.refuse(f"parameter {value} leaves, whose copy is as new")
+    state.away.stale.remove(storage)
+    state.away.left += state.graph.storages[storage]
+    _begin(state, storage, leaves=True)
 
 
 def _prefetch(state: State, value: int, storage: int) -> None:
-    link, away = _link(state, "prefetch"), state.away
-    if storage not in away.copies:
+    _link(state, "prefetch")
+    away = state.away
+    if storage not in away.copies | state.remote:
         raise state.refuse(f"value {value} comes back, of which there is no copy")
     if storage in state.allocated:
         raise state.refuse(f"value {value} comes back, which is there")
-    if value not in state.whole:
+    if value not in state.whole and storage not in state.remote:
         raise state.refuse(f"value {value} comes back, which is a view")
     state.allocate(storage)
     state.live.setdefault(storage, set()).add(value)
     away.coming.add(storage)
     away.returned += state.graph.storages[storage]
-    _begin(state, link, storage, leaves=False)
+    _begin(state, storage, leaves=False)
 
 
-def _begin(state: State, link: HostLink, storage: int, leaves: bool) -> None:
-    """A transfer goes into its lane."""
-    away = state.away
-    lanes = [link.lane(leaves), *([link.lane(not leaves)] if link.shared else [])]
-    start = max(state.clock, *(away.free_at.get(lane, 0.0) for lane in lanes))
-    end = start + link.seconds(state.graph.storages[storage])
-    away.free_at[lanes[0]] = away.moving[storage] = end
-    away.span = (start, end)
+def _begin(state: State, storage: int, leaves: bool) -> None:
+    """A transfer goes into its lane; a parameter that is updated in the other memory comes after
+    that."""
+    away, size = state.away, state.graph.storages[storage]
+    after = 0.0 if leaves else away.ready.get(storage, 0.0)
+    away.span = state.transfer(size, leaves, after)
+    away.moving[storage] = away.span[1]
 
 
 def _wait(state: State, storage: int) -> None:
     away = state.away
     if storage not in away.moving:
         raise state.refuse(f"storage {storage} is waited for, which is not on its way")
-    end = max(state.clock, away.moving.pop(storage))
+    state.wait(away.moving.pop(storage))
     away.coming.discard(storage)
-    away.waited += end - state.clock
-    state.clock = end
 
 
 def _free_copy(state: State, storage: int) -> None:

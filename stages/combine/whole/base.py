@@ -1,0 +1,81 @@
+"""What placing parameters has to know of a schedule that has all of them on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from schemas.actions import Gradient, Wait
+from schemas.contributions import contributions
+from schemas.costs import Costs
+from schemas.graph import NONE, Graph
+from schemas.link import HostLink
+from schemas.schedule import Step
+from stages.replay.referee import replay
+from stages.replay.walk import effects
+
+Line = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Base:
+    """A schedule with, by step, its seconds in the compute lane, the most bytes ahead of it and
+    within it, and the parameters that it reads, as storages. The bytes are without gradients of
+    parameters that were whole before; the last of them are those after the step. `touches` are the
+    steps that read each parameter, `wholes` the steps at which the gradient of each (a value) is
+    whole, in order.
+    """
+
+    graph: Graph
+    steps: list[Step]
+    seconds: list[float]
+    peak: Line
+    reads: list[list[int]]
+    touches: dict[int, list[int]]
+    wholes: dict[int, int]
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+
+def base_of(
+    graph: Graph,
+    costs: Costs,
+    steps: Sequence[Step],
+    remote: Mapping[int, int],
+    link: HostLink | None,
+) -> Base:
+    """The base of a schedule; `remote` are the parameters that live in the other memory, by
+    storage. Raises ScheduleError where the referee refuses the schedule."""
+    played = replay(graph, costs, steps, link=link)
+    own = played.steps[0].memory
+    parts = contributions(graph)
+    owners = {found[0]: owner for owner, found in parts.items()}
+    peak = np.zeros(len(steps) + 1, np.int64)
+    seconds, reads = [], []
+    touches: dict[int, list[int]] = {}
+    wholes: dict[int, int] = {}
+    gone = live = 0
+    for position, effect in enumerate(effects(graph, steps)):
+        step = played.steps[position]
+        peak[position] = live - gone
+        if step.memory == own:
+            peak[position] = max(step.peak, live) - gone
+            live = step.live
+        touched = [graph.values[value].storage for value in effect.reads if value != NONE]
+        own_reads = [s for s in dict.fromkeys(touched) if s in remote and effect.runs]
+        for storage in own_reads:
+            touches.setdefault(storage, []).append(position)
+        reads.append(own_reads)
+        if isinstance(step.action, Gradient) and step.action.value in owners:
+            owner = owners[step.action.value]
+            if graph.values[owner].kind == "parameter":
+                wholes[owner] = position
+                gone += graph.storages[graph.values[step.action.value].storage]
+        computes = step.lane.endswith("/compute") and not isinstance(step.action, Wait)
+        seconds.append(step.end - step.start if computes else 0.0)
+    peak[len(steps)] = live - gone
+    return Base(graph, list(steps), seconds, peak, reads, touches, wholes)

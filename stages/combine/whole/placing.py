@@ -1,0 +1,352 @@
+"""Places what moves parameters, gradients and states in a schedule, by the clocks of the lanes.
+
+One walk along the schedule decides online: parameters come in the order of their use, as early as
+there is room until their use ends, and are freed after it; a gradient that is whole is sent, or
+used up on the device; what has been sent is freed where its transfer has ended, or earlier, with a
+wait, where its bytes are needed. The referee plays what comes out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from schemas.actions import (
+    Accumulate,
+    Action,
+    Compute,
+    Free,
+    FreeCopy,
+    Gradient,
+    Offload,
+    Optimise,
+    OptimiseAway,
+    Prefetch,
+    Wait,
+)
+from schemas.contributions import contributions
+from schemas.graph import NONE, Op
+from schemas.link import HostLink
+from schemas.schedule import Step
+from schemas.updates import Updates
+from stages.combine.whole.base import Base
+from stages.replay.staging import Staging
+from stages.replay.walk import effects
+
+
+@dataclass(frozen=True)
+class Window:
+    """Steps from `first` to `last` for which a parameter (a storage) is on the device; -1 for one
+    that is there when the step begins, the number of steps for one that stays."""
+
+    storage: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Which parameters are where: `updates` as the referee takes them, the `here` that are updated
+    on the device, and the windows in which those of the other memory are on the device, by first
+    step. `room` are the bytes of the device for all of it."""
+
+    updates: Updates
+    here: frozenset[int]
+    windows: list[Window]
+    room: int
+    slack: float
+    margin: int
+
+
+class TooLittleError(Exception):
+    """There is no room at some step; `step` is its position and `needed` the bytes."""
+
+    def __init__(self, step: int, needed: int) -> None:
+        super().__init__(step, needed)
+        self.step = step
+        self.needed = needed
+
+
+def placed(base: Base, moved: Moved, link: HostLink) -> list[Step]:
+    """The schedule with all that moves. Raises TooLittleError where it does not fit."""
+    return _Walk(base, moved, link).steps()
+
+
+@dataclass
+class _Walk:
+    base: Base
+    moved: Moved
+    link: HostLink
+    out: list[Step] = field(default_factory=list)
+    clock: float = 0.0
+    free_at: dict[str, float] = field(default_factory=dict)
+    moving: dict[int, float] = field(default_factory=dict)
+    ready: dict[int, float] = field(default_factory=dict)
+    leaves_at: dict[int, int] = field(default_factory=dict)
+    waiting: int = 0
+    position: int = 0
+    sent: deque[tuple[int, float]] = field(default_factory=deque)
+    back: deque[tuple[int, float]] = field(default_factory=deque)
+    copies: deque[tuple[int, float]] = field(default_factory=deque)
+    late: deque[int] = field(default_factory=deque)
+    live_views: dict[int, set[int]] = field(default_factory=dict)
+    dropped: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        graph = self.base.graph
+        updates = self.moved.updates
+        self.sizes = graph.storages
+        self.value_of = {graph.values[value].storage: value for value in updates.remote}
+        self.there = {graph.values[value].storage for value in updates.there}
+        self.parts = contributions(graph)
+        self.owner_of = {parts[0]: owner for owner, parts in self.parts.items()}
+        self.maker = {value: op for op in graph.ops for value in op.outputs if value != NONE}
+        self.views = {op.id for op in graph.ops if graph.is_view(op)}
+        self.queue = deque(window for window in self.moved.windows if window.first >= 0)
+        self.backward = min(self.base.wholes.values(), default=len(self.base))
+        self.line = self.base.peak.copy()
+        for window in self.moved.windows:
+            if window.first < 0:
+                self.leaves_at[window.storage] = window.last
+                self.line[: window.last + 1] += self.sizes[window.storage]
+                self.live_views[window.storage] = {self.value_of[window.storage]}
+        order = sorted(self.base.wholes, key=self.base.wholes.__getitem__)
+        here = [value for value in order if value in self.moved.here]
+        passing = [updates.costs[value] for value in here if value not in updates.on_device]
+        sizes = [size for cost in passing for size in cost.pieces]
+        self.staging = Staging.of(self.transfer, updates.first, updates.buffers, sizes)
+
+    def steps(self) -> list[Step]:
+        self.staging.ahead()
+        walked = effects(self.base.graph, self.base.steps)
+        for position, effect in enumerate(walked):
+            self.position = position
+            self.settle()
+            self.fetch(position)
+            for storage in (*self.base.reads[position], *self._updated(effect.step.action)):
+                self.need(position, storage)
+            for value in effect.reads:
+                self.make_view(value)
+            self.make_room(position)
+            self.play(position, effect.step.action, effect.makes)
+            self.after(position, effect.step.action)
+        self.position = len(self.base)
+        self.end()
+        return self.out
+
+    def _updated(self, action: Action) -> list[int]:
+        """The parameter that is updated on the device after an action."""
+        owner = self.owner_of.get(action.value) if isinstance(action, Gradient) else None
+        if owner is None or owner not in self.moved.here:
+            return []
+        storage = self._storage(owner)
+        return [storage] if storage in self.value_of else []
+
+    def transfer(self, size: int, leaves: bool, after: float) -> tuple[float, float]:
+        """A transfer that goes into its lane, as the referee plays it."""
+        link = self.link
+        lanes = [link.lane(leaves), *([link.lane(not leaves)] if link.shared else [])]
+        start = max(self.clock, after, *(self.free_at.get(lane, 0.0) for lane in lanes))
+        end = start + self.moved.updates.speed.seconds(size, leaves)
+        self.free_at[lanes[0]] = end
+        return start, end
+
+    def act(self, action: Action) -> None:
+        self.out.append(Step(action))
+
+    def wait(self, value: int, storage: int) -> None:
+        self.act(Wait(value))
+        self.clock = max(self.clock, self.moving.pop(storage))
+
+    def settle(self, least: int = 0, at_end: bool = False) -> int:
+        """Frees what has been sent and has ended by now, or enough of it for `least` bytes; returns
+        the bytes."""
+        freed = 0
+        while self.sent and (at_end or self.sent[0][1] <= self.clock or freed < least):
+            freed += self.gradient_is_away(self.sent.popleft()[0])
+        while self.back and (at_end or self.back[0][1] <= self.clock or freed < least):
+            storage = self.back.popleft()[0]
+            self.wait(self.value_of[storage], storage)
+            freed += self.sizes[storage]
+            self.drop(storage, self.position)
+        while self.copies and (at_end or self.copies[0][1] <= self.clock):
+            gradient = self.copies.popleft()[0]
+            self.wait(gradient, self._storage(gradient))
+            self.act(FreeCopy(gradient))
+        return freed
+
+    def gradient_is_away(self, gradient: int) -> int:
+        """A gradient leaves the device, and its parameter is updated where it is; the bytes."""
+        storage, owner = self._storage(gradient), self.owner_of[gradient]
+        self.wait(gradient, storage)
+        self.act(Free(gradient))
+        updates, cost = self.moved.updates, self.moved.updates.costs[owner]
+        self.act(Accumulate(owner) if updates.adds else OptimiseAway(owner))
+        size = self.sizes[storage]
+        self.waiting -= size
+        lane = f"{self.link.to}/compute"
+        start = max(self.clock, self.free_at.get(lane, 0.0))
+        adding = cost.add_seconds if updates.adds or updates.summed else 0.0
+        end = start + adding + (0.0 if updates.adds else cost.away_seconds)
+        self.free_at[lane] = self.moving[storage] = end
+        self.copies.append((gradient, end))
+        if updates.adds:
+            return size
+        own = self._storage(owner)
+        self.ready[own] = end
+        if own in self.there:
+            self.late.append(own)
+        return size
+
+    def _storage(self, value: int) -> int:
+        return self.base.graph.values[value].storage
+
+    def fetch(self, position: int) -> None:
+        """Brings what is used next, as long as there is room and the lane is not busy for long."""
+        lane = self.link.lane(False)
+        while self.queue and self.free_at.get(lane, 0.0) <= self.clock + self.moved.slack:
+            window = self.queue[0]
+            if window.storage in self.leaves_at or not self.fits(position, window):
+                return
+            self.bring(position, self.queue.popleft())
+        while self.late and self.free_at.get(lane, 0.0) <= self.clock:
+            storage = self.late[0]
+            window = Window(storage, position, len(self.base))
+            on_device = storage in self.leaves_at
+            if on_device or self.ready[storage] > self.clock or not self.fits(position, window):
+                return
+            self.bring(position, window)
+            self.late.popleft()
+
+    def fits(self, position: int, window: Window) -> bool:
+        """Whether a parameter can be on the device from here to the end of its window, beside the
+        gradients that wait here."""
+        most = int(self.line[position : window.last + 1].max())
+        most += max(self.waiting, self.moved.margin if window.last >= self.backward else 0)
+        return most + self.sizes[window.storage] <= self.moved.room
+
+    def bring(self, position: int, window: Window) -> None:
+        """A parameter's bytes are taken, and it is on its way."""
+        storage, size = window.storage, self.sizes[window.storage]
+        self.act(Prefetch(self.value_of[storage]))
+        end = self.transfer(size, False, self.ready.get(storage, 0.0))[1]
+        self.moving[storage] = end
+        self.leaves_at[storage] = window.last
+        self.line[position : window.last + 1] += size
+        self.live_views[storage] = {self.value_of[storage]}
+
+    def need(self, position: int, storage: int) -> None:
+        """What a step reads is on the device."""
+        while storage not in self.leaves_at:
+            window = self.queue.popleft()
+            size = self.sizes[window.storage]
+            lacking = int(self.line[position]) + self.waiting + size - self.moved.room
+            if lacking > 0 and self.settle(lacking) < lacking:
+                raise TooLittleError(position, self.moved.room + lacking)
+            self.bring(position, window)
+        if storage in self.moving:
+            self.wait(self.value_of[storage], storage)
+
+    def make_room(self, position: int) -> None:
+        """The step's bytes are there; what has been sent is waited for where they are not."""
+        lacking = int(self.line[position]) + self.waiting - self.moved.room
+        if lacking > 0 and self.settle(lacking) < lacking:
+            raise TooLittleError(position, self.moved.room + lacking)
+
+    def make_view(self, value: int) -> None:
+        """Views of a parameter that came anew are made anew."""
+        storage = self._storage(value)
+        known = self.live_views.get(storage)
+        if known is None or value in known:
+            return
+        op: Op = self.maker[value]
+        for source in op.inputs:
+            self.make_view(source)
+        self.act(Compute(op.id))
+        known.add(value)
+
+    def play(self, position: int, action: Action, makes: Sequence[int]) -> None:
+        """The step of the schedule itself."""
+        values = self.base.graph.values
+        match action:
+            case Offload(value):
+                storage = values[value].storage
+                self.moving[storage] = self.transfer(self.sizes[storage], True, 0.0)[1]
+            case Prefetch(value):
+                storage = values[value].storage
+                self.moving[storage] = self.transfer(self.sizes[storage], False, 0.0)[1]
+            case Wait(value):
+                self.clock = max(self.clock, self.moving.pop(values[value].storage))
+        known = [self.live_views.get(values[value].storage) for value in makes]
+        if any(found is not None and v in found for found, v in zip(known, makes, strict=True)):
+            return
+        for found, value in zip(known, makes, strict=True):
+            if found is not None:
+                found.add(value)
+        self.act(action)
+        self.clock += self.base.seconds[position]
+
+    def after(self, position: int, action: Action) -> None:
+        """Updates by a gradient that is whole, and the end of windows."""
+        if isinstance(action, Gradient) and action.value in self.owner_of:
+            owner = self.owner_of[action.value]
+            self.waiting += self.sizes[self._storage(action.value)]
+            if owner in self.moved.here:
+                self.update(owner)
+            elif self._storage(owner) in self.value_of:
+                storage = self._storage(action.value)
+                self.act(Offload(action.value))
+                self.moving[storage] = self.transfer(self.sizes[storage], True, 0.0)[1]
+                self.sent.append((action.value, self.moving[storage]))
+        for storage in [s for s, last in self.leaves_at.items() if last == position]:
+            if storage not in self.moving:
+                self.drop(storage, position + 1)
+
+    def update(self, owner: int) -> None:
+        """An update on the device; a parameter that does not stay is sent back."""
+        cost, updates = self.moved.updates.costs[owner], self.moved.updates
+        self.act(Optimise(owner))
+        for seconds, size in cost.parts():
+            if owner in updates.on_device:
+                self.clock += seconds
+                continue
+            self.clock = max(self.clock, self.staging.arrives()) + seconds
+            self.staging.leaves(size)
+        self.waiting -= self.sizes[self._storage(self.parts[owner][0])]
+        storage = self._storage(owner)
+        if storage not in self.leaves_at:
+            return
+        stays = self.leaves_at[storage] == len(self.base)
+        if stays and storage not in self.dropped:
+            return
+        self.act(Offload(owner))
+        end = self.transfer(self.sizes[storage], True, 0.0)[1]
+        self.moving[storage] = end
+        if not stays:
+            self.line[self.leaves_at[storage] + 1 :] += self.sizes[storage]
+            self.leaves_at[storage] = len(self.base)
+            self.back.append((storage, end))
+
+    def drop(self, storage: int, begin: int) -> None:
+        """A parameter leaves the device ahead of a step."""
+        self.act(Free(self.value_of[storage]))
+        self.dropped.add(storage)
+        last = self.leaves_at.pop(storage)
+        self.live_views.pop(storage)
+        self.line[begin : last + 1] -= self.sizes[storage]
+
+    def end(self) -> None:
+        """All that was sent is through, and what has to be there is brought."""
+        end = len(self.base)
+        self.settle()
+        while self.sent or self.back:
+            self.settle(1)
+        self.queue.extend(Window(storage, end, end) for storage in self.late)
+        while self.queue:
+            self.bring(end, self.queue.popleft())
+            if int(self.line[end]) > self.moved.room:
+                raise TooLittleError(end, int(self.line[end]))
+        self.settle(at_end=True)
+        for storage in sorted(set(self.moving) & set(self.leaves_at)):
+            self.wait(self.value_of[storage], storage)

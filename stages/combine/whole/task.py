@@ -1,0 +1,141 @@
+"""A whole step to be planned: what is where, and what of the device is left to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from schemas.costs import Costs
+from schemas.errors import ConfigError
+from schemas.graph import Graph
+from schemas.link import HostLink
+from schemas.problem import Node, Problem
+from schemas.updates import LinkSpeed, UpdateCost, Updates
+from stages.combine.fixed import fixed_bytes
+from stages.replay.condense import condense
+
+BUFFERS = 4
+"""Staging buffers: of one the states are updated, two come, and one goes back."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A training step with an optimiser, on a device with a link to another memory.
+
+    `updates` are by parameter; `remote` are the parameters that live in the other memory, by
+    storage, in the order of their first use. The small others stay on the device with their states.
+    `budget` are the bytes of the device for everything. Of several `microbatches` each runs the
+    graph, and the last one updates.
+    """
+
+    graph: Graph
+    costs: Costs
+    problem: Problem
+    link: HostLink
+    updates: Mapping[int, UpdateCost]
+    remote: Mapping[int, int]
+    budget: int
+    microbatches: int = 1
+
+    @property
+    def small(self) -> frozenset[int]:
+        """The parameters that live on the device and are updated there."""
+        return frozenset(self.updates) - frozenset(self.remote.values())
+
+    @property
+    def fixed(self) -> int:
+        """Bytes that are on the device all the time: inputs, buffers, and parameters that stay
+        there with their states, and the sums of their gradients; no staging buffers."""
+        graph = self.graph
+        remote = sum(graph.storages[storage] for storage in self.remote)
+        states = sum(self.updates[value].states for value in self.small)
+        fixed = fixed_bytes(graph)
+        sums = fixed.parameters - remote if self.microbatches > 1 else 0
+        return fixed.there_before - remote + states + sums
+
+    @property
+    def room(self) -> int:
+        """What the budget leaves to the step and to staging buffers, where it has some."""
+        return self.budget - self.fixed
+
+    def played(self, there: frozenset[int], here: bool, adds: bool = False) -> Updates:
+        """The optimiser as the referee takes it; states pass through staging buffers where some
+        parameters that live in the other memory are updated `here`. A microbatch that is not the
+        last one `adds`."""
+        return Updates(
+            costs=self.updates,
+            speed=LinkSpeed.of(self.link),
+            buffers=BUFFERS if here else 0,
+            on_device=self.small,
+            remote=frozenset(self.remote.values()),
+            there=there,
+            adds=adds,
+            summed=self.microbatches > 1 and not adds,
+        )
+
+    @property
+    def loose(self) -> Problem:
+        """The step as planning sees it where gradients do not stay: they are used up at once."""
+        storages = [replace(storage, gradient=False) for storage in self.problem.storages]
+        return replace(self.problem, storages=storages)
+
+    @property
+    def unconstrained(self) -> float:
+        """Seconds of the step where everything is on the device."""
+        computed = sum(node.seconds for node in self.problem.nodes)
+        return self.microbatches * computed + sum(cost.seconds for cost in self.updates.values())
+
+
+def task_of(
+    graph: Graph,
+    costs: Costs,
+    link: HostLink,
+    updates: Mapping[int, UpdateCost],
+    budget: int,
+    least: int,
+    microbatches: int = 1,
+) -> Task:
+    """The task in which parameters of at least `least` bytes live in the other memory. Raises
+    ConfigError where the budget is below what an op needs, or the other memory has no room."""
+    found: dict[int, int] = {}
+    for op in graph.ops:
+        for value in op.inputs:
+            described = graph.values[value]
+            if described.kind == "parameter" and graph.storages[described.storage] >= least:
+                found.setdefault(described.storage, value)
+    task = Task(graph, costs, condense(graph, costs), link, updates, found, budget, microbatches)
+    _check(task)
+    return task
+
+
+def _check(task: Task) -> None:
+    graph, link = task.graph, task.link
+    if link.bandwidth == 0:
+        raise ConfigError(
+            f"the link between {link.device} and {link.to} has no bandwidth, and parameters and "
+            "states have to take it"
+        )
+    there = task.played(frozenset(), here=False).stays(graph)
+    if there > link.room:
+        raise ConfigError(
+            f"parameters and states take {there} bytes in {link.other}, which has {int(link.room)}"
+        )
+    needed, node = max(
+        (_needed(task, node), -place) for place, node in enumerate(task.problem.nodes)
+    )
+    if needed > task.room:
+        op = graph.ops[task.problem.nodes[-node].op]
+        where = f" of {op.module}" if op.module else ""
+        raise ConfigError(
+            f"no plan fits in {task.budget} bytes: {op.target}{where} needs {needed + task.fixed} "
+            "with what it reads and what is there all the time"
+        )
+
+
+def _needed(task: Task, node: Node) -> int:
+    """The bytes of the device that an op needs while it runs, beside what is always there."""
+    graph = task.graph
+    reads = {graph.values[value].storage for value in graph.ops[node.op].inputs}
+    moving = {storage for storage in reads if storage in task.remote} | set(node.inputs)
+    own = min([node.peak, *(reuse.peak for reuse in node.reuses)])
+    return own + sum(task.problem.storages[storage].bytes for storage in moving)

@@ -1,0 +1,65 @@
+"""For which steps parameters that live in another memory are on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from itertools import accumulate, pairwise
+
+from stages.combine.whole.base import Base
+from stages.combine.whole.placing import Window
+
+
+def windows_of(
+    base: Base,
+    remote: Mapping[int, int],
+    there: Collection[int],
+    here: Collection[int],
+    stays: Collection[int],
+    room: int,
+    seconds_of: Mapping[int, float],
+) -> list[Window]:
+    """The windows of all parameters `remote` (by storage), by first step.
+
+    One is on the device at each step that reads it; where it is updated `here`, until its gradient
+    is whole; where it is `there`, from the beginning on, and to the end where it `stays`. It
+    stays between two of them where bringing it again (`seconds_of`) takes longer than that, and
+    where the device has `room` for it, in bytes, the shortest gaps first.
+    """
+    graph, end = base.graph, len(base)
+    clock = [0.0, *accumulate(base.seconds)]
+    line = base.peak.copy()
+    spans: dict[int, list[tuple[int, int]]] = {}
+    gaps: list[tuple[float, int, int, int]] = []
+    for storage, value in remote.items():
+        uses = list(base.touches.get(storage, []))
+        if value in here:
+            uses.append(base.wholes[value])
+        uses += [end] if value in stays else []
+        uses = sorted({*uses, *([-1] if value in there else [])})
+        spans[storage] = [(use, use) for use in uses]
+        for use in uses:
+            line[max(use, 0)] += graph.storages[storage]
+        for first, second in pairwise(uses):
+            gap = clock[min(second, end)] - clock[max(first, 0)]
+            gaps.append((gap, storage, first, second))
+    kept: set[tuple[int, int]] = set()
+    for gap, storage, first, second in sorted(gaps):
+        size = graph.storages[storage]
+        inside = line[max(first, 0) + 1 : second]
+        short = gap <= 2 * seconds_of[storage]
+        if first < 0 or short or not len(inside) or int(inside.max()) + size <= room:
+            inside += size
+            kept.add((storage, first))
+    found = [window for storage, own in spans.items() for window in _merged(storage, own, kept)]
+    return sorted(found, key=lambda window: (window.first, window.last))
+
+
+def _merged(storage: int, spans: list[tuple[int, int]], kept: set[tuple[int, int]]) -> list[Window]:
+    """The windows of a parameter, those on both sides of a kept gap as one."""
+    windows: list[Window] = []
+    for first, last in spans:
+        if windows and (storage, windows[-1].last) in kept:
+            windows[-1] = Window(storage, windows[-1].first, last)
+        else:
+            windows.append(Window(storage, first, last))
+    return windows

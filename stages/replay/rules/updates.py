@@ -1,0 +1,156 @@
+"""Updates of parameters, each once: by its whole gradient, with its states, where both are.
+
+On the device, states pass through staging buffers or are there; in the other memory, an update
+reads the copy of the gradient in a lane of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from schemas.actions import Accumulate, Optimise, OptimiseAway
+from schemas.errors import ScheduleError
+from schemas.schedule import Step
+from schemas.updates import UpdateCost, Updates
+from stages.replay.rules.rule import Rule
+from stages.replay.staging import Staging
+from stages.replay.state import State
+from stages.replay.walk import Effect
+
+
+def begin_updates(state: State, steps: Sequence[Step]) -> None:
+    """Fetches the first states of a step's updates. Raises ScheduleError where what lives in the
+    other memory has no room there, or no way from it."""
+    updates = state.updates
+    if updates is None:
+        return
+    away, link = state.away, state.link
+    if away.bytes and link is None:
+        raise ScheduleError("parameters or states are in another memory, to which there is no link")
+    if link is not None and away.bytes > link.room:
+        raise ScheduleError(
+            f"parameters and states take {away.bytes} bytes in {link.other}, which has "
+            f"{int(link.room)}"
+        )
+    order = [step.action.value for step in steps if isinstance(step.action, Optimise)]
+    passing = [updates.costs[v] for v in order if v in updates.costs and v not in updates.on_device]
+    if away.bytes and passing and 0.0 in updates.speed.both:
+        raise ScheduleError("states are in another memory, and the link has no bandwidth")
+    sizes = [size for cost in passing for size in cost.pieces]
+    if sizes:
+        state.staging = Staging.of(state.pass_states, updates.first, updates.buffers, sizes)
+        state.staging.ahead()
+
+
+def _play(state: State, effect: Effect) -> int:
+    action = effect.step.action
+    assert isinstance(action, Optimise | OptimiseAway | Accumulate)
+    updates, value = state.updates, action.value
+    cost = None if updates is None else updates.costs.get(value)
+    if updates is None or cost is None:
+        raise state.refuse(f"parameter {value} is updated, which no optimiser has")
+    if value in state.updated:
+        raise state.refuse(f"parameter {value} is updated again")
+    if missing := sorted(set(state.parts[value]) - state.handed):
+        raise state.refuse(
+            f"parameter {value} is updated before its gradient is whole: {missing} are missing"
+        )
+    if isinstance(action, Accumulate) is not updates.adds:
+        which = "is not the last" if updates.adds else "is the last"
+        raise state.refuse(f"{type(action).__name__} of {value} in a microbatch that {which}")
+    state.updated.append(value)
+    if not isinstance(action, Optimise):
+        _away(state, updates, value, cost, effect.moves)
+        return state.live_bytes
+    return _here(state, updates, value, cost, effect)
+
+
+def _here(state: State, updates: Updates, value: int, cost: UpdateCost, effect: Effect) -> int:
+    """An update on the device; returns the most bytes within it."""
+    gradient, own = state.storage(state.parts[value][0]), state.storage(value)
+    if not state.accumulate and gradient not in state.allocated | state.held:
+        raise state.refuse(f"parameter {value} is updated, whose gradient is not on the device")
+    if own in state.remote:
+        if own not in state.allocated or own in state.away.coming:
+            raise state.refuse(f"parameter {value} is updated, which is not on the device")
+        state.away.stale.add(own)
+    peak, net = cost.first if updates.first else (cost.peak, cost.net)
+    peak += state.live_bytes
+    state.live_bytes += net
+    _pass(state, cost, value in updates.on_device)
+    for storage in effect.drops:
+        state.forget(storage)
+    if state.accumulate and gradient not in state.held and _last_of(state, gradient):
+        state.live_bytes -= state.graph.storages[gradient]
+    return peak
+
+
+def _pass(state: State, cost: UpdateCost, on_device: bool) -> None:
+    """The clocks of an update, piece by piece."""
+    staging = state.staging
+    for seconds, size in cost.parts():
+        if on_device or staging is None:
+            state.clock += seconds
+            continue
+        state.wait(staging.arrives())
+        state.clock += seconds
+        staging.leaves(size)
+        state.away.left += size
+        state.away.returned += 0 if staging.first else size
+
+
+def _last_of(state: State, gradient: int) -> bool:
+    """Whether all parameters whose gradients share a storage have been updated."""
+    owners = {value for value, parts in state.parts.items() if state.storage(parts[0]) == gradient}
+    return owners.issubset(state.updated)
+
+
+def _away(state: State, updates: Updates, value: int, cost: UpdateCost, gradient: int) -> None:
+    """An update in the other memory, in the lane of that."""
+    away, link = state.away, state.link
+    if value not in updates.remote:
+        raise state.refuse(f"parameter {value} is updated in the other memory, and lives here")
+    if value in updates.on_device:
+        raise state.refuse(f"parameter {value} is updated there, and its states are here")
+    seconds = cost.add_seconds if updates.adds or updates.summed else 0.0
+    seconds += 0.0 if updates.adds else cost.away_seconds
+    if seconds == float("inf"):
+        raise state.refuse(f"parameter {value} is updated in a memory where nothing computes")
+    if gradient not in away.copies:
+        raise state.refuse(f"parameter {value} is updated there, and its gradient is not there")
+    if gradient in away.moving:
+        raise state.refuse(f"parameter {value} is updated while its gradient is on its way")
+    assert link is not None
+    lane, own = f"{link.to}/compute", state.storage(value)
+    start = max(state.clock, away.free_at.get(lane, 0.0))
+    end = start + seconds
+    away.free_at[lane] = away.moving[gradient] = end
+    away.span = (start, end)
+    if updates.adds:
+        return
+    away.ready[own] = end
+    if own in state.allocated:
+        away.old.add(own)
+
+
+def _finish(state: State) -> None:
+    updates = state.updates
+    if updates is None:
+        return
+    due = updates.remote & updates.costs.keys() if updates.adds else updates.costs.keys()
+    if missing := sorted(due - set(state.updated)):
+        raise state.refuse(f"the parameters {missing} are never updated")
+    if moving := sorted(state.remote.intersection(state.away.moving)):
+        raise state.refuse(f"the parameters in the storages {moving} are still on their way")
+    there = state.allocated & state.remote
+    if odd := sorted(there ^ state.there):
+        raise state.refuse(
+            f"the parameters in the storages {odd} are not where they were before the step"
+        )
+    if old := sorted(there & state.away.old):
+        raise state.refuse(f"the parameters in the storages {old} are older than in their memory")
+    if stale := sorted(state.away.stale & (state.away.dropped | (state.remote - there))):
+        raise state.refuse(f"the parameters in the storages {stale} are never sent back")
+
+
+RULE = Rule((Optimise, OptimiseAway, Accumulate), _play, _finish)

@@ -1,0 +1,87 @@
+"""A step whose activations wait on a disk: plans with it beside those that only compute again, and
+beside hooks that send all that autograd saves there."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import tightfit
+from schemas.graph import read_graph
+from stages.device.disk import Disk
+from stages.device.factory import build
+from stages.device.slow import Slow, Ticket
+from stages.profile.links import machine_of, measure_link
+from stages.validate.step import Stepper
+from tests.bench.cases import CASES
+from tests.bench.contest import contest
+from tests.bench.peers import Contestant
+from tests.bench.tables import result_table
+
+CASE = CASES[0]
+BUDGETS = ("50%", "30%", "20%")
+
+
+def table_of_waiting(folder: Path, rounds: int) -> str:
+    """The results in Markdown: eager, hooks to disk, and for each budget a plan of `auto` and one
+    of `offload`, with the disk as it was measured just before."""
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ["TIGHTFIT_DISK"] = str(folder)
+    machine = folder / "machine.json"
+    machine.write_text(json.dumps(machine_of("cpu", measure_link("cpu", str(folder)), str(folder))))
+    torch.manual_seed(0)
+    built = build(CASE.factory, CASE.arguments)
+    args, kwargs = built.samples[0]
+    contestants = [
+        Contestant("eager", built.model),
+        Contestant("all that autograd saves put to disk", _ToDisk(copy.deepcopy(built.model))),
+    ]
+    for budget in BUDGETS:
+        for strategy in ("auto", "offload"):
+            fitted, made = tightfit.plan(
+                copy.deepcopy(built.model), tuple(args), kwargs, budget=budget, strategy=strategy,
+                machine=machine if strategy == "offload" else None, store=folder / "store",
+                check=False,
+            )  # fmt: skip
+            sent = made.transfers.left if made.transfers else 0
+            name = f"{strategy}, {budget}" + (f", {sent / 1e6:.0f} MB sent" if sent else "")
+            contestants.append(Contestant(name, fitted, None, made.peak, made.time))
+    graph = next((folder / "store" / "calls").rglob("graph.arrow"))
+    stepper = Stepper.of(read_graph(graph), built)
+    described = json.loads(machine.read_text())["sources"]["links"]
+    return f"{described}\n\n{result_table(contest(contestants, stepper, built.samples[0], rounds))}"
+
+
+class _ToDisk(nn.Module):
+    """Runs a model; what autograd saves of it goes to a disk and comes back when it is read, as
+    `torch.autograd.graph.save_on_cpu` does with the memory of the host."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.disk: Slow = Disk(1 << 30)
+        self.end = 0
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.end = 0
+        with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
+            return self.model(*args, **kwargs)
+
+    def _pack(self, tensor: Tensor) -> tuple[int, torch.dtype, torch.Size]:
+        place, sent = self.end, tensor.detach().contiguous()
+        self.end += -(-sent.numel() * sent.element_size() // 64) * 64
+        self.disk.wait(self.disk.write(sent, place))
+        return place, tensor.dtype, tensor.shape
+
+    def _unpack(self, packed: tuple[int, torch.dtype, torch.Size]) -> Tensor:
+        place, dtype, shape = packed
+        found = torch.empty(shape, dtype=dtype)
+        ticket: Ticket = self.disk.read(found, place)
+        self.disk.wait(ticket)
+        return found

@@ -1,0 +1,186 @@
+"""Whole steps in two memories: plans that the referee plays, within the bytes of both."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.actions import Accumulate, Optimise, OptimiseAway
+from schemas.costs import write_costs
+from schemas.errors import ConfigError
+from schemas.graph import write_graph
+from schemas.link import HostLink
+from schemas.machine import Device
+from schemas.plan import read_plan
+from schemas.schedule import read_schedule, schedule_link, schedule_updates
+from stages.__main__ import main
+from stages.combine.whole.bound import least_whole_seconds
+from stages.combine.whole.described import described_costs
+from stages.combine.whole.search import Choice, Found, Search
+from stages.combine.whole.task import Task, task_of
+from stages.replay.referee import replay
+from tests.stages.report.cases import WEIGHT, WIDE, small_costs, small_graph
+
+DEVICE = Device("cpu", 10**9, {"": 1e12}, 1e9, 1e-5)
+GRAPH = small_graph(6)
+COSTS = small_costs(GRAPH)
+
+
+def task(
+    budget: int,
+    bandwidth: float = 1e9,
+    host: float | None = 1e9,
+    optimizer: str = "adamw",
+    shared: bool = False,
+    room: float = 1e9,
+    microbatches: int = 1,
+) -> Task:
+    link = HostLink(bandwidth, 1e-5, shared, room, "cpu")
+    updates = described_costs(GRAPH, DEVICE, host, optimizer)
+    return task_of(GRAPH, COSTS, link, updates, budget, 1, microbatches)
+
+
+def check(planned: Task, found: Found) -> None:
+    played = found.replay
+    assert played.peak + planned.fixed + found.updates.staging <= planned.budget
+    assert least_whole_seconds(planned) <= found.seconds * (1 + 1e-9)
+    again = replay(GRAPH, COSTS, played.steps, link=planned.link, updates=found.updates)
+    assert again.steps == played.steps
+    updated = [
+        s.action.value for s in played.steps if isinstance(s.action, Optimise | OptimiseAway)
+    ]
+    assert sorted(updated) == sorted(planned.updates)
+    if found.adding is not None:
+        added = [s.action.value for s in found.adding.steps if isinstance(s.action, Accumulate)]
+        assert sorted(added) == sorted(planned.remote.values())
+        assert found.adding.peak + planned.fixed <= planned.budget
+
+
+def test_a_step_fits_in_a_part_of_what_everything_takes() -> None:
+    everything = sum(c.states for c in task(10**9).updates.values()) + 6 * WEIGHT + 8 * WIDE
+    planned = task(everything * 6 // 10)
+    found = Search(planned).best()
+    check(planned, found)
+    assert found.replay.seconds < 2 * planned.unconstrained
+    assert found.replay.transfers is not None
+    assert found.replay.transfers.host_peak >= 6 * WEIGHT * 3
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    budget=st.integers(5_000_000, 12_000_000),
+    bandwidth=st.sampled_from([5e7, 1e9, float("inf")]),
+    host=st.sampled_from([None, 1e7, 1e9]),
+    optimizer=st.sampled_from(["sgd", "momentum", "adam"]),
+    shared=st.booleans(),
+    microbatches=st.sampled_from([1, 1, 3]),
+    choice=st.builds(
+        Choice,
+        activations=st.sampled_from([0.5, 0.7, 0.9]),
+        linked=st.sampled_from([0.0, 0.4]),
+        there=st.sampled_from([0.0, 0.1, 0.4]),
+        here=st.sampled_from([0.0, 0.3, 1.0]),
+    ),
+)
+def test_the_referee_plays_every_plan(
+    budget: int,
+    bandwidth: float,
+    host: float | None,
+    optimizer: str,
+    shared: bool,
+    microbatches: int,
+    choice: Choice,
+) -> None:
+    if microbatches > 1:
+        host, choice = host or 1e9, Choice(choice.activations, choice.linked, choice.there)
+    planned = task(budget, bandwidth, host, optimizer, shared, microbatches=microbatches)
+    if host is None:
+        choice = Choice(choice.activations, choice.linked, choice.there, 1.0)
+    found = Search(planned).look(choice)
+    if found is not None:
+        check(planned, found)
+
+
+def test_a_faster_link_is_never_slower_where_transfers_are_all() -> None:
+    slow, fast = (Search(task(7_000_000, b)).best().replay.seconds for b in (1e8, 1e9))
+    assert fast < slow
+
+
+def test_where_nothing_computes_beside_the_other_memory_the_device_updates() -> None:
+    found = Search(task(10_000_000, host=None)).best()
+    check(task(10_000_000, host=None), found)
+    assert not any(isinstance(step.action, OptimiseAway) for step in found.replay.steps)
+
+
+def test_what_cannot_be_is_told_in_one_sentence() -> None:
+    with pytest.raises(ConfigError, match="between cpu and host has no bandwidth"):
+        task(6_000_000, bandwidth=0)
+    with pytest.raises(ConfigError, match="take 4500000 bytes in host/memory, which has 4499999"):
+        task(6_000_000, room=4_499_999)
+    with pytest.raises(ConfigError, match=r"no plan fits in 3000000 bytes: aten.* of h.\d.* needs"):
+        task(3_000_000)
+    tight = task(4_020_000)
+    with pytest.raises(ConfigError, match="no plan is known that fits in 4020000 bytes"):
+        Search(tight).best()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    write_graph(folder / "graph.arrow", GRAPH)
+    write_costs(folder / "costs.arrow", COSTS)
+    return folder
+
+
+def machine(folder: Path, **memory: float) -> Path:
+    path = folder / "machine.json"
+    document = {
+        "artifact": "tightfit.machine/1",
+        "name": "one",
+        "devices": [{"name": "cuda:0", "memory": 10**9, "flops": 1e12, "bandwidth": 1e9}],
+        "memories": [{"name": "host", "memory": 10**9, "bandwidth": 1e9, **memory}],
+        "links": [{"between": ["cuda:0", "host"], "bandwidth": 1e9}],
+    }
+    path.write_text(json.dumps(document))
+    return path
+
+
+def test_the_command_writes_a_plan_and_its_schedule(
+    files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--graph", str(files / "graph.arrow"), "--costs", str(files / "costs.arrow")]
+    small = machine(files, memory=4_000_000).rename(files / "small.json")
+    given += ["--machine", str(machine(files)), "--out", str(files / "plan")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stages.combine.whole.command.LEAST", 1)
+        assert main(["whole", *given, "--budget", "7MB"]) == 0
+        plan = read_plan(files / "plan/plan.json")
+        steps = read_schedule(files / "plan/schedule.arrow")
+        updates = schedule_updates(files / "plan/schedule.arrow")
+        link = schedule_link(files / "plan/schedule.arrow")
+        played = replay(GRAPH, COSTS, steps, link=link, updates=updates)
+        assert (played.seconds, played.peak) == (plan.time, plan.peak)
+        assert plan.lower_bound is not None and plan.lower_bound <= played.seconds
+        twice = ["--graph", given[1], "--costs", given[3], "--microbatches", "2"]
+        assert main(["whole", *given, *twice, "--microbatches", "1", "--budget", "7MB"]) == 0
+        assert not (files / "plan/microbatch.arrow").exists()
+        assert main(["whole", *given, "--microbatches", "2", "--budget", "7MB"]) == 0
+        assert "in 2 microbatches" in read_plan(files / "plan/plan.json").sentence
+        adds = schedule_updates(files / "plan/microbatch.arrow")
+        assert adds is not None and adds.adds
+        for words, more in (
+            ("1 --graph, 1 --costs and 2 --microbatches", ["2", "--microbatches", "1"]),
+            ("--microbatches is 0", ["0"]),
+        ):
+            assert main(["whole", *given, "--budget", "7MB", "--microbatches", *more]) == 1
+            assert words in capsys.readouterr().err
+        for budget, words in (("50%", "is bytes of the device"), ("2GB", "less than the budget")):
+            assert main(["whole", *given, "--budget", budget]) == 1
+            assert words in capsys.readouterr().err
+        given[given.index("--machine") + 1] = str(small)
+        assert main(["whole", *given, "--budget", "6MB"]) == 1
+        assert "take 4500000 bytes in host/memory" in capsys.readouterr().err

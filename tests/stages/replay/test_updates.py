@@ -1,0 +1,200 @@
+"""Updates in the referee: on the device and in the other memory, and a test for each refusal."""
+
+from __future__ import annotations
+
+from dataclasses import replace as with_fields
+
+import pytest
+
+from schemas.actions import (
+    Accumulate,
+    Action,
+    Free,
+    FreeCopy,
+    Offload,
+    Optimise,
+    OptimiseAway,
+    Prefetch,
+    Wait,
+)
+from schemas.errors import ArtifactError, ScheduleError
+from schemas.graph import Graph
+from schemas.link import HostLink
+from schemas.schedule import Step
+from schemas.updates import LinkSpeed, UpdateCost, Updates, updates_of
+from stages.replay.referee import Replay, replay
+from tests.stages.replay.test_transfers import Away, schedule, three_layers
+
+LINK = HostLink(bandwidth=2.0, shared=False, room=100, device="cpu")
+PARAMETER, GRADIENT, END, UPDATED = 6, 5, 10, 9
+"""The parameter, 1 byte, its gradient, the end of the schedule, and where the gradient is whole."""
+COST = UpdateCost("weight", (8,), 2.0, 3, 0, (5, 1), away_seconds=7.0)
+OPTIMISER = Updates({PARAMETER: COST}, LinkSpeed.of(LINK), 4)
+AWAY = with_fields(OPTIMISER, remote=frozenset([PARAMETER]))
+THERE = with_fields(AWAY, there=AWAY.remote)
+COMES: list[Action] = [Prefetch(PARAMETER), Wait(PARAMETER)]
+SENT: list[Action] = [Offload(GRADIENT), Wait(GRADIENT), Free(GRADIENT)]
+SETTLED: list[Action] = [Wait(GRADIENT), FreeCopy(GRADIENT)]
+
+
+def graph_with_reader() -> Graph:
+    """`three_layers`, whose op 2 reads the parameter."""
+    graph, _ = three_layers()
+    ops = list(graph.ops)
+    ops[2] = with_fields(ops[2], inputs=[*ops[2].inputs, PARAMETER])
+    return with_fields(graph, ops=ops)
+
+
+def steps_with(*ending: Action, before: Away | None = None) -> list[Step]:
+    """The step in captured order with further actions, and some at its end."""
+    return [*schedule(before or {}), *(Step(action) for action in ending)]
+
+
+def played(
+    *ending: Action,
+    updates: Updates | None = OPTIMISER,
+    before: Away | None = None,
+    link: HostLink | None = LINK,
+    reader: bool = False,
+) -> Replay:
+    graph, costs = three_layers()
+    graph = graph_with_reader() if reader else graph
+    return replay(graph, costs, steps_with(*ending, before=before), link=link, updates=updates)
+
+
+def refused(match: str, *ending: Action, **said: object) -> None:
+    with pytest.raises(ScheduleError, match=match):
+        played(*ending, **said)  # type: ignore[arg-type]
+
+
+def test_an_update_on_the_device_uses_the_gradient_up() -> None:
+    found = played(Optimise(PARAMETER))
+    last = found.steps[-1]
+    assert (last.lane, last.start, last.end) == ("cpu/compute", 5.0, 7.0)
+    assert (last.live, last.peak) == (8, 15)
+    assert found.transfers is not None and found.transfers.host_peak == 8
+
+
+def test_an_update_in_the_other_memory_has_a_lane_of_its_own() -> None:
+    found = played(*SENT, OptimiseAway(PARAMETER), *SETTLED, updates=AWAY)
+    rows = {type(step.action): step for step in found.steps}
+    update = rows[OptimiseAway]
+    assert (update.lane, update.start, update.end) == ("host/compute", 7.0, 14.0)
+    assert (update.memory, update.live) == ("host/memory", 1 + 8 + 4)
+    assert found.seconds == 14.0 and found.steps[-3].live == 13
+    assert (rows[FreeCopy].live, rows[FreeCopy].memory) == (9, "host/memory")
+    assert [s.live for s in found.steps if s.memory == "cpu/memory"][-1] == 8
+
+
+def test_a_parameter_of_the_other_memory_is_brought_dropped_and_sent_back() -> None:
+    before: Away = {2: COMES, 3: [Free(PARAMETER)], UPDATED: COMES}
+    ending: list[Action] = [Optimise(PARAMETER), Offload(PARAMETER), Wait(PARAMETER)]
+    found = played(*ending, Free(PARAMETER), updates=AWAY, before=before, reader=True)
+    sizes = [step.live for step in found.steps if isinstance(step.action, Prefetch | Free)]
+    assert sizes[:2] == [9, 12]
+    assert found.transfers is not None
+    assert (found.transfers.left, found.transfers.returned) == (8 + 1, 8 + 2)
+    there = played(*SENT, OptimiseAway(PARAMETER), *SETTLED, Free(PARAMETER), *COMES, updates=THERE)
+    come = [step for step in there.steps if isinstance(step.action, Prefetch)]
+    assert come[0].start == 14.0 and there.steps[0].live == 5
+
+
+def test_updates_that_could_not_be() -> None:
+    refused("which no optimiser has", Optimise(PARAMETER), updates=None)
+    refused("which no optimiser has", Optimise(PARAMETER), updates=with_fields(OPTIMISER, costs={}))
+    refused("updated again", Optimise(PARAMETER), Optimise(PARAMETER))
+    refused("before its gradient is whole", before={UPDATED: [Optimise(PARAMETER)]})
+    refused("are never updated")
+    refused("value 0 is updated, which has no gradient", Optimise(0))
+    refused("gradient is not on the device", *SENT, Optimise(PARAMETER), FreeCopy(GRADIENT))
+
+
+def test_parameters_that_are_not_where_they_are_used() -> None:
+    refused("reads value 6, which is not live", updates=AWAY, reader=True)
+    refused("updated, which is not on the device", Optimise(PARAMETER), updates=AWAY)
+    refused("not on the device", Prefetch(PARAMETER), Optimise(PARAMETER), updates=AWAY)
+    on_its_way: Away = {UPDATED: COMES}
+    again: list[Action] = [Optimise(PARAMETER), Offload(PARAMETER)]
+    refused("still on their way", *again, updates=THERE)
+    refused("older|before it was sent back", Optimise(PARAMETER), Free(PARAMETER), updates=THERE)
+    refused("not where they were", *again, Wait(PARAMETER), updates=AWAY, before=on_its_way)
+    refused("comes back, which is there", Prefetch(PARAMETER), updates=THERE)
+    refused("whose copy is as new", Offload(PARAMETER), updates=THERE)
+    refused("which is there before", Offload(PARAMETER))
+
+
+def test_a_parameter_that_leaves_is_sent_back_once_it_is_updated() -> None:
+    left: Away = {1: [Free(PARAMETER)], UPDATED: COMES}
+    refused("are never sent back", Optimise(PARAMETER), updates=THERE, before=left)
+    played(Optimise(PARAMETER), updates=THERE)
+    ending: list[Action] = [*SENT, OptimiseAway(PARAMETER), *SETTLED]
+    refused("are older than in their memory", *ending, updates=THERE)
+    twice: list[Action] = [Optimise(PARAMETER), Offload(PARAMETER), Offload(PARAMETER)]
+    refused("whose copy is as new", *twice, updates=THERE)
+
+
+def test_updates_in_the_other_memory_that_could_not_be() -> None:
+    update = OptimiseAway(PARAMETER)
+    refused("and lives here", *SENT, update, FreeCopy(GRADIENT))
+    here = with_fields(AWAY, on_device=AWAY.remote)
+    refused("its states are here", *SENT, update, *SETTLED, updates=here)
+    nobody = with_fields(AWAY, costs={PARAMETER: with_fields(COST, away_seconds=float("inf"))})
+    refused("where nothing computes", *SENT, update, *SETTLED, updates=nobody)
+    refused("its gradient is not there", update, updates=AWAY)
+    refused("gradient is on its way", Offload(GRADIENT), update, updates=AWAY)
+    refused("is freed while it is on its way", *SENT, update, FreeCopy(GRADIENT), updates=AWAY)
+    refused("the gradient in value 5 leaves", *SENT, update, updates=None)
+    early: Away = {UPDATED: [Offload(GRADIENT)]}
+    refused("the gradient in value 5 leaves", update, updates=AWAY, before=early)
+    refused("are never freed", *SENT, update, updates=AWAY)
+
+
+def test_microbatches_add_their_gradients_up_and_the_last_one_updates() -> None:
+    cost = with_fields(COST, add_seconds=3.0)
+    adds = with_fields(AWAY, costs={PARAMETER: cost}, adds=True)
+    found = played(*SENT, Accumulate(PARAMETER), *SETTLED, updates=adds)
+    step = next(step for step in found.steps if isinstance(step.action, Accumulate))
+    assert (step.lane, step.start, step.end, step.live) == (
+        "host/compute",
+        7.0,
+        10.0,
+        1 + 8 + 1 + 4,
+    )
+    last = with_fields(adds, adds=False, summed=True)
+    found = played(*SENT, OptimiseAway(PARAMETER), *SETTLED, updates=last)
+    assert found.seconds == 7.0 + 3.0 + 7.0
+    refused("Accumulate of 6 in a microbatch that is the last", *SENT, Accumulate(PARAMETER),
+            updates=last)  # fmt: skip
+    for update in (OptimiseAway(PARAMETER), Optimise(PARAMETER)):
+        refused("in a microbatch that is not the last", *SENT, update, updates=adds)
+    refused("are never updated", updates=adds)
+    nobody = with_fields(adds, costs={PARAMETER: COST})
+    refused("where nothing computes", *SENT, Accumulate(PARAMETER), *SETTLED, updates=nobody)
+    there = with_fields(adds, there=adds.remote)
+    brought = played(*SENT, Accumulate(PARAMETER), *SETTLED, updates=there)
+    assert brought.steps[0].live == 5
+    assert updates_of(adds.text(), "it") == adds
+    kept = with_fields(OPTIMISER, adds=True)
+    assert played(updates=kept).steps[-1].live == 12
+
+
+def test_a_memory_that_is_too_small_and_a_link_that_is_none() -> None:
+    refused("take 8 bytes in host/memory, which has 7", link=with_fields(LINK, room=7))
+    refused("take 9 bytes in host/memory", updates=AWAY, link=with_fields(LINK, room=8))
+    refused("makes 13 bytes in host/memory", *SENT, updates=AWAY, link=with_fields(LINK, room=12))
+    refused("to which there is no link", Optimise(PARAMETER), link=None)
+    none = with_fields(OPTIMISER, speed=LinkSpeed(0.0, 0.0, (0.0, 0.0), 0.0))
+    refused("the link has no bandwidth", Optimise(PARAMETER), updates=none)
+    here = with_fields(none, on_device=frozenset([PARAMETER]))
+    assert played(Optimise(PARAMETER), updates=here, link=None).seconds == 7.0
+
+
+def test_an_optimiser_is_written_and_read() -> None:
+    for updates in (OPTIMISER, THERE, with_fields(OPTIMISER, on_device=frozenset([PARAMETER]))):
+        assert updates_of(updates.text(), "it") == updates
+    good = THERE.text()
+    bad = [("2.0", '"a"'), ('"there": [6]', '"x": 1'), ('"remote": [6]', '"remote": []')]
+    wrong = [good.replace(*each) for each in (*bad, ("[8]", "[-8]"))]
+    for text in ("", "[]", "{}", *wrong):
+        with pytest.raises(ArtifactError, match="it: what it says of an optimiser is none"):
+            updates_of(text, "it")

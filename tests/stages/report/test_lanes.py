@@ -1,0 +1,118 @@
+"""The lanes of a whole step on its page and in its trace: updates, states on their way, waits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from schemas.actions import (
+    Action,
+    Compute,
+    Free,
+    FreeCopy,
+    Gradient,
+    Offload,
+    OptimiseAway,
+    Prefetch,
+    Wait,
+)
+from schemas.link import HostLink
+from schemas.schedule import Step, write_schedule
+from schemas.updates import LinkSpeed, UpdateCost, Updates
+from stages.__main__ import main
+from stages.combine.whole.backward import in_backward
+from stages.replay.referee import Replay, replay
+from stages.report.lanes import lanes_plot
+from stages.report.timeline import timeline
+from tests.stages.report.cases import keep_all, played, small_costs, small_graph, write_results
+
+GRAPH = small_graph()
+COSTS = small_costs(GRAPH)
+LINK = HostLink(5e8, 0.0, False, device="cpu")
+LAST = GRAPH.gradients[0].value
+OWN = {gradient.value: gradient.gradient for gradient in GRAPH.gradients}
+
+
+def updates() -> Updates:
+    """All states are in the other memory, and so is the last layer's parameter."""
+    cost = UpdateCost("", (250_000, 250_000), 0.002, 0, 0, (0, 0), away_seconds=0.003)
+    costs = {gradient.value: cost for gradient in GRAPH.gradients}
+    return Updates(costs, LinkSpeed.of(LINK), 2, remote=frozenset([LAST]))
+
+
+def whole() -> Replay:
+    """The step that keeps everything, with all updates."""
+    steps = played(GRAPH, COSTS, keep_all(GRAPH)).steps
+    rest = {value: cost for value, cost in updates().costs.items() if value != LAST}
+    steps = in_backward(GRAPH, [Step(step.action) for step in steps], rest)
+    uses = [i for i, s in enumerate(steps) if _reads(s, LAST)]
+    sent = next(i for i, s in enumerate(steps) if s.action == Gradient(OWN[LAST])) + 1
+    ended: list[Action] = [
+        Free(LAST),
+        Offload(OWN[LAST]),
+        Wait(OWN[LAST]),
+        Free(OWN[LAST]),
+        OptimiseAway(LAST),
+    ]
+    steps[sent:sent] = [Step(action) for action in ended]
+    steps[uses[0] : uses[0]] = [Step(Prefetch(LAST)), Step(Wait(LAST))]
+    steps += [Step(Wait(OWN[LAST])), Step(FreeCopy(OWN[LAST]))]
+    return replay(GRAPH, COSTS, steps, link=LINK, updates=updates())
+
+
+def _reads(step: Step, value: int) -> bool:
+    return isinstance(step.action, Compute) and value in GRAPH.ops[step.action.op].inputs
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "small"
+    write_results(folder, GRAPH)
+    place = folder / "rockmate/90pct/schedule.arrow"
+    write_schedule(place, whole().steps, "", LINK, updates())
+    return folder
+
+
+def test_each_lane_has_its_spans_and_the_other_memory_its_line() -> None:
+    found = whole()
+    plot = lanes_plot(found.steps, found.passing, updates().stays(GRAPH))
+    assert plot is not None
+    names = {lane.name: {mark.kind for mark in lane.marks} for lane in plot.lanes}
+    assert names == {
+        "cpu/compute": {"computing", "updating", "waiting"},
+        "cpu/to-host": {"moving", "passing"},
+        "cpu/from-host": {"moving", "passing"},
+        "host/compute": {"updating"},
+    }
+    own = 250_000 * (1 + 2 * 3)
+    assert plot.line.count("V") == 2
+    assert (plot.other, plot.peak) == ("host/memory", own + 250_000)
+    assert all(0 < lane.busy <= 100 for lane in plot.lanes)
+    assert lanes_plot(played(GRAPH, COSTS, keep_all(GRAPH)).steps) is None
+
+
+def test_parameters_that_are_brought_have_an_owner() -> None:
+    found = whole()
+    line = timeline(GRAPH, found.steps, updates=updates())
+    assert line.peak == found.peak
+    assert max(segment.bytes[2] for segment in line.segments) == 250_000
+
+
+def test_the_page_and_the_trace_show_them(results: Path, tmp_path: Path) -> None:
+    assert main(["report", "--model-dir", str(results), "--out", str(tmp_path / "page.html")]) == 0
+    page = (tmp_path / "page.html").read_text()
+    assert "host/compute" in page and "states on their way" in page
+    assert page.count("parameters from the other memory") >= 2 and "bytes in host/memory" in page
+    trace = tmp_path / "trace.json"
+    given = ["--graph", str(results / "graph.arrow"), "--costs", str(results / "costs.arrow")]
+    schedule = str(results / "rockmate/90pct/schedule.arrow")
+    assert main(["report", "--perfetto", schedule, *given, "--out", str(trace)]) == 0
+    events = json.loads(trace.read_text())["traceEvents"]
+    spans = {event["name"] for event in events if event["ph"] == "X"}
+    assert {"optimise", "optimise_away", "states", "prefetch", "wait"} <= spans
+    assert {event["name"] for event in events if event["ph"] == "C"} == {
+        "cpu/memory",
+        "host/memory",
+    }
