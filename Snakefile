@@ -3,6 +3,7 @@
 
 include: "workflow/rules/common.smk"
 include: "workflow/rules/trace.smk"  # factory -> graph.arrow
+include: "workflow/rules/fuse.smk"  # eager.arrow -> graph.arrow, where kernels are fused
 include: "workflow/rules/profile.smk"  # graph.arrow -> costs.arrow
 include: "workflow/rules/partition.smk"  # graph, costs -> blocks.arrow
 include: "workflow/rules/solve.smk"  # blocks.arrow -> options.arrow

@@ -15,16 +15,17 @@ from schemas.budget import NO_BUDGET, parse_budget
 from schemas.errors import ConfigError, TightfitError
 from schemas.link import host_link
 from schemas.machine import machine_file, read_machine
-from schemas.strategies import STRATEGIES, baselines
+from schemas.strategies import STRATEGIES, UNPLANNED, baselines
 
+FUSED = "fused"
 SCHEMA_PATH = Path(__file__).with_name("config.schema.json")
 
 
 @dataclass(frozen=True)
 class Model:
     """A model to plan: its factory ("package.module:function"), the factory's keyword arguments,
-    the strategies and budgets, as written, to plan it with, and whether plans may rest on inputs of
-    nothing but `ones`."""
+    the strategies and budgets, as written, to plan it with, whether plans may rest on inputs of
+    nothing but `ones`, and its kernels: eager's, or `fused` ones."""
 
     name: str
     factory: str
@@ -32,6 +33,7 @@ class Model:
     strategies: list[str]
     budgets: list[str]
     ones: bool = False
+    fused: bool = False
 
     @property
     def arguments_json(self) -> str:
@@ -78,11 +80,13 @@ class Config:
         return self.device if self.machine is None else "cpu"
 
     def requests(self, model: str) -> list[Request]:
-        """The plans to make of one model, in the order of the configuration."""
+        """The plans to make of one model, in the order of the configuration. Where its kernels are
+        fused, the step that runs them unplanned is one of them: others are compared with it."""
         chosen = self.models[model]
+        apart = chosen.fused and UNPLANNED not in chosen.strategies
         return [
             Request(model, strategy, budget, directory)
-            for strategy in chosen.strategies
+            for strategy in ([UNPLANNED] if apart else []) + chosen.strategies
             for budget, directory in _budgets_of(strategy, chosen.budgets)
         ]
 
@@ -104,10 +108,11 @@ def parse_config(document: Mapping[str, Any], source: str = "config.yaml") -> Co
     plain, problems = _plain(document)
     problems += [_sentence(error) for error in Draft202012Validator(schema).iter_errors(plain)]
     problems += _budget_problems(plain) + _device_problems(plain) + _sample_problems(plain)
-    problems += [] if problems else _link_problems(_with_defaults(plain, schema))
+    if not problems:
+        filled = _with_defaults(plain, schema)
+        problems = _link_problems(filled) + _kernel_problems(filled)
     if problems:
         raise ConfigError(_message(source, sorted(set(problems))))
-    filled = _with_defaults(plain, schema)
     solver = filled["solver"]
     return Config(
         models={model.name: model for name in filled["models"] for model in _models(name, filled)},
@@ -179,6 +184,7 @@ def _models(name: str, document: dict[str, Any]) -> Iterator[Model]:
             model.get("strategies", document["strategies"]),
             [parse_budget(budget).text for budget in model.get("budgets", document["budgets"])],
             model["ones"],
+            model.get("kernels", document["kernels"]) == FUSED,
         )
 
 
@@ -289,6 +295,18 @@ def _link_problems(document: dict[str, Any]) -> list[str]:
         except TightfitError as error:
             return [f"machine: {error}"]
     return []
+
+
+def _kernel_problems(document: dict[str, Any]) -> list[str]:
+    """A sentence for each model with fused kernels, which are not compiled for a device that is
+    not here."""
+    described = machine_file(document["device"]) is not None
+    said = 'kernels: "fused" was found, expected eager where the device is described'
+    return [
+        f"{_path(['models', name])}.{said}"
+        for name, model in document["models"].items()
+        if described and model.get("kernels", document["kernels"]) == FUSED
+    ]
 
 
 def _budget_lists(document: Any) -> Iterator[tuple[list[str | int], list[Any]]]:

@@ -221,10 +221,15 @@ GRAPH = store.ArtifactType(
 )
 
 
-def write_graph(path: Path | str, graph: Graph) -> str:
-    """Checks the graph, writes it and returns its digest."""
+def write_graph(path: Path | str, graph: Graph, fused: bool = False) -> str:
+    """Checks the graph, writes it and returns its digest; one of fused kernels says so."""
     check_graph(graph, str(path))
-    return store.write(path, GRAPH, [asdict(graph)])
+    return store.write(path, GRAPH, [asdict(graph)], {"kernels": "fused"} if fused else {})
+
+
+def is_fused(path: Path | str) -> bool:
+    """Whether a file's graph is one of fused kernels."""
+    return store.header(path).metadata.get("kernels") == "fused"
 
 
 def read_graph(path: Path | str) -> Graph:

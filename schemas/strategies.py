@@ -36,8 +36,9 @@ class About:
     optimal_in: str = ""
 
 
+UNPLANNED = "unplanned"
 _ALL = [
-    About("unplanned", "the step as PyTorch runs it", baseline=True),
+    About(UNPLANNED, "the step as PyTorch runs it", baseline=True),
     About(
         "checkpoint",
         "every block is computed again, as `torch.utils.checkpoint` on each would",

@@ -187,7 +187,8 @@ class Route:
         """How far the planned module of fused kernels is from eager, for people; raises ModelError
         where that is too far, or it has other bits than the same kernels unplanned."""
         from schemas.graph import read_graph
-        from stages.validate.fused import beside_eager, check_fused
+        from stages.validate.fused import beside_eager
+        from stages.validate.validate import check_fused
 
         self.progress.stage("check")
         traced = read_graph(graph)

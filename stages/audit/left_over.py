@@ -14,7 +14,14 @@ from schemas.module import MADE_FROM, read_made_from
 
 LOGS = "logs"
 FILES = {
-    *("graph.arrow", "costs.arrow", "blocks.arrow", "options.arrow", "frontier.arrow"),
+    *(
+        "graph.arrow",
+        "eager.arrow",
+        "costs.arrow",
+        "blocks.arrow",
+        "options.arrow",
+        "frontier.arrow",
+    ),
     *("sequence.arrow", "schedule.arrow", "line.arrow", "measurement.arrow"),
     *("plan.json", "trace.json", "report.html", "report.done"),
 }

@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> None:
     with entered(place):
         fused = fuse_compiled(graph, torch.device(place.type), tell, report)
     check_program(fused, str(options.out))
-    write_graph(options.out, fused)
+    write_graph(options.out, fused, fused=True)
     groups = [op.target for op in fused.ops if is_group(op.target)]
     print(
         f"{graph.model}: {len(graph.ops)} ops, {len(fused.ops)} of them left, of which "

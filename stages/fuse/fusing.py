@@ -130,7 +130,15 @@ def _group_op(graph: Graph, members: list[int], wanted: list[int], again: set[in
         in_place=[],
         random=False,
         repeatable=True,
+        module=_common([graph.ops[at].module for at in members]),
     )
+
+
+def _common(paths: list[str]) -> str:
+    """The path of the submodule that holds all of these."""
+    parts = zip(*(path.split(".") for path in paths), strict=False)
+    same = itertools.takewhile(lambda names: len(set(names)) == 1, parts)
+    return ".".join(names[0] for names in same)
 
 
 def _in_order(graph: Graph, units: Units, ops: dict[int, Op]) -> list[Op]:

@@ -117,16 +117,17 @@ def measured_dots(plans: Sequence[PlanResult]) -> list[Dot]:
     return dots
 
 
-def relative_points(frontier: Frontier) -> list[tuple[int, float]]:
-    """Peak and time relative to keep-all of a frontier's points, by rising peak."""
-    unit = frontier.keep_all_seconds or 1.0
+def relative_points(frontier: Frontier, pace: float) -> list[tuple[int, float]]:
+    """Peak and time relative to keep-all of a frontier's points, by rising peak; keep-all's own
+    time is `pace` of the original's."""
+    unit = (frontier.keep_all_seconds or 1.0) / pace
     return sorted((point.peak, point.seconds / unit) for point in frontier.points)
 
 
 def trade_off(results: ModelResults, panels: Mapping[str, str]) -> Curve | None:
     """The curve of a model, None when nothing was planned. `panels` names each plan's panel by
     the folder of the plan."""
-    frontiers = {name: relative_points(f) for name, f in results.frontiers.items()}
+    frontiers = {name: relative_points(f, results.pace) for name, f in results.frontiers.items()}
     dots = measured_dots(results.plans)
     places = [point for points in frontiers.values() for point in points]
     places += [(dot.peak, dot.ratio) for dot in dots]

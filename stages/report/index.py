@@ -83,7 +83,9 @@ def run_index(models: Sequence[ModelResults]) -> Index:
 
 
 def _spark(model: ModelResults, name: str) -> tuple[Spark | None, tuple[Scale, Scale] | None]:
-    points = sorted(point for f in model.frontiers.values() for point in relative_points(f))
+    points = sorted(
+        point for f in model.frontiers.values() for point in relative_points(f, model.pace)
+    )
     best: list[tuple[int, float]] = []
     for peak, height in points:
         if not best or height < best[-1][1]:

@@ -4,7 +4,7 @@ failed, a budget that no plan meets and a plan not yet measured all still have a
 from __future__ import annotations
 
 from collections.abc import Callable, Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,20 +14,21 @@ from schemas.blocks import Blocks, read_blocks
 from schemas.costs import Costs, Device, read_costs, read_device
 from schemas.errors import ArtifactError
 from schemas.frontier import Frontier, read_frontier
-from schemas.graph import Graph, read_graph
+from schemas.graph import Graph, is_fused, read_graph
 from schemas.link import HostLink
 from schemas.measurement import LinePoint, Measurement, read_line, read_measurement
 from schemas.options import Option, read_options
 from schemas.plan import Plan, read_plan
 from schemas.schedule import Step, read_schedule, schedule_link, schedule_updates
 from schemas.sequence import Operation, read_sequence
+from schemas.strategies import UNPLANNED
 from schemas.updates import Updates
 
 T = TypeVar("T")
 
 ERRORS = "logs/*.txt"
 """Beside what a stage makes: its error, one file a stage, empty or absent where it went well."""
-BEFORE_PLANS = ("trace", "profile", "partition", "solve")
+BEFORE_PLANS = ("trace", "fuse", "profile", "partition", "solve")
 """The stages of a model that its plans are made from."""
 
 
@@ -36,7 +37,8 @@ class PlanResult:
     """One point of a run: a plan with what was made of it. `folder` is strategy/budget; `error` is
     the sentence of the stage that failed for it, or of one before it that failed since; `described`
     is the device that it was planned for without being run there. `link` and `updates` are those of
-    its schedule."""
+    its schedule. Where kernels are `fused`, `pace` is what their step takes unplanned of the
+    original's time, as measured, 1 where it is not."""
 
     plan: Plan
     folder: str
@@ -48,6 +50,15 @@ class PlanResult:
     described: Device | None = None
     link: HostLink | None = None
     updates: Updates | None = None
+    fused: bool = False
+    pace: float = 1.0
+
+    @property
+    def relative(self) -> float | None:
+        """The predicted time beside the original's, None where there is none."""
+        if self.plan.time is None or self.plan.keep_all.time <= 0:
+            return None
+        return self.pace * self.plan.time / self.plan.keep_all.time
 
 
 @dataclass(frozen=True)
@@ -66,6 +77,11 @@ class ModelResults:
     frontiers: dict[str, Frontier]
     plans: list[PlanResult]
     digests: dict[str, str]
+
+    @property
+    def pace(self) -> float:
+        """That of its plans."""
+        return next((result.pace for result in self.plans), 1.0)
 
 
 def load_model(folder: Path | str, whole: bool = True) -> ModelResults:
@@ -90,7 +106,7 @@ def load_model(folder: Path | str, whole: bool = True) -> ModelResults:
         blocks=_maybe(folder / "blocks.arrow", read_blocks) if whole else None,
         options=(_maybe(folder / "options.arrow", read_options) or {}) if whole else {},
         frontiers={path.parent.name: read_frontier(path) for path in frontiers},
-        plans=[_plan(path.parent, whole, described) for path in plans],
+        plans=_paced(folder, [_plan(path.parent, whole, described) for path in plans]),
         digests=_digests(folder) if whole else {},
     )
 
@@ -142,6 +158,15 @@ def _plan(folder: Path, whole: bool, described: Device | None) -> PlanResult:
         link=_maybe(folder / "schedule.arrow", schedule_link) if whole else None,
         updates=_maybe(folder / "schedule.arrow", schedule_updates) if whole else None,
     )
+
+
+def _paced(folder: Path, plans: list[PlanResult]) -> list[PlanResult]:
+    """The plans of a model, at the pace of its kernels."""
+    if not _maybe(folder / "graph.arrow", is_fused):
+        return plans
+    alone = next((plan.measurement for plan in plans if plan.plan.strategy == UNPLANNED), None)
+    pace = 1.0 if alone is None else alone.time_ratio or 1.0
+    return [replace(plan, fused=True, pace=pace) for plan in plans]
 
 
 def _described(folder: Path) -> Device | None:

@@ -11,7 +11,7 @@ from schemas.measurement import LinePoint
 from stages.report.aligning import aligned
 from stages.report.scales import Scale, Tick
 from stages.report.timeline import OWNERS, Occupant, Segment, Timeline
-from stages.report.words import count, duration, listing, operator, pattern, size, tick
+from stages.report.words import count, duration, listing, named, pattern, size, tick
 
 COLUMNS = 480
 """Widths that the step is cut into; each shows the highest moment within it."""
@@ -119,7 +119,7 @@ def occupancy(graph: Graph, line: Timeline, most: int = 12) -> list[Occupancy]:
     rows = []
     if line.peak_temporary > 0 and line.peak_op != NONE:
         op = graph.ops[line.peak_op]
-        note = f"outputs and temporaries of {operator(op.target)}, which runs at the peak"
+        note = f"outputs and temporaries of {named(op)}, which runs at the peak"
         rows.append(("working", op.module, line.peak_temporary, note))
     groups: dict[tuple[str, str], list[Occupant]] = {}
     for occupant in line.occupants:
@@ -208,7 +208,7 @@ def _hover(graph: Graph, cells: Sequence[Segment | None]) -> dict[str, Any]:
             rows.append(None)
             continue
         op = graph.ops[cell.op]
-        text = f"{operator(op.target)} · {op.module or graph.model} · {op.phase}"
+        text = f"{named(op)} · {op.module or graph.model} · {op.phase}"
         own = [size for name, size in zip(OWNERS, cell.bytes, strict=True) if name in shown]
         rows.append([round(cell.start, 7), *own, texts.setdefault(text, len(texts))])
     owners = [OWNER_NAMES[owner] for owner in shown]

@@ -158,7 +158,7 @@ def _panel(
         memory=memory,
         lanes=_lanes(results, result),
         repeated=repeated_ops(graph, line) if graph is not None and line is not None else [],
-        facts=[*_plan_facts(plan), *_measured_facts(result.measurement)],
+        facts=[*_plan_facts(result), *_measured_facts(result.measurement, result.fused)],
     )
 
 
@@ -173,15 +173,17 @@ def _lanes(results: ModelResults, result: PlanResult) -> LanesPlot | None:
     return lanes_plot(steps, played.passing, result.updates.stays(graph))
 
 
-def _plan_facts(plan: Plan) -> list[Fact]:
-    facts = []
+def _plan_facts(result: PlanResult) -> list[Fact]:
+    plan, facts = result.plan, []
     if plan.budget_total is not None and plan.budget_bytes is not None:
         step = f"{size(max(plan.budget_bytes, 0))} of it for the step itself"
         facts.append(("Budget", f"{size(plan.budget_total)} in all, {step}"))
     if plan.time is not None and plan.peak is not None:
-        relative = plan.time / plan.keep_all.time if plan.keep_all.time else 1.0
         facts.append(
-            ("Predicted", f"{exact(plan.peak)}, {duration(plan.time)} ({ratio(relative)})")
+            (
+                "Predicted",
+                f"{exact(plan.peak)}, {duration(plan.time)} ({ratio(result.relative or 1.0)})",
+            )
         )
     if plan.gpu is not None and plan.feasible:
         facts += _gpu_facts(plan.gpu)
@@ -216,7 +218,7 @@ def _gpu_facts(gpu: GpuMemory) -> list[Fact]:
     ]
 
 
-def _measured_facts(found: Measurement | None) -> list[Fact]:
+def _measured_facts(found: Measurement | None, fused: bool) -> list[Fact]:
     if found is None:
         return []
     facts: list[Fact] = []
@@ -245,7 +247,7 @@ def _measured_facts(found: Measurement | None) -> list[Fact]:
         if low is not None and high is not None:
             words += f", quartiles {low:.3f} to {high:.3f}"
         facts.append(("Time ratio", words))
-    facts.append(("Same results", _sameness(found)))
+    facts.append(("Same results", _sameness(found, fused)))
     if found.plan_seconds is not None:
         facts.append(("Planning took", duration(found.plan_seconds)))
     return [fact for fact in facts if fact[1]]
@@ -257,9 +259,10 @@ def _difference(extra: int) -> str:
     return f"{abs(extra):,} bytes {'more' if extra > 0 else 'less'} than predicted"
 
 
-def _sameness(found: Measurement) -> str:
+def _sameness(found: Measurement, fused: bool) -> str:
     if found.bits_equal:
-        return "outputs, gradients and buffers are equal bit for bit"
+        those = " those of the same kernels unplanned" if fused else ""
+        return f"outputs, gradients and buffers are equal{those} bit for bit"
     parts = [
         f"{name} {value:.2g}"
         for name, value in (

@@ -13,7 +13,7 @@ from schemas.actions import NAMES, Accumulate, Loss, OptimiseAway, Transfer, Upd
 from schemas.graph import NONE, Graph
 from schemas.schedule import Step
 from stages.replay.walk import effects
-from stages.report.words import operator
+from stages.report.words import named
 
 Event = dict[str, Any]
 
@@ -84,7 +84,7 @@ def _steps(graph: Graph, steps: Sequence[Step], threads: dict[str, int]) -> Iter
         if effect.runs and op is not None:
             again = effect.repeated and not graph.is_view(op)
             category = "recomputation" if again else op.phase
-            yield _complete(operator(op.target), category, step.start, step.end, thread, args)
+            yield _complete(named(op), category, step.start, step.end, thread, args)
             continue
         name = NAMES[type(step.action)]
         if isinstance(step.action, Transfer | Wait | Updating):

@@ -63,7 +63,7 @@ def outcome(result: PlanResult) -> Outcome:
     """The verdict of one plan as a sentence."""
     plan, found = result.plan, result.measurement
     peak: int | None = plan.peak
-    relative = _predicted_ratio(result)
+    relative = result.relative
     if result.error:
         sentence = f"Failed: {result.error}"
         return Outcome("bad", "failed", sentence, peak, relative, False, False)
@@ -131,17 +131,11 @@ def _beyond_device(result: PlanResult) -> str:
 
 
 def _unequal(result: PlanResult) -> str:
-    """Why a plan that did not fail is not equal bit for bit, or was not compared, after a space; ""
-    where it is equal."""
+    """Why a plan that did not fail is not equal bit for bit, or was not compared, or how far its
+    fused kernels are from eager's, after a space; "" where it is equal."""
     found = result.measurement
-    return f" {found.sentence}" if found is not None and not found.bits_equal else ""
-
-
-def _predicted_ratio(result: PlanResult) -> float | None:
-    plan = result.plan
-    if plan.time is None or plan.keep_all.time <= 0:
-        return None
-    return plan.time / plan.keep_all.time
+    equal = found is None or (found.bits_equal and not result.fused)
+    return "" if found is None or equal else f" {found.sentence}"
 
 
 def _figures(peak: int, relative: float | None, measured: bool) -> str:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from schemas.graph import Op
+from schemas.groups import body_of, is_group
+
 _SIZES = ((1e9, "GB", 2), (1e6, "MB", 1), (1e3, "kB", 1))
 _TIMES = ((1.0, "s", 2), (1e-3, "ms", 1), (1e-6, "µs", 0))
 
@@ -63,6 +66,14 @@ def operator(target: str) -> str:
     if len(parts) == 3 and parts[0] in ("aten", "prims", "tightfit"):
         return parts[1] if parts[2] == "default" else f"{parts[1]}.{parts[2]}"
     return parts[1] if len(parts) == 2 and parts[0] == "tightfit" else target
+
+
+def named(op: Op) -> str:
+    """The short name of an op; that of a group has those of the ops in it."""
+    if not is_group(op.target):
+        return operator(op.target)
+    calls = [operator(call.target).split(".")[0] for call in body_of(op).calls]
+    return f"group of {listing([*dict.fromkeys(calls)])}"
 
 
 def pattern(path: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from schemas import store
 from schemas.derived import Derived
 from schemas.errors import ConfigError
-from schemas.graph import read_graph
+from schemas.graph import is_fused, read_graph
 from schemas.measurement import write_line, write_measurement
 from schemas.module import module_digest
 from stages.device.operators_option import add_operators_argument, operators_settings
@@ -28,6 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--pipeline", type=Path, help="the folder that `split` wrote, where the module is one"
     )
     parser.add_argument("--module", required=True, help="directory of the planned module")
+    parser.add_argument(
+        "--unplanned", help="directory of the module that runs fused kernels unplanned"
+    )
     parser.add_argument("--device", default="cpu", help="the device to run on (default: cpu)")
     parser.add_argument("--threads", type=int, help="threads of the CPU (default: PyTorch's)")
     parser.add_argument("--pairs", type=int, default=15, help="timed pairs of steps (default: 15)")
@@ -56,6 +59,11 @@ def run(options: argparse.Namespace) -> None:
     require_device(options.device)
     if torch.device(options.device).type != graph.device:
         raise ConfigError(f"--device {options.device}: the graph was traced for {graph.device}")
+    if is_fused(options.graph) != (options.unplanned is not None):
+        raise ConfigError(
+            "--unplanned: is for graphs of fused kernels, and needed there (the module of the "
+            "strategy unplanned)"
+        )
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     arguments = _arguments(options)
@@ -66,7 +74,14 @@ def run(options: argparse.Namespace) -> None:
         )
         digest = module_digest(options.module)
         result = validate(
-            graph, built, plan, options.module, options.pairs, options.plan_seconds, options.device
+            graph,
+            built,
+            plan,
+            options.module,
+            options.pairs,
+            options.plan_seconds,
+            options.device,
+            options.unplanned,
         )
     write_line(_line(options), result.line)
     write_measurement(options.out, result.measurement, digest)
@@ -115,6 +130,7 @@ def derived(options: argparse.Namespace) -> list[Derived]:
         **({} if options.threads is None else {"threads": options.threads}),
     }
     read = [options.graph, options.plan, options.module]
+    read += [options.unplanned] if options.unplanned is not None else []
     if options.pipeline is not None:
         from schemas.pipeline import FILE
 

@@ -4,7 +4,7 @@ from exact numbers than a few times what eager is."""
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,7 @@ from stages.device.factory import Built, Sample
 from stages.device.leaves import map_leaves
 from stages.validate.compare import Trail, leave_trail
 from stages.validate.comparison import SEED, copied
-from stages.validate.load import describe
 from stages.validate.step import Stepper
-from stages.validate.validate import check
 
 TIMES_EAGER = 4.0
 """How many times as far from float64 as eager the results may be."""
@@ -39,18 +37,6 @@ class Errors:
     def said(self) -> str:
         """For people."""
         return f"{self.outputs:.1e} in outputs and {self.gradients:.1e} in gradients"
-
-
-def check_fused(graph: Graph, built: Built, planned: nn.Module, unplanned: nn.Module) -> str:
-    """Compares a planned module with the same kernels `unplanned`, bit for bit, as `check` does
-    with the original, and with the original; "" where all is as it should be, else a sentence."""
-    said = check(graph, replace(built, model=unplanned), planned)
-    if said:
-        return said.replace("the original model", "its own kernels unplanned")
-    try:
-        return beside_eager(graph, built, planned)[0]
-    except RuntimeError as error:
-        return f"The step of fused kernels cannot be compared with eager ({describe(error)})."
 
 
 def beside_eager(graph: Graph, built: Built, planned: nn.Module) -> tuple[str, str]:

@@ -28,6 +28,7 @@ from stages.validate.comparison import (
     quick_collections,
     sentence,
 )
+from stages.validate.fused import beside_eager
 from stages.validate.load import describe, load_planned
 from stages.validate.measure import (
     Times,
@@ -41,6 +42,9 @@ from stages.validate.step import Stepper, forget_gradients, fresh_sample
 from stages.validate.unordered import unordered
 
 PAIRS = 15
+ORIGINAL = "the original model"
+KERNELS = "its own kernels unplanned"
+"""What plans of fused kernels are compared with, in place of the original."""
 
 _PLAN_KEYS = ("strategy", "budget", "budget_bytes", "verdict", "sentence", "time", "peak", "gap")
 
@@ -61,6 +65,7 @@ def validate(
     pairs: int = PAIRS,
     plan_seconds: float | None = None,
     device: str = "",
+    unplanned: Path | str | None = None,
 ) -> Validation:
     """Runs a planned module against the model it was made from.
 
@@ -74,14 +79,18 @@ def validate(
     much, and its sentence says so; where the original runs kernels of a library that the plan does
     not have, it may differ within the tolerance of its dtypes, and its sentence names them. Where
     the original's step does not fit on the device, the plan is measured alone, and the sentence
-    says what was not compared. Nothing is run for a plan without a program (verdict "infeasible").
-    Raises ArtifactError when the plan lacks a key.
+    says what was not compared. A plan of fused kernels is compared, bit for bit, with the module in
+    the directory `unplanned`, which runs them unplanned, and by its distance from float64 with the
+    original; memory and time stand beside the original's. Nothing is run for a plan without a
+    program (verdict "infeasible"). Raises ArtifactError when the plan lacks a key.
     """
     base = _base(graph, plan, plan_seconds)
     if base.verdict == "infeasible" or base.predicted_peak is None:
         return Validation(base, [])
     pair = _Pair.of(graph, built, device)
     try:
+        if unplanned is not None:
+            pair = pair.of_kernels(load_planned(unplanned, built.model))
         planned = module if isinstance(module, nn.Module) else load_planned(module, built.model)
         with entered(pair.device), quick_collections():
             return pair.judge(base, planned, pairs)
@@ -113,15 +122,35 @@ def check(graph: Graph, built: Built, planned: nn.Module) -> str:
         return f"The planned step fails with {describe(error)}."
 
 
+def check_fused(graph: Graph, built: Built, planned: nn.Module, unplanned: nn.Module) -> str:
+    """Compares a planned module with the same kernels `unplanned`, bit for bit, as `check` does
+    with the original, and with the original; "" where all is as it should be, else a sentence."""
+    said = check(graph, replace(built, model=unplanned), planned)
+    return said.replace(ORIGINAL, KERNELS) if said else _beside_eager(graph, built, planned)[0]
+
+
+def _beside_eager(graph: Graph, built: Built, planned: nn.Module) -> tuple[str, str]:
+    """The sentences of `beside_eager`; the first says so where nothing can be compared."""
+    try:
+        return beside_eager(graph, built, planned)
+    except RuntimeError as error:
+        why = describe(error)
+        return f"The step of fused kernels cannot be compared with eager ({why}).", ""
+
+
 @dataclass(frozen=True)
 class _Pair:
-    """The original model, and how its planned modules are judged."""
+    """The original model, and how its planned modules are judged: `comparer` has what they are
+    compared with, `beside` what they are measured beside. `unplanned` is the module of their
+    kernels, where these are fused."""
 
     comparer: Comparer
+    beside: Comparer
     stepper: Stepper
     built: Built
     device: str
     unordered: list[str]
+    unplanned: nn.Module | None = None
 
     @classmethod
     def of(cls, graph: Graph, built: Built, device: str = "") -> _Pair:
@@ -131,7 +160,15 @@ class _Pair:
         stepper, blamed = Stepper.of(graph, built), unordered(graph)
         varying = place.type != "cpu" or bool(blamed)
         comparer = Comparer.of(built.model, stepper, built.samples, varying, place, graph)
-        return cls(comparer, stepper, built, str(place), blamed)
+        return cls(comparer, comparer, stepper, built, str(place), blamed)
+
+    def of_kernels(self, unplanned: nn.Module) -> _Pair:
+        """The same for plans of fused kernels."""
+        known = self.comparer
+        comparer = Comparer.of(
+            unplanned, self.stepper, known.samples, known.varying, known.device, known.graph
+        )
+        return replace(self, comparer=comparer, unplanned=unplanned)
 
     def judge(self, base: Measurement, planned: nn.Module, pairs: int) -> Validation:
         """Fills in a measurement."""
@@ -169,7 +206,21 @@ class _Pair:
             for run, measured in usage.items()
             for seconds, live in thin(measured[0].line)
         ]
-        return Validation(self.verdict(filled, compared), lines)
+        judged = self.verdict(filled, compared)
+        if self.unplanned is not None:
+            judged = self.of_fused(judged, base.sentence, planned)
+        return Validation(judged, lines)
+
+    def of_fused(self, judged: Measurement, plans: str, planned: nn.Module) -> Measurement:
+        """The measurement of a plan of fused kernels, with how far it is from eager instead of the
+        `plans` own sentence."""
+        if judged.verdict == FAILED:
+            return replace(judged, sentence=judged.sentence.replace(ORIGINAL, KERNELS))
+        wrong, told = _beside_eager(self.comparer.graph, self.built, planned)
+        if wrong:
+            return replace(judged, verdict=FAILED, sentence=wrong)
+        more = "" if judged.sentence == plans else judged.sentence
+        return replace(judged, sentence=f"{more} {sentence(told)}".strip())
 
     def beside_original(
         self, usage: dict[str, tuple[Usage, Usage]], planned: nn.Module, sample: Sample, pairs: int
@@ -177,7 +228,7 @@ class _Pair:
         """The times of both modules, and adds the memory of the original; None where there are no
         pairs, or the original has no memory beside the planned module."""
         try:
-            original = self.comparer.original_here()
+            original = self.beside.original_here()
             usage["unplanned"] = measure_memory(original, self.stepper, sample, self.device)
             if not pairs:
                 return None

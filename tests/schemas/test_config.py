@@ -87,6 +87,27 @@ def test_defaults_are_not_shared_between_configurations() -> None:
     assert parse_config(minimal()).search_path == ["."]
 
 
+def test_fused_kernels_are_planned_beside_themselves_unplanned() -> None:
+    model = {"factory": "a:b", "budgets": ["50%"], "strategies": ["rotor"]}
+    eager = {**model, "kernels": "eager"}
+    config = parse_config({"models": {"one": model, "other": eager}, "kernels": "fused"})
+    assert [(asked.strategy, asked.directory) for asked in config.requests("one")] == [
+        ("unplanned", "none"),
+        ("rotor", "50pct"),
+    ]
+    assert [asked.strategy for asked in config.requests("other")] == ["rotor"]
+
+
+def test_fused_kernels_are_refused_where_the_device_is_described() -> None:
+    models = {"one": {"factory": "a:b"}, "other": {"factory": "a:b", "kernels": "fused"}}
+    with pytest.raises(ConfigError) as caught:
+        parse_config({"models": models, "device": "h100"})
+    assert str(caught.value) == (
+        'config.yaml: models.other.kernels: "fused" was found, expected eager where the device is '
+        "described"
+    )
+
+
 def test_all_errors_are_told_at_once_with_path_and_expectation() -> None:
     found = problems(
         {

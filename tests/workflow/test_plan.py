@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from schemas.graph import read_graph
+from schemas.groups import is_group
 from schemas.measurement import read_measurement
 from schemas.plan import read_plan
 from tests.workflow.conftest import Workplace
@@ -27,12 +29,20 @@ Finished = tuple[Workplace, subprocess.CompletedProcess[str]]
 @pytest.fixture(scope="module")
 def finished(workplace: Workplace, tiny: dict[str, Any]) -> Finished:
     """A run of a model that can be planned, with a budget that is too small, of one whose factory
-    raises, and of one that calls operators which are not PyTorch's own."""
+    raises, of one that calls operators which are not PyTorch's own, and of one with fused
+    kernels."""
     (workplace.folder / "mine.py").write_text(FACTORIES)
     shutil.copy2(OPERATORS, workplace.folder / "mine_operators.py")
     models = {
         "tiny": {**tiny, "budgets": ["50%", "1kB"], "strategies": ["unplanned", "rockmate"]},
         "broken": {"factory": "mine:broken", "strategies": ["unplanned"]},
+        "fused": {
+            **tiny,
+            "arguments": {**tiny["arguments"], "layers": 1},
+            "budgets": ["80%"],
+            "strategies": ["rotor"],
+            "kernels": "fused",
+        },
         "calling": {"factory": "mine_operators:calling", "strategies": ["unplanned"]},
     }
     document = {"models": models, "solver": {"peaks": 2, "saves": 2}, "pairs": 2}
@@ -73,6 +83,22 @@ def test_a_model_that_calls_operators_of_its_own_is_as_predicted(finished: Finis
     assert found.bits_equal
     assert found.measured_peak == read_plan(point / "plan.json").peak
     assert 'operator("mine.scaled.default")' in (point / "module/step.py").read_text()
+
+
+def test_fused_kernels_are_compared_with_themselves_unplanned_and_with_eager(
+    finished: Finished,
+) -> None:
+    model = finished[0].folder / "results/fused"
+    targets = [op.target for op in read_graph(model / "graph.arrow").ops]
+    assert any(map(is_group, targets))
+    assert not any(is_group(op.target) for op in read_graph(model / "eager.arrow").ops)
+    found = read_measurement(model / "rotor/80pct/measurement.arrow")
+    assert found.bits_equal
+    assert found.measured_peak == read_plan(model / "rotor/80pct/plan.json").peak
+    assert found.sentence.startswith("Fused kernels are ")
+    page = (model / "report.html").read_text()
+    assert found.sentence in page and "of the same kernels unplanned bit for bit" in page
+    assert read_measurement(model / "unplanned/none/measurement.arrow").bits_equal
 
 
 def test_a_budget_that_is_too_small_is_a_verdict_and_stops_no_other_point(

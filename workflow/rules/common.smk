@@ -8,10 +8,11 @@ from pathlib import Path
 CHECKOUT = Path(workflow.basedir)
 sys.path.insert(0, str(CHECKOUT))
 
+from schemas.budget import NO_BUDGET
 from schemas.config import parse_config, require_folders
 from schemas.errors import ConfigError
 from schemas.fingerprint import factory_fingerprint, stage_fingerprint
-from schemas.strategies import HIERARCHY, STRATEGIES
+from schemas.strategies import HIERARCHY, STRATEGIES, UNPLANNED
 
 if "models" not in config:
 
@@ -35,6 +36,7 @@ os.environ.update(
 MODEL = f"{SETTINGS.results}/{{model}}"
 STRATEGY = f"{MODEL}/{{strategy}}"
 POINT = f"{STRATEGY}/{{budget}}"
+UNPLANNED_POINT = f"{MODEL}/{UNPLANNED}/{NO_BUDGET}"
 DONE = f"{SETTINGS.results}/index.done"
 
 # What running a model asks a cluster for: a GPU, or, to measure, a node without other jobs. On a
@@ -49,8 +51,21 @@ MEASURED = [] if SETTINGS.machine else ["measurement.arrow", "line.arrow"]
 APART = workflow.storage_settings.default_storage_provider is not None
 
 
+def one_of(names):
+    """A pattern that matches these names, and nothing where there are none."""
+    return "|".join(map(re.escape, names)) or "(?!)"
+
+
+# Models whose small ops run as groups, each a single kernel.
+FUSED = [name for name, model in SETTINGS.models.items() if model.fused]
+EAGER = [name for name in SETTINGS.models if name not in FUSED]
+TRACED = expand(f"{MODEL}/graph.arrow", model=EAGER) + expand(
+    f"{MODEL}/eager.arrow", model=FUSED
+)
+
+
 wildcard_constraints:
-    model="|".join(map(re.escape, SETTINGS.models)),
+    model=one_of(SETTINGS.models),
     strategy="[a-z_]+",
     budget="[A-Za-z0-9.]+",
 
@@ -79,6 +94,19 @@ def reported(model):
     files = [f"{MODEL}/{name}.arrow" for name in ("graph", "blocks", "options")]
     made = of_plans(model, "sequence.arrow", "schedule.arrow", *MEASURED[1:])
     return compared(model) + expand(files, model=model) + made if APART else []
+
+
+def kernels_unplanned(wildcards):
+    """The module that runs fused kernels unplanned, which plans of them are compared with."""
+    fused = wildcards.model in FUSED
+    return (
+        expand(f"{UNPLANNED_POINT}/module", model=wildcards.model) if fused else []
+    )
+
+
+def given_unplanned(wildcards, input):
+    """Names that module as options of a stage."""
+    return [word for folder in input.unplanned for word in ("--unplanned", folder)]
 
 
 def clusters_for(wildcards):

@@ -1,6 +1,8 @@
 rule trace:
     output:
         f"{MODEL}/graph.arrow",
+    wildcard_constraints:
+        model=one_of(EAGER),
     log:
         f"{MODEL}/logs/trace.txt",
     resources:
@@ -26,6 +28,6 @@ rule traced_again:
     input:
         [
             graph
-            for graph in expand(f"{MODEL}/graph.arrow", model=SETTINGS.models)
+            for graph in TRACED
             if Path(graph).exists()
         ],

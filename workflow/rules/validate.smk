@@ -4,6 +4,7 @@ rule validate:
         graph=f"{MODEL}/graph.arrow",
         plan=f"{POINT}/plan.json",
         module=f"{POINT}/module",
+        unplanned=kernels_unplanned,
     output:
         measurement=f"{POINT}/measurement.arrow",
         line=f"{POINT}/line.arrow",
@@ -18,10 +19,11 @@ rule validate:
         operators_code=operators_code(),
         device=SETTINGS.device,
         pairs=SETTINGS.pairs,
+        unplanned=given_unplanned,
         code=code_of("validate"),
     message:
         "{wildcards.model}: running {wildcards.strategy} {wildcards.budget} against the model"
     shell:
         "python -m stages validate {params.source:q} {params.operators:q} --graph {input.graph:q}"
-        " --plan {input.plan:q} --module {input.module:q} --device {params.device:q} --pairs {params.pairs:q}"
+        " --plan {input.plan:q} --module {input.module:q} {params.unplanned:q} --device {params.device:q} --pairs {params.pairs:q}"
         " --line {output.line:q} --out {output.measurement:q} --error-file {log:q}"

@@ -49,6 +49,15 @@ def test_a_plan_that_fits() -> None:
     )
 
 
+def test_a_plan_of_fused_kernels_is_predicted_at_their_pace_and_says_how_far_they_are() -> None:
+    fused = replace(result(PLAN, measured=False), fused=True, pace=0.5)
+    eager = result(PLAN, measured=False).relative
+    assert eager is not None and fused.relative == pytest.approx(0.5 * eager)
+    said = "Fused kernels are near."
+    measured = replace(result(PLAN, sentence=said), fused=True)
+    assert outcome(measured).sentence.endswith(f"the unplanned step. {said}")
+
+
 def test_a_plan_that_was_not_measured() -> None:
     found = outcome(result(PLAN, measured=False))
     assert (found.state, found.word, found.measured) == ("warning", "should fit", False)

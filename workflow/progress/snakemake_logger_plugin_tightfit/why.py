@@ -10,6 +10,9 @@ from pathlib import Path
 RUN = "the run"
 """What stands for a model where a job belongs to none."""
 
+TRACING = ("trace", "trace_eager")
+"""The rules that trace a model."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -48,7 +51,7 @@ def told(jobs: Iterable[Job]) -> list[str]:
 
 def _at_most(jobs: list[Job]) -> str:
     """Whether fewer steps may do: what follows a trace is needed just where the graph changed."""
-    again = any(job.rule == "trace" and "Missing output" not in job.reason for job in jobs)
+    again = any(job.rule in TRACING and "Missing output" not in job.reason for job in jobs)
     return "up to " if again else ""
 
 
@@ -59,7 +62,7 @@ def _steps(number: int) -> str:
 def _causes(jobs: list[Job]) -> list[str]:
     """Why the jobs of one model run, each cause once."""
     first = [job for job in jobs if not job.follows and _cause(job)]
-    traced = [job for job in first if job.rule == "trace" and "Missing output" in job.reason]
+    traced = [job for job in first if job.rule in TRACING and "Missing output" in job.reason]
     return list(dict.fromkeys(_cause(job) for job in traced or first))
 
 
@@ -85,7 +88,7 @@ def _missing(job: Job) -> str:
     if any(Path(log).is_file() for log in job.logs):
         return "it failed before and is tried again"
     strategy = job.wildcards.get("strategy", "")
-    if job.rule == "trace":
+    if job.rule in TRACING:
         return "it is new"
     if job.rule == "frontier":
         return f"the strategy {strategy} is new"

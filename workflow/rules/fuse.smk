@@ -1,0 +1,28 @@
+# Where kernels are fused, the graph that was traced is eager.arrow, and graph.arrow has the groups.
+use rule trace as trace_eager with:
+    output:
+        f"{MODEL}/eager.arrow",
+    wildcard_constraints:
+        model=one_of(FUSED),
+
+
+rule fuse:
+    input:
+        f"{MODEL}/eager.arrow",
+    output:
+        f"{MODEL}/graph.arrow",
+    wildcard_constraints:
+        model=one_of(FUSED),
+    log:
+        f"{MODEL}/logs/fuse.txt",
+    threads: workflow.cores  # kernels are compiled for so many
+    resources:
+        **GPU,
+    params:
+        device=SETTINGS.here,
+        code=code_of("fuse"),
+    message:
+        "{wildcards.model}: compiling each distinct group of ops"
+    shell:
+        "python -m stages fuse --graph {input:q} --device {params.device:q} --out {output:q}"
+        " --error-file {log:q}"
