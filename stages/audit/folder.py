@@ -13,7 +13,8 @@ from schemas.chain import CHAIN, read_chain
 from schemas.costs import COSTS, read_costs
 from schemas.errors import ArtifactError
 from schemas.frontier import FRONTIER, read_frontier
-from schemas.graph import GRAPH, read_graph
+from schemas.graph import GRAPH, Graph, read_graph
+from schemas.groups import body_of, is_group
 from schemas.hierarchy import HIERARCHY, read_hierarchy
 from schemas.lanes import LANES, read_lanes
 from schemas.lineage import FOLDER, described, digest_of, read_record, record_path
@@ -29,12 +30,25 @@ from schemas.schedule import SCHEDULE, read_schedule
 from schemas.sequence import SEQUENCE, read_sequence
 from stages.audit.plan_files import PlanFiles, complaints_of
 
+
+def read_whole_graph(path: Path) -> Graph:
+    """A graph whose groups have the bodies that their targets name."""
+    graph = read_graph(path)
+    for op in graph.ops:
+        if is_group(op.target):
+            try:
+                body_of(op)
+            except ArtifactError as error:
+                raise ArtifactError(f"{path}: {error}") from error
+    return graph
+
+
 READERS: dict[str, Callable[[Path], object]] = {
     BLOCKS.name: read_blocks,
     CHAIN.name: read_chain,
     COSTS.name: read_costs,
     FRONTIER.name: read_frontier,
-    GRAPH.name: read_graph,
+    GRAPH.name: read_whole_graph,
     HIERARCHY.name: read_hierarchy,
     LANES.name: read_lanes,
     LINE.name: read_line,

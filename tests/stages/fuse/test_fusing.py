@@ -15,8 +15,9 @@ from torch.nn import functional
 
 from schemas.arguments import decode_arguments, encode_arguments
 from schemas.errors import ArtifactError
-from schemas.graph import Graph, check_graph
+from schemas.graph import Graph, check_graph, write_graph
 from schemas.groups import GROUP_PREFIX, body_digest, body_of, body_text, is_group, read_body
+from stages.audit.folder import audit
 from stages.device.evaluate import evaluate
 from stages.device.operators import runner
 from stages.fuse.fusing import fuse
@@ -170,6 +171,17 @@ def test_a_body_is_read_as_it_was_written() -> None:
 def test_a_doctored_body_is_refused() -> None:
     with pytest.raises(ArtifactError, match="another digest"):
         body_of(doctored(a_group(), "aten.", "prims."))
+
+
+def test_an_audit_finds_a_doctored_body(tmp_path: Path) -> None:
+    graph = fuse(traced(blocks(1))[0])
+    write_graph(tmp_path / "graph.arrow", graph, fused=True)
+    said = "there is no record of how it was made"
+    assert audit(tmp_path).complaints == [f"{tmp_path / 'graph.arrow'}: {said}"]
+    ops = [doctored(op, "aten.", "prims.") if is_group(op.target) else op for op in graph.ops]
+    write_graph(tmp_path / "graph.arrow", replace(graph, ops=ops), fused=True)
+    [complaint] = audit(tmp_path).complaints
+    assert "has a body of another digest than its target names" in complaint
 
 
 def test_an_operator_that_no_group_may_run_is_refused() -> None:
