@@ -63,7 +63,8 @@ class Route:
         from stages.trace.trace import trace
 
         self.progress.stage("trace")
-        graph = trace(built, type(built.model).__name__, self.device)
+        last = self.kernels == FUSED
+        graph = trace(built, type(built.model).__name__, self.device, channels_last=last)
         path = _filed(self.store / "calls", "graph.arrow", lambda path: write_graph(path, graph))
         keep_records("trace", Derived([path], [], {"name": graph.model, "device": self.device}))
         return path

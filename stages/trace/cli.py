@@ -5,11 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from schemas.derived import Derived
 from schemas.errors import ConfigError
 from stages.device.operators_option import add_operators_argument, operators_settings
+
+if TYPE_CHECKING:
+    from schemas.graph import Graph
+    from stages.device.factory import Built
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ones", action="store_true", help="rest on inputs that hold nothing but ones"
     )
+    parser.add_argument(
+        "--channels-last",
+        action="store_true",
+        help="convolutions on such tensors, for fused kernels",
+    )
     add_operators_argument(parser)
 
 
@@ -35,18 +44,24 @@ def run(options: argparse.Namespace) -> None:
     from stages.device.factory import build
     from stages.device.foreign import registered
     from stages.trace.program import FakeConstantError
-    from stages.trace.trace import trace
 
     arguments = parse_arguments(options.arguments)
     where = (options.search_path, options.device)
     with registered(options.operators, options.search_path):
         try:
             built = build(options.factory, arguments, not options.ones, *where)
-            graph = trace(replace(built, ones=options.ones), options.name, options.device)
+            graph = _traced(built, options)
         except FakeConstantError:
             built = build(options.factory, arguments, False, *where)
-            graph = trace(replace(built, ones=options.ones), options.name, options.device)
+            graph = _traced(built, options)
     write_graph(options.out, graph)
+
+
+def _traced(built: Built, options: argparse.Namespace) -> Graph:
+    from stages.trace.trace import trace
+
+    given = replace(built, ones=options.ones)
+    return trace(given, options.name, options.device, options.channels_last)
 
 
 def derived(options: argparse.Namespace) -> list[Derived]:
@@ -57,6 +72,7 @@ def derived(options: argparse.Namespace) -> list[Derived]:
         "name": options.name,
         "device": options.device,
         **({"ones": True} if options.ones else {}),
+        **({"channels_last": True} if options.channels_last else {}),
         **operators_settings(options),
     }
     return [Derived([options.out], [], settings, options.factory, options.search_path)]

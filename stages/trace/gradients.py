@@ -92,7 +92,7 @@ def _copy(makers: _Makers, gradient: Variable, owner: Variable, before: int) -> 
     `before`, and returns the copy."""
     maker = makers.of(gradient)
     place = max(makers.program.forward, before + 1, makers.place(maker) + 1)
-    calls = _copy_calls(gradient, owner.fake)
+    calls = copy_calls(gradient, owner.fake)
     mode = fake_mode_of(makers.program)
     for call in calls:
         if maker is not None:
@@ -102,7 +102,8 @@ def _copy(makers: _Makers, gradient: Variable, owner: Variable, before: int) -> 
     return calls[-1].made()[0]
 
 
-def _copy_calls(gradient: Variable, like: torch.Tensor) -> list[Call]:
+def copy_calls(gradient: Variable, like: torch.Tensor) -> list[Call]:
+    """Calls that copy a tensor with the order of dimensions of another one."""
     contiguous = {"memory_format": torch.contiguous_format}
     if not is_dense(like) or like.is_contiguous():
         return [_call(aten.clone.default, gradient, kwargs=contiguous)]

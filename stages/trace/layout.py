@@ -42,16 +42,17 @@ def fake_mode_of(program: Program) -> FakeTensorMode:
     raise ModelError("the model has neither parameters nor tensors among its inputs")
 
 
-def lay_out(program: Program, tangents: Tangents) -> None:
+def lay_out(program: Program, tangents: Tangents, layout: Layout | None = None) -> None:
     """Runs the program on fake tensors in its order, the loss after `program.forward` calls.
 
     `tangents` gives the gradients of the outputs, None for one without. A `view` that the true
     strides do not allow becomes a copy and a view, as `reshape` would do it.
     """
-    layout = Layout(fake_mode_of(program))
+    layout = layout or Layout(fake_mode_of(program))
     _place_constants(program, layout.mode)
     forward, backward = program.calls[: program.forward], program.calls[program.forward :]
     laid_out = layout.run_all(forward)
+    laid_out += layout.restored(program)
     program.forward = len(laid_out)
     with layout.mode, torch.no_grad():
         gradients = tangents([output.fake for output in program.outputs])
@@ -101,11 +102,19 @@ class Layout:
         """Runs calls in order and returns them with the copies that views turned out to need."""
         laid_out = []
         for call in calls:
-            if self.needs_copy(call):
-                laid_out.append(self.copy_operand(call))
+            laid_out += self.copies(call)
             self.run(call)
             laid_out.append(call)
         return laid_out
+
+    def copies(self, call: Call) -> list[Call]:
+        """The copies that a call turned out to need, which it then reads."""
+        contiguous = torch.contiguous_format
+        return [self.copy_operand(call, 0, contiguous)] if self.needs_copy(call) else []
+
+    def restored(self, program: Program) -> list[Call]:
+        """What the outputs need after the forward to lie as the model's own do."""
+        return []
 
     def run(self, call: Call) -> None:
         """Runs a call and gives its outputs their true strides."""
@@ -156,14 +165,14 @@ class Layout:
             return False
         return True
 
-    def copy_operand(self, call: Call) -> Call:
-        """A contiguous copy of the first operand, which the call then reads."""
-        source = call.args[0]
+    def copy_operand(self, call: Call, place: int, form: torch.memory_format) -> Call:
+        """A copy of an operand, of a form, which the call then reads."""
+        source = call.args[place]
         result = Variable("intermediate", source.fake)
-        contiguous = {"memory_format": torch.contiguous_format}
-        copy = Call(aten.clone.default, (source,), contiguous, [result], call.module, call.source)
+        formed = {"memory_format": form}
+        copy = Call(aten.clone.default, (source,), formed, [result], call.module, call.source)
         run_fake(copy, self.mode)
-        call.args = (result, *call.args[1:])
+        call.args = (*call.args[:place], result, *call.args[place + 1 :])
         call.forget_inputs()
         return copy
 

@@ -14,6 +14,7 @@ from stages.device.factory import Built, all_tensors
 from stages.trace.arrange import arrange
 from stages.trace.buffers import place_writes
 from stages.trace.capture import Capture, capture
+from stages.trace.channels import ChannelsLast, may_be_last
 from stages.trace.dropout import exact_dropout
 from stages.trace.emit import Emitter, constant_text
 from stages.trace.gradients import own_gradients
@@ -23,18 +24,19 @@ from stages.trace.loss import held_gradients, output_gradients
 from stages.trace.program import program_of
 
 
-def trace(built: Built, name: str, device: str = "cpu") -> Graph:
+def trace(built: Built, name: str, device: str = "cpu", channels_last: bool = False) -> Graph:
     """The training step of the first sample, for the kind of device that model and sample are on.
 
-    `name` is the model's label, `device` where they are. Nothing is run, and weights made
+    `name` is the model's label, `device` where they are. With `channels_last` convolutions run on
+    such tensors, which gives other bits. Nothing is run, and weights made
     under a fake mode are never allocated. Raises ModelError when the model cannot be captured.
     """
     kind = device_named(device).type
     with entered(device_of(all_tensors(built), kind)):
-        return _trace(built, name, kind)
+        return _trace(built, name, kind, channels_last)
 
 
-def _trace(built: Built, name: str, kind: str) -> Graph:
+def _trace(built: Built, name: str, kind: str, channels_last: bool) -> Graph:
     loss = built.loss
 
     def wanted(first: Capture) -> set[int]:
@@ -62,11 +64,16 @@ def _trace(built: Built, name: str, kind: str) -> Graph:
         "asked": [[fact, of_input] for fact, of_input in captured.asked],
     }
     with torch.autocast(kind, enabled=False):
-        return _finished(built, captured, name, ambient, guards)
+        return _finished(built, captured, name, ambient, guards, channels_last)
 
 
 def _finished(
-    built: Built, captured: Capture, name: str, ambient: torch.autocast, guards: dict[str, object]
+    built: Built,
+    captured: Capture,
+    name: str,
+    ambient: torch.autocast,
+    guards: dict[str, object],
+    channels_last: bool,
 ) -> Graph:
     """The graph of a capture, laid out and with its writes and gradients in their places; the loss
     runs under the `ambient` autocast, as the model did."""
@@ -91,6 +98,8 @@ def _finished(
             return output_gradients(built, outputs, captured.leaves, captured.output_tree)
 
     lay_out(program, tangents)
+    if channels_last and may_be_last(program):
+        lay_out(program, tangents, ChannelsLast(program))
     place_writes(program)
     own_gradients(program)
     held: set[int] = set()

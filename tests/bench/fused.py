@@ -46,7 +46,7 @@ def _table(case: Case, folder: Path, rounds: int) -> Iterator[str]:
             found.append(_planned(built, folder, kernels, limit))
         taken = time.perf_counter() - start
         yield f"Planning with {kernels} kernels: {taken:.0f} s\n"
-    [graph] = folder.glob("calls/*/graph.arrow")
+    graph = next(folder.glob("calls/*/graph.arrow"))
     stepper = Stepper.of(read_graph(graph), built)
     yield result_table(contest(found, stepper, built.samples[0], rounds))
 

@@ -151,6 +151,11 @@ def ones(wildcards):
     return "--ones" if SETTINGS.models[wildcards.model].ones else ""
 
 
+def channels_last(wildcards):
+    """Where kernels are fused convolutions run on such tensors, as an option of a stage."""
+    return "--channels-last" if wildcards.model in FUSED else ""
+
+
 def search_path():
     """Names the folders in which modules are looked for as options of a stage."""
     return [

@@ -13,12 +13,13 @@ rule trace:
         operators_code=operators_code(),
         source_code=source_code,
         ones=ones,
+        channels_last=channels_last,
         device=SETTINGS.here,
         code=code_of("trace"),
     message:
         "{wildcards.model}: tracing the training step"
     shell:
-        "python -m stages trace {params.source:q} {params.operators:q} {params.ones} --name {wildcards.model}"
+        "python -m stages trace {params.source:q} {params.operators:q} {params.ones} {params.channels_last} --name {wildcards.model}"
         " --device {params.device:q} --out {output:q} --error-file {log:q}"
 
 
