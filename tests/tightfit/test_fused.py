@@ -101,6 +101,20 @@ def test_the_peak_is_as_predicted(planned: tuple[nn.Module, tightfit.ChosenPlan,
     assert usage.peak == made.peak
 
 
+def test_convolutions_are_planned_with_channels_last(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.SiLU(), nn.Conv2d(8, 4, 3))
+    images = torch.randn(2, 3, 12, 12)
+    fitted, made = tightfit.plan(
+        model.train(), (images,), budget="min", kernels="fused", store=tmp_path, progress=False
+    )
+    text = (Path(made.module) / "step.py").read_text()
+    assert "channels_last" in text
+    output = fitted(images)
+    assert output.is_contiguous()
+    torch.testing.assert_close(output, model(images))
+
+
 def test_groups_of_equal_layers_are_one_function(
     planned: tuple[nn.Module, tightfit.ChosenPlan, Path],
 ) -> None:
