@@ -30,6 +30,9 @@ PLENTY = 1 << 62
 """Bytes that no step takes."""
 ALONE, BESIDE = 120, 50
 """Moves per node of a search from a start, and from what another search found."""
+MISSES = 3
+"""At how many budgets, one below the other, nothing is found before the grid of a frontier ends:
+a search that has to go further down can find what a nearer one did not."""
 ROUNDS = 6
 """How often a refinement goes on from the best."""
 DRAFT_EVERY = 6
@@ -136,8 +139,8 @@ class Polisher:
         report: Report | None = None,
         drafts: Drafts | None = None,
     ) -> list[Polished]:
-        """Polished sequences for a grid of budgets from keep-all's peak down to the first for which
-        none is found; `least` is a peak that no sequence goes below.
+        """Polished sequences for a grid of budgets from keep-all's peak down to where none is found
+        for some in a row; `least` is a peak that no sequence goes below.
 
         Each budget that a start fits is polished by itself, each further one from what the one
         before it found; then each again from what its neighbours found, and it takes over what a
@@ -158,6 +161,7 @@ class Polisher:
 
         with ThreadPoolExecutor(workers) as pool:
             found = list(pool.map(alone, near))
+            misses = 0
             for budget in budgets[len(near) :]:
                 above = found[-1].sequence if found else self.keep_all
                 start = found[-1].start if found else None
@@ -165,7 +169,8 @@ class Polisher:
                 if drafts and budget in drafted:
                     known += [self._plan(each, budget, None) for each in drafts(budget)]
                 found.append(told(self._search(known, known, budget, ALONE)))
-                if found[-1].peak > budget:
+                misses = misses + 1 if found[-1].peak > budget else 0
+                if misses == MISSES:
                     break
 
             def beside(index: int) -> Polished:
