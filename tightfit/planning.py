@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from schemas.budget import NO_BUDGET
 from schemas.errors import ConfigError
 from schemas.strategies import baselines
+from tightfit.checked import check_plan, check_updates
 from tightfit.choices import Choice, ChosenPlan
 from tightfit.house import default_store
 from tightfit.progress import FUSED_STAGES, STAGES, Progress
@@ -24,7 +25,6 @@ from tightfit.settings import (
     builts,
     check_cuda_graphs,
     check_kernels,
-    check_no_fused,
     check_settings,
     samples_of,
 )
@@ -123,7 +123,6 @@ def plan(
         linked = None if machine is None else Path(machine)
         route = Route(store, device, strategy, solver, jobs, telling, linked, kernels)
         if optimizer is not None:
-            check_no_fused(kernels)
             return _with_optimizer(route, given, written, otherwise, check, optimizer, disk)
         return _planned(route, given, written, otherwise, check, cuda_graphs)
 
@@ -147,10 +146,8 @@ def _with_optimizer(
     made, whole = planned_whole(route, variant, measured(route, variant, optimizer, disk), written)
     load_one = loader(made.module)
     if check:
-        route.check(variant.graph, variant.built, load_one(given[0].model, "error"))
-        route.check_updates(
-            variant.graph, variant.built, lambda copy: load_one(copy, "error"), optimizer, disk
-        )
+        check_plan(route, variant, made, load_one)
+        check_updates(route, variant, load_one, optimizer, disk)
     object.__setattr__(made, "whole", whole)
     object.__setattr__(made, "optimizer", in_backward(optimizer, disk))
     return load_one(given[0].model, otherwise), made
@@ -171,14 +168,8 @@ def _planned(
     loads = [loader(made.module, cuda_graphs=cuda_graphs) for made in plans]
     model = given[0].model
     for number, (variant, load_one) in enumerate(zip(variants, loads, strict=True)):
-        if check and route.kernels == FUSED:
-            unplanned = loader(route.unplanned(variant.graph, variant.costs))
-            modules = load_one(model, "error"), unplanned(model, "error")
-            said = route.check_fused(variant.graph, variant.built, *modules)
-            sentence = f"{plans[number].sentence}; {said}"
-            object.__setattr__(plans[number], "sentence", sentence)
-        elif check:
-            route.check(variant.graph, variant.built, load_one(model, "error"))
+        if check:
+            check_plan(route, variant, plans[number], load_one)
     object.__setattr__(plans[0], "plans", tuple(plans))
     if len(variants) == 1:
         return loads[0](model, otherwise), plans[0]

@@ -203,16 +203,17 @@ class Route:
         graph: Path,
         built: Built,
         load: Callable[[nn.Module], nn.Module],
+        original: Callable[[nn.Module], nn.Module] | None,
         optimizer: torch.optim.Optimizer,
         disk: Path | str | None,
     ) -> None:
         """Raises ModelError where steps with updates in the backward do not do what steps of the
-        original with the optimiser after it do."""
+        model, or of what `original` makes of it, with the optimiser after it do."""
         from schemas.graph import read_graph
         from stages.validate.updates import check_updates
 
         folder = None if disk is None else str(disk)
-        said = check_updates(read_graph(graph), built, load, optimizer, folder)
+        said = check_updates(read_graph(graph), built, load, optimizer, folder, original)
         if said:
             raise ModelError(said)
 

@@ -101,12 +101,6 @@ def check_kernels(kernels: str) -> None:
         raise ConfigError(f'plan: kernels is {kernels!r}, expected "eager" or "fused"')
 
 
-def check_no_fused(kernels: str) -> None:
-    """Raises ConfigError for fused kernels with an optimiser in the backward."""
-    if kernels == "fused":
-        raise ConfigError('plan: optimizer is for kernels "eager"')
-
-
 def check_cuda_graphs(cuda_graphs: bool, device: str, shapes: int) -> None:
     """Raises ConfigError where a step cannot be CUDA graphs, on a device and for samples of so many
     shapes."""

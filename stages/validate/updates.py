@@ -27,9 +27,10 @@ def check_updates(
     load: Callable[[nn.Module], nn.Module],
     optimizer: torch.optim.Optimizer,
     folder: str | None,
+    original: Callable[[nn.Module], nn.Module] | None = None,
 ) -> str:
-    """Takes three steps of a copy of the model with a copy of its optimiser, and of what `load`
-    makes of another copy with one that steps in the backward.
+    """Takes three steps of a copy of the model, or of what `original` makes of it, with a copy of
+    its optimiser, and of what `load` makes of another copy with one that steps in the backward.
 
     Returns "" where all parameters and buffers are equal in every bit, else a sentence with the
     first that differs. Nothing is compared on a GPU, or where the model adds in no fixed order.
@@ -42,7 +43,8 @@ def check_updates(
     expected = _copied(optimizer, built.model, plain)
     found: Any = in_backward(_copied(optimizer, built.model, planned), folder)
     try:
-        for module, own in ((plain, expected), (load(planned), found)):
+        first = plain if original is None else original(plain)
+        for module, own in ((first, expected), (load(planned), found)):
             _train(stepper, module, own, built)
     finally:
         found.close()

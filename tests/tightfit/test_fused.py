@@ -171,17 +171,30 @@ def test_what_are_no_kernels(tmp_path: Path) -> None:
         tightfit.plan(net(), (ROWS,), kernels="fast", store=tmp_path)  # type: ignore[arg-type]
 
 
-def test_an_optimiser_in_the_backward_has_eager_kernels(tmp_path: Path) -> None:
+def test_an_optimiser_may_step_in_the_backward(tmp_path: Path) -> None:
+    """The parameters are those of the same kernels unplanned with the optimiser after them."""
     model = net()
-    with pytest.raises(tightfit.ConfigError, match='optimizer is for kernels "eager"'):
-        tightfit.plan(
-            model,
-            (ROWS,),
-            kernels="fused",
-            optimizer=torch.optim.SGD(model.parameters(), 0.1),
-            store=tmp_path,
-            progress=False,
-        )
+    own = torch.optim.AdamW(model.parameters(), 0.1)
+    fitted, made = tightfit.plan(
+        model,
+        (ROWS,),
+        budget="100%",
+        kernels="fused",
+        optimizer=own,
+        store=tmp_path,
+        progress=False,
+    )
+    assert made.optimizer is not None
+    alone = unplanned(tmp_path)
+    other = torch.optim.AdamW(alone.parameters(), 0.1)
+    for module, steps in ((fitted, made.optimizer), (alone, other)):
+        for _ in range(3):
+            module(ROWS).square().sum().backward()
+            steps.step()
+            steps.zero_grad()
+    made.optimizer.close()  # type: ignore[attr-defined]
+    assert all(map(torch.equal, model.parameters(), alone.parameters()))
+    assert "fused kernels are" in made.sentence
 
 
 def test_without_a_compiler_there_is_one_sentence(

@@ -99,9 +99,7 @@ def reported(model):
 def kernels_unplanned(wildcards):
     """The module that runs fused kernels unplanned, which plans of them are compared with."""
     fused = wildcards.model in FUSED
-    return (
-        expand(f"{UNPLANNED_POINT}/module", model=wildcards.model) if fused else []
-    )
+    return expand(f"{UNPLANNED_POINT}/module", model=wildcards.model) if fused else []
 
 
 def given_unplanned(wildcards, input):

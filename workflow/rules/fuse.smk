@@ -11,10 +11,10 @@ rule fuse:
         f"{MODEL}/eager.arrow",
     output:
         f"{MODEL}/graph.arrow",
-    wildcard_constraints:
-        model=one_of(FUSED),
     log:
         f"{MODEL}/logs/fuse.txt",
+    wildcard_constraints:
+        model=one_of(FUSED),
     threads: workflow.cores  # kernels are compiled for so many
     resources:
         **GPU,

@@ -1,10 +1,10 @@
 rule trace:
     output:
         f"{MODEL}/graph.arrow",
-    wildcard_constraints:
-        model=one_of(EAGER),
     log:
         f"{MODEL}/logs/trace.txt",
+    wildcard_constraints:
+        model=one_of(EAGER),
     resources:
         **GPU,
     params:
@@ -27,8 +27,4 @@ rule trace:
 # Snakemake sees in a run of its own.
 rule traced_again:
     input:
-        [
-            graph
-            for graph in TRACED
-            if Path(graph).exists()
-        ],
+        [graph for graph in TRACED if Path(graph).exists()],
