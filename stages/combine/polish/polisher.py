@@ -28,13 +28,15 @@ STEP = 0.975
 """Ratio of two neighbouring budgets on the grid of a frontier."""
 PLENTY = 1 << 62
 """Bytes that no step takes."""
-ALONE, BESIDE = 120, 50
-"""Moves per node of a search from a start, and from what another search found."""
+ALONE, BESIDE, FURTHER = 120, 50, 200
+"""Moves per node of a search from a start, from what another search found, and of a refinement
+that goes on from the best."""
 MISSES = 3
 """At how many budgets, one below the other, nothing is found before the grid of a frontier ends:
 a search that has to go further down can find what a nearer one did not."""
-ROUNDS = 6
-"""How often a refinement goes on from the best."""
+ROUNDS, IDLE, GAIN = 12, 3, 1e-4
+"""How often a refinement goes on from the best at most, and after how often in a row it ends that
+gained less than this part of the time."""
 DRAFT_EVERY = 6
 """One budget of a grid in this many has drafts: they take longer than the search, and neighbouring
 budgets start from what it finds."""
@@ -91,11 +93,17 @@ class Polisher:
         return self._search(given, given[1:] or given, budget, ALONE)
 
     def refine(self, starts: Sequence[Sequence[int]], budget: int) -> Polished:
-        """As `polish`, from all starts, and some times more from the best of what was found."""
+        """As `polish`, from all starts, and more times from the best of what was found, as long as
+        that gains something."""
         given = [self._plan(sequence, budget, index) for index, sequence in enumerate(starts)]
         best = self._search(given, given, budget, ALONE)
+        idle = 0
         for number in range(len(given), len(given) + ROUNDS):
-            best = self._search([best], [best], budget, BESIDE, number)
+            before, best = best, self._search([best], [best], budget, FURTHER, number)
+            fits = before.peak <= budget
+            idle = idle + 1 if fits and best.seconds > (1 - GAIN) * before.seconds else 0
+            if idle == IDLE:
+                break
         return best
 
     def _plan(self, sequence: Sequence[int], budget: int, start: int | None) -> Polished:
