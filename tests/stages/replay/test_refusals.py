@@ -25,6 +25,7 @@ from schemas.schedule import Step
 from stages.combine.schedule.opening import Opener
 from stages.replay.condense import condense
 from stages.replay.referee import replay
+from stages.replay.rules.registry import RULE_OF
 from tests.stages.combine.problems import two_layers
 from tests.stages.replay.graphs import batch_norm, graph_of, three_parts
 
@@ -220,6 +221,13 @@ def test_a_view_that_takes_the_bytes_of_what_it_views_is_refused() -> None:
     taken = [over if step == making else step for step in steps]
     costs = Costs(rows, costs.device)
     refused(with_fields(graph, ops=ops), costs, taken, "is a view of a storage that is not live")
+
+
+def test_an_action_without_a_rule_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, costs = graph_of(two_layers(), views=False)
+    steps = opened(graph, costs, [0, 1, 2, 3])
+    monkeypatch.delitem(RULE_OF, Free)
+    refused(graph, costs, steps, "free is not possible on one device")
 
 
 def test_ids_out_of_range_are_refused() -> None:
