@@ -6,7 +6,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from schemas.errors import ScheduleError
-from schemas.sequence import NO_OPTION, Operation
+from schemas.sequence import NO_OPTION, Operation, with_next
 from stages.combine.chain.links import Links, Way
 
 
@@ -27,8 +27,7 @@ def chain_replay(links: Links, sequence: Sequence[Operation]) -> ChainReplay:
     action reads what is not there, or when not every backward has run at the end.
     """
     player = Player(links)
-    for step, action in enumerate(sequence):
-        following = sequence[step + 1] if step + 1 < len(sequence) else None
+    for step, action, following in with_next(sequence):
         player.play(step, action, following)
     if player.gradient != 0:
         raise ScheduleError(f"the sequence ends before B {player.gradient}")

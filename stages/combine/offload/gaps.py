@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from schemas.sequence import Operation
+from schemas.sequence import Operation, with_next
 from stages.combine.chain.links import Links
 from stages.combine.chain.replay import Player
-from stages.combine.offload.replay import Store
+from stages.replay.lanes import Store
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ def computation(links: Links, sequence: Iterable[Operation]) -> Computation:
     steps = apart(sequence)
     watched = _Watched(links)
     needs, seconds = [], []
-    for index, step in enumerate(steps):
+    for index, step, following in with_next(steps):
         before, watched.peak = watched.seconds, 0
         watched.index = index
-        watched.play(index, step, steps[index + 1] if index + 1 < len(steps) else None)
+        watched.play(index, step, following)
         watched.look()
         needs.append(max(watched.peak, watched.stored + watched.delta()))
         seconds.append(watched.seconds - before)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from schemas.sequence import Kind, Operation
 from stages.combine.offload.gaps import Computation, Gap, together
-from stages.combine.offload.replay import Store
+from stages.replay.lanes import Store
 
 Sent = tuple[int, Store]
 """The step that made what is sent, and what that is."""

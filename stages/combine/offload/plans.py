@@ -16,7 +16,8 @@ from stages.combine.chain.links import Links
 from stages.combine.offload.bound import bound, neediest
 from stages.combine.offload.gaps import Computation, Gap, computation
 from stages.combine.offload.placing import Sent, first_made_first, placed, stays
-from stages.combine.offload.replay import LinkedReplay, Store, linked_replay
+from stages.combine.offload.replay import LinkedReplay, linked_replay
+from stages.replay.lanes import Store
 
 ROUNDING = 1e-9
 PLAYED = 4_000

@@ -16,8 +16,8 @@ import numpy as np
 from schemas.sequence import Operation
 from stages.combine.chain.links import Links
 from stages.combine.chain.table import pass_on
-from stages.combine.offload.replay import Store
 from stages.combine.offload.spans import Seconds, Spans
+from stages.replay.lanes import Store
 
 LABELS = 600
 """Labels of a position that are kept."""

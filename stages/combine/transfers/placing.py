@@ -14,6 +14,7 @@ from stages.combine.offload.placing import Sent, Stay, first_made_first, sends, 
 from stages.combine.offload.plans import capped
 from stages.combine.schedule.executions import runs
 from stages.replay.line import Execution, executions
+from stages.replay.link_lanes import LinkLanes
 
 
 @dataclass(frozen=True)
@@ -149,16 +150,14 @@ class Placer:
         for stay in found:
             awaited.setdefault(stay.gap.last + 1, []).append(stay.gap)
             left[stay.gap.store] = left.get(stay.gap.store, 0) + 1
-        clock, free_at = 0.0, {True: 0.0, False: 0.0}
+        clock, lanes = 0.0, LinkLanes(link)
         sent: dict[tuple[bool, int], float] = {}
         comes: dict[Gap, float] = {}
         begins: list[float] = []
         other = most = 0
 
         def transfer(size: int, leaves: bool) -> float:
-            lane_free = max(free_at.values()) if link.shared else free_at[leaves]
-            free_at[leaves] = max(clock, lane_free) + link.seconds(size)
-            return free_at[leaves]
+            return lanes.begin(leaves, clock, link.seconds(size))[1]
 
         for place, own in enumerate(seconds):
             for stay, back in before.get(place, []):
@@ -178,7 +177,7 @@ class Placer:
                     sent[store] = transfer(size, True)
                     other += size
                     most = max(most, other)
-        return Clocks(max(clock, *free_at.values()), most, begins, sent)
+        return Clocks(lanes.through(clock), most, begins, sent)
 
     def _computation(self, played: Sequence[Execution]) -> Computation:
         """The runs as planners of chains with a link see them: what each needs, and the gaps."""

@@ -15,8 +15,8 @@ from stages.combine.chain.frontier import keep_all_sequence
 from stages.combine.chain.links import Links
 from stages.combine.offload.gaps import Computation, Gap, computation
 from stages.combine.offload.plans import Best, gaps_of
-from stages.combine.offload.replay import Store
 from stages.combine.offload.sets import Positions, dynprog_sets, greedy_set
+from stages.replay.lanes import Store
 
 SETS = 32
 """Sets that are placed and played."""

@@ -14,7 +14,7 @@ from stages.combine.chain.table import Table, cell, pass_on
 from stages.combine.offload.gaps import Computation, Gap, computation
 from stages.combine.offload.planners.autocapper import rotor_table
 from stages.combine.offload.plans import Best, gaps_of
-from stages.combine.offload.replay import Store
+from stages.replay.lanes import Store
 
 
 class Opportunist:

@@ -14,6 +14,7 @@ from schemas.link import HostLink
 from schemas.sequence import Kind, Operation
 from stages.combine.chain.links import Links
 from stages.combine.offload.replay import LinkedPlayer
+from stages.replay.link_lanes import LinkLanes
 
 CASES = Path(__file__).parents[3] / "cases" / "offload.json"
 Key = tuple[object, ...]
@@ -37,7 +38,7 @@ def optimum(links: Links, link: HostLink, budget: int, again: bool) -> float:
     while queue and queue[0][0] < best:
         _, _, player = heapq.heappop(queue)
         if player.gradient == 0:
-            best = min(best, max(player.clock, *player.free_at.values()))
+            best = min(best, player.lanes.through(player.clock))
             continue
         for operation in _operations(links, player, again):
             after = _played(player, operation)
@@ -67,9 +68,10 @@ def _operations(links: Links, player: LinkedPlayer, again: bool) -> Iterator[Ope
 def _played(player: LinkedPlayer, operation: Operation) -> LinkedPlayer | None:
     """The player after one more operation, None where the referee refuses it."""
     after = copy(player)
-    for name in ("outputs", "kept", "ran", "free_at", "sent", "leaving", "arrives"):
+    for name in ("outputs", "kept", "ran", "sent", "leaving", "arrives"):
         setattr(after, name, getattr(player, name).copy())
     after.steps = []
+    after.lanes = LinkLanes(player.link, dict(player.lanes.free_at))
     try:
         after.play(0, operation, None)
     except ScheduleError:
@@ -91,7 +93,7 @@ def _is_new(known: dict[Key, list[Times]], player: LinkedPlayer) -> bool:
     )
     times = (
         player.clock,
-        *player.free_at.values(),
+        *(player.lanes.free(player.link.lane(leaves)) for leaves in (True, False)),
         *(end for _, (end, _) in sent),
         *(end for _, end in arrives),
     )
