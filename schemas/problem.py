@@ -114,6 +114,11 @@ class Problem:
                 found[storage].append(position)
         return found
 
+    def can_repeat(self, node: Node) -> bool:
+        """Whether a node can run again: nothing of what it then makes has to stay."""
+        made = node.form(True).outputs
+        return node.repeatable and not any(self.storages[storage].stays for storage in made)
+
     def ancestors(self, storages: Iterable[int], among: Collection[int] | None = None) -> set[int]:
         """The positions of the nodes that storages are made of, directly or not; only of those
         `among` some, where given."""

@@ -15,7 +15,7 @@ from typing import Any
 from schemas.arguments import argument_values, decode_arguments, encode_arguments
 from schemas.graph import NONE, Graph, Op
 from schemas.groups import Body, GroupCall, Leaf
-from stages.fuse.grouping import is_replayed, makers_of
+from stages.fuse.grouping import is_replayed
 
 
 def body_for(
@@ -44,7 +44,7 @@ class _Writer:
         backward = any(graph.ops[op].phase == "backward" for op in members)
         self.again = set(again) if backward else set()
         self.members = set(members)
-        self.makers = makers_of(graph)
+        self.makers = graph.makers()
         self.labels: dict[int, str] = {}
         self.numbers: dict[int, int] = {}
 

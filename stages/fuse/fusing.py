@@ -16,7 +16,6 @@ from stages.fuse.grouping import (
     group_ops,
     is_groupable,
     is_replayed,
-    makers_of,
     phase_of,
 )
 from stages.fuse.renumbering import renumbered
@@ -74,7 +73,7 @@ def _reads_again(graph: Graph, units: Units, op: int, again: set[int]) -> bool:
 
 def _behind(graph: Graph, op: Op) -> list[int]:
     """The values that an op reads, and those that they are views of."""
-    makers = makers_of(graph)
+    makers = graph.makers()
     found: list[int] = []
     pending = list(op.inputs)
     while pending:

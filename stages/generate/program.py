@@ -121,7 +121,7 @@ class _Writer:
         self.joined = joined(graph)
         self.layouts = layouts(graph, self.steps, self.joined)
         self.gradients = {self.names[value] for value in flowing(graph)}
-        self.views = {op.id for op in graph.ops if graph.is_view(op)}
+        self.views = graph.view_ops()
         self.places = places(graph, self.steps)
         self.loss = next(op for op in graph.ops if op.target == LOSS_TARGET)
         source = {output.tangent: output.value for output in graph.outputs}

@@ -120,7 +120,7 @@ class _Process:
 
     def __post_init__(self) -> None:
         self.fixed = self.graph.fixed_storages()
-        self.views = {op.id for op in self.graph.ops if self.graph.is_view(op)}
+        self.views = self.graph.view_ops()
 
     def begin(self) -> None:
         """What is there before the first step."""

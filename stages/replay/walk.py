@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from schemas.actions import (
@@ -132,3 +132,36 @@ def effects(graph: Graph, steps: Sequence[Step], accumulate: bool = False) -> It
         done.add(op.id)
         reads, makes = reads_of(graph, op, repeated), makes_of(graph, op, repeated)
         yield Effect(position, step, op, True, repeated, reads, makes, drops)
+
+
+def named(graph: Graph, effect: Effect) -> list[int]:
+    """The values that a step reads, then those that it makes; the loss reads all outputs, since the
+    caller has them from there on."""
+    reads: Sequence[int] = effect.reads
+    if isinstance(effect.step.action, Loss):
+        reads = graph.output_values()
+    return [*reads, *effect.makes]
+
+
+def last_named(graph: Graph, walked: Iterable[Effect], storages: Collection[int]) -> dict[int, int]:
+    """By value in one of some storages, the position of the last step that reads or makes it: what
+    others hold is not dropped when its last use has been."""
+    return {
+        value: effect.position
+        for effect in walked
+        for value in named(graph, effect)
+        if graph.values[value].storage in storages
+    }
+
+
+def there_after(graph: Graph, walked: Iterable[Effect]) -> dict[int, int]:
+    """The storages that are on the device after some steps and were not before them, with the
+    position of the step that made each or brought it back."""
+    found: dict[int, int] = {}
+    for effect in walked:
+        for storage in effect.drops:
+            found.pop(storage, None)
+        for value in (*effect.makes, *effect.returns):
+            found.setdefault(graph.values[value].storage, effect.position)
+    fixed = graph.fixed_storages()
+    return {storage: position for storage, position in found.items() if storage not in fixed}

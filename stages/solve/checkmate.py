@@ -97,12 +97,8 @@ def count_variables(stages: Sequence[Stage]) -> int:
 
 
 def _repeatable(problem: Problem) -> set[int]:
-    """Nodes that can run again: nothing of what they make has to stay."""
-    return {
-        k
-        for k, node in enumerate(problem.nodes)
-        if node.repeatable and not any(problem.storages[s].stays for s in node.form(True).outputs)
-    }
+    """The nodes that can run again."""
+    return {k for k, node in enumerate(problem.nodes) if problem.can_repeat(node)}
 
 
 class Checkmate:

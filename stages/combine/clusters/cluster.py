@@ -10,7 +10,6 @@ from schemas.errors import ArtifactError
 from schemas.graph import NONE
 from schemas.hierarchy import Hierarchy
 from schemas.problem import Node, Problem, Repeat, Storage
-from stages.combine.unrolled.tasks import repeats
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ def throughout(problem: Problem) -> set[int]:
     return {
         storage
         for node in problem.nodes[: problem.loss]
-        for storage in (node.lasting if repeats(problem, node) else node.outputs)
+        for storage in (node.lasting if problem.can_repeat(node) else node.outputs)
     }
 
 
@@ -117,7 +116,7 @@ def local(problem: Problem, cluster: Cluster, lasting: Collection[int]) -> tuple
             inputs=numbers(found.inputs),
             outputs=numbers(found.outputs),
             reuses=[],
-            repeatable=repeats(problem, found),
+            repeatable=problem.can_repeat(found),
             repeat=again
             and Repeat(numbers(again.inputs), numbers(again.outputs), again.seconds, peak(again)),
         )

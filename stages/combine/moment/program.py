@@ -124,9 +124,7 @@ class Program:
         """Further runs count from the interval after the first one on, where something overwrites
         what they make from that one on."""
         node = self.problem.nodes[position]
-        if not node.repeatable or any(
-            self.problem.storages[storage].stays for storage in node.form(True).outputs
-        ):
+        if not self.problem.can_repeat(node):
             return
         often = self._often[position]
         cost = fastest_again(node) / self.unit

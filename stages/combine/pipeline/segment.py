@@ -114,8 +114,8 @@ def _outputs(graph: Graph, part: Part, last: bool, arriving: set[int]) -> list[O
     """What leaves after the forward, with the tangents that come after it."""
     leaving = list(part.leaves)
     if last:
-        found = [output.value for output in graph.outputs if output.value != NONE]
-        leaving += [value for value in dict.fromkeys(found) if value not in leaving]
+        found = dict.fromkeys(graph.output_values())
+        leaving += [value for value in found if value not in leaving]
     carrying = [value for value in leaving if value not in arriving]
     if part.late and not carrying:
         raise ScheduleError("a stage goes backward without a forward")

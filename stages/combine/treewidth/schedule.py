@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 
 from schemas.problem import Problem
 from stages.combine.treewidth.decomposition import Decomposition
-from stages.combine.unrolled.tasks import repeats
+from stages.replay.line import ended
 
 LONGEST = 4
 """A schedule that runs more than this many times the nodes of a step is given up."""
@@ -38,7 +38,7 @@ class Recursion:
         self.weight = [
             float(sum(problem.storages[s].bytes for s in node.outputs)) for node in problem.nodes
         ]
-        self.again = [repeats(problem, node) for node in problem.nodes]
+        self.again = [problem.can_repeat(node) for node in problem.nodes]
         self.in_turn = [
             position
             for position, node in enumerate(problem.nodes[: problem.loss + 1])
@@ -128,21 +128,16 @@ class Recursion:
     def _fits(self, part: Collection[int]) -> bool:
         """Whether a part runs within the limit, beside what is kept, when what nothing else reads
         is dropped after its last read."""
-        nodes, storages = self.problem.nodes, self.problem.storages
-        order = sorted(part)
-        last = {s: node for node in order for s in nodes[node].inputs}
+        storages = self.problem.storages
+        order = [self.problem.nodes[node] for node in sorted(part)]
+        used = {s for node in order for s in (*node.inputs, *node.outputs)}
+        stays = {s for s in used if not self._ends_in(s, part)}
         live = sum(storages[s].bytes for s in self.there)
         peak = 0
-        for node in order:
-            made = sum(storages[s].bytes for s in nodes[node].outputs)
-            peak = max(peak, live + max(nodes[node].peak, made))
-            live += made
-            used = (*nodes[node].inputs, *nodes[node].outputs)
-            live -= sum(
-                storages[s].bytes
-                for s in used
-                if last.get(s, node) == node and self._ends_in(s, part)
-            )
+        for node, gone in zip(order, ended(order, stays), strict=True):
+            made = sum(storages[s].bytes for s in node.outputs)
+            peak = max(peak, live + max(node.peak, made))
+            live += made - sum(storages[s].bytes for s in gone)
         return len(order) < 2 or peak <= self.limit
 
     def _ends_in(self, storage: int, part: Collection[int]) -> bool:

@@ -97,7 +97,7 @@ def tasks_of_nodes(problem: Problem) -> Tasks:
             Task(
                 (_way_of_node(problem, position, node),),
                 (_way_of_node(problem, position, node.form(True)),)
-                if repeats(problem, node)
+                if problem.can_repeat(node)
                 else (),
             )
             for position, node in enumerate(problem.nodes)
@@ -105,11 +105,6 @@ def tasks_of_nodes(problem: Problem) -> Tasks:
         [Value(s.bytes, s.producer, s.stays) for s in problem.storages],
         problem.loss,
     )
-
-
-def repeats(problem: Problem, node: Node) -> bool:
-    """Whether a node can run again: nothing of what it then makes has to stay."""
-    return node.repeatable and not any(problem.storages[s].stays for s in node.form(True).outputs)
 
 
 def _way_of_node(problem: Problem, position: int, form: Node | Repeat) -> Way:
