@@ -103,6 +103,20 @@ def ended(runs: Sequence[Node | Repeat], stays: Collection[int]) -> list[list[in
     return found[::-1]
 
 
+def memory_of_part(problem: Problem, part: Collection[int]) -> tuple[int, int]:
+    """The most bytes that nodes add which run once, in captured order, and those that they leave,
+    where what nothing outside of the part needs ends with its last use."""
+    nodes = [problem.nodes[position] for position in sorted(part)]
+    used = {storage for node in nodes for storage in (*node.inputs, *node.outputs)}
+    stays = {storage for storage in used if not problem.ends_in(storage, part)}
+    live = peak = 0
+    for node, gone in zip(nodes, ended(nodes, stays), strict=True):
+        made = sum(problem.storages[storage].bytes for storage in node.outputs)
+        peak = max(peak, live + max(node.peak, made))
+        live += made - sum(problem.storages[storage].bytes for storage in gone)
+    return peak, live
+
+
 def _repeated(sequence: Sequence[int]) -> list[bool]:
     """Which executions are not their node's first."""
     seen: set[int] = set()

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 
 from schemas.problem import Problem
 from stages.combine.treewidth.decomposition import Decomposition
-from stages.replay.line import ended
+from stages.replay.line import memory_of_part
 
 LONGEST = 4
 """A schedule that runs more than this many times the nodes of a step is given up."""
@@ -128,23 +128,10 @@ class Recursion:
     def _fits(self, part: Collection[int]) -> bool:
         """Whether a part runs within the limit, beside what is kept, when what nothing else reads
         is dropped after its last read."""
-        storages = self.problem.storages
-        order = [self.problem.nodes[node] for node in sorted(part)]
-        used = {s for node in order for s in (*node.inputs, *node.outputs)}
-        stays = {s for s in used if not self._ends_in(s, part)}
-        live = sum(storages[s].bytes for s in self.there)
-        peak = 0
-        for node, gone in zip(order, ended(order, stays), strict=True):
-            made = sum(storages[s].bytes for s in node.outputs)
-            peak = max(peak, live + max(node.peak, made))
-            live += made - sum(storages[s].bytes for s in gone)
-        return len(order) < 2 or peak <= self.limit
-
-    def _ends_in(self, storage: int, part: Collection[int]) -> bool:
-        """Whether nothing outside of a part needs a storage."""
-        kind = self.problem.storages[storage]
-        readers = self.problem.readers[storage]
-        return not kind.stays and kind.producer in part and all(r in part for r in readers)
+        if len(part) < 2:
+            return True
+        live = sum(self.problem.storages[s].bytes for s in self.there)
+        return live + memory_of_part(self.problem, part)[0] <= self.limit
 
     def _straight(self, part: Iterable[int], kept: int = -1) -> None:
         """Runs nodes in captured order; but for what `kept` makes nothing is there afterwards."""

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.problem import Node, Problem, Repeat
-from stages.replay.line import executions
+from stages.replay.line import executions, memory_of_part
 from tests.stages.combine.problems import problems, sequences
 
 
@@ -64,3 +64,23 @@ def test_the_line_is_that_of_looking_ahead_at_each_step(
             assert (run.reuse, run.seconds) == (None, form.seconds)
             assert run.peak == plain
         live = after
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems(repeats=True), st.data())
+def test_a_part_keeps_what_it_reads_later_and_what_others_need(
+    problem: Problem, data: st.DataObject
+) -> None:
+    part = data.draw(st.sets(st.integers(0, len(problem.nodes) - 1)))
+
+    def there(storage: int, position: int) -> bool:
+        made = problem.storages[storage]
+        later = [r for r in problem.readers[storage] if r not in part or r >= position]
+        return made.producer in part and made.producer < position and (made.stays or bool(later))
+
+    def live(position: int) -> int:
+        storages = range(len(problem.storages))
+        return sum(problem.storages[s].bytes for s in storages if there(s, position))
+
+    peaks = [live(position) + problem.nodes[position].peak for position in part]
+    assert memory_of_part(problem, part) == (max(peaks, default=0), live(len(problem.nodes)))
