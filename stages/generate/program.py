@@ -378,8 +378,8 @@ class _Writer:
 
     def mark_place(self, op: Op, repeated: bool) -> None:
         """Says where the next lines come from when that changes."""
-        again = ", again" if repeated and op.id not in self.views else ""
-        place = f"{comment(op.module) or self.shown_model()}{again}"
+        note = ", again" if repeated and op.id not in self.views else ""
+        place = f"{comment(op.module) or self.shown_model()}{note}"
         if place != self.place and (op.id not in self.views or not self.place):
             self.lines.append(f"{INDENT}# {place}")
             self.place = place

@@ -127,14 +127,14 @@ class Inner:
         for split in range(first, last):
             right, left = self._known("stage", split + 1, last), self._known("inner", first, split)
             made.append(self._passed(first, split, right, left, True))
-        again = self._known("end", first, last)
-        dropped = again.copy()
+        ended = self._known("end", first, last)
+        dropped = ended.copy()
         ticks, peak = self._pass(first, last, last)
         dropped[:, SAVED] = 0
-        dropped[:, PEAK] = np.maximum(again[:, PEAK], peak)
+        dropped[:, PEAK] = np.maximum(ended[:, PEAK], peak)
         dropped[:, TICKS] += ticks
         dropped[:, FORWARD], dropped[:, WAY] = ticks, DROPS
-        dropped[:, LEFT] = np.arange(len(again))
+        dropped[:, LEFT] = np.arange(len(ended))
         return np.concatenate([*made, dropped])
 
     def _kept(self, number: int, way: Way, right: Integers, saves: bool) -> Integers:
@@ -201,8 +201,8 @@ class Inner:
             there, back = self._stage_sequence(behind, last, int(found[RIGHT]))
         if way >= 0:
             return [self._forward(first, way), *there], [*back, Operation("B", first)]
-        again = self._sequence("inner", first, split, left)
-        return [*pass_on(first, split), *there], [*back, *again]
+        passed = self._sequence("inner", first, split, left)
+        return [*pass_on(first, split), *there], [*back, *passed]
 
     def _sequence(self, family: str, first: int, last: int, row: int) -> list[Operation]:
         found = self._known(family, first, last)[row]
@@ -213,8 +213,8 @@ class Inner:
             rest = self._sequence(family, behind, last, int(found[RIGHT]))
         if way >= 0:
             return [self._forward(first, way), *rest, Operation("B", first)]
-        again = self._sequence("inner", first, split, int(found[LEFT]))
-        return [*pass_on(first, split), *rest, *again]
+        passed = self._sequence("inner", first, split, int(found[LEFT]))
+        return [*pass_on(first, split), *rest, *passed]
 
     def _forward(self, position: int, way: int) -> Operation:
         option = self.links[position - 1].ways[way].option

@@ -61,14 +61,15 @@ def allocate(
     special device is the last one."""
     normal = len(names) - 1
     menu = layers.menu or layers.everything
-    again = layers.menu is not None
+    recomputes = layers.menu is not None
     sizes = Sizes(
         np.cumsum(menu.least), layers.weights, least_bytes(layers, target, rules),
         layers.buffer, layers.cut, menu.begin, menu.ticks, menu.stored, menu.work,
     )  # fmt: skip
-    places = MENUS if again else FINE if layers.count <= SHORT else COARSE
+    places = MENUS if recomputes else FINE if layers.count <= SHORT else COARSE
     found = label_stages(
-        sizes, Within(normal, memory, target, most, rules.printed, rules.all_flying, *places, again)
+        sizes,
+        Within(normal, memory, target, most, rules.printed, rules.all_flying, *places, recomputes),
     )
     if not len(found):
         return None

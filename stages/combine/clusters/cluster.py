@@ -108,7 +108,7 @@ def local(problem: Problem, cluster: Cluster, lasting: Collection[int]) -> tuple
         if node == NONE:
             return Node(index, "loss", 0.0, 0, [], [], [], False, False)
         found = problem.nodes[node]
-        again = found.repeat
+        repeat = found.repeat
         return replace(
             found,
             op=index,
@@ -117,8 +117,10 @@ def local(problem: Problem, cluster: Cluster, lasting: Collection[int]) -> tuple
             outputs=numbers(found.outputs),
             reuses=[],
             repeatable=problem.can_repeat(found),
-            repeat=again
-            and Repeat(numbers(again.inputs), numbers(again.outputs), again.seconds, peak(again)),
+            repeat=repeat
+            and Repeat(
+                numbers(repeat.inputs), numbers(repeat.outputs), repeat.seconds, peak(repeat)
+            ),
         )
 
     copies = [copied(index, node) for index, node in enumerate(nodes)]

@@ -157,9 +157,9 @@ def selected(options: Sequence[Option], count: int) -> list[Option]:
 def _recomputed(problem: Problem) -> Iterator[Option]:
     """Everything that can is made again ahead of the backward."""
     loss = problem.loss
-    again = [node for node in range(loss) if problem.can_repeat(problem.nodes[node])]
+    further = [node for node in range(loss) if problem.can_repeat(problem.nodes[node])]
     late = range(loss + 1, len(problem.nodes))
-    order = without_useless(problem, [*range(loss + 1), *again, *late])
+    order = without_useless(problem, [*range(loss + 1), *further, *late])
     if len(order) > len(problem.nodes):
         yield Option(tuple(order[:loss]), tuple(order[loss + 1 :]))
 

@@ -106,17 +106,17 @@ class _Ways:
         """The forward: by way 0, and by each option that keeps anything."""
         nothing = Option(self.cluster.forward, ())
         first = [self._first(NOTHING_KEPT, nothing)]
-        again = [self._again(NOTHING_KEPT, nothing, set(self.made_before))]
-        late = list(again)
+        further = [self._again(NOTHING_KEPT, nothing, set(self.made_before))]
+        late = list(further)
         for o, option in self.options:
             if o in self.saved:
                 first.append(self._first(o, option))
-                again.append(self._again(o, option, set(self.made_before)))
+                further.append(self._again(o, option, set(self.made_before)))
                 read = _read(self._backward_forms(option)).intersection(self.made_before)
                 late.append(self._again(o, option, read))
-        if not any(way.runs for way in again):
+        if not any(way.runs for way in further):
             return Task(tuple(first))
-        return Task(tuple(first), tuple(again), tuple(late))
+        return Task(tuple(first), tuple(further), tuple(late))
 
     def _first(self, o: int, option: Option) -> Way:
         final = {*self.made_before, *self.kept.get(o, ())}

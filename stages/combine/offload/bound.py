@@ -27,16 +27,18 @@ def simple_bound(links: Links, bandwidth: float, budget: int, peak: int) -> floa
     return max(all_seconds(links), 2 * _over(max(0, peak - budget), bandwidth))
 
 
-def bound(links: Links, bandwidth: float, budget: int, again: bool) -> float:
+def bound(links: Links, bandwidth: float, budget: int, recomputes: bool) -> float:
     """The seconds that no sequence within the budget goes below, at least `simple_bound`.
 
     Looks at each operation when it runs for the first time. What its backward or a later one reads
     and has no room beside it was sent before it began and comes back after it has ended, or, with
-    `again`, is computed again: then as much of it as pays, in the order of what it takes a byte
-    (a relaxation to parts). The chain's parameter gradients are there; its latency is not counted.
+    `recomputes`, is computed again: then as much of it as pays, in the order of what it takes a
+    byte (a relaxation to parts). The chain's parameter gradients are there; its latency is not
+    counted.
     """
     return max(
-        moment.seconds(min(bandwidth, FASTEST), budget, again) for moment in _moments(links, again)
+        moment.seconds(min(bandwidth, FASTEST), budget, recomputes)
+        for moment in _moments(links, recomputes)
     )
 
 
@@ -53,14 +55,14 @@ class _Moment:
     sizes: list[int]
     makes: list[float]
 
-    def seconds(self, bandwidth: float, budget: int, again: bool) -> float:
+    def seconds(self, bandwidth: float, budget: int, recomputes: bool) -> float:
         """What a sequence takes at least, by this operation; infinite where it does not fit."""
         if self.needs > budget:
             return math.inf
         over = sum(self.sizes) - (budget - self.needs)
         if over <= 0:
             return self.before + self.during + self.after
-        if not again:
+        if not recomputes:
             return self._takes(_over(over, bandwidth), 0.0)
         return self._least(over, bandwidth)
 
@@ -78,8 +80,8 @@ class _Moment:
             points = [bandwidth * self.before, *self._meets(over, bandwidth, made, taken)]
             sent = np.append(sent, points)
         sent = np.clip(sent, over - most, over)
-        again = np.interp(over - sent, made, taken)
-        pairs = zip(sent.tolist(), again.tolist(), strict=True)
+        remaking = np.interp(over - sent, made, taken)
+        pairs = zip(sent.tolist(), remaking.tolist(), strict=True)
         return min(self._takes(_over(moved, bandwidth), more) for moved, more in pairs)
 
     def _meets(
@@ -96,19 +98,19 @@ class _Moment:
     def _rate(self, index: int) -> float:
         return self.makes[index] / self.sizes[index]
 
-    def _takes(self, moved: float, again: float) -> float:
-        return max(self.before, moved) + self.during + max(self.after + again, moved)
+    def _takes(self, moved: float, remaking: float) -> float:
+        return max(self.before, moved) + self.during + max(self.after + remaking, moved)
 
 
-def _moments(links: Links, again: bool) -> Iterator[_Moment]:
-    """All first forwards, which may keep nothing with `again`, and all backwards."""
+def _moments(links: Links, recomputes: bool) -> Iterator[_Moment]:
+    """All first forwards, which may keep nothing with `recomputes`, and all backwards."""
     ways = [link.ways[0] for link in links.links]
     kept = [links.throughout, *(way.save for way in ways)]
     makes = [NEVER, *(way.forward_seconds for way in ways)]
     total, done = all_seconds(links), 0.0
     for position, way in enumerate(ways, start=1):
         needs = way.forward_peak
-        if again:
+        if recomputes:
             needs = min(needs, links.at(position).pass_peak)
         needs += links.at(len(links)).delta
         yield _moment(done, way.forward_seconds, total, needs, kept[:position], makes[:position])
@@ -128,10 +130,10 @@ def _moment(
     return _Moment(before, during, max(0.0, total - before - during), needs, sizes, makes)
 
 
-def neediest(links: Links, again: bool) -> tuple[int, Operation]:
+def neediest(links: Links, recomputes: bool) -> tuple[int, Operation]:
     """The most bytes that one operation needs with nothing else stored but its input, in all; and
-    which it is. With `again`, positions may run without keeping anything, and whenever a gradient
-    that is small is there."""
+    which it is. With `recomputes`, positions may run without keeping anything, and whenever a
+    gradient that is small is there."""
     found: list[tuple[int, Operation]] = []
     last, grown = len(links), 0
     end = least = links.at(last).delta
@@ -140,7 +142,7 @@ def neediest(links: Links, again: bool) -> tuple[int, Operation]:
         before = links.at(position - 1) if position > 1 else None
         source = before.ways[0].save if before else links.throughout
         kept = way.forward_peak
-        if again:
+        if recomputes:
             least = min(least, link.delta + grown)
             source = min(source, before.output) if before else source
             if position < last:

@@ -108,9 +108,9 @@ def plan_offload(
 
 def _class(plans: LinkedChain) -> tuple[str, str]:
     """What the bound of the plans holds for: one of the sequences, and all of them."""
-    if plans.link.bandwidth == 0 and plans.planner.again:
+    if plans.link.bandwidth == 0 and plans.planner.recomputes:
         return "persistent sequence", "persistent sequences of the chain"
-    if plans.planner.again:
+    if plans.planner.recomputes:
         return "sequence with transfers", "sequences of the chain with transfers"
     return (
         "sequence that runs nothing again",

@@ -67,17 +67,19 @@ class Placer:
         there is none. `back` are storages with the places ahead of which they come back; more leave
         where these are too few."""
         played = executions(self.problem, sequence, in_place=True, ceiling=budget)
-        made = self._computation(played)
-        chosen = capped(made, _chosen(made.gaps, back or ()), budget)
+        computed = self._computation(played)
+        chosen = capped(computed, _chosen(computed.gaps, back or ()), budget)
         if chosen is None:
             return None
         order = first_made_first(chosen)
         found = [
-            stays(made, chosen, budget, turn, wide, order)
-            for turn in (made.turn, made.turn - 1)
+            stays(computed, chosen, budget, turn, wide, order)
+            for turn in (computed.turn, computed.turn - 1)
             for wide in (False, True)
         ]
-        for each in self._fastest_first([each for each in found if each is not None], order, made):
+        for each in self._fastest_first(
+            [each for each in found if each is not None], order, computed
+        ):
             placed = self._timed(sequence, each, order, budget)
             if placed is None:
                 continue
@@ -88,14 +90,14 @@ class Placer:
         return None
 
     def _fastest_first(
-        self, found: Sequence[list[Stay]], order: list[Sent], made: Computation
+        self, found: Sequence[list[Stay]], order: list[Sent], computed: Computation
     ) -> list[list[Stay]]:
         """Different stays by the time that they take."""
         known: dict[tuple[tuple[int, int], ...], list[Stay]] = {}
         for each in found:
             known.setdefault(tuple((stay.out, stay.back) for stay in each), each)
         seconds = {
-            key: self._clocks(made.seconds, each, order).seconds for key, each in known.items()
+            key: self._clocks(computed.seconds, each, order).seconds for key, each in known.items()
         }
         return [known[key] for key in sorted(known, key=seconds.__getitem__)]
 

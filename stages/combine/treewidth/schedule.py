@@ -38,7 +38,7 @@ class Recursion:
         self.weight = [
             float(sum(problem.storages[s].bytes for s in node.outputs)) for node in problem.nodes
         ]
-        self.again = [problem.can_repeat(node) for node in problem.nodes]
+        self.repeatable = [problem.can_repeat(node) for node in problem.nodes]
         self.in_turn = [
             position
             for position, node in enumerate(problem.nodes[: problem.loss + 1])
@@ -152,7 +152,7 @@ class Recursion:
         """Forgets what can be made again."""
         for storage in storages:
             maker = self.problem.storages[storage].producer
-            if self.again[maker] and storage in self._made(maker):
+            if self.repeatable[maker] and storage in self._made(maker):
                 self.there.discard(storage)
 
     def _rests(self, nodes: set[int]) -> list[list[int]]:

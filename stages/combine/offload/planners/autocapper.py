@@ -6,13 +6,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from schemas.link import HostLink
 from schemas.strategies import SLOTS
 from stages.combine.chain.frontier import keep_all_sequence
 from stages.combine.chain.links import Links
 from stages.combine.chain.table import Table, build_table
 from stages.combine.offload.gaps import Computation, Gap, computation
-from stages.combine.offload.plans import Best
+from stages.combine.offload.plans import Instance
 
 LIMITS = 40
 """Memory limits that sequences are made for, from the budget to what keeping everything takes."""
@@ -21,16 +20,15 @@ LIMITS = 40
 class Autocapper:
     """The fastest of some sequences for more memory than there is."""
 
-    again = True
+    recomputes = True
     reorders = True
 
-    def sequences(
-        self, links: Links, link: HostLink, budget: int, best: Best, slots: int
-    ) -> Iterator[tuple[Computation, Sequence[Gap]]]:
+    def sequences(self, instance: Instance) -> Iterator[tuple[Computation, Sequence[Gap]]]:
         """Sequences from the one for the budget to the one that keeps everything; what leaves is
         what has to (`plans.capped`)."""
+        links = instance.links
         whole = computation(links, keep_all_sequence(links))
-        yield from capped_sequences(links, rotor_table(links, whole), whole, budget)
+        yield from capped_sequences(links, rotor_table(links, whole), whole, instance.budget)
 
 
 def rotor_table(links: Links, whole: Computation) -> Table:

@@ -13,7 +13,7 @@ from stages.combine.chain.links import Links
 from stages.combine.chain.table import Table, cell, pass_on
 from stages.combine.offload.gaps import Computation, Gap, computation
 from stages.combine.offload.planners.autocapper import rotor_table
-from stages.combine.offload.plans import Best, gaps_of
+from stages.combine.offload.plans import Instance, gaps_of
 from stages.replay.lanes import Store
 
 
@@ -21,15 +21,14 @@ class Opportunist:
     """Groups of positions: the first keeps all and sends its input and that, the others are passed
     until the link is idle; the last group keeps all, once it fits."""
 
-    again = True
+    recomputes = True
     reorders = True
 
-    def sequences(
-        self, links: Links, link: HostLink, budget: int, best: Best, slots: int
-    ) -> Iterator[tuple[Computation, Sequence[Gap]]]:
+    def sequences(self, instance: Instance) -> Iterator[tuple[Computation, Sequence[Gap]]]:
         """The one sequence, where there is one."""
-        whole = computation(links, keep_all_sequence(links))
-        yield from opportune_sequences(links, link, rotor_table(links, whole), budget)
+        links = instance.links
+        table = rotor_table(links, computation(links, keep_all_sequence(links)))
+        yield from opportune_sequences(links, instance.link, table, instance.budget)
 
 
 def opportune_sequences(
@@ -42,19 +41,19 @@ def opportune_sequences(
     leaves: set[Store] = set()
     for head, end in zip(heads, [*heads, rest][1:], strict=True):
         ahead.append(Operation("F_all", head))
-        again: list[Operation] = []
+        behind: list[Operation] = []
         if head + 1 < end:
             ahead += pass_on(head + 1, end - 1)
             room = table.times.slots.room(budget - links.at(head).ways[0].save)
             if room < 0 or not np.isfinite(table.cost[cell(len(links), head + 1, end - 1), room]):
                 return
-            again = table.segment(head + 1, end - 1, room)
-        after = [*again, Operation("B", head), *after]
+            behind = table.segment(head + 1, end - 1, room)
+        after = [*behind, Operation("B", head), *after]
         leaves |= {(True, head - 1) if head - 1 in heads else (False, head - 1), (True, head)}
     ahead += [Operation("F_all", position) for position in range(rest, len(links) + 1)]
     ahead += [Operation("B", position) for position in range(len(links), rest - 1, -1)]
-    made = computation(links, [*ahead, *after])
-    yield made, gaps_of(made, leaves)
+    computed = computation(links, [*ahead, *after])
+    yield computed, gaps_of(computed, leaves)
 
 
 def _groups(links: Links, link: HostLink, budget: int) -> tuple[list[int], int]:

@@ -29,9 +29,9 @@ def offload_cases() -> list[dict]:
     return json.loads(CASES.read_text())["cases"]
 
 
-def optimum(links: Links, link: HostLink, budget: int, again: bool) -> float:
+def optimum(links: Links, link: HostLink, budget: int, recomputes: bool) -> float:
     """The least seconds of any sequence within `budget` bytes, infinite without one; none runs
-    anything twice unless `again`."""
+    anything twice unless it `recomputes`."""
     best, number = math.inf, 0
     queue: list[tuple[float, int, LinkedPlayer]] = [(0.0, 0, LinkedPlayer(links, link))]
     known: dict[Key, list[Times]] = {}
@@ -40,7 +40,7 @@ def optimum(links: Links, link: HostLink, budget: int, again: bool) -> float:
         if player.gradient == 0:
             best = min(best, player.lanes.through(player.clock))
             continue
-        for operation in _operations(links, player, again):
+        for operation in _operations(links, player, recomputes):
             after = _played(player, operation)
             if after is None or after.peak > budget or after.clock >= best:
                 continue
@@ -50,17 +50,17 @@ def optimum(links: Links, link: HostLink, budget: int, again: bool) -> float:
     return best
 
 
-def _operations(links: Links, player: LinkedPlayer, again: bool) -> Iterator[Operation]:
+def _operations(links: Links, player: LinkedPlayer, recomputes: bool) -> Iterator[Operation]:
     for kind in INPUTS:
         if kind != "free" or (False, 0) in player.leaving:
             yield Operation(kind, 0)
     for position in range(1, player.gradient + 1):
-        for kind in AGAIN if again else ONCE:
+        for kind in AGAIN if recomputes else ONCE:
             if position == len(links) and kind not in ("F_all", "B"):
                 continue
-            if kind == "F_all" and not again and position in player.ran:
+            if kind == "F_all" and not recomputes and position in player.ran:
                 continue
-            if kind == "free_all" and not again and (True, position) not in player.leaving:
+            if kind == "free_all" and not recomputes and (True, position) not in player.leaving:
                 continue
             yield Operation(kind, position)
 

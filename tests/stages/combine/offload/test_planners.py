@@ -40,7 +40,7 @@ def test_every_plan_is_played_within_its_budget_and_bounds(name: str, given: Giv
     assert played.host_peak <= link.room
     assert plans.bound(budget) <= plan.seconds * CLOSE
     assert plans.keep_all.seconds <= plan.seconds * CLOSE
-    if not OFFLOADERS[name].again:
+    if not OFFLOADERS[name].recomputes:
         assert played.recomputed == 0
         simple = simple_bound(links, link.bandwidth, budget, plans.keep_all.peak)
         assert simple <= plan.seconds * CLOSE if link.shared else True
@@ -57,7 +57,7 @@ def test_the_smallest_budget_known_to_work_does(name: str, given: Given) -> None
     assert plans.within(min(plans.needed()[0], plans.smallest_budget) - 1) is None
 
 
-@pytest.mark.parametrize("name", [name for name, about in OFFLOADERS.items() if about.again])
+@pytest.mark.parametrize("name", [name for name, about in OFFLOADERS.items() if about.recomputes])
 @FEW
 @given(linked_chains())
 def test_a_link_never_makes_a_plan_slower(name: str, given: Given) -> None:
