@@ -58,13 +58,13 @@ def choose(
         smallest = in_all.of(least)
         last = player.played(least)
         memory = in_all.memory(last.steps, frontier, smallest - 1)
-        held = holding(graph, last, fixed)
+        parts = holding(graph, last, fixed)
         room = in_all.keep_all(frontier) - fixed.floor
         measured = _measured(budget, smallest, _share(smallest - fixed.floor, room))
         sentence = (
             f"infeasible: {budget} is {total:,} bytes, the smallest budget known to work for "
             f"{graph.model} with {frontier.strategy} is {measured}; of its bytes hold, when it "
-            f"takes the most, {held}{margin(memory)}{_described(costs)}{_clock(frontier)}"
+            f"takes the most, {parts}{margin(memory)}{_described(costs)}{_clock(frontier)}"
         )
         refusal = Plan(
             frontier.strategy, budget, total, own, "infeasible", sentence,

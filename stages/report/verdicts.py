@@ -77,8 +77,8 @@ def outcome(result: PlanResult) -> Outcome:
     if found is not None and found.verdict == FAILED:
         sentence = f"Failed: {found.sentence or figures}"
         return Outcome("bad", "failed", sentence, peak, relative, measured, fits)
-    if not measured and (held := _beyond_device(result)):
-        sentence = f"Exceeds the device: {held}; {unvalidated(result)}."
+    if not measured and (beyond := _beyond_device(result)):
+        sentence = f"Exceeds the device: {beyond}; {unvalidated(result)}."
         return Outcome("bad", "over device", sentence, peak, relative, False, fits)
     if plan.budget == NO_BUDGET:
         state: State = "good" if measured else "warning"
@@ -238,13 +238,13 @@ def breakdown(result: PlanResult, line: Timeline | None) -> tuple[list[Part], in
     rows.append(("inputs", "inputs", fixed.inputs))
     if line is not None:
         top = max(line.segments, key=lambda segment: segment.total)
-        held = dict(zip(OWNERS, top.bytes, strict=True))
-        rows.append(("held", "outputs and their gradients", held["held"]))
-        rows.append(("gradients", "gradients finished by then", held["gradients"]))
-        if held["brought"]:
-            rows.append(("brought", "parameters from the other memory", held["brought"]))
-        rows.append(("kept", "activations kept", held["kept"]))
-        rows.append(("working", "made and used up", held["working"]))
+        owned = dict(zip(OWNERS, top.bytes, strict=True))
+        rows.append(("held", "outputs and their gradients", owned["held"]))
+        rows.append(("gradients", "gradients finished by then", owned["gradients"]))
+        if owned["brought"]:
+            rows.append(("brought", "parameters from the other memory", owned["brought"]))
+        rows.append(("kept", "activations kept", owned["kept"]))
+        rows.append(("working", "made and used up", owned["working"]))
     else:
         rows.append(("working", "the step's own peak", plan.peak))
     used = sum(bytes_ for _, _, bytes_ in rows)

@@ -106,8 +106,8 @@ class FluidChain:
         wait = np.maximum(moved / self.bandwidth - free, 0)
         passed = freed = 0.0
         for position in range(self.length, 0, -1):
-            held = needs[position] + stay + np.maximum(moved, 0) - freed
-            over = (held - self.budget) / self.bandwidth - passed
+            there = needs[position] + stay + np.maximum(moved, 0) - freed
+            over = (there - self.budget) / self.bandwidth - passed
             wait = np.where(passed < free, np.maximum(wait, over), wait)
             passed += seconds[position]
             freed += self.kept[position - 1]

@@ -32,12 +32,12 @@ def blocks_of(facts: Facts) -> Blocks:
     described = [describe_block(division, index) for index in range(len(division.blocks))]
     problem = facts.problem
     loss = problem.nodes[problem.loss]
-    held_by_loss = sum(problem.storages[s].bytes for s in loss.outputs if s in division.held)
+    held_by_loss = sum(problem.storages[s].bytes for s in loss.outputs if s in division.throughout)
     return Blocks(
         model="random",
         prelude=[],
         prelude_seconds=0.0,
-        held_bytes=sum(problem.storages[s].bytes for s in division.held),
+        held_bytes=sum(problem.storages[s].bytes for s in division.throughout),
         loss=loss.op,
         loss_seconds=loss.seconds,
         loss_peak=loss.peak - held_by_loss,
