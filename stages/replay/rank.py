@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import assert_never
 
 from schemas.actions import Gradient as HandedOver
 from schemas.actions import Loss
@@ -204,6 +205,8 @@ class _Player:
                 self.sum(action.subject, batch)
             case "share":
                 self.share(self.pipeline.shared[action.subject])
+            case unknown:
+                assert_never(unknown)
 
     def parcel_storage(self, number: int) -> int:
         """The storage of a parcel."""

@@ -16,7 +16,7 @@ from schemas.errors import ConfigError, ScheduleError
 from schemas.options import Option
 from schemas.sequence import Operation
 from stages.combine.allocate.allocation import Allocation, pattern_of
-from stages.combine.allocate.allocator import Request
+from stages.combine.allocate.allocator import Instance
 from stages.combine.allocate.contiguous import least_feasible, least_memory, partition
 from stages.combine.allocate.groups import groups_of
 from stages.combine.allocate.inner import Inner, menu_of
@@ -194,14 +194,14 @@ def test_it_is_never_slower_and_fits_less_memory(
     for name in ("one_f_one_b", "k_periodic", "madpipe"):
         ticks = []
         for given_layers in (plain, layers):
-            request = Request(given_layers, names, memory)
-            answer = allocator(name).allocate(request)
+            instance = Instance(given_layers, names, memory)
+            answer = allocator(name).allocate(instance)
             ticks.append(math.inf if answer is None else answer.ticks)
             if answer is not None:
                 allocation = answer.allocation
                 pattern = pattern_of(allocation, answer.timing)
                 play_pattern(pattern, allocation.bytes(), allocation.room(memory))
-                assert request.lower_bound <= answer.bound * (1 + 1e-9)
+                assert instance.lower_bound <= answer.bound * (1 + 1e-9)
         assert ticks[1] <= ticks[0]
 
 
