@@ -85,6 +85,24 @@ class Op:
     source: str
 
 
+def loss_op(number: int, arguments: str, inputs: list[int], outputs: list[int]) -> Op:
+    """The loss, as the op `number`, which reads outputs and makes their tangents."""
+    return Op(
+        id=number,
+        target=LOSS_TARGET,
+        phase="loss",
+        arguments=arguments,
+        inputs=inputs,
+        outputs=outputs,
+        writes=[],
+        in_place=[],
+        random=False,
+        repeatable=False,
+        module="",
+        source="",
+    )
+
+
 @dataclass(frozen=True)
 class Gradient:
     """The value `gradient` is what autograd adds to `.grad` of the parameter or input `value`."""

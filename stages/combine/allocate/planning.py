@@ -16,6 +16,7 @@ from stages.combine.allocate.allocation import pattern_of
 from stages.combine.allocate.allocator import Allocator, Answer, Instance
 from stages.combine.allocate.contiguous import least_memory
 from stages.combine.allocate.fleet import Fleet
+from stages.combine.allocate.halving import least_found
 from stages.combine.allocate.inner import Inner, menu_of
 from stages.combine.allocate.layers import Layers, layers_of_chain
 from stages.replay.pipeline import PlayedPattern, play_pattern
@@ -186,17 +187,11 @@ def _enough_devices(layers: Layers, instance: Instance) -> int | None:
     """The number of such devices that a contiguous allocation is known to fit, None where none is.
     One more never hurts."""
 
-    def fits(count: int) -> bool:
+    def fitting(count: int) -> int | None:
         names = tuple(str(number) for number in range(count))
-        return least_memory(layers, names) <= instance.memory
+        return count if least_memory(layers, names) <= instance.memory else None
 
-    low, high = len(instance.names), layers.count
-    if high <= low or not fits(high):
+    given, most = len(instance.names), layers.count
+    if most <= given or fitting(most) is None:
         return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        if fits(middle):
-            high = middle
-        else:
-            low = middle
-    return high
+    return least_found(given, most, most, fitting)[1]

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stages.combine.allocate.allocation import Allocation, Stage, inner_of
+from stages.combine.allocate.halving import least_found
 from stages.combine.allocate.labels import Sizes, Within, label_stages
 from stages.combine.allocate.layers import Layers
 from stages.combine.allocate.menu import Integers
@@ -91,15 +92,9 @@ def least_load(
     found = allocate(layers, names, memory, target, high, rules)
     if found is None:
         return None
-    low = -1
-    while high - low > 1:
-        middle = (low + high) // 2
-        tried = allocate(layers, names, memory, target, middle, rules)
-        if tried is None:
-            low = middle
-        else:
-            high, found = middle, tried
-    return high, found
+    return least_found(
+        -1, high, found, lambda load: allocate(layers, names, memory, target, load, rules)
+    )
 
 
 def allocations(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from functools import cached_property
 
 from schemas.errors import ConfigError
@@ -30,14 +31,8 @@ class FreedChain:
     @cached_property
     def smallest_budget(self) -> int:
         """The least bytes in which any sequence can run, by bisection."""
-        low, high = 0, Least(self.links).budget
-        while low < high:
-            middle = (low + high) // 2
-            if self.within(middle) is None:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        budgets = range(Least(self.links).budget)
+        return bisect_left(budgets, True, key=lambda budget: self.within(budget) is not None)
 
     def within(self, budget: int) -> ChainPlan | None:
         """The fastest plan of at most `budget` bytes; None where no sequence fits."""
