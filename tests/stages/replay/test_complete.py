@@ -129,6 +129,7 @@ CHANGES: list[tuple[Callable[[Pipeline], Pipeline], str]] = [
     (_moved("send", 1), "has nothing to send"),
     (_moved("share", 1), "comes before the gradient is whole"),
     (_moved("backward", 1), "the backward .* comes too early"),
+    (_moved("backward", 0), "the backward .* comes too early"),
     (_moved("forward", 1), "the forward of 2 on microbatch 0, .* lacks value 15"),
     (_swapped("forward", 0), "the forward of 1 on microbatch 1, .* comes too early"),
 ]

@@ -52,6 +52,9 @@ def test_plain_lanes_are_added_up() -> None:
     waiting = lanes()
     waiting[3] = replace(waiting[3], waited=0.5)
     assert check_lanes(waiting).waited == 0.5
+    soon = lanes()
+    soon[4] = replace(soon[4], start=2.0)
+    assert check_lanes(soon) == check_lanes(lanes())
     assert check_lanes([]) == Lanes(0.0, 0.0, 0, 0, 0, 0)
 
 

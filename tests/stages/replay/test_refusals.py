@@ -145,6 +145,19 @@ def test_the_loss_runs_once() -> None:
     refused(graph, costs, [*steps, steps[place]], "the loss runs again")
 
 
+def test_what_the_loss_leaves_beyond_tangents_is_there_from_then_on() -> None:
+    graph, costs = graph_of(two_layers(), views=False)
+    steps = opened(graph, costs, [0, 1, 2, 3])
+    loss = costs.of(graph, graph.ops[2])
+    left = with_fields(loss, net=loss.net + 3, peak=loss.peak + 3)
+    others = [row for row in costs.rows.values() if row != loss]
+    more = replay(graph, Costs([*others, left], costs.device), steps)
+    plain = replay(graph, costs, steps)
+    place = steps.index(Step(Loss(2)))
+    grown = [step.live - before.live for step, before in zip(more.steps, plain.steps, strict=True)]
+    assert grown == [0] * place + [3] * (len(steps) - place)
+
+
 def test_an_op_that_must_run_once_does_not_run_again() -> None:
     graph, costs = graph_of(two_layers(), views=False)
     steps = opened(graph, costs, [0, 1, 2, 0, 3])
