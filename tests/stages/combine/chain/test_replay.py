@@ -73,12 +73,24 @@ def test_time_and_peak_by_hand() -> None:
         (["F_all 1", "F_all 1"], "step 1 (F_all 1) makes what is already there"),
         (["F_ck 1", "F_ck 2", "F_none 1"], "step 2 (F_none 1) makes what is already there"),
         (["F_all 4"], "step 0 (F_all 4) is on no position"),
+        (["F_ck 1", "free 1", "free 1"], "step 2 (free 1) frees what is not there"),
+        (["F_ck 1", "free_all 1"], "step 1 (free_all 1) frees what is not there"),
     ],
 )
 def test_an_invalid_sequence_is_refused(words: list[str], sentence: str) -> None:
     with pytest.raises(ScheduleError) as refused:
         chain_replay(links_of_chain(CHAIN), actions(words))
     assert sentence in str(refused.value)
+
+
+def test_what_keeps_nothing_is_followed_by_its_backward_at_once() -> None:
+    way = Way(-1, 0, 4, 4, 1.0, 1.0, at_once=True)
+    loss = Way(-1, 0, 0, 0, 0.0, 0.0)
+    links = Links([Link(4, 4, 0, 1.0, 4, [way]), Link(0, 0, 0, 0.0, 0, [loss])], 0)
+    late = actions(["F_ck 1", "loss", "F_all 1", "B 1"], 2)
+    assert chain_replay(links, late).seconds == 1.0 + 2.0
+    with pytest.raises(ScheduleError, match="keeps nothing, and B 1 does not follow at once"):
+        chain_replay(links, actions(["F_all 1", "loss", "B 1"], 2))
 
 
 def test_a_forward_spares_its_output_only_where_its_backward_follows_at_once() -> None:
