@@ -77,6 +77,15 @@ def test_in_the_end_gradients_and_what_a_loss_leaves_are_there() -> None:
         assert played.peaks[rank] == max(action.peak for action in actions)
 
 
+def test_a_sum_leaves_its_gradient_from_the_first_microbatch_on() -> None:
+    case = given()
+    graph, [summed, *_] = case.graph, case.pipeline.shared
+    own = {each.gradient for each in case.segments[1].graph.gradients} - set(summed.parts)
+    sizes = [graph.storages[graph.values[value].storage] for value in (*own, summed.parts[0])]
+    after = [action.live for action in case.play().actions[0] if action.kind == "sum"]
+    assert after == [sum(sizes)] * case.pipeline.microbatches
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
