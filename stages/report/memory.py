@@ -130,8 +130,8 @@ def occupancy(graph: Graph, line: Timeline, most: int = 12) -> list[Occupancy]:
         rows.append((owner, module, sum(member.bytes for member in members), note))
     rows.sort(key=lambda row: (-row[2], row[1]))
     chosen = [
-        Occupancy(module or graph.model, owner, OWNER_NAMES[owner], size, 100 * size / whole, note)
-        for owner, module, size, note in rows[:most]
+        Occupancy(module or graph.model, owner, OWNER_NAMES[owner], own, 100 * own / whole, note)
+        for owner, module, own, note in rows[:most]
     ]
     rest = rows[most:]
     if rest:
@@ -209,7 +209,7 @@ def _hover(graph: Graph, cells: Sequence[Segment | None]) -> dict[str, Any]:
             continue
         op = graph.ops[cell.op]
         text = f"{operator(op.target)} · {op.module or graph.model} · {op.phase}"
-        own = [size for name, size in zip(OWNERS, cell.bytes, strict=True) if name in shown]
+        own = [each for name, each in zip(OWNERS, cell.bytes, strict=True) if name in shown]
         rows.append([round(cell.start, 7), *own, texts.setdefault(text, len(texts))])
     owners = [OWNER_NAMES[owner] for owner in shown]
     return {"columns": rows, "ops": list(texts), "owners": owners}

@@ -215,16 +215,16 @@ def cards(results: Sequence[PlanResult], lines: dict[str, Timeline]) -> list[Car
         if result.plan.budget_bytes is not None:
             key = (result.plan.budget_bytes, result.plan.budget)
             groups.setdefault(key, []).append(result)
-    baselines = [result for result in results if result.plan.budget_bytes is None]
-    made = []
+    without = [result for result in results if result.plan.budget_bytes is None]
+    found = []
     for (step, budget), members in sorted(groups.items(), key=lambda item: (-item[0][0], item[0])):
         best = best_of(members)
-        others = [result for result in [*members, *baselines] if result is not best]
+        others = [result for result in [*members, *without] if result is not best]
         parts, whole = breakdown(best, lines.get(best.folder))
-        made.append(
+        found.append(
             Card(budget, step, best.plan.budget_total, outcome(best), best, parts, whole, others)
         )
-    return made
+    return found
 
 
 def breakdown(result: PlanResult, line: Timeline | None) -> tuple[list[Part], int]:

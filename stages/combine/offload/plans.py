@@ -108,7 +108,7 @@ class LinkedChain:
         best = None if without is None else self._played(without.sequence)
         if self.link.bandwidth == 0:
             return best
-        bound = self.bound(budget)
+        least = self.bound(budget)
 
         def seconds() -> float:
             return math.inf if best is None else best.seconds
@@ -119,7 +119,7 @@ class LinkedChain:
             found = self._placed(computed, gaps, budget)
             if found is not None and found is _better(best, found):
                 best, source = found, (computed, gaps)
-            if seconds() <= bound * (1 + ROUNDING):
+            if seconds() <= least * (1 + ROUNDING):
                 return best
         waits = best is not None and best.replay.waited > 0
         if best is not None and source is not None and waits and self.planner.reorders:
