@@ -38,6 +38,18 @@ def test_names_are_there(name: str) -> None:
     assert not named - known
 
 
+def test_modules_that_the_code_names_are_there() -> None:
+    missing = []
+    for folder in ("stages", "schemas", "tightfit"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for name in re.findall(r"`((?:stages|schemas)(?:\.\w+)+)`", path.read_text()):
+                parts = name.split(".")
+                places = [ROOT.joinpath(*parts), ROOT.joinpath(*parts[:-1])]
+                if not any(p.is_dir() or p.with_suffix(".py").exists() for p in places):
+                    missing.append((path, name))
+    assert not missing
+
+
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{p.name}" for p in ROOT.glob("docs/*.md"))]
 
 

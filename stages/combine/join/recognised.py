@@ -8,7 +8,7 @@ from functools import cached_property
 from schemas.blocks import Block, Blocks
 from schemas.problem import Problem
 from schemas.sequence import NO_BRANCH, NO_OPTION, Operation
-from stages.combine.chain.links import Link, Way, links_of_blocks
+from stages.combine.chain.ways import PositionWays, Way, ways_of_blocks
 from stages.combine.join.branches import Join
 from stages.combine.schedule.executions import executions_of
 from stages.combine.strategies.strategy import TrainingStep
@@ -72,14 +72,14 @@ class StepJoin:
         """The join of the branches; their blocks keep everything or nothing, or run with any of
         their options."""
         chains = [
-            links_of_blocks(chain, self.step.options, keep_all_only) for chain in self.branches
+            ways_of_blocks(chain, self.step.options, keep_all_only) for chain in self.branches
         ]
-        branches = [replace(links, links=links.links[:-1], loss=False) for links in chains]
-        given = sum(links.links[-1].delta for links in branches)
+        branches = [replace(ways, positions=ways.positions[:-1], loss=False) for ways in chains]
+        given = sum(ways.positions[-1].delta for ways in branches)
         peak, left = memory_of_part(self.problem, set(self.head))
         seconds = sum(self.problem.nodes[place].seconds for place in self.head)
         turn = Way(NO_OPTION, 0, 0, peak, 0.0, seconds)
-        loss = Link(0, 0, max(left - given, 0), 0.0, 0, [turn])
+        loss = PositionWays(0, 0, max(left - given, 0), 0.0, 0, [turn])
         return Join(branches, loss, ordered=self._ordered)
 
     @cached_property

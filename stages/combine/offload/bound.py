@@ -9,25 +9,25 @@ from dataclasses import dataclass
 import numpy as np
 
 from schemas.sequence import Operation
-from stages.combine.chain.links import Links
+from stages.combine.chain.ways import Ways
 from stages.combine.offload.fluid import FASTEST
 
 NEVER = 1e300
 """The seconds in which a chain could make its input again."""
 
 
-def all_seconds(links: Links) -> float:
+def all_seconds(ways: Ways) -> float:
     """The seconds of all computations, each once."""
-    return math.fsum(link.ways[0].seconds for link in links.links)
+    return math.fsum(one.ways[0].seconds for one in ways.positions)
 
 
-def simple_bound(links: Links, bandwidth: float, budget: int, peak: int) -> float:
+def simple_bound(ways: Ways, bandwidth: float, budget: int, peak: int) -> float:
     """S Proposition 3: all computations, or twice what has to leave over the bandwidth, which is
     nothing where the budget exceeds the `peak` of keeping everything."""
-    return max(all_seconds(links), 2 * _over(max(0, peak - budget), bandwidth))
+    return max(all_seconds(ways), 2 * _over(max(0, peak - budget), bandwidth))
 
 
-def bound(links: Links, bandwidth: float, budget: int, recomputes: bool) -> float:
+def bound(ways: Ways, bandwidth: float, budget: int, recomputes: bool) -> float:
     """The seconds that no sequence within the budget goes below, at least `simple_bound`.
 
     Looks at each operation when it runs for the first time. What its backward or a later one reads
@@ -38,7 +38,7 @@ def bound(links: Links, bandwidth: float, budget: int, recomputes: bool) -> floa
     """
     return max(
         moment.seconds(min(bandwidth, FASTEST), budget, recomputes)
-        for moment in _moments(links, recomputes)
+        for moment in _moments(ways, recomputes)
     )
 
 
@@ -102,26 +102,26 @@ class _Moment:
         return max(self.before, moved) + self.during + max(self.after + remaking, moved)
 
 
-def _moments(links: Links, recomputes: bool) -> Iterator[_Moment]:
+def _moments(ways: Ways, recomputes: bool) -> Iterator[_Moment]:
     """All first forwards, which may keep nothing with `recomputes`, and all backwards."""
-    ways = [link.ways[0] for link in links.links]
-    kept = [links.throughout, *(way.save for way in ways)]
-    makes = [NEVER, *(way.forward_seconds for way in ways)]
-    total, done = all_seconds(links), 0.0
-    for position, way in enumerate(ways, start=1):
+    first = [one.ways[0] for one in ways.positions]
+    kept = [ways.throughout, *(way.save for way in first)]
+    makes = [NEVER, *(way.forward_seconds for way in first)]
+    total, done = all_seconds(ways), 0.0
+    for position, way in enumerate(first, start=1):
         needs = way.forward_peak
         if recomputes:
-            needs = min(needs, links.at(position).pass_peak)
-        needs += links.at(len(links)).delta
+            needs = min(needs, ways.at(position).pass_peak)
+        needs += ways.at(len(ways)).delta
         yield _moment(done, way.forward_seconds, total, needs, kept[:position], makes[:position])
         done += way.forward_seconds
     grown = 0
-    for position in range(len(links), 0, -1):
-        way = ways[position - 1]
+    for position in range(len(ways), 0, -1):
+        way = first[position - 1]
         needs = way.backward_peak + grown
         yield _moment(done, way.backward_seconds, total, needs, kept[:position], makes[:position])
         done += way.backward_seconds
-        grown += links.at(position).gradient
+        grown += ways.at(position).gradient
 
 
 def _moment(
@@ -130,27 +130,27 @@ def _moment(
     return _Moment(before, during, max(0.0, total - before - during), needs, sizes, makes)
 
 
-def neediest(links: Links, recomputes: bool) -> tuple[int, Operation]:
+def neediest(ways: Ways, recomputes: bool) -> tuple[int, Operation]:
     """The most bytes that one operation needs with nothing else stored but its input, in all; and
     which it is. With `recomputes`, positions may run without keeping anything, and whenever a
     gradient that is small is there."""
     found: list[tuple[int, Operation]] = []
-    last, grown = len(links), 0
-    end = least = links.at(last).delta
+    last, grown = len(ways), 0
+    end = least = ways.at(last).delta
     for position in range(last, 0, -1):
-        way, link = links.at(position).ways[0], links.at(position)
-        before = links.at(position - 1) if position > 1 else None
-        source = before.ways[0].save if before else links.throughout
+        way, one = ways.at(position).ways[0], ways.at(position)
+        before = ways.at(position - 1) if position > 1 else None
+        source = before.ways[0].save if before else ways.throughout
         kept = way.forward_peak
         if recomputes:
-            least = min(least, link.delta + grown)
+            least = min(least, one.delta + grown)
             source = min(source, before.output) if before else source
             if position < last:
-                first = min(link.pass_peak, kept)
+                first = min(one.pass_peak, kept)
                 found.append((source + first + end, Operation("F_ck", position)))
         found.append((source + kept + least, Operation("F_all", position)))
         found.append((source + way.backward_peak + grown, Operation("B", position)))
-        grown += link.gradient
+        grown += one.gradient
     return max(found, key=lambda item: item[0])
 
 

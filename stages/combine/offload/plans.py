@@ -12,7 +12,7 @@ import numpy as np
 from schemas.link import HostLink
 from schemas.sequence import Operation
 from stages.combine.chain.frontier import ChainFrontier, ChainPlan, keep_all_sequence
-from stages.combine.chain.links import Links
+from stages.combine.chain.ways import Ways
 from stages.combine.offload.bound import bound, neediest
 from stages.combine.offload.gaps import Computation, Gap, computation
 from stages.combine.offload.placing import Sent, first_made_first, placed, stays
@@ -32,7 +32,7 @@ class Instance:
     into `slots`. `fastest` says what the fastest plan so far takes, at first that without a link,
     infinite where there is none."""
 
-    links: Links
+    ways: Ways
     link: HostLink
     budget: int
     slots: int
@@ -64,10 +64,10 @@ class Planner(Protocol):
 class LinkedChain:
     """The plans of one planner for a chain and a link, at any budget in bytes."""
 
-    def __init__(self, planner: Planner, links: Links, link: HostLink, slots: int) -> None:
-        self.planner, self.links, self.link, self.slots = planner, links, link, slots
-        self._without = ChainFrontier(links) if planner.recomputes else None
-        self.keep_all = self._played(keep_all_sequence(links))
+    def __init__(self, planner: Planner, ways: Ways, link: HostLink, slots: int) -> None:
+        self.planner, self.ways, self.link, self.slots = planner, ways, link, slots
+        self._without = ChainFrontier(ways) if planner.recomputes else None
+        self.keep_all = self._played(keep_all_sequence(ways))
         self._known: dict[int, LinkedPlan | None] = {}
 
     @property
@@ -84,7 +84,7 @@ class LinkedChain:
 
     def needed(self) -> tuple[int, Operation]:
         """The most that one operation needs, in bytes, and which it is."""
-        return neediest(self.links, self.planner.recomputes)
+        return neediest(self.ways, self.planner.recomputes)
 
     def within(self, budget: int) -> LinkedPlan | None:
         """The fastest plan of at most `budget` bytes; None where none was found."""
@@ -101,7 +101,7 @@ class LinkedChain:
             return self.keep_all.seconds
         if self.link.bandwidth == 0 and self._without is not None:
             return self._without.bound(budget)
-        return bound(self.links, self.link.bandwidth, budget, self.planner.recomputes)
+        return bound(self.ways, self.link.bandwidth, budget, self.planner.recomputes)
 
     def _fastest(self, budget: int) -> LinkedPlan | None:
         without = self._without.within(budget) if self._without else None
@@ -114,7 +114,7 @@ class LinkedChain:
             return math.inf if best is None else best.seconds
 
         source = None
-        instance = Instance(self.links, self.link, budget, self.slots, seconds)
+        instance = Instance(self.ways, self.link, budget, self.slots, seconds)
         for computed, gaps in self.planner.sequences(instance):
             found = self._placed(computed, gaps, budget)
             if found is not None and found is _better(best, found):
@@ -128,9 +128,9 @@ class LinkedChain:
 
     def _leaving(self) -> list[Computation]:
         """The sequences that need the least where all leaves that can."""
-        found = [computation(self.links, keep_all_sequence(self.links))]
+        found = [computation(self.ways, keep_all_sequence(self.ways))]
         if self.planner.recomputes:
-            found.append(computation(self.links, pass_first_sequence(self.links)))
+            found.append(computation(self.ways, pass_first_sequence(self.ways)))
         return found
 
     def _all_leave(self, budget: int) -> LinkedPlan | None:
@@ -182,14 +182,14 @@ class LinkedChain:
                 if found is None or key in seen:
                     continue
                 seen.add(key)
-                steps = placed(computed, found, self.links.loss_position, order)
+                steps = placed(computed, found, self.ways.loss_position, order)
                 best = _better(best, self._played(steps))
         if best is not None and best.replay.host_peak > self.link.room:
             return None
         return best
 
     def _played(self, sequence: list[Operation]) -> LinkedPlan:
-        played = linked_replay(self.links, self.link, sequence)
+        played = linked_replay(self.ways, self.link, sequence)
         return LinkedPlan(played.peak, played.seconds, played.recomputed, sequence, played)
 
 
@@ -233,9 +233,9 @@ def least_needed(computed: Computation) -> int:
     return int(needs.max())
 
 
-def pass_first_sequence(links: Links) -> list[Operation]:
+def pass_first_sequence(ways: Ways) -> list[Operation]:
     """The sequence in which no position keeps more than its output until its backward is next."""
-    last = len(links)
+    last = len(ways)
     steps = [Operation("F_ck", position) for position in range(1, last)]
     steps.append(Operation("loss", last))
     for position in range(last - 1, 0, -1):

@@ -17,8 +17,8 @@ from schemas.errors import ScheduleError
 from schemas.lanes import LaneStep
 from schemas.link import HostLink
 from schemas.sequence import TRANSFERS, Operation, with_next
-from stages.combine.chain.links import Links, Way
 from stages.combine.chain.replay import Player
+from stages.combine.chain.ways import Way, Ways
 from stages.replay.lanes import Store
 from stages.replay.link_lanes import LinkLanes
 
@@ -39,14 +39,14 @@ class LinkedReplay:
     steps: list[LaneStep]
 
 
-def linked_replay(links: Links, link: HostLink, sequence: Sequence[Operation]) -> LinkedReplay:
+def linked_replay(ways: Ways, link: HostLink, sequence: Sequence[Operation]) -> LinkedReplay:
     """Time and peaks of a sequence at true sizes.
 
-    `links` are those of a chain without options, which hold nothing but the chain's input. Raises
+    `ways` are those of a chain without options, which hold nothing but the chain's input. Raises
     ScheduleError naming the step when an operation reads what is not on the device, transfers what
     is not where it should be, or when not every backward has run at the end.
     """
-    player = LinkedPlayer(links, link)
+    player = LinkedPlayer(ways, link)
     for step, action, following in with_next(sequence):
         player.play(step, action, following)
     if player.gradient != 0:
@@ -62,8 +62,8 @@ class LinkedPlayer(Player):
     `leaving` what has not been freed since; `arrives` when what was prefetched is there.
     """
 
-    def __init__(self, links: Links, link: HostLink) -> None:
-        super().__init__(links)
+    def __init__(self, ways: Ways, link: HostLink) -> None:
+        super().__init__(ways)
         self.link = link
         self.clock = self.seconds
         self.waited = 0.0
@@ -80,7 +80,7 @@ class LinkedPlayer(Player):
         """Plays one operation; `following` is the next one."""
         where = f"step {step} ({action})"
         known = action.action in TRANSFERS or (action.action == "free" and action.block == 0)
-        if known and not 0 <= action.block <= len(self.links):
+        if known and not 0 <= action.block <= len(self.ways):
             raise ScheduleError(f"{where} is on no position of the chain")
         if action.action in ("offload", "offload_all"):
             self._offload(where, action)
@@ -103,8 +103,8 @@ class LinkedPlayer(Player):
         """The bytes of what is stored."""
         kept, position = store
         if kept:
-            return self.links.at(position).ways[0].save
-        return self.links.at(position).output if position else self.links.throughout
+            return self.ways.at(position).ways[0].save
+        return self.ways.at(position).output if position else self.ways.throughout
 
     def _there(self, store: Store) -> bool:
         kept, position = store
@@ -160,7 +160,7 @@ class LinkedPlayer(Player):
             if 0 not in self.outputs or store not in self.sent:
                 raise ScheduleError(f"{where} frees the chain's input, which did not leave")
             self.outputs.remove(0)
-            self.stored -= self.links.throughout
+            self.stored -= self.ways.throughout
         else:
             super().play(step, action, None)
         self.waited += self.clock - begun

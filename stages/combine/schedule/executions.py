@@ -10,7 +10,7 @@ from schemas.blocks import Blocks
 from schemas.options import Option
 from schemas.problem import Node, Problem
 from schemas.sequence import NO_OPTION, Operation, with_next
-from stages.combine.chain.links import keep_all, options_of
+from stages.combine.chain.ways import keep_all, options_of
 from stages.combine.strategies.strategy import Candidate, TrainingStep
 
 

@@ -12,7 +12,7 @@ from schemas.errors import ScheduleError
 from schemas.lanes import LaneStep
 from schemas.link import HostLink
 from schemas.sequence import Operation
-from stages.combine.chain.links import Links
+from stages.combine.chain.ways import Ways
 from stages.replay.lanes import Lanes, check_lanes
 from tests.stages.combine.offload.linked import linked, linked_chains
 
@@ -20,10 +20,10 @@ from tests.stages.combine.offload.linked import linked, linked_chains
 @settings(max_examples=40, deadline=None)
 @given(linked_chains())
 def test_lanes_come_to_what_the_referee_of_chains_says(
-    case: tuple[Links, HostLink, int],
+    case: tuple[Ways, HostLink, int],
 ) -> None:
-    links, link, budget = case
-    plan = linked("offload_greedy", links, link).within(budget)
+    ways, link, budget = case
+    plan = linked("offload_greedy", ways, link).within(budget)
     if plan is not None:
         played = plan.replay
         most = max(step.live for step in played.steps)

@@ -28,10 +28,10 @@ class OffloadDynprog:
 
     def sequences(self, instance: Instance) -> Iterator[tuple[Computation, Sequence[Gap]]]:
         """The one sequence that runs nothing again, with each of the sets."""
-        links, budget = instance.links, instance.budget
-        computed = computation(links, keep_all_sequence(links))
-        yield computed, gaps_of(computed, _stores(greedy_set(links, budget, computed.peak)))
-        for chosen in dynprog_sets(links, budget, instance.link.bandwidth, SETS).sets:
+        ways, budget = instance.ways, instance.budget
+        computed = computation(ways, keep_all_sequence(ways))
+        yield computed, gaps_of(computed, _stores(greedy_set(ways, budget, computed.peak)))
+        for chosen in dynprog_sets(ways, budget, instance.link.bandwidth, SETS).sets:
             yield computed, gaps_of(computed, _stores(chosen))
 
 

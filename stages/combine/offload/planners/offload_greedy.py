@@ -19,9 +19,9 @@ class OffloadGreedy:
 
     def sequences(self, instance: Instance) -> Iterator[tuple[Computation, Sequence[Gap]]]:
         """The one sequence that runs nothing again."""
-        links = instance.links
-        computed = computation(links, keep_all_sequence(links))
-        first = greedy_set(links, instance.budget, computed.peak)
+        ways = instance.ways
+        computed = computation(ways, keep_all_sequence(ways))
+        first = greedy_set(ways, instance.budget, computed.peak)
         yield computed, gaps_of(computed, {(position > 0, position) for position in first})
 
 

@@ -31,16 +31,16 @@ class Pofo:
 
     def sequences(self, instance: Instance) -> Iterator[tuple[Computation, Sequence[Gap]]]:
         """What fewest transfers do comes first."""
-        links, link, budget = instance.links, instance.link, instance.budget
-        whole = computation(links, keep_all_sequence(links))
-        table = rotor_table(links, whole)
-        yield from capped_sequences(links, table, whole, budget)
-        yield from opportune_sequences(links, link, table, budget)
-        spans = build_spans(links, budget, min(instance.slots, SLOTS), link.bandwidth)
+        ways, link, budget = instance.ways, instance.link, instance.budget
+        whole = computation(ways, keep_all_sequence(ways))
+        table = rotor_table(ways, whole)
+        yield from capped_sequences(ways, table, whole, budget)
+        yield from opportune_sequences(ways, link, table, budget)
+        spans = build_spans(ways, budget, min(instance.slots, SLOTS), link.bandwidth)
         known = set()
         for share in SHARES:
-            for plan in pofo(links, spans, int(budget * share), instance.fastest() * SLACK, MOST):
-                computed = computation(links, plan.sequence)
+            for plan in pofo(ways, spans, int(budget * share), instance.fastest() * SLACK, MOST):
+                computed = computation(ways, plan.sequence)
                 if (key := (str(plan.sequence), tuple(plan.leaves))) not in known:
                     known.add(key)
                     yield computed, gaps_of(computed, plan.leaves)

@@ -27,7 +27,7 @@ from stages.combine.allocate.periodic import schedule
 from stages.combine.allocate.registry import allocator
 from stages.combine.allocate.special import allocate
 from stages.combine.chain.frontier import ChainFrontier
-from stages.combine.chain.links import links_of_chain
+from stages.combine.chain.ways import ways_of_chain
 from stages.replay.pipeline import play_pattern
 from tests.stages.combine.allocate.pipelines import chains, contiguous, names_of
 
@@ -333,7 +333,7 @@ def test_on_a_single_device_it_is_rotor(chain: Chain, memory: int) -> None:
     rows = [replace(row, delta=0, weight=0) for row in chain.positions]
     loss = replace(rows[-1], a=0)
     alone = Chain([*rows[:-1], loss], chain.a_0, 0)
-    frontier = ChainFrontier(links_of_chain(alone))
+    frontier = ChainFrontier(ways_of_chain(alone))
     best = frontier.within(memory)
     layers = inside(layers_of_chain(alone, Wire(), 1, False), alone)
     found = least_feasible(layers, names_of(1), memory)

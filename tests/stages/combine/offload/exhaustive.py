@@ -12,7 +12,7 @@ from pathlib import Path
 from schemas.errors import ScheduleError
 from schemas.link import HostLink
 from schemas.sequence import Kind, Operation
-from stages.combine.chain.links import Links
+from stages.combine.chain.ways import Ways
 from stages.combine.offload.replay import LinkedPlayer
 from stages.replay.link_lanes import LinkLanes
 
@@ -29,18 +29,18 @@ def offload_cases() -> list[dict]:
     return json.loads(CASES.read_text())["cases"]
 
 
-def optimum(links: Links, link: HostLink, budget: int, recomputes: bool) -> float:
+def optimum(ways: Ways, link: HostLink, budget: int, recomputes: bool) -> float:
     """The least seconds of any sequence within `budget` bytes, infinite without one; none runs
     anything twice unless it `recomputes`."""
     best, number = math.inf, 0
-    queue: list[tuple[float, int, LinkedPlayer]] = [(0.0, 0, LinkedPlayer(links, link))]
+    queue: list[tuple[float, int, LinkedPlayer]] = [(0.0, 0, LinkedPlayer(ways, link))]
     known: dict[Key, list[Times]] = {}
     while queue and queue[0][0] < best:
         _, _, player = heapq.heappop(queue)
         if player.gradient == 0:
             best = min(best, player.lanes.through(player.clock))
             continue
-        for operation in _operations(links, player, recomputes):
+        for operation in _operations(ways, player, recomputes):
             after = _played(player, operation)
             if after is None or after.peak > budget or after.clock >= best:
                 continue
@@ -50,13 +50,13 @@ def optimum(links: Links, link: HostLink, budget: int, recomputes: bool) -> floa
     return best
 
 
-def _operations(links: Links, player: LinkedPlayer, recomputes: bool) -> Iterator[Operation]:
+def _operations(ways: Ways, player: LinkedPlayer, recomputes: bool) -> Iterator[Operation]:
     for kind in INPUTS:
         if kind != "free" or (False, 0) in player.leaving:
             yield Operation(kind, 0)
     for position in range(1, player.gradient + 1):
         for kind in AGAIN if recomputes else ONCE:
-            if position == len(links) and kind not in ("F_all", "B"):
+            if position == len(ways) and kind not in ("F_all", "B"):
                 continue
             if kind == "F_all" and not recomputes and position in player.ran:
                 continue
