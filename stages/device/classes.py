@@ -64,12 +64,12 @@ def _open_dataclass(value: Any) -> Parts | None:
 
 
 def _open_output(value: Any) -> Parts | None:
-    items, attributes = dict(OrderedDict.items(value)), vars(value)
-    state = {key: item for key, item in attributes.items() if key not in items}
-    same = all(attributes.get(key, item) is item for key, item in items.items())
-    if not same or not all(map(is_word, (*items, *state))):
+    held, attributes = dict(OrderedDict.items(value)), vars(value)
+    state = {key: item for key, item in attributes.items() if key not in held}
+    same = all(attributes.get(key, item) is item for key, item in held.items())
+    if not same or not all(map(is_word, (*held, *state))):
         return None
-    return Parts([*items.values(), *state.values()], (*items, *state), len(items))
+    return Parts([*held.values(), *state.values()], (*held, *state), len(held))
 
 
 def _open_registered(value: Any) -> Parts | None:
