@@ -82,8 +82,8 @@ def _steps(graph: Graph, steps: Sequence[Step], threads: dict[str, int]) -> Iter
         thread = threads[step.lane]
         args = {**_about(graph, step), "step": effect.position}
         if effect.runs and op is not None:
-            recomputed = effect.repeated and not graph.is_view(op)
-            category = "recomputation" if recomputed else op.phase
+            again = effect.repeated and not graph.is_view(op)
+            category = "recomputation" if again else op.phase
             yield _complete(operator(op.target), category, step.start, step.end, thread, args)
             continue
         name = NAMES[type(step.action)]
