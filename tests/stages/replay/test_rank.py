@@ -8,6 +8,7 @@ from functools import cache
 
 import pytest
 
+from schemas.actions import Loss
 from schemas.errors import ScheduleError
 from schemas.graph import Graph
 from schemas.pipeline import Pipeline, RankAction
@@ -75,6 +76,15 @@ def test_in_the_end_gradients_and_what_a_loss_leaves_are_there() -> None:
         assert actions[-1].live == left
         assert all(action.peak >= action.live for action in actions)
         assert played.peaks[rank] == max(action.peak for action in actions)
+
+
+def test_the_forward_of_a_lone_rank_takes_what_its_schedule_does() -> None:
+    _, graph = hard()
+    alone = split_by_hand(graph, blocks_by_hand(graph, 6), [0], [7], 1)
+    [steps] = alone.schedules
+    loss = next(at for at, step in enumerate(steps) if isinstance(step.action, Loss))
+    [forward] = [action for action in alone.pipeline.actions[0] if action.kind == "forward"]
+    assert forward.peak == max(step.peak for step in steps[:loss])
 
 
 def test_a_sum_leaves_its_gradient_from_the_first_microbatch_on() -> None:
