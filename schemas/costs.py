@@ -207,10 +207,10 @@ def _device(path: Path | str, metadata: Mapping[str, str]) -> Device:
         raise ArtifactError(f"{path}: the metadata does not name a device") from error
 
 
-def _allocations(path: Path | str, text: str) -> dict[str, Allocations]:
+def _allocations(path: Path | str, written: str) -> dict[str, Allocations]:
     """The allocations of ops by their keys."""
     try:
-        return {key: Allocations(**made) for key, made in json.loads(text).items()}
+        return {key: Allocations(**made) for key, made in json.loads(written).items()}
     except (AttributeError, TypeError, ValueError) as error:
         raise ArtifactError(f"{path}: the metadata does not hold allocations") from error
 

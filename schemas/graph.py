@@ -85,6 +85,24 @@ class Op:
     source: str
 
 
+def loss_op(number: int, arguments: str, inputs: list[int], outputs: list[int]) -> Op:
+    """The loss, as the op `number`, which reads outputs and makes their tangents."""
+    return Op(
+        id=number,
+        target=LOSS_TARGET,
+        phase="loss",
+        arguments=arguments,
+        inputs=inputs,
+        outputs=outputs,
+        writes=[],
+        in_place=[],
+        random=False,
+        repeatable=False,
+        module="",
+        source="",
+    )
+
+
 @dataclass(frozen=True)
 class Gradient:
     """The value `gradient` is what autograd adds to `.grad` of the parameter or input `value`."""
@@ -146,10 +164,22 @@ class Graph:
         read = {self.values[value].storage for value in op.inputs}
         return all(self.values[value].storage in read for value in op.outputs if value != NONE)
 
+    def view_ops(self) -> set[int]:
+        """The ids of the ops that make no new storage."""
+        return {op.id for op in self.ops if self.is_view(op)}
+
+    def makers(self) -> dict[int, Op]:
+        """The op that makes each value."""
+        return {value: op for op in self.ops for value in op.outputs if value != NONE}
+
+    def output_values(self) -> list[int]:
+        """The values that the model gives back, in the order of its outputs."""
+        return [output.value for output in self.outputs if output.value != NONE]
+
     def held_values(self) -> set[int]:
         """Values that the caller holds to the end of the step: the outputs, the tangents where no
         loss makes them, else those that are the gradient which the loss itself is given."""
-        values = {output.value for output in self.outputs}
+        values = set(self.output_values())
         for op in self.ops:
             if op.target == LOSS_TARGET:
                 places = (

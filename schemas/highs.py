@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from highspy import Highs, HighsCallbackEvent
+
+
+def silent_model(options: Mapping[str, Any]) -> Highs:
+    """A model that prints nothing, runs in one thread and does the same each time, with `options`
+    beside these."""
+    import highspy
+
+    model = highspy.Highs()
+    same = {"output_flag": False, "threads": 1, "random_seed": 0}
+    for name, value in {**same, **options}.items():
+        model.setOptionValue(name, value)
+    return model
 
 
 class Checks:
@@ -54,3 +68,9 @@ def proven(model: Highs) -> float:
         info.mip_dual_bound if info.mip_node_count >= 0 else info.objective_function_value
     )
     return known
+
+
+def loosened(bound: float, margin: float) -> float:
+    """A bound that holds for a solver with tolerances: less by a margin, -inf where none is
+    known."""
+    return bound - margin if math.isfinite(bound) else -math.inf

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class OffloaderAbout:
     """What is known of an offloader before it runs: its name, a line for people, and whether its
-    plans may compute `again`."""
+    plans may compute again (`recomputes`)."""
 
     name: str
     summary: str
-    again: bool = False
+    recomputes: bool = False
 
 
 _ALL = [
@@ -29,17 +29,17 @@ _ALL = [
         "pofo",
         "what to keep, what to run again and what leaves, decided together; never slower than "
         "`rotor`",
-        again=True,
+        recomputes=True,
     ),
     OffloaderAbout(
         "autocapper",
         "plans of `rotor` for more memory than there is, of which the first activations leave",
-        again=True,
+        recomputes=True,
     ),
     OffloaderAbout(
         "opportunist",
         "what keeps the link busy leaves, and the rest runs again",
-        again=True,
+        recomputes=True,
     ),
 ]
 

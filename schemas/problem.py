@@ -114,6 +114,17 @@ class Problem:
                 found[storage].append(position)
         return found
 
+    def can_repeat(self, node: Node) -> bool:
+        """Whether a node can run again: nothing of what it then makes has to stay."""
+        made = node.form(True).outputs
+        return node.repeatable and not any(self.storages[storage].stays for storage in made)
+
+    def ends_in(self, storage: int, part: Collection[int]) -> bool:
+        """Whether a part of the nodes makes a storage and nothing else needs it."""
+        found = self.storages[storage]
+        readers = self.readers[storage]
+        return not found.stays and found.producer in part and all(r in part for r in readers)
+
     def ancestors(self, storages: Iterable[int], among: Collection[int] | None = None) -> set[int]:
         """The positions of the nodes that storages are made of, directly or not; only of those
         `among` some, where given."""

@@ -23,7 +23,7 @@ those that only free, which it lacks. `offload` and `prefetch` are O and P of S 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -67,6 +67,15 @@ class Operation:
         option = "" if self.option == NO_OPTION else f" option {self.option}"
         branch = "" if self.branch == NO_BRANCH else f" of branch {self.branch}"
         return f"{self.action} {self.block}{option}{branch}"
+
+
+def with_next(
+    operations: Sequence[Operation],
+) -> Iterator[tuple[int, Operation, Operation | None]]:
+    """The operations of a sequence with their places, each with the one that follows it."""
+    following = (*operations[1:], None)
+    for place, (own, after) in enumerate(zip(operations, following, strict=True)):
+        yield place, own, after
 
 
 OPERATION_FIELDS = (text("action"), integer("block"), integer("option"), integer("branch"))

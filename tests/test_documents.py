@@ -28,6 +28,28 @@ def test_paths_are_there(name: str) -> None:
     assert not [line for line in text.splitlines() if len(line) > 104]
 
 
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "GLOSSARY.md"])
+def test_names_are_there(name: str) -> None:
+    text = re.sub(r"`make [^`]*`", "", (ROOT / name).read_text())
+    named = set(re.findall(r"`(\w+)(?:\([\w, ]*\))?`", text)) - {"DEVICE", "NAME"}
+    folders = ("stages", "schemas", "tightfit", "tests")
+    sources = [path.read_text() for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    known = set(re.findall(r"\w+", " ".join(sources)))
+    assert not named - known
+
+
+def test_modules_that_the_code_names_are_there() -> None:
+    missing = []
+    for folder in ("stages", "schemas", "tightfit"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for name in re.findall(r"`((?:stages|schemas)(?:\.\w+)+)`", path.read_text()):
+                parts = name.split(".")
+                places = [ROOT.joinpath(*parts), ROOT.joinpath(*parts[:-1])]
+                if not any(p.is_dir() or p.with_suffix(".py").exists() for p in places):
+                    missing.append((path, name))
+    assert not missing
+
+
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{p.name}" for p in ROOT.glob("docs/*.md"))]
 
 

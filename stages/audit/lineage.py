@@ -58,9 +58,9 @@ class _Told:
             return
         found = digest_of(path)
         note = "" if read in (None, found) else f"  (was {read} when it was read)"
-        again = path.resolve() in self.files
-        yield f"{indent}{place}  {found}{note}{'  (see above)' if again else ''}"
-        if again:
+        shown = path.resolve() in self.files
+        yield f"{indent}{place}  {found}{note}{'  (see above)' if shown else ''}"
+        if shown:
             return
         self.files.add(path.resolve())
         yield from (f"{indent}{INDENT}{line}" for line in self.own(path))

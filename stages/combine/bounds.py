@@ -62,7 +62,7 @@ def least_seconds_of_nodes(problem: Problem, budget: int) -> float:
     since others may run for the first time after the loss.
     """
     moment = at_loss(problem, budget)
-    return moment.once + moment.again(moment.missing)
+    return moment.once + moment.remaking(moment.missing)
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class AtLoss:
     missing: int
     groups: list[tuple[int, float]]
 
-    def again(self, size: int) -> float:
+    def remaking(self, size: int) -> float:
         """The least seconds that make so many bytes again, parts of groups allowed."""
         return _cheapest(self.groups, size)
 

@@ -9,7 +9,7 @@ from schemas.budget import NO_BUDGET
 from schemas.costs import Costs
 from schemas.frontier import Frontier, Point
 from schemas.graph import Graph
-from schemas.plan import Cost, Fixed, Plan, Verdict, gap_of
+from schemas.plan import Cost, Plan, Verdict, gap_of
 from schemas.problem import Problem
 from schemas.schedule import Step
 from stages.combine.bounds import (
@@ -42,65 +42,106 @@ def choose(
     ArtifactError when the frontier does not say what its plans replay to.
     """
     in_all = InAll.of_step(graph, costs, problem, frontier.link)
-    player, fixed = in_all.player, in_all.fixed
-    there_before = fixed.there_before
     total = None if budget == NO_BUDGET else in_all.budget(budget, frontier)
-    own = None if total is None else total - there_before
-    keep_all = Cost(frontier.keep_all_seconds, frontier.keep_all_peak)
-    player.check_keep_all(keep_all)
-    player.played(frontier.points[-1])
-    first, limit = _within(player, frontier, own)
+    asked = _Asked(budget, total, in_all, frontier)
+    in_all.player.check_keep_all(asked.keep_all)
+    in_all.player.played(frontier.points[-1])
+    first, limit = _within(in_all.player, frontier, asked.own)
     point = first
     if total is not None and in_all.reserves:
         point = in_all.fitted(frontier, first, total)
     if point is None:
+        return asked.refused(), None, []
+    played = in_all.player.played(point)
+    return asked.chosen(point, played, limit, point is first), point, played.steps
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A budget as written, for the plans of a frontier; `total` are its bytes, None for none."""
+
+    budget: str
+    total: int | None
+    in_all: InAll
+    frontier: Frontier
+
+    @property
+    def own(self) -> int | None:
+        """The bytes of the step alone."""
+        return None if self.total is None else self.total - self.in_all.fixed.there_before
+
+    @property
+    def keep_all(self) -> Cost:
+        """The step that keeps everything."""
+        return Cost(self.frontier.keep_all_seconds, self.frontier.keep_all_peak)
+
+    def refused(self) -> Plan:
+        """What is known where nothing fits."""
+        in_all, frontier = self.in_all, self.frontier
+        fixed, player = in_all.fixed, in_all.player
         least = in_all.least(frontier)
         smallest = in_all.of(least)
         last = player.played(least)
         memory = in_all.memory(last.steps, frontier, smallest - 1)
-        held = holding(graph, last, fixed)
+        parts = holding(player.graph, last, fixed)
         room = in_all.keep_all(frontier) - fixed.floor
-        measured = _measured(budget, smallest, _share(smallest - fixed.floor, room))
+        measured = _measured(self.budget, smallest, _share(smallest - fixed.floor, room))
         sentence = (
-            f"infeasible: {budget} is {total:,} bytes, the smallest budget known to work for "
-            f"{graph.model} with {frontier.strategy} is {measured}; of its bytes hold, when it "
-            f"takes the most, {held}{margin(memory)}{_described(costs)}{_clock(frontier)}"
+            f"infeasible: {self.budget} is {self.total:,} bytes, the smallest budget known to work "
+            f"for {player.graph.model} with {frontier.strategy} is {measured}; of its bytes hold, "
+            f"when it takes the most, {parts}{margin(memory)}{_described(player.costs)}"
+            f"{_clock(frontier)}"
         )
-        refusal = Plan(
-            frontier.strategy, budget, total, own, "infeasible", sentence,
-            smallest_budget=smallest, keep_all=keep_all, fixed=fixed, solver="none", gpu=memory,
+        return Plan(
+            frontier.strategy, self.budget, self.total, self.own, "infeasible", sentence,
+            smallest_budget=smallest, keep_all=self.keep_all, fixed=fixed, solver="none",
+            gpu=memory,
         )  # fmt: skip
-        return refusal, None, []
-    played = player.played(point)
-    memory = in_all.memory(played.steps, frontier, total)
-    bound, clock = limit.below(played.seconds)
-    gap = gap_of(played.seconds, bound)
-    verdict: Verdict = "optimal" if gap <= TOLERANCE else "feasible"
-    plan = Plan(
-        strategy=frontier.strategy,
-        budget=budget,
-        budget_total=total,
-        budget_bytes=own,
-        verdict=verdict,
-        sentence=_sentence(verdict, point, frontier, gap, fixed, costs, played)
-        + margin(memory)
-        + clock,
-        time=played.seconds,
-        peak=played.peak,
-        lower_bound=bound,
-        gap=gap,
-        optimal_in=_optimal_in(verdict, point, frontier, point is first),
-        smallest_budget=min(in_all.of(frontier.points[-1]), in_all.of(point)),
-        before_polish=Cost(point.before_seconds, point.before_peak),
-        keep_all=keep_all,
-        fixed=fixed,
-        recomputed=played.repeated,
-        recomputed_time=played.repeated_seconds,
-        solver="local search" if point.polished else "none",
-        gpu=memory,
-        transfers=played.transfers,
-    )
-    return plan, point, played.steps
+
+    def chosen(self, point: Point, played: Replay, limit: _Limit, is_first: bool) -> Plan:
+        """The plan that a point is; the frontier's or its refinement where it `is_first`, else one
+        with fewer bytes in all."""
+        in_all, frontier = self.in_all, self.frontier
+        memory = in_all.memory(played.steps, frontier, self.total)
+        bound, clock = limit.below(played.seconds)
+        gap = gap_of(played.seconds, bound)
+        verdict: Verdict = "optimal" if gap <= TOLERANCE else "feasible"
+        words = self._words(verdict, point, gap)
+        said = f"{words}{_sent(played, frontier)}{_described(in_all.player.costs)}"
+        return Plan(
+            strategy=frontier.strategy,
+            budget=self.budget,
+            budget_total=self.total,
+            budget_bytes=self.own,
+            verdict=verdict,
+            sentence=f"{said}{_clock(frontier)}{margin(memory)}{clock}",
+            time=played.seconds,
+            peak=played.peak,
+            lower_bound=bound,
+            gap=gap,
+            optimal_in=_optimal_in(verdict, point, frontier, is_first),
+            smallest_budget=min(in_all.of(frontier.points[-1]), in_all.of(point)),
+            before_polish=Cost(point.before_seconds, point.before_peak),
+            keep_all=self.keep_all,
+            fixed=in_all.fixed,
+            recomputed=played.repeated,
+            recomputed_time=played.repeated_seconds,
+            solver="local search" if point.polished else "none",
+            gpu=memory,
+            transfers=played.transfers,
+        )
+
+    def _words(self, verdict: Verdict, point: Point, gap: float) -> str:
+        """A plan in words; its bytes are those of a budget, with what is there before the step."""
+        there_before = self.in_all.fixed.there_before
+        slower = point.seconds / self.frontier.keep_all_seconds
+        most = math.ceil(gap * 1000) / 1000
+        worth = "" if verdict == "optimal" else f", no plan is more than {most:.1%} faster"
+        return (
+            f"{verdict}: {there_before + point.peak:,} bytes in all where keeping everything takes "
+            f"{there_before + self.frontier.keep_all_peak:,}, {slower:.3f} times its predicted time"
+            f"{worth}"
+        )
 
 
 @dataclass(frozen=True)
@@ -164,27 +205,6 @@ def _measured(budget: str, size: int, share: str) -> str:
         return f"{size:,} bytes"
     first, second = (f"{size:,} bytes", share)[:: -1 if budget.endswith("%") else 1]
     return f"{first} ({second})"
-
-
-def _sentence(
-    verdict: Verdict,
-    point: Point,
-    frontier: Frontier,
-    gap: float,
-    fixed: Fixed,
-    costs: Costs,
-    played: Replay,
-) -> str:
-    """A plan in words; its bytes are those of a budget, with what is `fixed` before the step."""
-    there_before = fixed.there_before
-    slower = point.seconds / frontier.keep_all_seconds
-    words = (
-        f"{verdict}: {there_before + point.peak:,} bytes in all where keeping everything takes "
-        f"{there_before + frontier.keep_all_peak:,}, {slower:.3f} times its predicted time"
-    )
-    most = math.ceil(gap * 1000) / 1000
-    worth = "" if verdict == "optimal" else f", no plan is more than {most:.1%} faster"
-    return f"{words}{worth}{_sent(played, frontier)}{_described(costs)}{_clock(frontier)}"
 
 
 def _sent(played: Replay, frontier: Frontier) -> str:

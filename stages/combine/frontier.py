@@ -26,33 +26,41 @@ from stages.replay.line import executions
 from stages.replay.referee import replay
 
 
+@dataclass(frozen=True)
+class Subject:
+    """The step that plans are made of: its graph with the digest of that, its costs, the graph
+    condensed, and the `link` that plans may take, None for none."""
+
+    graph: Graph
+    digest: str
+    costs: Costs
+    problem: Problem
+    link: HostLink | None = None
+
+
 def frontier(
-    graph: Graph,
-    graph_digest: str,
-    costs: Costs,
-    problem: Problem,
+    subject: Subject,
     about: About,
     candidates: Sequence[Candidate],
     keep_all: Candidate,
     workers: int = 1,
     report: Report | None = None,
-    link: HostLink | None = None,
 ) -> Frontier:
     """The plans of a strategy, each replayed at true sizes, by falling peak.
 
-    `problem` is the graph condensed, `candidates` what the strategy made of it and `keep_all` the
-    captured order; polish starts from both and from what `moment` decides. The candidates are
-    points as they were given, and with ops in place where that takes no more memory or time, beside
-    what polish made. A baseline keeps its candidates as they are. Plans may take the `link`. The
-    result does not depend on `workers`, the number of threads; `report` is told of polish, as
-    `Polisher.sweep` says. Raises ScheduleError when a candidate has an action that is added to it,
-    or replay refuses a plan.
+    `candidates` are what the strategy made of the step and `keep_all` is the captured order; polish
+    starts from both and from what `moment` decides. The candidates are points as they were given,
+    and with ops in place where that takes no more memory or time, beside what polish made. A
+    baseline keeps its candidates as they are. The result does not depend on `workers`, the number
+    of threads; `report` is told of polish, as `Polisher.sweep` says. Raises ScheduleError when a
+    candidate has an action that is added to it, or replay refuses a plan.
     """
     if about.baseline and not candidates:
         raise ScheduleError(f"{about.name} makes no plan")
+    graph, costs, problem = subject.graph, subject.costs, subject.problem
     for candidate in candidates:
         _check(candidate, problem, about.name)
-    played = _Played(graph, costs, problem, link)
+    played = _Played(subject)
     everything = played.given(keep_all)
     plans = (
         [_Plan(candidate, candidate.actions) for candidate in candidates]
@@ -60,34 +68,33 @@ def frontier(
         else _plans(problem, candidates, keep_all, workers, report)
     )
     points = [played.point(plan) for plan in plans]
-    if link is not None and not about.baseline:
-        points += _linked(played, problem, pareto(points), workers)
+    if subject.link is not None and not about.baseline:
+        points += _linked(played, pareto(points), workers)
     best = pareto(points)
     return Frontier(
         strategy=about.name,
         model=graph.model,
-        graph=graph_digest,
+        graph=subject.digest,
         keep_all_peak=everything.peak,
         keep_all_seconds=everything.time,
         lower_bound_peak=least_peak(problem),
         lower_bound_seconds=least_seconds(graph, costs, problem, everything.peak),
         optimal_in=about.optimal_in,
         points=best,
-        link=link,
+        link=subject.link,
         beaten=_beaten(points, best),
     )
 
 
-def _linked(
-    played: _Played, problem: Problem, points: Sequence[Point], workers: int
-) -> Iterator[Point]:
+def _linked(played: _Played, points: Sequence[Point], workers: int) -> Iterator[Point]:
     """Plans that send storages to another memory, from those of a frontier, for a grid of budgets
     below what these take."""
     plain = pareto(point for point in points if not point.transfers)
-    if played.link is None or not plain:
+    subject = played.subject
+    if subject.link is None or not plain:
         return
-    early = frees_early(played.costs)
-    linker = Linker(problem, played.link, leaving(played.graph, problem), early)
+    problem, early = subject.problem, frees_early(subject.costs)
+    linker = Linker(problem, subject.link, leaving(subject.graph, problem), early)
     positions = played.opener.positions
 
     def source(budget: int) -> Point:
@@ -153,19 +160,18 @@ class _Plan:
 
 
 class _Played:
-    """Replays plans of one graph."""
+    """Replays plans of one step."""
 
-    def __init__(self, graph: Graph, costs: Costs, problem: Problem, link: HostLink | None) -> None:
-        self.graph = graph
-        self.costs = costs
-        self.opener = Opener(graph, problem)
-        self.link = link
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self.opener = Opener(subject.graph, subject.problem)
         self._given: dict[tuple[Action, ...], Cost] = {}
 
     def cost(self, actions: Sequence[Action], in_place: bool, ceiling: int) -> Cost:
         """What replay says of a plan."""
         steps = self.opener.of_actions(actions, in_place, ceiling)
-        played = replay(self.graph, self.costs, steps, link=self.link)
+        subject = self.subject
+        played = replay(subject.graph, subject.costs, steps, link=subject.link)
         return Cost(played.seconds, played.peak)
 
     def given(self, candidate: Candidate) -> Cost:

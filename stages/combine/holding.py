@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from schemas.actions import Loss
-from schemas.graph import NONE, Graph
+from schemas.graph import Graph
 from schemas.plan import Fixed
 from stages.replay.referee import Replay
-from stages.replay.walk import Effect, effects
+from stages.replay.walk import effects, there_after
 
 
 def holding(graph: Graph, played: Replay, fixed: Fixed) -> str:
     """The parts of a step's total at its peak, the largest first, as a clause."""
     walked = list(effects(graph, played.steps[: played.peak_step + 1]))
-    live = _live_before(graph, walked[:-1])
+    live = set(there_after(graph, walked[:-1]))
     last = walked[-1]
     step = last.step
     storage = [value.storage for value in graph.values]
     gradients = {storage[made.gradient] for made in graph.gradients} & live
-    outputs = {storage[made.value] for made in graph.outputs if made.value != NONE} & live
+    outputs = {storage[value] for value in graph.output_values()} & live
     outputs -= gradients
     earlier = (
         s.live for s in reversed(played.steps[: played.peak_step]) if s.memory == step.memory
@@ -52,15 +50,6 @@ def _parameters(graph: Graph) -> str:
         return "parameters"
     largest = max(sizes, key=lambda path: sizes[path])
     return f"parameters (the largest {largest} {sizes[largest]:,})"
-
-
-def _live_before(graph: Graph, walked: Sequence[Effect]) -> set[int]:
-    """The storages that the steps before the last have made and not dropped."""
-    live: set[int] = set()
-    for effect in walked:
-        live.difference_update(effect.drops)
-        live.update(graph.values[value].storage for value in (*effect.makes, *effect.returns))
-    return live - graph.fixed_storages()
 
 
 def _size(graph: Graph, storages: set[int]) -> int:

@@ -15,7 +15,7 @@ from schemas.link import HostLink, host_link
 from schemas.machine import read_machine
 from schemas.options import Option, read_options
 from schemas.store import read
-from stages.combine.frontier import frontier
+from stages.combine.frontier import Subject, frontier
 from stages.combine.polish.polisher import Report
 from stages.combine.strategies.registry import strategy as strategy_of
 from stages.combine.strategies.strategy import About, Strategy, TrainingStep
@@ -61,18 +61,10 @@ class Inputs:
     ) -> Frontier:
         """The frontier of a strategy that supports the step, made as `about` says."""
         [keep_all] = strategy_of("unplanned").candidates(self.step)
-        return frontier(
-            self.graph,
-            self.digest,
-            self.costs,
-            self.step.problem,
-            about,
-            strategy.candidates(self.step),
-            keep_all,
-            workers,
-            report,
-            self.step.link if about.links else None,
-        )
+        link = self.step.link if about.links else None
+        subject = Subject(self.graph, self.digest, self.costs, self.step.problem, link)
+        candidates = strategy.candidates(self.step)
+        return frontier(subject, about, candidates, keep_all, workers, report)
 
 
 def link_of_step(machine: Path, graph: Graph) -> HostLink:

@@ -113,9 +113,9 @@ def waiting_on_host(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
 def _put(places: Iterable[tuple[torch.Tensor, torch.device]]) -> None:
     """Puts the storages of tensors on devices, each storage once."""
     moved: dict[int, torch.Tensor] = {}
-    held = list(places)
-    storages = [tensor.untyped_storage() for tensor, _ in held]
-    for (tensor, device), storage in zip(held, storages, strict=True):
+    wanted = list(places)
+    storages = [tensor.untyped_storage() for tensor, _ in wanted]
+    for (tensor, device), storage in zip(wanted, storages, strict=True):
         if storage._cdata not in moved:
             flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
             moved[storage._cdata] = flat.to(device, copy=True)

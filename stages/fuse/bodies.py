@@ -15,18 +15,18 @@ from typing import Any
 from schemas.arguments import argument_values, decode_arguments, encode_arguments
 from schemas.graph import NONE, Graph, Op
 from schemas.groups import Body, GroupCall, Leaf
-from stages.fuse.grouping import is_replayed, makers_of
+from stages.fuse.grouping import is_replayed
 
 
 def body_for(
     graph: Graph,
     members: Collection[int],
     wanted: Collection[int],
-    again: Collection[int] = frozenset(),
+    recomputed: Collection[int] = frozenset(),
 ) -> Group:
     """The body of some ops, whose values `wanted` are read outside. In the backward it computes the
-    values `again` of the forward inside."""
-    return _Writer(graph, members, again).write(wanted)
+    values `recomputed` of the forward inside."""
+    return _Writer(graph, members, recomputed).write(wanted)
 
 
 class Group:
@@ -39,12 +39,12 @@ class Group:
 
 
 class _Writer:
-    def __init__(self, graph: Graph, members: Collection[int], again: Collection[int]) -> None:
+    def __init__(self, graph: Graph, members: Collection[int], recomputed: Collection[int]) -> None:
         self.graph = graph
         backward = any(graph.ops[op].phase == "backward" for op in members)
-        self.again = set(again) if backward else set()
+        self.recomputed = set(recomputed) if backward else set()
         self.members = set(members)
-        self.makers = makers_of(graph)
+        self.makers = graph.makers()
         self.labels: dict[int, str] = {}
         self.numbers: dict[int, int] = {}
 
@@ -80,7 +80,7 @@ class _Writer:
         maker = self.makers.get(value)
         if maker is None or maker.id in self.members or is_replayed(self.graph, maker):
             return maker
-        if value in self.again:
+        if value in self.recomputed:
             return maker
         return None
 

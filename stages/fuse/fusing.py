@@ -16,7 +16,6 @@ from stages.fuse.grouping import (
     group_ops,
     is_groupable,
     is_replayed,
-    makers_of,
     phase_of,
 )
 from stages.fuse.renumbering import renumbered
@@ -32,9 +31,9 @@ def fuse(graph: Graph, refused: Collection[str] = ()) -> Graph:
     ops; a neighbour that they read may then have more outputs and another digest.
     """
     units = group_ops(graph)
-    again = computed_again(graph)
+    recomputed = computed_again(graph)
     while True:
-        made, kept = _grouped(graph, units, again)
+        made, kept = _grouped(graph, units, recomputed)
         wrong = [unit for unit, op in made.items() if op.target in refused]
         if not wrong:
             rest = {unit: graph.ops[unit] for unit in units.members if unit in kept}
@@ -43,38 +42,38 @@ def fuse(graph: Graph, refused: Collection[str] = ()) -> Graph:
             units.dissolve(unit)
 
 
-def _grouped(graph: Graph, units: Units, again: set[int]) -> tuple[dict[int, Op], set[int]]:
+def _grouped(graph: Graph, units: Units, recomputed: set[int]) -> tuple[dict[int, Op], set[int]]:
     """The ops of the groups by unit, and which ops stay as they are."""
     groups = {
         unit: at
         for unit, at in units.members.items()
-        if len(at) > 1 or _reads_again(graph, units, at[0], again)
+        if len(at) > 1 or _reads_again(graph, units, at[0], recomputed)
     }
     inside = {op for at in groups.values() for op in at}
     kept = _kept_ops(graph, inside)
-    read = _read_outside(graph, groups, kept, again)
+    read = _read_outside(graph, groups, kept, recomputed)
     made: dict[int, Op] = {}
     for unit, at in groups.items():
         wanted = [value for op in at for value in graph.ops[op].outputs if value in read]
         if wanted:
-            made[unit] = _group_op(graph, at, wanted, again)
+            made[unit] = _group_op(graph, at, wanted, recomputed)
     return made, kept
 
 
-def _reads_again(graph: Graph, units: Units, op: int, again: set[int]) -> bool:
+def _reads_again(graph: Graph, units: Units, op: int, recomputed: set[int]) -> bool:
     """Whether an op of the backward that stands alone reads what is computed again inside."""
     at = graph.ops[op]
     if at.phase != "backward" or not is_groupable(graph, at) or op in units.dissolved:
         return False
     wanted = [value for value in at.outputs if value != NONE]
-    return len(body_for(graph, [op], wanted, again).body.calls) > 1 and bool(
-        again & set(_behind(graph, at))
+    return len(body_for(graph, [op], wanted, recomputed).body.calls) > 1 and bool(
+        recomputed & set(_behind(graph, at))
     )
 
 
 def _behind(graph: Graph, op: Op) -> list[int]:
     """The values that an op reads, and those that they are views of."""
-    makers = makers_of(graph)
+    makers = graph.makers()
     found: list[int] = []
     pending = list(op.inputs)
     while pending:
@@ -106,18 +105,18 @@ def _kept_ops(graph: Graph, inside: set[int]) -> set[int]:
 
 
 def _read_outside(
-    graph: Graph, groups: dict[int, list[int]], kept: set[int], again: set[int]
+    graph: Graph, groups: dict[int, list[int]], kept: set[int], recomputed: set[int]
 ) -> set[int]:
     """The values that ops outside groups, the caller or other groups read."""
     read = _held(graph) | {value for at in kept for value in graph.ops[at].inputs}
     for at in groups.values():
         wanted = [value for op in at for value in graph.ops[op].outputs if value != NONE]
-        read.update(body_for(graph, at, wanted, again).inputs)
+        read.update(body_for(graph, at, wanted, recomputed).inputs)
     return read
 
 
-def _group_op(graph: Graph, members: list[int], wanted: list[int], again: set[int]) -> Op:
-    group = body_for(graph, members, wanted, again)
+def _group_op(graph: Graph, members: list[int], wanted: list[int], recomputed: set[int]) -> Op:
+    group = body_for(graph, members, wanted, recomputed)
     text = body_text(group.body)
     last = graph.ops[members[-1]]
     return replace(

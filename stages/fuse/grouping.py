@@ -12,11 +12,6 @@ from schemas.graph import NONE, PHASES, Graph, Op
 from schemas.groups import may_group, may_replay
 
 
-def makers_of(graph: Graph) -> dict[int, Op]:
-    """The op that makes each value."""
-    return {value: op for op in graph.ops for value in op.outputs if value != NONE}
-
-
 def roots_of(graph: Graph, makers: dict[int, Op], op: Op) -> list[int]:
     """The values that an op reads, views replaced by what they are views of."""
     found: list[int] = []
@@ -57,7 +52,7 @@ class Units:
         self.members = {op.id: [op.id] for op in graph.ops}
         self.dissolved: set[int] = set()
         self.unit = {op.id: op.id for op in graph.ops}
-        makers = makers_of(graph)
+        makers = graph.makers()
         self.before = {
             op.id: {
                 makers[value].id
@@ -133,7 +128,7 @@ def group_ops(graph: Graph) -> Units:
     Through it the other units that make what it reads join, where the group stays convex. Ops that
     share an input alone are not joined."""
     units = Units(graph)
-    makers = makers_of(graph)
+    makers = graph.makers()
     groupable = {op.id for op in graph.ops if is_groupable(graph, op)}
     for op in graph.ops:
         if op.id not in groupable:

@@ -14,7 +14,7 @@ import networkx as nx
 
 from schemas.graph import NONE, Graph, Op
 from schemas.groups import is_pointwise
-from stages.fuse.grouping import is_groupable, is_replayed, makers_of
+from stages.fuse.grouping import is_groupable, is_replayed
 
 _SOURCE, _SINK = "source", "sink"
 _Node = tuple[int, str] | str
@@ -22,7 +22,7 @@ _Node = tuple[int, str] | str
 
 def computed_again(graph: Graph) -> set[int]:
     """The values of the forward that groups of the backward compute again inside."""
-    makers = makers_of(graph)
+    makers = graph.makers()
     network = nx.DiGraph()
     kept = _kept_anyway(graph)
     wanted = list(_read_by_groups(graph))
@@ -51,7 +51,7 @@ def computed_again(graph: Graph) -> set[int]:
 
 def _read_by_groups(graph: Graph) -> Iterator[int]:
     """The values of the forward that groupable ops of the backward read, views too."""
-    makers = makers_of(graph)
+    makers = graph.makers()
     found: dict[int, None] = {}
     for op in graph.ops:
         if op.phase == "backward" and is_groupable(graph, op):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schemas.graph import NONE, Graph, Op
+from schemas.graph import Graph, Op
 
 _COPY = "aten.clone.default"
 _TURN = "aten.permute.default"
@@ -11,7 +11,7 @@ _TURN = "aten.permute.default"
 def eager_strides(graph: Graph, slices: list[list[int]]) -> list[list[tuple[int, ...] | None]]:
     """For each gradient (NONE: there is none) of each slice the strides that it has in eager before
     it is accumulated, None where they are its own."""
-    maker = {value: op for op in graph.ops for value in op.outputs if value != NONE}
+    maker = graph.makers()
     return [[_before(graph, maker, value) for value in part] for part in slices]
 
 

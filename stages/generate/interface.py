@@ -121,7 +121,7 @@ def _watched(graph: Graph, program: Program) -> list[list[int]]:
 def _aliased(graph: Graph, program: Program) -> list[int]:
     """The differentiable outputs whose storage holds another output, or was there before."""
     storage = [value.storage for value in graph.values]
-    returned = {output.value for output in graph.outputs if output.value != NONE}
+    returned = set(graph.output_values())
     shared = [storage[value] for value in returned]
     fixed = graph.fixed_storages()
     return [

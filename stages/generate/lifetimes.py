@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from schemas.actions import Gradient, Loss
 from schemas.errors import ScheduleError
 from schemas.graph import FIXED_KINDS, LOSS_TARGET, NONE, Graph
-from stages.replay.walk import Effect
+from stages.replay.walk import Effect, last_named
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,10 @@ def uses(graph: Graph, walked: Sequence[Effect]) -> Uses:
     Raises ScheduleError when a gradient is read after it was handed over.
     """
     fixed = {value.id for value in graph.values if value.kind in FIXED_KINDS}
-    outputs = [output.value for output in graph.outputs if output.value != NONE]
+    outputs = graph.output_values()
     gradients = {gradient.gradient for gradient in graph.gradients}
     storage = [value.storage for value in graph.values]
     held = {storage[value] for value in (*fixed, *gradients, *graph.held_values())}
-    last: dict[int, int] = {}
     late: dict[int, list[int]] = {}
     handed: set[int] = set()
     after_loss = False
@@ -56,8 +55,7 @@ def uses(graph: Graph, walked: Sequence[Effect]) -> Uses:
         if after_loss:
             late[effect.position] = [storage[value] for value in read]
         after_loss = after_loss or loss
-        named = (*read, *effect.makes)
-        last.update({value: effect.position for value in named if storage[value] in held})
+    last = last_named(graph, walked, held)
     ends: dict[int, list[int]] = {}
     for value, index in last.items():
         if value not in fixed or graph.values[value].kind == "input":
@@ -120,6 +118,6 @@ def watched(graph: Graph, read: set[int]) -> list[int]:
         for value in graph.values
         if value.kind in FIXED_KINDS and value.kind != "constant" and value.id not in written
     ]
-    outputs = [output.value for output in graph.outputs if output.value != NONE]
+    outputs = graph.output_values()
     own = list(dict.fromkeys(fixed + outputs))
     return [value for value in own if graph.values[value].storage in read]

@@ -141,8 +141,9 @@ def _needed(graph: Graph, pipeline: Pipeline, graphs: Sequence[Graph], rank: int
     }
     found |= {shared.value for shared in pipeline.shared if pipeline.rank_of(shared.home) == rank}
     if pipeline.stages[-1].rank == rank:
-        outputs = {output.value for output in graph.outputs} - {NONE}
-        found |= {value for value in outputs if graph.values[value].kind in FIXED_KINDS}
+        found |= {
+            value for value in graph.output_values() if graph.values[value].kind in FIXED_KINDS
+        }
     return sorted(found)
 
 

@@ -121,7 +121,7 @@ class _Writer:
         self.joined = joined(graph)
         self.layouts = layouts(graph, self.steps, self.joined)
         self.gradients = {self.names[value] for value in flowing(graph)}
-        self.views = {op.id for op in graph.ops if graph.is_view(op)}
+        self.views = graph.view_ops()
         self.places = places(graph, self.steps)
         self.loss = next(op for op in graph.ops if op.target == LOSS_TARGET)
         source = {output.tangent: output.value for output in graph.outputs}
@@ -378,8 +378,8 @@ class _Writer:
 
     def mark_place(self, op: Op, repeated: bool) -> None:
         """Says where the next lines come from when that changes."""
-        again = ", again" if repeated and op.id not in self.views else ""
-        place = f"{comment(op.module) or self.shown_model()}{again}"
+        note = ", again" if repeated and op.id not in self.views else ""
+        place = f"{comment(op.module) or self.shown_model()}{note}"
         if place != self.place and (op.id not in self.views or not self.place):
             self.lines.append(f"{INDENT}# {place}")
             self.place = place

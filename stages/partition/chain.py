@@ -47,11 +47,11 @@ def _chain(graph: Graph, facts: Facts) -> Blocks:
         model=graph.model,
         prelude=[problem.nodes[position].op for position in prelude],
         prelude_seconds=sum(problem.nodes[position].seconds for position in prelude),
-        held_bytes=sum(problem.storages[storage].bytes for storage in division.held),
+        held_bytes=sum(problem.storages[storage].bytes for storage in division.throughout),
         loss=loss.op,
         loss_seconds=loss.seconds,
         loss_peak=loss.peak
-        - sum(problem.storages[s].bytes for s in loss.outputs if s in division.held),
+        - sum(problem.storages[s].bytes for s in loss.outputs if s in division.throughout),
         blocks=_distinguish(blocks),
         distinct=distinct,
     )

@@ -27,12 +27,12 @@ class Members:
 @dataclass(frozen=True)
 class Division:
     """A cut step: the members of each block, the forward nodes that run `once` in a step, and the
-    storages that are `held` throughout as far as blocks are concerned."""
+    storages that are there `throughout` as far as blocks are concerned."""
 
     problem: Problem
     blocks: list[Members]
     once: frozenset[int]
-    held: frozenset[int]
+    throughout: frozenset[int]
 
 
 def divide(facts: Facts, segments: Segments) -> Division:
@@ -64,24 +64,24 @@ def divide(facts: Facts, segments: Segments) -> Division:
     last = set(blocks[-1].backward)
     tangents = problem.nodes[problem.loss].outputs
     early = {s for s in tangents if not last.issuperset(readers[s])}
-    held = early | {s for s, storage in enumerate(problem.storages) if storage.held}
+    throughout = early | {s for s, storage in enumerate(problem.storages) if storage.held}
     for group in (segments.prelude, once):
         made = (s for position in group for s in problem.nodes[position].outputs)
-        held |= {s for s in made if not group.issuperset(readers[s])}
-    held |= _waiting(facts, blocks)
-    held |= {s for block in blocks for p in block.forward for s in problem.nodes[p].lasting}
-    blocks[-1].incoming.extend(s for s in tangents if s not in held)
+        throughout |= {s for s in made if not group.issuperset(readers[s])}
+    throughout |= _waiting(facts, blocks)
+    throughout |= {s for block in blocks for p in block.forward for s in problem.nodes[p].lasting}
+    blocks[-1].incoming.extend(s for s in tangents if s not in throughout)
     blocks[-1].outputs.extend(
         s for s in problem.nodes[problem.loss].inputs if _made_by(problem, s, blocks[-1].forward)
     )
-    return Division(problem, blocks, once, frozenset(held))
+    return Division(problem, blocks, once, frozenset(throughout))
 
 
 def describe_block(division: Division, index: int) -> tuple[Block, Problem]:
     """The block `index`, but for its label, and its problem in canonical form.
 
     Nodes and storages are numbered in the order they appear and know no names. What the block
-    does not count has no bytes: inputs, what is held throughout, gradients made elsewhere.
+    does not count has no bytes: inputs, what is there throughout, gradients made elsewhere.
     """
     members, whole = division.blocks[index], division.problem
     local = _Local(division, members)
@@ -100,7 +100,7 @@ def describe_block(division: Division, index: int) -> tuple[Block, Problem]:
     ]
 
     def size(storages: Iterable[int]) -> int:
-        return sum(whole.storages[s].bytes for s in storages if s not in division.held)
+        return sum(whole.storages[s].bytes for s in storages if s not in division.throughout)
 
     def passing(storages: list[int]) -> int:
         return size(s for s in storages if not whole.storages[s].gradient)
@@ -199,11 +199,11 @@ class _Local:
         made = self.whole.storages[storage]
         incoming = storage in self.members.incoming and not made.gradient
         counted = made.producer in self.own or incoming
-        return made.bytes if counted and storage not in self.division.held else 0
+        return made.bytes if counted and storage not in self.division.throughout else 0
 
     def storage(self, storage: int, producer: int) -> Storage:
         made = self.whole.storages[storage]
-        stays = storage in self.members.outgoing or storage in self.division.held
+        stays = storage in self.members.outgoing or storage in self.division.throughout
         gradient = made.producer in self.own and (made.gradient or self.carried(storage))
         return Storage(self.bytes_of(storage), producer, stays and producer >= 0, gradient)
 

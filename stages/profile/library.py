@@ -47,10 +47,10 @@ def open_library(store: Path | str, device: Device) -> Iterator[Library]:
     """
     folder = Path(store) / "profile"
     path = folder / f"{device_digest(device)}.arrow"
-    with ExitStack() as held:
+    with ExitStack() as locked:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            lock = held.enter_context(_regular(folder / "lock").open("a"))
+            lock = locked.enter_context(_regular(folder / "lock").open("a"))
         except OSError as error:
             if not path.exists():
                 reason = error.strerror or error

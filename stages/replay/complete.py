@@ -187,14 +187,12 @@ class _Play:
             value = self.pipeline.parcels[subject].value
             _require((value, batch) in self.there[rank], f"{what} has nothing to send")
             self.sent.add((subject, batch, action.peer))
-        elif kind == "wait":
-            _require((subject, batch, action.peer) in self.sent, f"{what} was not sent")
         elif kind == "receive":
             self.there[rank].add((self.pipeline.parcels[subject].value, batch))
         elif kind == "share":
             units = [one for one in self.pipeline.actions[rank][place:] if one.kind in _UNITS]
             _require(not units, f"{what} comes before the gradient is whole")
-        else:
+        elif kind != "wait":
             self.unit(rank, action, what)
 
     def unit(self, rank: int, action: RankAction, what: str) -> None:

@@ -120,7 +120,7 @@ class _Process:
 
     def __post_init__(self) -> None:
         self.fixed = self.graph.fixed_storages()
-        self.views = {op.id for op in self.graph.ops if self.graph.is_view(op)}
+        self.views = self.graph.view_ops()
 
     def begin(self) -> None:
         """What is there before the first step."""
@@ -182,10 +182,10 @@ class _Process:
             self.blocks[made.pop(0)] = self.blocks.pop(storage)
         asked = cost.allocations or _assumed(cost, [self.graph.storages[each] for each in made])
         self.keep(asked)
-        held = self.moved(asked)
+        staying = self.moved(asked)
         for storage in made:
-            self.blocks[storage] = self.claimed(held, self.graph.storages[storage])
-        rest = [block for block, _ in held]
+            self.blocks[storage] = self.claimed(staying, self.graph.storages[storage])
+        rest = [block for block, _ in staying]
         if self.restoring is not None:
             rest.append(self.restoring)
             self.restoring = None
@@ -225,11 +225,11 @@ class _Process:
                 self.allocator.free(taken[-move - 1][0])
         return [taken[number - 1] for number in asked.staying()]
 
-    def claimed(self, held: list[tuple[int, int]], size: int) -> int:
+    def claimed(self, staying: list[tuple[int, int]], size: int) -> int:
         """The first of the blocks that stay that has a size; a new one where none has."""
-        for place, (block, bytes_) in enumerate(held):
+        for place, (block, bytes_) in enumerate(staying):
             if bytes_ == size:
-                del held[place]
+                del staying[place]
                 return block
         return self.take(size)
 

@@ -10,7 +10,7 @@ bring back in between is told by who decides it, as bytes that are added ahead o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from schemas.graph import NONE
@@ -59,7 +59,7 @@ def executions(
     takes no longer, or where it would need more than `ceiling` bytes otherwise.
     """
     repeated = _repeated(sequence)
-    drops = _drops(problem, sequence, repeated)
+    drops = _drops(problem, sequence)
     runs, left = Counter(sequence), Counter(sequence)
     live, found = 0, []
     moved = moved or {}
@@ -88,6 +88,35 @@ def forms(problem: Problem, sequence: Sequence[int]) -> list[Node | Repeat]:
     ]
 
 
+def ended(runs: Sequence[Node | Repeat], stays: Collection[int]) -> list[list[int]]:
+    """The storages that end with each of some runs, one after the other, in their forms: what it
+    reads for the last time before that is made again, then what it makes and none of them reads.
+    What `stays` does not end."""
+    used_later = set(stays)
+    found: list[list[int]] = []
+    for form in reversed(runs):
+        unused = [storage for storage in form.outputs if storage not in used_later]
+        used_later.difference_update(form.outputs)
+        last_read = [storage for storage in form.inputs if storage not in used_later]
+        used_later.update(form.inputs)
+        found.append(last_read + unused)
+    return found[::-1]
+
+
+def memory_of_part(problem: Problem, part: Collection[int]) -> tuple[int, int]:
+    """The most bytes that nodes add which run once, in captured order, and those that they leave,
+    where what nothing outside of the part needs ends with its last use."""
+    nodes = [problem.nodes[position] for position in sorted(part)]
+    used = {storage for node in nodes for storage in (*node.inputs, *node.outputs)}
+    stays = {storage for storage in used if not problem.ends_in(storage, part)}
+    live = peak = 0
+    for node, gone in zip(nodes, ended(nodes, stays), strict=True):
+        made = sum(problem.storages[storage].bytes for storage in node.outputs)
+        peak = max(peak, live + max(node.peak, made))
+        live += made - sum(problem.storages[storage].bytes for storage in gone)
+    return peak, live
+
+
 def _repeated(sequence: Sequence[int]) -> list[bool]:
     """Which executions are not their node's first."""
     seen: set[int] = set()
@@ -98,18 +127,10 @@ def _repeated(sequence: Sequence[int]) -> list[bool]:
     return repeated
 
 
-def _drops(problem: Problem, sequence: Sequence[int], repeated: list[bool]) -> list[list[int]]:
+def _drops(problem: Problem, sequence: Sequence[int]) -> list[list[int]]:
     """The storages that are gone after each execution."""
-    used_later = {index for index, storage in enumerate(problem.storages) if storage.stays}
-    drops: list[list[int]] = [[] for _ in sequence]
-    for position in range(len(sequence) - 1, -1, -1):
-        form = problem.nodes[sequence[position]].form(repeated[position])
-        unused = [storage for storage in form.outputs if storage not in used_later]
-        used_later.difference_update(form.outputs)
-        dying = [storage for storage in form.inputs if storage not in used_later]
-        used_later.update(form.inputs)
-        drops[position] = dying + unused
-    return drops
+    stays = {index for index, storage in enumerate(problem.storages) if storage.stays}
+    return ended(forms(problem, sequence), stays)
 
 
 def _states(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import assert_never
 
 from schemas.actions import Gradient as HandedOver
 from schemas.actions import Loss
@@ -18,7 +19,7 @@ from schemas.errors import ScheduleError
 from schemas.graph import NONE, Graph
 from schemas.pipeline import BACKWARD, FORWARD, LOSS, SUM, Pipeline, RankAction, SharedGradient
 from schemas.schedule import Step
-from stages.replay.walk import effects
+from stages.replay.walk import effects, last_named
 
 Key = tuple[int, int]
 """A storage on a microbatch."""
@@ -67,11 +68,8 @@ def segment_of(graph: Graph, steps: Sequence[Step]) -> Segment:
     inputs = {storage[value] for value in graph.inputs if value != NONE}
     others = (gradients | held) - graph.fixed_storages()
     last: dict[int, int] = dict.fromkeys(inputs, 0)
-    for effect in walked:
-        read = _outputs(graph) if isinstance(effect.step.action, Loss) else effect.reads
-        for value in (*read, *effect.makes):
-            if storage[value] in others | inputs:
-                last[storage[value]] = effect.position
+    for value, position in last_named(graph, walked, others | inputs).items():
+        last[storage[value]] = max(last.get(storage[value], 0), position)
     ends: dict[int, list[int]] = defaultdict(list)
     for one, position in last.items():
         ends[position].append(one)
@@ -97,10 +95,6 @@ def segment_of(graph: Graph, steps: Sequence[Step]) -> Segment:
             )
         )
     return Segment(graph, moments[:split], moments[split:])
-
-
-def _outputs(graph: Graph) -> list[int]:
-    return [output.value for output in graph.outputs if output.value != NONE]
 
 
 def play_ranks(
@@ -211,6 +205,8 @@ class _Player:
                 self.sum(action.subject, batch)
             case "share":
                 self.share(self.pipeline.shared[action.subject])
+            case unknown:
+                assert_never(unknown)
 
     def parcel_storage(self, number: int) -> int:
         """The storage of a parcel."""
@@ -297,7 +293,7 @@ class _Player:
     def results(self) -> set[int]:
         """The storages of the model's outputs that are made in the step."""
         fixed = self.graph.fixed_storages()
-        return {self.storage[value] for value in _outputs(self.graph)} - fixed
+        return {self.storage[value] for value in self.graph.output_values()} - fixed
 
     def loss(self, batch: int) -> None:
         """The loss takes the outputs and makes tangents; what remains of it stays to the end."""

@@ -75,7 +75,7 @@ def replay(
     away = state.away
     return Replay(
         steps=filled,
-        seconds=max(state.clock, *away.free_at.values()) if away.free_at else state.clock,
+        seconds=max([state.clock, *away.free_at.values()]),
         peak=filled[peak_step].peak,
         peak_step=peak_step,
         forward_seconds=state.loss_at,

@@ -11,6 +11,7 @@ from schemas.errors import ScheduleError
 from schemas.graph import FIXED_KINDS, NONE, Graph
 from schemas.link import HostLink
 from schemas.updates import Updates
+from stages.replay.link_lanes import LinkLanes
 from stages.replay.staging import Staging
 
 
@@ -91,7 +92,7 @@ class State:
         self.fixed = graph.fixed_storages()
         self.remote = self.storages_of(self.updates.remote if self.updates else ())
         self.there = self.storages_of(self.updates.there if self.updates else ())
-        self.views = {op.id for op in graph.ops if graph.is_view(op)}
+        self.views = graph.view_ops()
         self.whole = {value for op in graph.ops if op.id not in self.views for value in op.outputs}
         self.state_bytes = self.costs.random_state().net
         self.gradients = {gradient.gradient for gradient in graph.gradients}
@@ -134,14 +135,11 @@ class State:
 
     def transfer(self, size: int, leaves: bool, after: float = 0.0) -> tuple[float, float]:
         """The begin and end of a transfer that goes into its lane, not before a moment."""
-        link, free_at = self.link, self.away.free_at
-        assert link is not None
-        lanes = [link.lane(leaves), *([link.lane(not leaves)] if link.shared else [])]
-        start = max(self.clock, after, *(free_at.get(lane, 0.0) for lane in lanes))
+        assert self.link is not None
         speed = None if self.updates is None else self.updates.speed
-        end = start + (link.seconds(size) if speed is None else speed.seconds(size, leaves))
-        free_at[lanes[0]] = end
-        return start, end
+        seconds = self.link.seconds(size) if speed is None else speed.seconds(size, leaves)
+        lanes = LinkLanes(self.link, self.away.free_at)
+        return lanes.begin(leaves, max(self.clock, after), seconds)
 
     def pass_states(self, size: int, leaves: bool, after: float) -> tuple[float, float]:
         """A transfer of states."""

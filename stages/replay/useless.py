@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from schemas.problem import Problem
 from stages.replay.line import forms
 
 
-def without_useless(problem: Problem, sequence: Sequence[int]) -> list[int]:
+def without_useless(
+    problem: Problem, sequence: Sequence[int], begin: int = 0, among: Collection[int] | None = None
+) -> list[int]:
     """A sequence of node positions without the further runs whose results nothing reads before they
-    are made again."""
+    are made again: those from the place `begin` on, and, where given, of nodes `among` some."""
     first = {node: index for index, node in reversed(list(enumerate(sequence)))}
     kept: list[int] = []
     read: set[int] = set()
     for index, form in reversed(list(enumerate(forms(problem, sequence)))):
         node = sequence[index]
-        if first[node] != index and read.isdisjoint(form.outputs):
+        further = first[node] != index and index >= begin
+        if further and (among is None or node in among) and read.isdisjoint(form.outputs):
             continue
         kept.append(node)
         read.difference_update(form.outputs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from schemas.actions import (
@@ -61,74 +61,125 @@ def effects(graph: Graph, steps: Sequence[Step], accumulate: bool = False) -> It
 
     Raises ScheduleError, naming the step, for an op or a value that the graph does not have.
     """
-    further = further_contributions(graph)
-    held = graph.fixed_storages() | {graph.values[v].storage for v in graph.held_values()}
-    done: set[int] = set()
-    first = {owner: parts[0] for owner, parts in contributions(graph).items()}
-    waiting = Counter(graph.values[gradient].storage for gradient in first.values())
-
-    def gradient_of(position: int, owner: int) -> int:
-        if owner not in first:
-            raise ScheduleError(
-                f"step {position} of the schedule: value {owner} is updated, which has no gradient"
-            )
-        return graph.values[first[owner]].storage
-
-    def storage_of(position: int, value: int) -> int:
-        if not 0 <= value < len(graph.values):
-            raise ScheduleError(f"step {position} of the schedule: there is no value {value}")
-        return graph.values[value].storage
-
-    def op_of(position: int, op: int) -> Op:
-        if not 0 <= op < len(graph.ops):
-            raise ScheduleError(f"step {position} of the schedule: there is no op {op}")
-        return graph.ops[op]
-
+    walk = _Walk(graph, accumulate)
     for position, step in enumerate(steps):
+        yield walk.effect(position, step)
+
+
+class _Walk:
+    """What has to be known of the steps before one: which ops are `done`, and how many updates each
+    gradient, as a storage, is `waiting` for."""
+
+    def __init__(self, graph: Graph, accumulate: bool) -> None:
+        self.graph = graph
+        self.accumulate = accumulate
+        self.storage = [value.storage for value in graph.values]
+        self.further = further_contributions(graph)
+        self.held = graph.fixed_storages() | {self.storage[v] for v in graph.held_values()}
+        self.first = {owner: parts[0] for owner, parts in contributions(graph).items()}
+        self.done: set[int] = set()
+        self.waiting = Counter(self.storage[gradient] for gradient in self.first.values())
+
+    def effect(self, position: int, step: Step) -> Effect:
+        """The effect of the next step."""
         match step.action:
-            case Compute(index, in_place) | Write(index, in_place):
-                op = op_of(position, index)
-                drops = [] if in_place == NONE else [storage_of(position, in_place)]
-            case Loss(index):
-                op, drops = op_of(position, index), []
+            case Compute(op, in_place) | Write(op, in_place):
+                return self._run(position, step, op, in_place)
+            case Loss(op):
+                return self._run(position, step, op, NONE)
             case Gradient(value):
-                storage = storage_of(position, value)
-                given = (accumulate or value in further) and storage not in held
-                drops = [storage] if given else []
-                yield Effect(position, step, reads=[value], drops=drops)
-                continue
+                drops = self._given(position, value)
+                return Effect(position, step, reads=[value], drops=drops)
             case Free(value):
-                yield Effect(position, step, drops=[storage_of(position, value)])
-                continue
+                return Effect(position, step, drops=[self._storage(position, value)])
             case Offload(value):
-                storage = storage_of(position, value)
-                yield Effect(position, step, reads=[value], moves=storage)
-                continue
+                moves = self._storage(position, value)
+                return Effect(position, step, reads=[value], moves=moves)
             case Prefetch(value):
-                storage = storage_of(position, value)
-                yield Effect(position, step, returns=[value], moves=storage)
-                continue
+                moves = self._storage(position, value)
+                return Effect(position, step, returns=[value], moves=moves)
             case Wait(value) | FreeCopy(value):
-                yield Effect(position, step, moves=storage_of(position, value))
-                continue
+                return Effect(position, step, moves=self._storage(position, value))
             case Optimise(value):
-                storage = gradient_of(position, value)
-                waiting[storage] -= 1
-                last = not waiting[storage] and not accumulate and storage not in held
-                yield Effect(position, step, drops=[storage] if last else [])
-                continue
+                return Effect(position, step, drops=self._used_up(position, value))
             case OptimiseAway(value) | Accumulate(value):
-                yield Effect(position, step, moves=gradient_of(position, value))
-                continue
-            case SaveRandom(index) | RestoreRandom(index) | FreeRandom(index):
-                yield Effect(position, step, op_of(position, index))
-                continue
+                return Effect(position, step, moves=self._gradient(position, value))
+            case SaveRandom(op) | RestoreRandom(op) | FreeRandom(op):
+                return Effect(position, step, self._op(position, op))
             case unknown:
-                raise ScheduleError(
-                    f"step {position} of the schedule: nothing says what a "
-                    f"{type(unknown).__name__} reads, makes and drops"
-                )
-        repeated = op.id in done
-        done.add(op.id)
-        reads, makes = reads_of(graph, op, repeated), makes_of(graph, op, repeated)
-        yield Effect(position, step, op, True, repeated, reads, makes, drops)
+                name = type(unknown).__name__
+                raise _error(position, f"nothing says what a {name} reads, makes and drops")
+
+    def _run(self, position: int, step: Step, number: int, in_place: int) -> Effect:
+        op = self._op(position, number)
+        drops = [] if in_place == NONE else [self._storage(position, in_place)]
+        repeated = op.id in self.done
+        self.done.add(op.id)
+        reads, makes = reads_of(self.graph, op, repeated), makes_of(self.graph, op, repeated)
+        return Effect(position, step, op, True, repeated, reads, makes, drops)
+
+    def _given(self, position: int, value: int) -> list[int]:
+        """What goes with a gradient that is handed over."""
+        storage = self._storage(position, value)
+        given = (self.accumulate or value in self.further) and storage not in self.held
+        return [storage] if given else []
+
+    def _used_up(self, position: int, owner: int) -> list[int]:
+        """What goes with the update of a parameter: its gradient, after the last that shares it."""
+        storage = self._gradient(position, owner)
+        self.waiting[storage] -= 1
+        last = not self.waiting[storage] and not self.accumulate and storage not in self.held
+        return [storage] if last else []
+
+    def _gradient(self, position: int, owner: int) -> int:
+        """The storage of a parameter's gradient."""
+        if owner not in self.first:
+            raise _error(position, f"value {owner} is updated, which has no gradient")
+        return self.storage[self.first[owner]]
+
+    def _storage(self, position: int, value: int) -> int:
+        if not 0 <= value < len(self.storage):
+            raise _error(position, f"there is no value {value}")
+        return self.storage[value]
+
+    def _op(self, position: int, number: int) -> Op:
+        if not 0 <= number < len(self.graph.ops):
+            raise _error(position, f"there is no op {number}")
+        return self.graph.ops[number]
+
+
+def _error(position: int, sentence: str) -> ScheduleError:
+    return ScheduleError(f"step {position} of the schedule: {sentence}")
+
+
+def named(graph: Graph, effect: Effect) -> list[int]:
+    """The values that a step reads, then those that it makes; the loss reads all outputs, since the
+    caller has them from there on."""
+    reads: Sequence[int] = effect.reads
+    if isinstance(effect.step.action, Loss):
+        reads = graph.output_values()
+    return [*reads, *effect.makes]
+
+
+def last_named(graph: Graph, walked: Iterable[Effect], storages: Collection[int]) -> dict[int, int]:
+    """By value in one of some storages, the position of the last step that reads or makes it: what
+    others hold is not dropped when its last use has been."""
+    return {
+        value: effect.position
+        for effect in walked
+        for value in named(graph, effect)
+        if graph.values[value].storage in storages
+    }
+
+
+def there_after(graph: Graph, walked: Iterable[Effect]) -> dict[int, int]:
+    """The storages that are on the device after some steps and were not before them, with the
+    position of the step that made each or brought it back."""
+    found: dict[int, int] = {}
+    for effect in walked:
+        for storage in effect.drops:
+            found.pop(storage, None)
+        for value in (*effect.makes, *effect.returns):
+            found.setdefault(graph.values[value].storage, effect.position)
+    fixed = graph.fixed_storages()
+    return {storage: position for storage, position in found.items() if storage not in fixed}

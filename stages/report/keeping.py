@@ -122,12 +122,12 @@ def _makers(graph: Graph) -> dict[int, int]:
 def _cell(
     own: set[int], position: int, makers: dict[int, int], options: list[Option], column: Column
 ) -> Cell:
-    again = [op for op in column.line.repeats if op in own]
+    repeated = [op for op in column.line.repeats if op in own]
     actions = [action for action in column.sequence if action.block == position]
     return Cell(
         kept=sum(size for storage, size in column.line.kept.items() if makers[storage] in own),
-        repeats=sum(column.line.repeats[op] for op in again),
-        seconds=sum(column.line.repeat_seconds[op] for op in again),
+        repeats=sum(column.line.repeats[op] for op in repeated),
+        seconds=sum(column.line.repeat_seconds[op] for op in repeated),
         actions=[str(action) for action in actions],
         option=_option(actions, options),
     )

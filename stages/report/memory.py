@@ -130,8 +130,8 @@ def occupancy(graph: Graph, line: Timeline, most: int = 12) -> list[Occupancy]:
         rows.append((owner, module, sum(member.bytes for member in members), note))
     rows.sort(key=lambda row: (-row[2], row[1]))
     chosen = [
-        Occupancy(module or graph.model, owner, OWNER_NAMES[owner], size, 100 * size / whole, note)
-        for owner, module, size, note in rows[:most]
+        Occupancy(module or graph.model, owner, OWNER_NAMES[owner], own, 100 * own / whole, note)
+        for owner, module, own, note in rows[:most]
     ]
     rest = rows[most:]
     if rest:

@@ -193,8 +193,8 @@ def _plan_facts(result: PlanResult) -> list[Fact]:
     keep_all = plan.keep_all
     facts.append(("Keeping everything", f"{exact(keep_all.peak)}, {duration(keep_all.time)}"))
     if plan.feasible:
-        again = f"{count(plan.recomputed, 'op')}, {duration(plan.recomputed_time)}"
-        facts.append(("Run again", again if plan.recomputed else "nothing"))
+        repeated = f"{count(plan.recomputed, 'op')}, {duration(plan.recomputed_time)}"
+        facts.append(("Run again", repeated if plan.recomputed else "nothing"))
     if plan.lower_bound is not None:
         facts.append(("Least possible time", duration(plan.lower_bound)))
     if plan.optimal_in:

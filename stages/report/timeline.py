@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from schemas.actions import Loss, Optimise, Wait
 from schemas.graph import NONE, Graph, Value
 from schemas.schedule import Step
 from schemas.updates import Updates
-from stages.replay.walk import Effect, effects
+from stages.replay.walk import Effect, effects, there_after
 
 OWNERS = ("held", "gradients", "brought", "kept", "working")
 """Who memory belongs to: outputs and their gradients, finished parameter and input gradients,
@@ -87,7 +88,8 @@ def timeline(
     replayed, with `accumulate` and `updates` or without."""
     owners = _owners(graph)
     walked = list(effects(graph, steps, accumulate))
-    waiting = _waiting(graph, walked)
+    forward = takewhile(lambda effect: not isinstance(effect.step.action, Loss), walked)
+    waiting = there_after(graph, forward)
     memory = steps[0].memory if steps else ""
     play = _Play(graph, owners, waiting, memory=memory)
     for value in sorted(updates.there if updates else ()):
@@ -134,20 +136,6 @@ def _owners(graph: Graph) -> dict[int, str]:
     return owners
 
 
-def _waiting(graph: Graph, walked: Sequence[Effect]) -> dict[int, int]:
-    """Storages that are live when the forward ends, with the step that made them."""
-    made: dict[int, int] = {}
-    for effect in walked:
-        if isinstance(effect.step.action, Loss):
-            break
-        for storage in effect.drops:
-            made.pop(storage, None)
-        for value in (*effect.makes, *effect.returns):
-            made.setdefault(graph.values[value].storage, effect.position)
-    fixed = graph.fixed_storages()
-    return {storage: index for storage, index in made.items() if storage not in fixed}
-
-
 @dataclass
 class _Play:
     graph: Graph
@@ -167,7 +155,7 @@ class _Play:
 
     def __post_init__(self) -> None:
         self.fixed = self.graph.fixed_storages()
-        self.views = {op.id for op in self.graph.ops if self.graph.is_view(op)}
+        self.views = self.graph.view_ops()
         self.sums = dict.fromkeys(OWNERS[:-1], 0)
 
     def step(self, effect: Effect) -> None:

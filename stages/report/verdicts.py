@@ -77,8 +77,8 @@ def outcome(result: PlanResult) -> Outcome:
     if found is not None and found.verdict == FAILED:
         sentence = f"Failed: {found.sentence or figures}"
         return Outcome("bad", "failed", sentence, peak, relative, measured, fits)
-    if not measured and (held := _beyond_device(result)):
-        sentence = f"Exceeds the device: {held}; {unvalidated(result)}."
+    if not measured and (beyond := _beyond_device(result)):
+        sentence = f"Exceeds the device: {beyond}; {unvalidated(result)}."
         return Outcome("bad", "over device", sentence, peak, relative, False, fits)
     if plan.budget == NO_BUDGET:
         state: State = "good" if measured else "warning"
@@ -209,16 +209,16 @@ def cards(results: Sequence[PlanResult], lines: dict[str, Timeline]) -> list[Car
         if result.plan.budget_bytes is not None:
             key = (result.plan.budget_bytes, result.plan.budget)
             groups.setdefault(key, []).append(result)
-    baselines = [result for result in results if result.plan.budget_bytes is None]
-    made = []
+    without = [result for result in results if result.plan.budget_bytes is None]
+    found = []
     for (step, budget), members in sorted(groups.items(), key=lambda item: (-item[0][0], item[0])):
         best = best_of(members)
-        others = [result for result in [*members, *baselines] if result is not best]
+        others = [result for result in [*members, *without] if result is not best]
         parts, whole = breakdown(best, lines.get(best.folder))
-        made.append(
+        found.append(
             Card(budget, step, best.plan.budget_total, outcome(best), best, parts, whole, others)
         )
-    return made
+    return found
 
 
 def breakdown(result: PlanResult, line: Timeline | None) -> tuple[list[Part], int]:
@@ -232,13 +232,13 @@ def breakdown(result: PlanResult, line: Timeline | None) -> tuple[list[Part], in
     rows.append(("inputs", "inputs", fixed.inputs))
     if line is not None:
         top = max(line.segments, key=lambda segment: segment.total)
-        held = dict(zip(OWNERS, top.bytes, strict=True))
-        rows.append(("held", "outputs and their gradients", held["held"]))
-        rows.append(("gradients", "gradients finished by then", held["gradients"]))
-        if held["brought"]:
-            rows.append(("brought", "parameters from the other memory", held["brought"]))
-        rows.append(("kept", "activations kept", held["kept"]))
-        rows.append(("working", "made and used up", held["working"]))
+        owned = dict(zip(OWNERS, top.bytes, strict=True))
+        rows.append(("held", "outputs and their gradients", owned["held"]))
+        rows.append(("gradients", "gradients finished by then", owned["gradients"]))
+        if owned["brought"]:
+            rows.append(("brought", "parameters from the other memory", owned["brought"]))
+        rows.append(("kept", "activations kept", owned["kept"]))
+        rows.append(("working", "made and used up", owned["working"]))
     else:
         rows.append(("working", "the step's own peak", plan.peak))
     used = sum(bytes_ for _, _, bytes_ in rows)

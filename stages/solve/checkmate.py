@@ -22,7 +22,7 @@ from typing import TypeAlias
 import pulp
 
 from schemas.problem import Node, Problem, Repeat
-from stages.solve.hand import without_useless
+from stages.solve.hand import needed_only
 from stages.solve.simulate import Run
 
 Term: TypeAlias = int | pulp.LpVariable
@@ -97,12 +97,8 @@ def count_variables(stages: Sequence[Stage]) -> int:
 
 
 def _repeatable(problem: Problem) -> set[int]:
-    """Nodes that can run again: nothing of what they make has to stay."""
-    return {
-        k
-        for k, node in enumerate(problem.nodes)
-        if node.repeatable and not any(problem.storages[s].stays for s in node.form(True).outputs)
-    }
+    """The nodes that can run again."""
+    return {k for k, node in enumerate(problem.nodes) if problem.can_repeat(node)}
 
 
 class Checkmate:
@@ -150,7 +146,7 @@ class Checkmate:
             order += [k for k in stage.candidates if _value(self.runs[t][k]) > 0.5]
             order += stage.tail
         loss = order.index(self.problem.loss)
-        return without_useless(self.problem, Run(tuple(order[:loss]), tuple(order[loss + 1 :])))
+        return needed_only(self.problem, Run(tuple(order[:loss]), tuple(order[loss + 1 :])))
 
     def start_from(self, run: Run) -> None:
         """Gives the variables the values of a known run, for solvers that take a start."""

@@ -58,8 +58,8 @@ def solve(program: pulp.LpProblem, engine: Engine, limits: Limits, warm: bool = 
 
 def _solved(objective: float, bound: float, limit: str) -> Verdict:
     bound = min(bound, objective)
-    proven = objective - bound <= TOLERANCE * max(1.0, abs(objective))
-    return Verdict("solved", objective, objective if proven else bound, "" if proven else limit)
+    met = objective - bound <= TOLERANCE * max(1.0, abs(objective))
+    return Verdict("solved", objective, objective if met else bound, "" if met else limit)
 
 
 def _solve_highs(program: pulp.LpProblem, limits: Limits, warm: bool) -> Verdict:

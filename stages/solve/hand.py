@@ -7,6 +7,7 @@ from itertools import islice
 
 from schemas.problem import Node, Problem, Repeat
 from stages.replay.line import forms
+from stages.replay.useless import without_useless
 from stages.solve.simulate import Run
 
 STEPS = 32
@@ -49,7 +50,7 @@ def drop(problem: Problem, dropped: Collection[int], each_time: bool = False) ->
     until the backward last reads it, or, with `each_time`, only for the node that needs it.
     """
     backward = _recomputing(problem, dropped, each_time)
-    return without_useless(problem, Run(forward_nodes(problem), tuple(backward)))
+    return needed_only(problem, Run(forward_nodes(problem), tuple(backward)))
 
 
 def _recomputing(problem: Problem, dropped: Collection[int], each_time: bool) -> Iterator[int]:
@@ -93,19 +94,12 @@ def _missing(problem: Problem, wanted: Sequence[int], available: Collection[int]
     return sorted(missing)
 
 
-def without_useless(problem: Problem, run: Run) -> Run:
+def needed_only(problem: Problem, run: Run) -> Run:
     """A run without the recomputations of its backward whose results nothing reads before they are
     made again."""
-    _, backward = _with_forms(problem, run)
-    kept: list[int] = []
-    read: set[int] = set()
-    for position, form in reversed(backward):
-        if position < problem.loss and read.isdisjoint(form.outputs):
-            continue
-        kept.append(position)
-        read.difference_update(form.outputs)
-        read.update(form.inputs)
-    return Run(run.forward, tuple(reversed(kept)))
+    order, middle = [*run.forward, *run.backward], len(run.forward)
+    kept = without_useless(problem, order, middle, range(problem.loss))
+    return Run(run.forward, tuple(kept[middle:]))
 
 
 def output_only(problem: Problem, run: Run) -> tuple[int, ...]:

@@ -25,22 +25,23 @@ def restore(kept: Kept) -> None:
     """Gives a thing what it was when it was first seen."""
     if kept.names is None:
         put_back(kept.thing, kept.before)
-        return
-    for name in kept.names:
-        if name in kept.before:
-            kept.thing[name] = kept.before[name]
-        else:
-            kept.thing.pop(name, None)
+    for name in kept.names or ():
+        _put_item_back(kept.thing, kept.before, name)
 
 
 def undo(kept: Kept, name: Any) -> None:
     """Gives one part of a thing what it was when the forward began."""
     if name is None:
         put_back(kept.thing, kept.at_start)
-    elif name in kept.at_start:
-        kept.thing[name] = kept.at_start[name]
     else:
-        kept.thing.pop(name, None)
+        _put_item_back(kept.thing, kept.at_start, name)
+
+
+def _put_item_back(thing: Any, then: Any, name: Any) -> None:
+    if name in then:
+        thing[name] = then[name]
+    else:
+        thing.pop(name, None)
 
 
 def unchanged(before: Any, after: Any) -> bool:

@@ -11,7 +11,7 @@ import torch
 from schemas.arguments import argument_values, encode_arguments
 from schemas.dtypes import DTYPES
 from schemas.errors import ModelError
-from schemas.graph import FIXED_KINDS, LOSS_TARGET, NONE, Gradient, Graph, Op, Output, Phase, Value
+from schemas.graph import FIXED_KINDS, NONE, Gradient, Graph, Op, Output, Phase, Value, loss_op
 from stages.device.operators import encode_plain, is_random, position_of
 from stages.device.trees import flatten
 from stages.trace.buffers import ignores_statistics
@@ -161,22 +161,7 @@ class Emitter:
             [{"value": value} for value in inputs], {"held": held} if held else {}
         )
         distinct = list(dict.fromkeys(inputs))
-        self.ops.append(
-            Op(
-                id=len(self.ops),
-                target=LOSS_TARGET,
-                phase="loss",
-                arguments=arguments,
-                inputs=distinct,
-                outputs=outputs,
-                writes=[],
-                in_place=[],
-                random=False,
-                repeatable=False,
-                module="",
-                source="",
-            )
-        )
+        self.ops.append(loss_op(len(self.ops), arguments, distinct, outputs))
 
     def output(self, leaf: Leaf) -> Output:
         """A leaf of the model's output."""

@@ -58,7 +58,7 @@ class Lasting:
             return False
         value: Any = kept.thing
         if id(value) in self.reader.hooks:
-            return all(isinstance(held, bool) or only_computes(held) for held in value.values())
+            return all(isinstance(hook, bool) or only_computes(hook) for hook in value.values())
         if name is not None:
             if name not in value:
                 return True

@@ -185,8 +185,8 @@ class Reader(Reach):
             known.pop("__getattribute__", None)
             self.holders[key] = Holder(holder.place, holder.shown, "class", kind, known)
             self._alive.append(kind)
-        held = self.holders[key]
-        value = held.read(name)
+        class_holder = self.holders[key]
+        value = class_holder.read(name)
         if value is not ABSENT:
             self.found(value, (*holder.place, ("class", name)), join(holder.shown, name))
 

@@ -228,8 +228,11 @@ def check_shared(built: Built, constants: Iterable[torch.Tensor]) -> None:
                 for leaf in flatten(built.samples[0])[0]
                 if isinstance(leaf, torch.Tensor)
             ),
-            *((f"the buffer {path!r}", held) for path, held in built.model.named_buffers()),
-            *((f"the parameter {path!r}", held) for path, held in built.model.named_parameters()),
+            *((f"the buffer {path!r}", tensor) for path, tensor in built.model.named_buffers()),
+            *(
+                (f"the parameter {path!r}", tensor)
+                for path, tensor in built.model.named_parameters()
+            ),
         )
     }
     for constant in constants:

@@ -52,9 +52,9 @@ def _memory_of_step(module: nn.Module, stepper: Stepper, sample: Sample, device:
     gc.collect()
     with session(device, lines=True) as running:
         running.mark("begin")
-        held = stepper.run(module, sample)
+        alive = stepper.run(module, sample)
         running.mark("end")
-    del held
+    del alive
     return running.usage("begin", "end")
 
 
@@ -161,9 +161,9 @@ def _seconds(module: nn.Module, stepper: Stepper, sample: Sample, device: str) -
     forget_gradients(module, sample)
     wait_for(device)
     start = time.perf_counter()
-    held = stepper.run(module, sample)
+    alive = stepper.run(module, sample)
     wait_for(device)
     seconds = time.perf_counter() - start
-    del held
+    del alive
     forget_gradients(module, sample)
     return seconds

@@ -125,9 +125,9 @@ def _peak(pipeline: Any, built: Built, calls: list[Any]) -> int:
     gc.collect()
     with _as_before(built.model), session("cpu", lines=True) as running:
         running.mark("begin")
-        held = pipeline.step(calls, built.loss)
+        alive = pipeline.step(calls, built.loss)
         running.mark("end")
-    del held
+    del alive
     return running.usage("begin", "end").peak
 
 

@@ -6,9 +6,9 @@ import random
 
 from schemas.chain import Chain, Position
 from stages.combine.chain.frontier import keep_all_sequence
-from stages.combine.chain.links import links_of_chain
 from stages.combine.chain.replay import chain_replay
 from stages.combine.chain.table import build_table
+from stages.combine.chain.ways import ways_of_chain
 
 SLOTS = 500
 SHARE = 0.5
@@ -40,6 +40,6 @@ def random_chain(length: int) -> Chain:
 
 def solve_chain(chain: Chain) -> None:
     """Fills the table for all budgets up to half of what keeping everything takes."""
-    links = links_of_chain(chain)
-    everything = chain_replay(links, keep_all_sequence(links)).peak
-    build_table(links, int(everything * SHARE), SLOTS)
+    ways = ways_of_chain(chain)
+    everything = chain_replay(ways, keep_all_sequence(ways)).peak
+    build_table(ways, int(everything * SHARE), SLOTS)

@@ -12,7 +12,7 @@ from schemas.blocks import read_blocks
 from schemas.chain import Chain, Position, read_chain, write_chain
 from schemas.options import read_options
 from stages.__main__ import main as run_stage
-from stages.combine.chain.links import Links, links_of_blocks
+from stages.combine.chain.ways import Ways, ways_of_blocks
 
 BATCH, SIZE = 8, 1000
 """Images and pixels of a side (M 5.1)."""
@@ -77,8 +77,8 @@ def chain_of_network(network: Network, folder: Path) -> Chain:
             if run_stage(words):
                 raise SystemExit(f"{words[0]} failed")
         blocks, options = read_blocks(place / "blocks.arrow"), read_options(place / "options.arrow")
-        links = links_of_blocks(blocks, options, keep_all_only=True)
-        chain = chain_of_links(links, network.input_bytes, blocks.blocks[0].outgoing_bytes)
+        ways = ways_of_blocks(blocks, options, keep_all_only=True)
+        chain = chain_of_links(ways, network.input_bytes, blocks.blocks[0].outgoing_bytes)
         write_chain(place / "chain.arrow", chain)
     return read_chain(place / "chain.arrow")
 
@@ -97,28 +97,28 @@ def _stages(network: Network, place: Path) -> list[list[str]]:
     ]
 
 
-def chain_of_links(links: Links, a_0: int, delta_0: int) -> Chain:
+def chain_of_links(ways: Ways, a_0: int, delta_0: int) -> Chain:
     """A chain in which every position keeps everything, parameters counted by their gradients, from
     the bytes of its input and of the gradient of this."""
     rows = []
     before = delta_0
-    for number, link in enumerate(links.links, start=1):
-        way = link.ways[0]
-        there = way.save + link.delta + before + link.gradient
+    for number, one in enumerate(ways.positions, start=1):
+        way = one.ways[0]
+        there = way.save + one.delta + before + one.gradient
         rows.append(
             Position(
                 position=number,
                 u_f=way.forward_seconds,
                 u_b=way.backward_seconds,
-                a=link.output,
-                abar=max(way.save, link.output),
-                delta=link.delta,
+                a=one.output,
+                abar=max(way.save, one.output),
+                delta=one.delta,
                 o_f=max(way.forward_peak - way.save, 0),
                 o_b=max(way.backward_peak - there, 0),
-                weight=max(link.gradient, 0),
+                weight=max(one.gradient, 0),
                 grad=0,
                 label="",
             )
         )
-        before = link.delta
+        before = one.delta
     return Chain(rows, a_0, delta_0)

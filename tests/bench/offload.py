@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from schemas.link import HostLink
 from schemas.offloaders import OFFLOADERS
 from stages.combine.chain.frontier import ChainFrontier
-from stages.combine.chain.links import Links, links_of_chain
+from stages.combine.chain.ways import Ways, ways_of_chain
 from stages.combine.offload.plans import LinkedChain
 from stages.combine.offload.registry import planner
 from tests.bench.chains import SLOTS, random_chain
@@ -26,30 +26,30 @@ def rows_of_offloads() -> Iterator[str]:
     """A row in Markdown for each chain, link, budget and strategy; what is compiled once is not
     timed."""
     for name in OFFLOADERS:
-        _planned(name, links_of_chain(random_chain(8)), HostLink(12e9), 0.5)
+        _planned(name, ways_of_chain(random_chain(8)), HostLink(12e9), 0.5)
     for length in LENGTHS:
-        links = links_of_chain(random_chain(length))
+        ways = ways_of_chain(random_chain(length))
         for bandwidth in BANDWIDTHS:
             for share in SHARES:
-                yield _rotor(links, length, bandwidth, share)
+                yield _rotor(ways, length, bandwidth, share)
                 for name in OFFLOADERS:
                     start = time.process_time()
-                    took = _planned(name, links, HostLink(bandwidth), share)
+                    took = _planned(name, ways, HostLink(bandwidth), share)
                     yield _row(length, bandwidth, share, name, time.process_time() - start, *took)
 
 
-def _planned(name: str, links: Links, link: HostLink, share: float) -> tuple[float, float]:
+def _planned(name: str, ways: Ways, link: HostLink, share: float) -> tuple[float, float]:
     """The time of a plan and its bound, both beside keeping everything."""
-    plans = LinkedChain(planner(name), links, link, SLOTS)
+    plans = LinkedChain(planner(name), ways, link, SLOTS)
     budget = int(plans.keep_all.peak * share)
     plan, everything = plans.within(budget), plans.keep_all.seconds
     seconds = float("inf") if plan is None else plan.seconds
     return seconds / everything, plans.bound(budget) / everything
 
 
-def _rotor(links: Links, length: int, bandwidth: float, share: float) -> str:
+def _rotor(ways: Ways, length: int, bandwidth: float, share: float) -> str:
     start = time.process_time()
-    plans = ChainFrontier(links)
+    plans = ChainFrontier(ways)
     budget = int(plans.keep_all.peak * share)
     plan, everything = plans.within(budget), plans.keep_all.seconds
     seconds = float("inf") if plan is None else plan.seconds

@@ -39,67 +39,94 @@ def assign(
     and these are as many as periods of less than `below` ticks pass from the layer's forward to
     its backward; and when its last layer runs a forward, one batch of each of its layers.
     """
-    count = layers.count
-    devices = min(len(names), count)
-    program = IntegerProgram()
-    unit = max(below - 1, 1)
-    least = np.diff(least_bytes(layers, unit))
-    period = program.column(0.0, 1.0, cost=1.0)
-    # on[l][d]: whether layer l + 1 is on device d
-    on = [
-        [program.column(0.0, 1.0 if d <= number else 0.0, integral=True) for d in range(devices)]
-        for number in range(count)
-    ]
-    for number in range(count):
-        program.at_least(1.0, dict.fromkeys(on[number], 1.0))
-        program.at_most(1.0, dict.fromkeys(on[number], 1.0))
-        for d in range(1, devices):
-            earlier = {on[before][d - 1]: 1.0 for before in range(number)}
-            program.at_least(0.0, {**earlier, on[number][d]: -1.0})
-    for d in range(devices):
-        load = {
-            on[number][d]: -float(layers.load[number + 1] - layers.load[number]) / unit
-            for number in range(count)
-        }
-        program.at_least(0.0, {period: 1.0, **load})
-        needed = {on[number][d]: float(least[number]) for number in range(count)}
-        for cut in range(1, count):
-            if layers.buffer[cut]:
-                needed[_crosses(program, on[cut - 1][d], on[cut][d])] = float(layers.buffer[cut])
-        program.at_most(1.0, {c: size / max(memory, 1) for c, size in needed.items()})
-    for one, other in combinations(range(devices), 2):
-        carried = {}
-        for cut in range(1, count):
-            if layers.cut[cut]:
-                between = program.column(0.0, 1.0)
-                for here, there in ((one, other), (other, one)):
-                    weights = {on[cut - 1][here]: -1.0, on[cut][there]: -1.0}
-                    program.at_least(-1.0, {between: 1.0, **weights})
-                carried[between] = -float(layers.cut[cut]) / unit
-        program.at_least(0.0, {period: 1.0, **carried})
+    program = _Program(layers, min(len(names), layers.count), max(below - 1, 1))
+    program.place()
+    for device in range(program.devices):
+        program.load(device)
+        program.fit(device, memory)
+    for one, other in combinations(range(program.devices), 2):
+        program.carry(one, other)
     for allocation in excluded:
-        taken = [
-            on[layer - 1][s.device]
-            for s in allocation.stages
-            for layer in range(s.first, s.last + 1)
-        ]
-        program.at_most(count - 1.0, dict.fromkeys(taken, 1.0))
-    found = program.solve(limits)
+        program.exclude(allocation)
+    found = program.rows.solve(limits)
     if not len(found.values):
-        return Assigned(None, found.bound * unit, found.clock)
-    stages = [
-        Stage(
-            number + 1, number + 1, max(range(devices), key=lambda d: found.values[on[number][d]])
-        )
-        for number in range(count)
-    ]
-    allocation = Allocation(layers, tuple(stages), names).merged()
-    return Assigned(allocation, min(found.bound * unit, allocation.load), found.clock)
+        return Assigned(None, found.bound * program.unit, found.clock)
+    allocation = Allocation(layers, program.stages(found.values), names).merged()
+    return Assigned(allocation, min(found.bound * program.unit, allocation.load), found.clock)
 
 
-def _crosses(program: IntegerProgram, one: int, other: int) -> int:
-    """A column that is 1 where exactly one of two is."""
-    column = program.column(0.0, 1.0)
-    program.at_least(0.0, {column: 1.0, one: -1.0, other: 1.0})
-    program.at_least(0.0, {column: 1.0, one: 1.0, other: -1.0})
-    return column
+class _Program:
+    """Minimises the `period`, in shares of `unit` ticks; `on[l][d]` says whether layer l + 1 is on
+    device d, where equal devices come in the order of their first layers."""
+
+    def __init__(self, layers: Layers, devices: int, unit: int) -> None:
+        self.layers, self.devices, self.unit = layers, devices, unit
+        self.rows = IntegerProgram()
+        self.least = np.diff(least_bytes(layers, unit))
+        self.period = self.rows.column(0.0, 1.0, cost=1.0)
+        self.on = [
+            [
+                self.rows.column(0.0, 1.0 if d <= layer else 0.0, integral=True)
+                for d in range(devices)
+            ]
+            for layer in range(layers.count)
+        ]
+
+    def place(self) -> None:
+        """Each layer is on one device, on a further one only behind layers on the one before."""
+        for layer, places in enumerate(self.on):
+            self.rows.at_least(1.0, dict.fromkeys(places, 1.0))
+            self.rows.at_most(1.0, dict.fromkeys(places, 1.0))
+            for d in range(1, self.devices):
+                earlier = {self.on[before][d - 1]: 1.0 for before in range(layer)}
+                self.rows.at_least(0.0, {**earlier, places[d]: -1.0})
+
+    def load(self, d: int) -> None:
+        """A device works no longer than the period."""
+        ticks = np.diff(self.layers.load)
+        load = {on[d]: -float(own) / self.unit for on, own in zip(self.on, ticks, strict=True)}
+        self.rows.at_least(0.0, {self.period: 1.0, **load})
+
+    def fit(self, d: int, memory: int) -> None:
+        """The least that a device stores fits, with the buffers of cuts beside its layers."""
+        needed = {on[d]: float(own) for on, own in zip(self.on, self.least, strict=True)}
+        for cut in range(1, self.layers.count):
+            if self.layers.buffer[cut]:
+                across = self._crosses(self.on[cut - 1][d], self.on[cut][d])
+                needed[across] = float(self.layers.buffer[cut])
+        self.rows.at_most(1.0, {c: size / max(memory, 1) for c, size in needed.items()})
+
+    def carry(self, one: int, other: int) -> None:
+        """What crosses cuts between two devices takes their link no longer than the period."""
+        carried = {}
+        for cut in range(1, self.layers.count):
+            if self.layers.cut[cut]:
+                between = self.rows.column(0.0, 1.0)
+                for here, there in ((one, other), (other, one)):
+                    weights = {self.on[cut - 1][here]: -1.0, self.on[cut][there]: -1.0}
+                    self.rows.at_least(-1.0, {between: 1.0, **weights})
+                carried[between] = -float(self.layers.cut[cut]) / self.unit
+        self.rows.at_least(0.0, {self.period: 1.0, **carried})
+
+    def exclude(self, allocation: Allocation) -> None:
+        """Some layer is elsewhere than in an allocation."""
+        taken = [
+            self.on[layer - 1][stage.device]
+            for stage in allocation.stages
+            for layer in range(stage.first, stage.last + 1)
+        ]
+        self.rows.at_most(self.layers.count - 1.0, dict.fromkeys(taken, 1.0))
+
+    def stages(self, values: Sequence[float]) -> tuple[Stage, ...]:
+        """The stages of a solution, one a layer."""
+        chosen = [
+            max(range(self.devices), key=[values[c] for c in on].__getitem__) for on in self.on
+        ]
+        return tuple(Stage(layer, layer, device) for layer, device in enumerate(chosen, start=1))
+
+    def _crosses(self, one: int, other: int) -> int:
+        """A column that is 1 where exactly one of two is."""
+        column = self.rows.column(0.0, 1.0)
+        self.rows.at_least(0.0, {column: 1.0, one: -1.0, other: 1.0})
+        self.rows.at_least(0.0, {column: 1.0, one: 1.0, other: -1.0})
+        return column

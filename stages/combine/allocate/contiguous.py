@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 
 from stages.combine.allocate.allocation import Allocation, Stage, inner_of
+from stages.combine.allocate.halving import least_found
 from stages.combine.allocate.layers import NO_LIMIT, Layers
 from stages.combine.allocate.partitions import Limits, StageCosts, label_partition
 
@@ -59,28 +60,18 @@ def least_feasible(
     if found is None:
         return None
     low = max(math.floor(layers.least_period(len(names))), 1) - 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        tried = partition(layers, names, memory, middle, kept)
-        if tried is None:
-            low = middle
-        else:
-            high, found = middle, tried
-    return high, found
+    return least_found(
+        low, high, found, lambda ticks: partition(layers, names, memory, ticks, kept)
+    )
 
 
 def least_memory(layers: Layers, names: tuple[str, ...]) -> int:
     """The bytes of each device with which a contiguous allocation fits at some period, the least
     of all."""
     longest = max(layers.longest, 1)
-    low, high = -1, layers.memory(1, layers.count, 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if partition(layers, names, middle, longest) is None:
-            low = middle
-        else:
-            high = middle
-    return high
+    whole: Allocation | None = None
+    most = layers.memory(1, layers.count, 1)
+    return least_found(-1, most, whole, lambda memory: partition(layers, names, memory, longest))[0]
 
 
 def least_peak_at(
@@ -91,12 +82,7 @@ def least_peak_at(
     found = partition(layers, names, memory, period, kept)
     if found is None:
         return None
-    low, high = -1, min(memory, NO_LIMIT)
-    while high - low > 1:
-        middle = (low + high) // 2
-        tried = partition(layers, names, middle, period, kept)
-        if tried is None:
-            low = middle
-        else:
-            high, found = middle, tried
-    return found
+    most = min(memory, NO_LIMIT)
+    return least_found(-1, most, found, lambda each: partition(layers, names, each, period, kept))[
+        1
+    ]

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
 
 from stages.combine.allocate.allocation import Allocation, Timing
@@ -73,11 +75,6 @@ def least_period(allocation: Allocation, memory: int) -> int | None:
     candidates = sorted(total for total in sums if total >= max(*loads, 1)) or [1]
     if not fits_at(allocation, memory, candidates[-1]):
         return None
-    low, high = 0, len(candidates) - 1
-    while low < high:
-        middle = (low + high) // 2
-        if fits_at(allocation, memory, candidates[middle]):
-            high = middle
-        else:
-            low = middle + 1
-    return candidates[high]
+    shorter = candidates[:-1]
+    fits = partial(fits_at, allocation, memory)
+    return candidates[bisect_left(shorter, True, key=fits)]

@@ -23,9 +23,9 @@ from schemas.options import Option
 from schemas.sequence import NO_OPTION, Operation
 from stages.combine.allocate.layers import Layers
 from stages.combine.allocate.menu import InnerPlan, Integers, Menu
-from stages.combine.chain.links import Link, Links, Way, links_of_chain
 from stages.combine.chain.replay import Player
 from stages.combine.chain.table import pass_on
+from stages.combine.chain.ways import PositionWays, Way, Ways, ways_of_chain
 
 SAVED, PEAK, TICKS, FORWARD, WAY, SPLIT, LEFT, RIGHT = range(8)
 """Columns of a row: bytes stored from forward to backward and the most bytes at any moment, neither
@@ -59,13 +59,13 @@ class Inner:
                 f"{LONGEST}"
             )
         self.layers, self.most = layers, most
-        found = links_of_chain(_without_gradients(chain), options)
+        found = ways_of_chain(_without_gradients(chain), options)
         if found.throughout > chain.a_0:
             raise ConfigError("options that keep the state of random numbers are not for pipelines")
-        self.links = found.links
+        self.ways = found.positions
         self.inputs = [chain.a_0, *(row.a for row in chain.positions)]
         kinds: dict[str, int] = {}
-        self.kinds = [kinds.setdefault(repr(link), len(kinds)) for link in self.links]
+        self.kinds = [kinds.setdefault(repr(one), len(kinds)) for one in self.ways]
         self._rows: dict[tuple[str, tuple[int, ...]], Integers] = {}
 
     def rows(self, first: int, last: int) -> Integers:
@@ -83,8 +83,8 @@ class Inner:
 
     def check(self, first: int, last: int, plan: InnerPlan) -> None:
         """Raises ScheduleError where a plan stores or takes more than it says, or cannot run."""
-        links = [self._link(position, last, True) for position in range(first, last + 1)]
-        player = Player(Links(links, self.inputs[first - 1], loss=False))
+        ways = [self._position(position, last, True) for position in range(first, last + 1)]
+        player = Player(Ways(ways, self.inputs[first - 1], loss=False))
         where = f"the stage {first} to {last}"
         for step, action in enumerate([*plan.there, None, *plan.back]):
             if action is None:
@@ -110,7 +110,7 @@ class Inner:
         """Forward and backward of a segment once the gradient of its last output is there."""
         family = "end" if end else "inner"
         made = []
-        for number, way in enumerate(self._link(first, last, end).ways):
+        for number, way in enumerate(self._position(first, last, end).ways):
             right = _NOTHING if first == last else self._known(family, first + 1, last)
             made.append(self._kept(number, way, right, False))
         for split in range(first, last):
@@ -121,20 +121,20 @@ class Inner:
     def _stage(self, first: int, last: int) -> Integers:
         """Forward of a segment, and its backward after a while."""
         made = []
-        for number, way in enumerate(self._link(first, last, True).ways):
+        for number, way in enumerate(self._position(first, last, True).ways):
             right = _NOTHING if first == last else self._known("stage", first + 1, last)
             made.append(self._kept(number, way, right, True))
         for split in range(first, last):
             right, left = self._known("stage", split + 1, last), self._known("inner", first, split)
             made.append(self._passed(first, split, right, left, True))
-        again = self._known("end", first, last)
-        dropped = again.copy()
+        ended = self._known("end", first, last)
+        dropped = ended.copy()
         ticks, peak = self._pass(first, last, last)
         dropped[:, SAVED] = 0
-        dropped[:, PEAK] = np.maximum(again[:, PEAK], peak)
+        dropped[:, PEAK] = np.maximum(ended[:, PEAK], peak)
         dropped[:, TICKS] += ticks
         dropped[:, FORWARD], dropped[:, WAY] = ticks, DROPS
-        dropped[:, LEFT] = np.arange(len(again))
+        dropped[:, LEFT] = np.arange(len(ended))
         return np.concatenate([*made, dropped])
 
     def _kept(self, number: int, way: Way, right: Integers, saves: bool) -> Integers:
@@ -155,7 +155,7 @@ class Inner:
         """Positions first..split are passed, then come the others beside the output of `split`,
         then these again."""
         ticks, peak = self._pass(first, split, 0)
-        output = self.links[split - 1].output
+        output = self.ways[split - 1].output
         ahead = np.repeat(right, len(left), axis=0)
         behind = np.tile(left, (len(right), 1))
         made = ahead.copy()
@@ -171,17 +171,17 @@ class Inner:
     def _pass(self, first: int, last: int, end: int) -> tuple[int, int]:
         """Ticks and the most bytes of forwards that keep the output of the last one alone; `end` is
         the last position of the stage."""
-        passed = [self._link(position, end, True) for position in range(first, last + 1)]
-        before = [0, *(link.output for link in passed)]
-        peak = max(size + link.pass_peak for size, link in zip(before, passed, strict=False))
-        return sum(self._ticks(link.pass_seconds) for link in passed), peak
+        passed = [self._position(position, end, True) for position in range(first, last + 1)]
+        before = [0, *(one.output for one in passed)]
+        peak = max(size + one.pass_peak for size, one in zip(before, passed, strict=False))
+        return sum(self._ticks(one.pass_seconds) for one in passed), peak
 
-    def _link(self, position: int, last: int, end: bool) -> Link:
+    def _position(self, position: int, last: int, end: bool) -> PositionWays:
         """A position; the output of the `last` one of a stage is not stored."""
-        link = self.links[position - 1]
+        one = self.ways[position - 1]
         if position != last or not end:
-            return link
-        return replace(link, output=0, ways=[_handed_on(way, link.output) for way in link.ways])
+            return one
+        return replace(one, output=0, ways=[_handed_on(way, one.output) for way in one.ways])
 
     def _ticks(self, seconds: float) -> int:
         return math.ceil(seconds / self.layers.tick)
@@ -201,8 +201,8 @@ class Inner:
             there, back = self._stage_sequence(behind, last, int(found[RIGHT]))
         if way >= 0:
             return [self._forward(first, way), *there], [*back, Operation("B", first)]
-        again = self._sequence("inner", first, split, left)
-        return [*pass_on(first, split), *there], [*back, *again]
+        passed = self._sequence("inner", first, split, left)
+        return [*pass_on(first, split), *there], [*back, *passed]
 
     def _sequence(self, family: str, first: int, last: int, row: int) -> list[Operation]:
         found = self._known(family, first, last)[row]
@@ -213,11 +213,11 @@ class Inner:
             rest = self._sequence(family, behind, last, int(found[RIGHT]))
         if way >= 0:
             return [self._forward(first, way), *rest, Operation("B", first)]
-        again = self._sequence("inner", first, split, int(found[LEFT]))
-        return [*pass_on(first, split), *rest, *again]
+        passed = self._sequence("inner", first, split, int(found[LEFT]))
+        return [*pass_on(first, split), *rest, *passed]
 
     def _forward(self, position: int, way: int) -> Operation:
-        option = self.links[position - 1].ways[way].option
+        option = self.ways[position - 1].ways[way].option
         return Operation("F_all" if option == NO_OPTION else "F", position, option)
 
 

@@ -9,7 +9,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from schemas.highs import Checks, ended_by_clock, has_solution, is_infeasible, proven
+from schemas.highs import (
+    Checks,
+    ended_by_clock,
+    has_solution,
+    is_infeasible,
+    loosened,
+    proven,
+    silent_model,
+)
 
 MARGIN = 1e-6
 """What a bound is loosened by: the tolerance of HiGHS."""
@@ -66,17 +74,14 @@ class IntegerProgram:
         """Solves it, from the solution `start` where one is given."""
         import highspy
 
-        model = highspy.Highs()
-        for name, value in (
-            ("output_flag", False),
-            ("threads", 1),
-            ("random_seed", 0),
-            ("time_limit", limits.seconds),
-            ("mip_rel_gap", 0.0),
-            ("mip_abs_gap", MARGIN / 10),
-            ("mip_max_nodes", limits.nodes),
-        ):
-            model.setOptionValue(name, value)
+        model = silent_model(
+            {
+                "time_limit": limits.seconds,
+                "mip_rel_gap": 0.0,
+                "mip_abs_gap": MARGIN / 10,
+                "mip_max_nodes": limits.nodes,
+            }
+        )
         lp = highspy.HighsLp()
         lp.num_col_, lp.num_row_ = len(self.costs), len(self.rows)
         lp.col_cost_ = np.array(self.costs)
@@ -104,6 +109,4 @@ class IntegerProgram:
         if is_infeasible(model):
             return Found((), math.inf, False)
         values = list(model.getSolution().col_value) if has_solution(model) else ()
-        known = proven(model)
-        bound = known - MARGIN if math.isfinite(known) else -math.inf
-        return Found(values, bound, ended_by_clock(model))
+        return Found(values, loosened(proven(model), MARGIN), ended_by_clock(model))

@@ -60,7 +60,7 @@ class Within(NamedTuple):
     loads: int
     memories: int
     depth: int
-    again: bool
+    recomputes: bool
 
 
 class Labels(NamedTuple):
@@ -108,7 +108,7 @@ def label_stages(sizes: Sizes, within: Within) -> Integers:
                             fit = _stage(new, row, special, first, last, start, sizes, within)
                             if fit == TOO_LONG:
                                 break
-                            hopeless = hopeless and fit == HOPELESS and not within.again
+                            hopeless = hopeless and fit == HOPELESS and not within.recomputes
                             if fit != FITS:
                                 continue
                             if sizes.least[first - 1] > room - new[MEMORY]:

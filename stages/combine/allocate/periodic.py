@@ -71,13 +71,13 @@ def schedule(
     bound = max(bound, least)
     if not len(found.values):
         return Scheduled(None, bound, found.clock)
-    held, room = allocation.bytes(), allocation.room(memory)
+    sizes, room = allocation.bytes(), allocation.room(memory)
     for apart in (0, 1):
         timing = program.timing(found.values, apart)
         if timing is None or timing.period >= below:
             break
         try:
-            play_pattern(pattern_of(allocation, timing), held, room)
+            play_pattern(pattern_of(allocation, timing), sizes, room)
         except ScheduleError:
             continue
         return Scheduled(timing, min(bound, timing.period), found.clock)
@@ -145,7 +145,7 @@ class _Program:
 
     def _memory(self, lane: list[_Operation], room: int) -> None:
         """What a device stores while any of its operations runs is at most its room."""
-        held = self.allocation.bytes()
+        sizes = self.allocation.bytes()
         there = {(x.stage, x.forward): x for x in lane}
         unit = max(room, 1)
         for x in lane:
@@ -153,7 +153,7 @@ class _Program:
             left = float(room - x.work)
             parts = []
             for stage in sorted({x.stage for x in lane}):
-                own = held[stage - 1]
+                own = sizes[stage - 1]
                 forward, backward = there[stage, True], there[stage, False]
                 parts.append((own.stored, self._begun(x, forward), self._ended(x, backward)))
                 if (stage + 1, True) in there:
@@ -211,13 +211,13 @@ class _Program:
 
 def _operations(allocation: Allocation) -> list[_Operation]:
     """Forwards in order, then backwards in the other."""
-    tasks, held = allocation.tasks, allocation.bytes()
+    tasks, sizes = allocation.tasks, allocation.bytes()
     made: list[_Operation] = []
     for forward in (True, False):
         numbers = range(len(tasks)) if forward else range(len(tasks) - 1, -1, -1)
         for number in numbers:
             task = tasks[number]
-            own = held[task.stage - 1]
+            own = sizes[task.stage - 1]
             work = 0 if task.transfer else own.forward if forward else own.backward
             ticks = task.forward if forward else task.backward
             made.append(

@@ -13,9 +13,10 @@ from schemas.pipeline_plan import PipelinePlan, PlannedDevice, PlannedStage
 from schemas.plan import gap_of
 from schemas.sequence import Operation
 from stages.combine.allocate.allocation import pattern_of
-from stages.combine.allocate.allocator import Allocator, Answer, Request
+from stages.combine.allocate.allocator import Allocator, Answer, Instance
 from stages.combine.allocate.contiguous import least_memory
 from stages.combine.allocate.fleet import Fleet
+from stages.combine.allocate.halving import least_found
 from stages.combine.allocate.inner import Inner, menu_of
 from stages.combine.allocate.layers import Layers, layers_of_chain
 from stages.replay.pipeline import PlayedPattern, play_pattern
@@ -50,10 +51,10 @@ def plan_pipeline(
     if inner is not None:
         layers = replace(layers, menu=menu_of(inner, layers))
     period = None if settings.period is None else layers.ticks(settings.period)
-    request = Request(layers, fleet.names, fleet.memory, period, settings.k)
-    answer = allocator.allocate(request)
+    instance = Instance(layers, fleet.names, fleet.memory, period, settings.k)
+    answer = allocator.allocate(instance)
     if answer is None:
-        return _infeasible(request, machine, allocator, settings), None, []
+        return _infeasible(instance, machine, allocator, settings), None, []
     pattern = pattern_of(answer.allocation, answer.timing)
     allocation = answer.allocation
     if inner is not None and allocation.inner:
@@ -134,13 +135,13 @@ def _sentence(period: float, stages: list[PlannedStage], gap: float, optimal_in:
 
 
 def _infeasible(
-    request: Request, machine: str, allocator: Allocator, settings: Settings
+    instance: Instance, machine: str, allocator: Allocator, settings: Settings
 ) -> PipelinePlan:
     """The plan that says what is known to work instead."""
-    name, layers = allocator.about.name, request.layers
+    name, layers = allocator.about.name, instance.layers
     shorter = None
-    if request.period is not None:
-        free = Request(layers, request.names, request.memory, None, request.k)
+    if instance.period is not None:
+        free = Instance(layers, instance.names, instance.memory, None, instance.k)
         shorter = allocator.allocate(free)
     memory = devices = None
     if shorter is not None:
@@ -150,10 +151,10 @@ def _infeasible(
             f"the least period known to work is {least:.6g} s."
         )
     else:
-        memory = least_memory(layers, request.names)
-        devices = _enough_devices(layers, request)
+        memory = least_memory(layers, instance.names)
+        devices = _enough_devices(layers, instance)
         how = " with one_f_one_b" if allocator.about.blind else ""
-        sentence = _what_works(request, memory, devices, how)
+        sentence = _what_works(instance, memory, devices, how)
     return PipelinePlan(
         name,
         machine,
@@ -169,34 +170,28 @@ def _infeasible(
     )
 
 
-def _what_works(request: Request, memory: int, devices: int | None, how: str) -> str:
-    count = len(request.names)
+def _what_works(instance: Instance, memory: int, devices: int | None, how: str) -> str:
+    count = len(instance.names)
     said = (
-        f"The chain does not fit {count} device{'s' * (count > 1)} of {request.memory} bytes; "
+        f"The chain does not fit {count} device{'s' * (count > 1)} of {instance.memory} bytes; "
         f"{memory} bytes each are known to work{how}"
     )
     if devices is not None:
-        return f"{said}, or {devices} devices of {request.memory} bytes."
-    if count == 1 and request.layers.menu is None:
+        return f"{said}, or {devices} devices of {instance.memory} bytes."
+    if count == 1 and instance.layers.menu is None:
         return f"{said}; a device can compute again instead of storing: plan with --inside rotor."
-    return f"{said}, and no number of devices of {request.memory} bytes is."
+    return f"{said}, and no number of devices of {instance.memory} bytes is."
 
 
-def _enough_devices(layers: Layers, request: Request) -> int | None:
+def _enough_devices(layers: Layers, instance: Instance) -> int | None:
     """The number of such devices that a contiguous allocation is known to fit, None where none is.
     One more never hurts."""
 
-    def fits(count: int) -> bool:
+    def fitting(count: int) -> int | None:
         names = tuple(str(number) for number in range(count))
-        return least_memory(layers, names) <= request.memory
+        return count if least_memory(layers, names) <= instance.memory else None
 
-    low, high = len(request.names), layers.count
-    if high <= low or not fits(high):
+    given, most = len(instance.names), layers.count
+    if most <= given or fitting(most) is None:
         return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        if fits(middle):
-            high = middle
-        else:
-            low = middle
-    return high
+    return least_found(given, most, most, fitting)[1]

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stages.combine.allocate.allocation import Allocation, Stage, inner_of
+from stages.combine.allocate.halving import least_found
 from stages.combine.allocate.labels import Sizes, Within, label_stages
 from stages.combine.allocate.layers import Layers
 from stages.combine.allocate.menu import Integers
@@ -61,14 +62,15 @@ def allocate(
     special device is the last one."""
     normal = len(names) - 1
     menu = layers.menu or layers.everything
-    again = layers.menu is not None
+    recomputes = layers.menu is not None
     sizes = Sizes(
         np.cumsum(menu.least), layers.weights, least_bytes(layers, target, rules),
         layers.buffer, layers.cut, menu.begin, menu.ticks, menu.stored, menu.work,
     )  # fmt: skip
-    places = MENUS if again else FINE if layers.count <= SHORT else COARSE
+    places = MENUS if recomputes else FINE if layers.count <= SHORT else COARSE
     found = label_stages(
-        sizes, Within(normal, memory, target, most, rules.printed, rules.all_flying, *places, again)
+        sizes,
+        Within(normal, memory, target, most, rules.printed, rules.all_flying, *places, recomputes),
     )
     if not len(found):
         return None
@@ -90,15 +92,9 @@ def least_load(
     found = allocate(layers, names, memory, target, high, rules)
     if found is None:
         return None
-    low = -1
-    while high - low > 1:
-        middle = (low + high) // 2
-        tried = allocate(layers, names, memory, target, middle, rules)
-        if tried is None:
-            low = middle
-        else:
-            high, found = middle, tried
-    return high, found
+    return least_found(
+        -1, high, found, lambda load: allocate(layers, names, memory, target, load, rules)
+    )
 
 
 def allocations(

@@ -104,9 +104,9 @@ def _plans(
 ) -> ChainPlans:
     """The plans of a chain, or of a join where there are several."""
     if len(chains) == 1:
-        from stages.combine.chain.links import links_of_chain
+        from stages.combine.chain.ways import ways_of_chain
 
-        return strategy.plans_of_chain(links_of_chain(chains[0], blocks), slots)
+        return strategy.plans_of_chain(ways_of_chain(chains[0], blocks), slots)
     from stages.combine.join.branches import join_of_chains
     from stages.combine.join.frontier import JoinFrontier
 

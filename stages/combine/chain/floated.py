@@ -8,8 +8,8 @@ from schemas.errors import ConfigError
 from schemas.sequence import Operation
 from stages.combine.chain.floating import Floating
 from stages.combine.chain.frontier import ChainPlan, keep_all_sequence
-from stages.combine.chain.links import Links
 from stages.combine.chain.replay import chain_replay
+from stages.combine.chain.ways import Ways
 
 LONGEST = 24
 """Positions of the longest chain: its program grows with the fifth power of them, and with the
@@ -24,19 +24,19 @@ class FloatedChain:
     kind = "floating"
     solver = "dynamic program, no slots"
 
-    def __init__(self, links: Links) -> None:
-        if len(links) > LONGEST:
+    def __init__(self, ways: Ways) -> None:
+        if len(ways) > LONGEST:
             raise ConfigError(
-                f"a chain of {len(links)} positions is too long for outputs that move, which take "
+                f"a chain of {len(ways)} positions is too long for outputs that move, which take "
                 f"up to {LONGEST}; take another strategy"
             )
-        self.links = links
-        self.keep_all = self._plan(keep_all_sequence(links))
+        self.ways = ways
+        self.keep_all = self._plan(keep_all_sequence(ways))
 
     @cached_property
     def program(self) -> Floating:
         """The table of the chain."""
-        return Floating(self.links)
+        return Floating(self.ways)
 
     @property
     def smallest_budget(self) -> int:
@@ -60,5 +60,5 @@ class FloatedChain:
         return self.bound(budget)
 
     def _plan(self, sequence: list[Operation]) -> ChainPlan:
-        played = chain_replay(self.links, sequence)
+        played = chain_replay(self.ways, sequence)
         return ChainPlan(played.peak, played.seconds, played.recomputed, sequence)

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from schemas.sequence import Operation
-from stages.combine.chain.links import Links, Way
 from stages.combine.chain.table import Steps, pass_on, run_block, unrolled
+from stages.combine.chain.ways import Way, Ways
 
 Backwards = tuple[int, int, int]
 """s, t and l of the docstring above, where l is `low`."""
@@ -57,10 +57,10 @@ class _Choice:
 class Floating:
     """The program of a chain whose positions keep everything or nothing."""
 
-    def __init__(self, links: Links) -> None:
-        self.links = links
-        self.last = len(links)
-        gradients = [links.at(position).gradient for position in range(self.last, 0, -1)]
+    def __init__(self, ways: Ways) -> None:
+        self.ways = ways
+        self.last = len(ways)
+        gradients = [ways.at(position).gradient for position in range(self.last, 0, -1)]
         self.done = [*accumulate(gradients, initial=0)][::-1]
         self.table: dict[Backwards, Staircase] = {}
         for t in range(1, self.last + 1):
@@ -70,13 +70,13 @@ class Floating:
 
     @cached_property
     def whole(self) -> Staircase:
-        """The least seconds of the chain by memory, `links.throughout` counted."""
+        """The least seconds of the chain by memory, `ways.throughout` counted."""
         steps = self.table[1, self.last, 1]
-        return steps.within(0, self.links.throughout, self.links.first_seconds)
+        return steps.within(0, self.ways.throughout, self.ways.first_seconds)
 
     def sequence(self, budget: int) -> list[Operation]:
         """A fastest sequence within a budget, which must be enough."""
-        return unrolled((1, self.last, 1, budget - self.links.throughout), self._first)
+        return unrolled((1, self.last, 1, budget - self.ways.throughout), self._first)
 
     def _first(self, s: int, t: int, low: int, budget: int) -> Steps:
         """The first operations of a fastest sequence, with the segments that follow."""
@@ -106,18 +106,18 @@ class Floating:
     def _choices(self, segment: Backwards) -> Iterator[_Choice]:
         s, t, low = segment
         if s == low:
-            yield from (self._keep(s, t, way) for way in self.links.at(s).ways if _may(way, s, t))
+            yield from (self._keep(s, t, way) for way in self.ways.at(s).ways if _may(way, s, t))
         else:
             yield self._move(s, t, low)
         yield from self._stores(s, t, low)
 
     def _keep(self, s: int, t: int, way: Way) -> _Choice:
         """Case 1: s keeps what its backward reads."""
-        forward = self.links.at(t).delta + way.forward_peak
+        forward = self.ways.at(t).delta + way.forward_peak
         backward = self.done[s] - self.done[t] + way.backward_peak
-        at_once = s == t and s != self.links.loss_position
+        at_once = s == t and s != self.ways.loss_position
         seconds = way.seconds - (way.output_seconds if at_once else 0.0)
-        ran = run_block(s, way.option, self.links.loss_position, [])
+        ran = run_block(s, way.option, self.ways.loss_position, [])
         operations = [step for step in ran if isinstance(step, Operation)]
         if s == t:
             return _Choice(tuple(operations), max(forward, backward), seconds, ())
@@ -127,23 +127,23 @@ class Floating:
     def _move(self, s: int, t: int, low: int) -> _Choice:
         """Case 3, by one position: the output of s takes the place of that of s - 1. The chain's
         input stays."""
-        link = self.links.at(s)
-        source = self.links.at(s - 1).output if s > 1 else 0
-        need = self.links.at(t).delta + link.pass_peak - source * link.in_place
-        inner = ((s + 1, t, low), link.output - source)
-        return _Choice((Operation("F_none", s),), need, link.pass_seconds, (inner,))
+        one = self.ways.at(s)
+        source = self.ways.at(s - 1).output if s > 1 else 0
+        need = self.ways.at(t).delta + one.pass_peak - source * one.in_place
+        inner = ((s + 1, t, low), one.output - source)
+        return _Choice((Operation("F_none", s),), need, one.pass_seconds, (inner,))
 
     def _stores(self, s: int, t: int, low: int) -> Iterator[_Choice]:
         """Case 2: the output of s - 1 waits while that of r is used for the backwards of t..u."""
-        need, seconds, delta = 0, 0.0, self.links.at(t).delta
+        need, seconds, delta = 0, 0.0, self.ways.at(t).delta
         for r in range(s, t):
-            link = self.links.at(r)
-            source = self.links.at(r - 1).output if r > s else 0
-            need = max(need, delta + source * (not link.in_place) + link.pass_peak)
-            seconds += link.pass_seconds
+            one = self.ways.at(r)
+            source = self.ways.at(r - 1).output if r > s else 0
+            need = max(need, delta + source * (not one.in_place) + one.pass_peak)
+            seconds += one.pass_seconds
             for u in range(max(low, r) + 1, t + 1):
                 later = ((s, u - 1, low), self.done[u - 1] - self.done[t])
-                inner = ((r + 1, t, u), link.output)
+                inner = ((r + 1, t, u), one.output)
                 yield _Choice(tuple(pass_on(s, r)), need, seconds, (inner, later))
 
 

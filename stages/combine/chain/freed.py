@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from functools import cached_property
 
 from schemas.errors import ConfigError
 from schemas.sequence import Operation
 from stages.combine.chain.frontier import ChainPlan, keep_all_sequence
 from stages.combine.chain.least import Least
-from stages.combine.chain.links import Links
 from stages.combine.chain.replay import chain_replay
 from stages.combine.chain.search import MOST_STATES, Search
+from stages.combine.chain.ways import Ways
 
 
 class FreedChain:
@@ -21,23 +22,17 @@ class FreedChain:
     kind = "possible"
     solver = "search of all states"
 
-    def __init__(self, links: Links) -> None:
-        self.links = links
-        self.search = Search(links)
-        self.keep_all = self._plan(keep_all_sequence(links))
+    def __init__(self, ways: Ways) -> None:
+        self.ways = ways
+        self.search = Search(ways)
+        self.keep_all = self._plan(keep_all_sequence(ways))
         self._known: dict[int, ChainPlan | None] = {}
 
     @cached_property
     def smallest_budget(self) -> int:
         """The least bytes in which any sequence can run, by bisection."""
-        low, high = 0, Least(self.links).budget
-        while low < high:
-            middle = (low + high) // 2
-            if self.within(middle) is None:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        budgets = range(Least(self.ways).budget)
+        return bisect_left(budgets, True, key=lambda budget: self.within(budget) is not None)
 
     def within(self, budget: int) -> ChainPlan | None:
         """The fastest plan of at most `budget` bytes; None where no sequence fits."""
@@ -47,7 +42,7 @@ class FreedChain:
             found = self.search.fastest(budget)
             if found.gave_up:
                 raise ConfigError(
-                    f"a chain of {len(self.links)} positions is too long to search all that can be "
+                    f"a chain of {len(self.ways)} positions is too long to search all that can be "
                     f"stored: {MOST_STATES:,} states were looked at; take another strategy"
                 )
             sequence = found.sequence
@@ -64,5 +59,5 @@ class FreedChain:
         return self.bound(budget)
 
     def _plan(self, sequence: list[Operation]) -> ChainPlan:
-        played = chain_replay(self.links, sequence)
+        played = chain_replay(self.ways, sequence)
         return ChainPlan(played.peak, played.seconds, played.recomputed, sequence)

@@ -17,10 +17,10 @@ from schemas.frontier import pareto
 from schemas.sequence import Operation
 from schemas.strategies import SLOTS
 from stages.combine.chain.least import Least
-from stages.combine.chain.links import Links
 from stages.combine.chain.replay import ChainReplay, chain_replay
 from stages.combine.chain.slots import rounds_nothing
 from stages.combine.chain.table import Times, build_table, run_block
+from stages.combine.chain.ways import Ways
 
 CLASSES = {
     "persistent": "persistent sequences of the chain",
@@ -105,38 +105,38 @@ class Program(Protocol):
 class ChainProgram:
     """The dynamic program of a chain."""
 
-    links: Links
+    ways: Ways
     kind: str = "persistent"
 
     @property
     def throughout(self) -> int:
         """The bytes that tables do not count."""
-        return self.links.throughout
+        return self.ways.throughout
 
     @property
     def positions(self) -> int:
         """The positions, the loss included."""
-        return len(self.links)
+        return len(self.ways)
 
     def keep_all(self) -> list[Operation]:
         """The sequence that runs nothing again."""
-        return keep_all_sequence(self.links)
+        return keep_all_sequence(self.ways)
 
     def least(self) -> Smallest:
         """The smallest budget with its sequence."""
-        return Least(self.links)
+        return Least(self.ways)
 
     def table(self, limit: int, slots: int, optimistic: bool = False) -> BudgetTable:
         """The table of all budgets up to `limit` bytes, in at most `slots` slots."""
-        return build_table(self.links, limit, slots, optimistic)
+        return build_table(self.ways, limit, slots, optimistic)
 
     def rounds_nothing(self, limit: int, slots: int) -> bool:
         """Whether such a table rounds nothing."""
-        return rounds_nothing(self.links, limit, slots)
+        return rounds_nothing(self.ways, limit, slots)
 
     def replay(self, sequence: list[Operation]) -> ChainReplay:
         """Time and peak of a sequence at true sizes."""
-        return chain_replay(self.links, sequence)
+        return chain_replay(self.ways, sequence)
 
 
 class ChainPlans(Protocol):
@@ -244,7 +244,7 @@ class ProgramFrontier:
         return self._table[1]
 
     def _limit(self, level: int) -> int:
-        """The largest budget of a level in bytes, `links.throughout` not counted."""
+        """The largest budget of a level in bytes, `ways.throughout` not counted."""
         return (self.keep_all.peak - self.program.throughout) >> level
 
     def _top(self, level: int) -> int:
@@ -301,17 +301,17 @@ class ProgramFrontier:
 class ChainFrontier(ProgramFrontier):
     """The plans of a chain."""
 
-    def __init__(self, links: Links, slots: int = SLOTS) -> None:
-        super().__init__(ChainProgram(links), slots)
+    def __init__(self, ways: Ways, slots: int = SLOTS) -> None:
+        super().__init__(ChainProgram(ways), slots)
 
 
-def keep_all_sequence(links: Links) -> list[Operation]:
+def keep_all_sequence(ways: Ways) -> list[Operation]:
     """Every position once, each in its fastest way, the least memory where several are fastest."""
-    last = len(links)
+    last = len(ways)
     forward: list[Operation] = []
     backward: list[Operation] = []
     for position in range(1, last + 1):
-        way = min(links.at(position).ways, key=lambda way: (way.seconds, way.save))
+        way = min(ways.at(position).ways, key=lambda way: (way.seconds, way.save))
         actions = run_block(position, way.option, last, [])
         forward += [action for action in actions[:1] if isinstance(action, Operation)]
         backward += [action for action in actions[1:] if isinstance(action, Operation)]

@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from schemas.sequence import Operation
-from stages.combine.chain.links import Links
 from stages.combine.chain.slots import Needs
 from stages.combine.chain.table import Steps, cell, cells_ending, pass_on, run_block, unrolled
+from stages.combine.chain.ways import Ways
 
 Bytes = npt.NDArray[np.int64]
 
@@ -17,29 +17,29 @@ NEVER = 2**60
 
 
 class Least:
-    """The least bytes of every segment of a chain, `links.throughout` not counted: the recursion of
+    """The least bytes of every segment of a chain, `ways.throughout` not counted: the recursion of
     the dynamic program with the largest need in place of the time, and no slots."""
 
-    def __init__(self, links: Links) -> None:
-        self.links = links
-        self.needs = Needs(links)
+    def __init__(self, ways: Ways) -> None:
+        self.ways = ways
+        self.needs = Needs(ways)
         self.enter = list(self.needs.enter())
         self.skip = dict(self.needs.skip())
-        self.output = np.array([0, *(link.output for link in links.links)], dtype=np.int64)
-        saves = [[NEVER if way.at_once else way.save for way in link.ways] for link in links.links]
+        self.output = np.array([0, *(one.output for one in ways.positions)], dtype=np.int64)
+        saves = [[NEVER if way.at_once else way.save for way in one.ways] for one in ways.positions]
         self.save = [np.array(sizes, dtype=np.int64) for sizes in [[], *saves]]
         self.bytes = self._fill()
 
     @property
     def budget(self) -> int:
-        """The smallest budget for the whole chain in bytes, `links.throughout` counted."""
-        length = len(self.links)
-        return int(self.bytes[cell(length, 1, length)]) + self.links.throughout
+        """The smallest budget for the whole chain in bytes, `ways.throughout` counted."""
+        length = len(self.ways)
+        return int(self.bytes[cell(length, 1, length)]) + self.ways.throughout
 
     def sequence(self) -> list[Operation]:
         """A sequence within the smallest budget. The sequence aims at little memory. Where several
         actions need no more, a position runs once; else a segment is cut in the middle."""
-        length = len(self.links)
+        length = len(self.ways)
         return self.segment(1, length, int(self.bytes[cell(length, 1, length)]))
 
     def segment(self, first: int, last: int, room: int) -> list[Operation]:
@@ -47,7 +47,7 @@ class Least:
         return unrolled((first, last, room), self._step)
 
     def _fill(self) -> Bytes:
-        length = len(self.links)
+        length = len(self.ways)
         least = np.zeros(length * (length + 1) // 2, dtype=np.int64)
         tails = np.zeros(length + 1, dtype=np.int64)
         for t in range(1, length + 1):
@@ -66,23 +66,23 @@ class Least:
         enter = self.enter[s - 1][:, t]
         if s == t:
             return enter
-        return np.maximum(enter, self.save[s] + least[cell(len(self.links), s + 1, t)])
+        return np.maximum(enter, self.save[s] + least[cell(len(self.ways), s + 1, t)])
 
     def _splits(self, s: int, t: int) -> Bytes:
         """What each split r = s..t-1 of segment (s, t) needs."""
-        length = len(self.links)
+        length = len(self.ways)
         begin = cell(length, s, s)
         tails = self.output[s:t] + self.bytes[cells_ending(length, s + 1, t)]
         parts = np.maximum(self.bytes[begin : begin + t - s], tails)
         return np.maximum(parts, self.skip[s][t - s - 1])
 
     def _step(self, s: int, t: int, room: int) -> Steps:
-        ways = self.links.at(s).ways
+        ways = self.ways.at(s).ways
         fitting = np.flatnonzero(self._once(self.bytes, s, t) <= room)
         if fitting.size:
             chosen = min((ways[way] for way in fitting), key=lambda way: way.seconds)
             rest = [(s + 1, t, room - chosen.save)] if s < t else []
-            return run_block(s, chosen.option, self.links.loss_position, rest)
+            return run_block(s, chosen.option, self.ways.loss_position, rest)
         splits = s + np.flatnonzero(self._splits(s, t) <= room)
         split = int(splits[np.argmin(np.abs(splits - (s + t) / 2))])
         inner = (split + 1, t, room - int(self.output[split]))

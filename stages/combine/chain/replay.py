@@ -6,8 +6,8 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from schemas.errors import ScheduleError
-from schemas.sequence import NO_OPTION, Operation
-from stages.combine.chain.links import Links, Way
+from schemas.sequence import NO_OPTION, Operation, with_next
+from stages.combine.chain.ways import Way, Ways
 
 
 @dataclass(frozen=True)
@@ -20,15 +20,14 @@ class ChainReplay:
     recomputed: int
 
 
-def chain_replay(links: Links, sequence: Sequence[Operation]) -> ChainReplay:
+def chain_replay(ways: Ways, sequence: Sequence[Operation]) -> ChainReplay:
     """Time and peak of a sequence at true sizes (S Table 2.1, with options Z 2.5).
 
     Any valid sequence is played, persistent or not. Raises ScheduleError naming the step when an
     action reads what is not there, or when not every backward has run at the end.
     """
-    player = Player(links)
-    for step, action in enumerate(sequence):
-        following = sequence[step + 1] if step + 1 < len(sequence) else None
+    player = Player(ways)
+    for step, action, following in with_next(sequence):
         player.play(step, action, following)
     if player.gradient != 0:
         raise ScheduleError(f"the sequence ends before B {player.gradient}")
@@ -44,27 +43,27 @@ class Player:
     of other branches.
     """
 
-    def __init__(self, links: Links) -> None:
-        self.links = links
+    def __init__(self, ways: Ways) -> None:
+        self.ways = ways
         self.outputs = {0}
         self.kept: dict[int, Way] = {}
-        self.stored = links.throughout
+        self.stored = ways.throughout
         self.beside = 0
-        self.gradient = len(links) if links.loss else len(links) + 1
-        self.seconds = links.first_seconds
+        self.gradient = len(ways) if ways.loss else len(ways) + 1
+        self.seconds = ways.first_seconds
         self.peak = 0
         self.recomputed = 0
         self.ran: set[int] = set()
 
     def delta(self) -> int:
         """The bytes of the gradient that the next backward consumes."""
-        return self.links.at(self.gradient).delta if 0 < self.gradient <= len(self.links) else 0
+        return self.ways.at(self.gradient).delta if 0 < self.gradient <= len(self.ways) else 0
 
     def play(self, step: int, action: Operation, following: Operation | None) -> None:
         """Plays one operation; `following` is the next one of all branches."""
         where = f"step {step} ({action})"
-        last = len(self.links)
-        loss = self.links.loss_position
+        last = len(self.ways)
+        loss = self.ways.loss_position
         if not 1 <= action.block <= last or (action.action == "loss" and action.block != loss):
             raise ScheduleError(f"{where} is on no position of the chain")
         if action.action == "B":
@@ -81,8 +80,8 @@ class Player:
 
     def _way(self, action: Operation) -> Way:
         if action.action == "loss":
-            return self.links.at(action.block).ways[0]
-        return self.links.way(action.block, action.option)
+            return self.ways.at(action.block).ways[0]
+        return self.ways.way(action.block, action.option)
 
     def _forward(
         self, where: str, action: Operation, way: Way, following: Operation | None
@@ -92,7 +91,7 @@ class Player:
         self._reads(where, position, plain=False)
         self._makes(where, position, self.kept)
         at_once = following == Operation("B", position, NO_OPTION, action.branch)
-        at_once = at_once and position != self.links.loss_position
+        at_once = at_once and position != self.ways.loss_position
         if way.at_once and not at_once:
             raise ScheduleError(f"{where} keeps nothing, and B {position} does not follow at once")
         self._reaches(self.stored + self.delta() + way.forward_peak)
@@ -102,21 +101,21 @@ class Player:
 
     def _pass_on(self, where: str, action: Operation) -> None:
         """A forward that keeps its input (F_ck) or nothing (F_none)."""
-        position, link = action.block, self.links.at(action.block)
+        position, one = action.block, self.ways.at(action.block)
         drops = action.action == "F_none"
         self._reads(where, position, plain=drops)
         self._makes(where, position, self.outputs)
-        written = self.links.at(position - 1).output if drops and position > 1 else 0
-        self._reaches(self.stored + self.delta() + link.pass_peak - written * link.in_place)
-        self.seconds += link.pass_seconds
+        written = self.ways.at(position - 1).output if drops and position > 1 else 0
+        self._reaches(self.stored + self.delta() + one.pass_peak - written * one.in_place)
+        self.seconds += one.pass_seconds
         self.outputs.add(position)
-        self.stored += link.output
+        self.stored += one.output
         if drops:
             self._forget(position - 1)
 
     def _backward(self, position: int, where: str) -> None:
         if self.gradient != position:
-            after = f"B {self.gradient}" if self.gradient <= len(self.links) else "the loss"
+            after = f"B {self.gradient}" if self.gradient <= len(self.ways) else "the loss"
             raise ScheduleError(f"{where} comes before {after}")
         if position not in self.kept:
             raise ScheduleError(f"{where} reads what no forward has kept")
@@ -125,11 +124,11 @@ class Player:
         self.stored -= way.save
         self._reaches(self.stored + way.backward_peak)
         self.seconds += way.backward_seconds
-        self.stored += self.links.at(position).gradient
+        self.stored += self.ways.at(position).gradient
         self._forget(position - 1)
         self.gradient = position - 1
         if self.gradient == 0:
-            self.stored -= self.links.released
+            self.stored -= self.ways.released
 
     def _free(self, where: str, action: Operation) -> None:
         """An output goes, or what was kept for a backward."""
@@ -143,17 +142,17 @@ class Player:
 
     def turn(self, where: str) -> None:
         """The loss of a join has run: its inputs go, the gradient of the last output is there."""
-        last = len(self.links)
+        last = len(self.ways)
         self._reads(where, last + 1, plain=False)
         self._forget(last)
         self.gradient = last
         if last == 0:
-            self.stored -= self.links.released
+            self.stored -= self.ways.released
 
     def _forget(self, position: int) -> None:
         if position in self.outputs and position > 0:
             self.outputs.remove(position)
-            self.stored -= self.links.at(position).output
+            self.stored -= self.ways.at(position).output
 
     def _reads(self, where: str, position: int, plain: bool) -> None:
         there = position - 1 in self.outputs or position == 1

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from schemas.sequence import NO_OPTION, Kind, Operation
-from stages.combine.chain.links import Link, Links, Way
+from stages.combine.chain.ways import PositionWays, Way, Ways
 
 MOST_STATES = 200_000
 """States that a search looks at before it gives up, unless told otherwise."""
@@ -50,17 +50,17 @@ class _Move:
 class Search:
     """Searches the sequences of one chain."""
 
-    def __init__(self, links: Links) -> None:
-        self.links = links
-        self.last = links.loss_position
+    def __init__(self, ways: Ways) -> None:
+        self.ways = ways
+        self.last = ways.loss_position
         self.done = [0] * (self.last + 1)
         for position in range(self.last, 0, -1):
-            self.done[position - 1] = self.done[position] + links.at(position).gradient
+            self.done[position - 1] = self.done[position] + ways.at(position).gradient
 
     def fastest(self, budget: int, most: int = MOST_STATES) -> Found:
         """The fastest sequence of at most `budget` bytes; `most` states are looked at."""
         start = State(frozenset(), frozenset(), self.last)
-        seconds = {start: self.links.first_seconds}
+        seconds = {start: self.ways.first_seconds}
         reached: dict[State, tuple[State, tuple[Operation, ...]]] = {}
         number = itertools.count()
         queue = [(seconds[start] + self.left(start), next(number), start)]
@@ -88,17 +88,17 @@ class Search:
         of each that nothing is kept for."""
         kept = dict(state.kept)
         return sum(
-            self.links.at(position).ways[kept[position]].backward_seconds
+            self.ways.at(position).ways[kept[position]].backward_seconds
             if position in kept
-            else min(way.seconds - way.output_seconds for way in self.links.at(position).ways)
+            else min(way.seconds - way.output_seconds for way in self.ways.at(position).ways)
             for position in range(1, state.gradient + 1)
         )
 
     def stored(self, state: State) -> int:
         """The bytes of all that is stored, without the gradient of an output."""
-        outputs = sum(self.links.at(position).output for position in state.outputs)
-        kept = sum(self.links.at(position).ways[way].save for position, way in state.kept)
-        return self.links.throughout + outputs + kept + self.done[state.gradient]
+        outputs = sum(self.ways.at(position).output for position in state.outputs)
+        kept = sum(self.ways.at(position).ways[way].save for position, way in state.kept)
+        return self.ways.throughout + outputs + kept + self.done[state.gradient]
 
     def moves(self, state: State, budget: int) -> Iterator[_Move]:
         """What can follow within the budget; frees where something else does not fit."""
@@ -121,38 +121,38 @@ class Search:
         kept = dict(state.kept)
         there = self.stored(state)
         now = state.gradient
-        beside = there + self.links.at(now).delta
+        beside = there + self.ways.at(now).delta
         for position in range(1, now + 1):
             plain = position == 1 or position - 1 in state.outputs
             if not plain and position - 1 not in kept:
                 continue
-            link = self.links.at(position)
+            one = self.ways.at(position)
             if position == self.last:
-                yield self._loss(state, link.ways[0], beside, there)
+                yield self._loss(state, one.ways[0], beside, there)
             elif position in kept:
                 if position == now:
-                    yield self._backward(state, position, link.ways[kept[position]], there)
+                    yield self._backward(state, position, one.ways[kept[position]], there)
             else:
                 if position not in state.outputs and position < now:
-                    yield from self._passes(state, position, link, beside, plain)
-                yield from self._keeps(state, position, link, beside, there)
+                    yield from self._passes(state, position, one, beside, plain)
+                yield from self._keeps(state, position, one, beside, there)
 
     def _passes(
-        self, state: State, position: int, link: Link, beside: int, plain: bool
+        self, state: State, position: int, one: PositionWays, beside: int, plain: bool
     ) -> Iterator[_Move]:
         made = state.outputs | {position}
         after = State(made, state.kept, state.gradient)
         kept = Operation("F_ck", position)
-        yield _Move(link.pass_seconds, beside + link.pass_peak, (kept,), after)
-        if plain and position > 1 and link.in_place:
-            peak = beside + link.pass_peak - self.links.at(position - 1).output
+        yield _Move(one.pass_seconds, beside + one.pass_peak, (kept,), after)
+        if plain and position > 1 and one.in_place:
+            peak = beside + one.pass_peak - self.ways.at(position - 1).output
             after = State(made - {position - 1}, state.kept, state.gradient)
-            yield _Move(link.pass_seconds, peak, (Operation("F_none", position),), after)
+            yield _Move(one.pass_seconds, peak, (Operation("F_none", position),), after)
 
     def _keeps(
-        self, state: State, position: int, link: Link, beside: int, there: int
+        self, state: State, position: int, one: PositionWays, beside: int, there: int
     ) -> Iterator[_Move]:
-        for number, way in enumerate(link.ways):
+        for number, way in enumerate(one.ways):
             kind: Kind = "F_all" if way.option == NO_OPTION else "F"
             forward, peak = Operation(kind, position, way.option), beside + way.forward_peak
             if not way.at_once:

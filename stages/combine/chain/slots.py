@@ -15,7 +15,7 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from stages.combine.chain.links import Links, Way
+from stages.combine.chain.ways import Way, Ways
 
 Integers = npt.NDArray[np.int64]
 Thresholds = npt.NDArray[np.int32]
@@ -58,7 +58,7 @@ class Slots(Grid):
     unused) or by way.
 
     `output` slots; `passes`, the seconds of forwards that keep nothing up to and with a position;
-    `base`, the least seconds of a position run once (entry 0: `Links.first_seconds`). The ways of
+    `base`, the least seconds of a position run once (entry 0: `Ways.first_seconds`). The ways of
     position s are `first[s] .. first[s+1] - 1`, with `save` slots, `extra` seconds above the base
     (infinite where the backward has to follow at once), and `alone`, the same where it does.
     `enter[way, t]` are the least slots in
@@ -81,13 +81,13 @@ class Slots(Grid):
     floor: Seconds
 
 
-def discretise(links: Links, limit: int, slots: int, optimistic: bool = False) -> Slots:
-    """The chain for all budgets up to `limit` bytes (`links.throughout` not counted), in at most
+def discretise(ways: Ways, limit: int, slots: int, optimistic: bool = False) -> Slots:
+    """The chain for all budgets up to `limit` bytes (`ways.throughout` not counted), in at most
     `slots` slots. Nothing is rounded where the limit has no more bytes than slots, or no more
     multiples of a number that divides all sizes. Elsewhere there are up to half as many slots more,
     or as many as keeping everything takes where that is less. Rounding makes sequences look larger
     than they are: these may fit the limit when they are replayed."""
-    needs = Needs(links)
+    needs = Needs(ways)
     limit = max(limit, 0)
     unit, exact = slot_size(needs.stored(), needs.beside_stored(), limit, slots)
     count = limit // unit
@@ -97,7 +97,7 @@ def discretise(links: Links, limit: int, slots: int, optimistic: bool = False) -
         count += count // 2
     chain = in_slots(needs, Grid(unit, count, exact, optimistic))
     if not exact and not optimistic:
-        count = min(count, max(limit // unit, int(chain.full[1, len(links)])))
+        count = min(count, max(limit // unit, int(chain.full[1, len(ways)])))
     most = np.int32(count + 1)
     return replace(
         chain,
@@ -110,11 +110,11 @@ def discretise(links: Links, limit: int, slots: int, optimistic: bool = False) -
 
 def in_slots(needs: Needs, grid: Grid) -> Slots:
     """The chain in the slots of a grid."""
-    links = needs.links
-    seconds = _Times(links)
-    save = grid.stored([way.save for way in needs.ways])
+    ways = needs.ways
+    seconds = _Times(ways)
+    save = grid.stored([way.save for way in needs.every])
     enter = np.concatenate([grid.least(rows) for rows in needs.enter()])
-    skip = np.full((len(links) + 2, len(links) + 1), grid.count + 1, dtype=np.int32)
+    skip = np.full((len(ways) + 2, len(ways) + 1), grid.count + 1, dtype=np.int32)
     for s, row in needs.skip():
         skip[s, s + 1 :] = grid.least(row)
     return Slots(
@@ -122,8 +122,8 @@ def in_slots(needs: Needs, grid: Grid) -> Slots:
         count=grid.count,
         exact=grid.exact,
         optimistic=grid.optimistic,
-        length=len(links),
-        output=grid.stored([0, *(link.output for link in links.links)]),
+        length=len(ways),
+        output=grid.stored([0, *(one.output for one in ways.positions)]),
         passes=seconds.passes,
         base=seconds.base,
         first=needs.first,
@@ -132,89 +132,89 @@ def in_slots(needs: Needs, grid: Grid) -> Slots:
         alone=seconds.alone,
         enter=enter,
         skip=skip,
-        full=_full(len(links), needs.first, enter, save, seconds, grid.count),
+        full=_full(len(ways), needs.first, enter, save, seconds, grid.count),
         floor=seconds.floor,
     )
 
 
-def rounds_nothing(links: Links, limit: int, slots: int) -> bool:
+def rounds_nothing(ways: Ways, limit: int, slots: int) -> bool:
     """Whether `discretise` rounds nothing."""
-    needs = Needs(links)
+    needs = Needs(ways)
     return slot_size(needs.stored(), needs.beside_stored(), limit, slots)[1]
 
 
 class Needs:
-    """What segments of a chain need in bytes, without `links.throughout` and the segment's input.
+    """What segments of a chain need in bytes, without `ways.throughout` and the segment's input.
 
     While segment (s, t) runs, the gradient of t's output is there, and the parameter gradients of
     all positions after t.
     """
 
-    def __init__(self, links: Links) -> None:
-        self.links = links
-        self.ways: list[Way] = [way for link in links.links for way in link.ways]
-        sizes = [len(link.ways) for link in links.links]
+    def __init__(self, ways: Ways) -> None:
+        self.ways = ways
+        self.every: list[Way] = [way for one in ways.positions for way in one.ways]
+        sizes = [len(one.ways) for one in ways.positions]
         self.first: Integers = np.cumsum([0, 0, *sizes])
-        gradients = np.array([0, *(link.gradient for link in links.links)], dtype=np.int64)
+        gradients = np.array([0, *(one.gradient for one in ways.positions)], dtype=np.int64)
         self.grown: Integers = gradients.sum() - np.cumsum(gradients)
-        deltas = np.array([0, *(link.delta for link in links.links)], dtype=np.int64)
+        deltas = np.array([0, *(one.delta for one in ways.positions)], dtype=np.int64)
         self.beside: Integers = self.grown + deltas
 
     def enter(self) -> Iterator[Integers]:
         """For each position s its ways by t = 0..L+1: forward and backward of the way."""
-        for s, link in enumerate(self.links.links, start=1):
-            forward = np.array([[way.forward_peak] for way in link.ways], dtype=np.int64)
-            backward = np.array([[way.backward_peak] for way in link.ways], dtype=np.int64)
+        for s, one in enumerate(self.ways.positions, start=1):
+            forward = np.array([[way.forward_peak] for way in one.ways], dtype=np.int64)
+            backward = np.array([[way.backward_peak] for way in one.ways], dtype=np.int64)
             yield np.maximum(forward + self.beside, backward + self.grown[s])
 
     def skip(self) -> Iterator[tuple[int, Integers]]:
         """For s = L, L-1, .. 1 the needs of passing on from s to t - 1, by t = s+1..L+1 (S, m_none
         without the step t)."""
         for s, row in self.passing():
-            if s < len(self.links):
+            if s < len(self.ways):
                 yield s, row[:-1] + self.beside[s + 1 :]
 
     def passing(self) -> Iterator[tuple[int, Integers]]:
         """For s = L+1, L, .. 1 the needs of passing on from s to r, by r = s..L+1, with no gradient
         beside."""
         later: Integers = np.zeros(0, dtype=np.int64)
-        for s in range(len(self.links), 0, -1):
-            link = self.links.at(s)
-            yield s, np.maximum(np.concatenate([[0], later]), link.pass_peak)
-            before = 0 if s == 1 or link.in_place else self.links.at(s - 1).output
-            later = np.maximum(np.concatenate([[0], later]), before + link.pass_peak)
+        for s in range(len(self.ways), 0, -1):
+            one = self.ways.at(s)
+            yield s, np.maximum(np.concatenate([[0], later]), one.pass_peak)
+            before = 0 if s == 1 or one.in_place else self.ways.at(s - 1).output
+            later = np.maximum(np.concatenate([[0], later]), before + one.pass_peak)
 
     def stored(self) -> list[int]:
         """The sizes of what is stored."""
-        return [way.save for way in self.ways] + [link.output for link in self.links.links]
+        return [way.save for way in self.every] + [one.output for one in self.ways.positions]
 
     def beside_stored(self) -> list[int]:
         """All other sizes that memory is compared with."""
-        peaks = [peak for way in self.ways for peak in (way.forward_peak, way.backward_peak)]
-        passing = [link.pass_peak for link in self.links.links]
+        peaks = [peak for way in self.every for peak in (way.forward_peak, way.backward_peak)]
+        passing = [one.pass_peak for one in self.ways.positions]
         return [*peaks, *passing, *self.grown.tolist(), *self.beside.tolist()]
 
 
 class _Times:
     """Seconds of positions and ways, as in `Slots`."""
 
-    def __init__(self, links: Links) -> None:
-        base, extra, alone, floor = [links.first_seconds], [], [], [0.0]
-        for position, link in enumerate(links.links, start=1):
-            least = min(way.seconds for way in link.ways)
-            is_loss = position == links.loss_position
-            own = [way.seconds - least for way in link.ways]
-            spared = [0.0 if is_loss else way.output_seconds for way in link.ways]
+    def __init__(self, ways: Ways) -> None:
+        base, extra, alone, floor = [ways.first_seconds], [], [], [0.0]
+        for position, one in enumerate(ways.positions, start=1):
+            least = min(way.seconds for way in one.ways)
+            is_loss = position == ways.loss_position
+            own = [way.seconds - least for way in one.ways]
+            spared = [0.0 if is_loss else way.output_seconds for way in one.ways]
             at_once = [a - b for a, b in zip(own, spared, strict=True)]
             base.append(least)
-            extra += [inf if way.at_once else a for way, a in zip(link.ways, own, strict=True)]
+            extra += [inf if way.at_once else a for way, a in zip(one.ways, own, strict=True)]
             alone += at_once
             floor.append(min(at_once))
         self.base = np.array(base)
         self.extra = np.array(extra)
         self.alone = np.array(alone)
         self.floor = np.array(floor)
-        self.passes = np.cumsum([0.0, *(link.pass_seconds for link in links.links)])
+        self.passes = np.cumsum([0.0, *(one.pass_seconds for one in ways.positions)])
 
 
 def _full(

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from schemas.sequence import NO_OPTION, Operation
-from stages.combine.chain.links import Links
 from stages.combine.chain.slots import Grid, Seconds, Slots, discretise
+from stages.combine.chain.ways import Ways
 
 Segment = tuple[int, ...]
 """The first and last position of a part of a chain, and at last the memory that it has."""
@@ -35,7 +35,7 @@ class Times:
     base: float
 
     def seconds(self, budget: int) -> float:
-        """The least time of the chain within `budget` bytes (`links.throughout` not counted)."""
+        """The least time of the chain within `budget` bytes (`ways.throughout` not counted)."""
         if budget < 0:
             return float("inf")
         return float(self.lost[self.slots.room(budget)] + self.base)
@@ -51,7 +51,7 @@ class Times:
 class Table:
     """`cost[cell(s, t), m]` in seconds above the bases, infinite where m slots do not do."""
 
-    links: Links
+    ways: Ways
     slots: Slots
     cost: Seconds
 
@@ -73,9 +73,9 @@ class Table:
         """The first actions of the best sequence for (s, t, m), with the segments between."""
         way, split = self._choice(s, t, m)
         if split == 0:
-            option = self.links.at(s).ways[way - self.slots.first[s]].option
+            option = self.ways.at(s).ways[way - self.slots.first[s]].option
             rest = [(s + 1, t, m - int(self.slots.save[way]))] if s < t else []
-            return run_block(s, option, self.links.loss_position, rest)
+            return run_block(s, option, self.ways.loss_position, rest)
         inner = (split + 1, t, m - int(self.slots.output[split]))
         return [*pass_on(s, split), inner, (s, split, m)]
 
@@ -144,16 +144,16 @@ def cells_ending(length: int, first: int, t: int) -> np.ndarray:
     return (s - 1) * length - (s - 1) * (s - 2) // 2 + t - s
 
 
-def build_table(links: Links, limit: int, slots: int, optimistic: bool = False) -> Table:
+def build_table(ways: Ways, limit: int, slots: int, optimistic: bool = False) -> Table:
     """The table of all budgets up to `limit` bytes, in at most `slots` slots (see `discretise`)."""
-    chain = discretise(links, limit, slots, optimistic)
+    chain = discretise(ways, limit, slots, optimistic)
     steps = chain.length**3 / 6 * chain.count
     steps += chain.length / 2 * len(chain.save) * chain.count
     if steps < COMPILED_FROM:
-        return Table(links, chain, fill(chain))
+        return Table(ways, chain, fill(chain))
     from stages.combine.chain.table_compiled import fill_compiled
 
-    return Table(links, chain, fill_compiled(chain))
+    return Table(ways, chain, fill_compiled(chain))
 
 
 def fill(chain: Slots) -> Seconds:

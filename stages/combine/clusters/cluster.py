@@ -10,7 +10,6 @@ from schemas.errors import ArtifactError
 from schemas.graph import NONE
 from schemas.hierarchy import Hierarchy
 from schemas.problem import Node, Problem, Repeat, Storage
-from stages.combine.unrolled.tasks import repeats
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ def throughout(problem: Problem) -> set[int]:
     return {
         storage
         for node in problem.nodes[: problem.loss]
-        for storage in (node.lasting if repeats(problem, node) else node.outputs)
+        for storage in (node.lasting if problem.can_repeat(node) else node.outputs)
     }
 
 
@@ -109,7 +108,7 @@ def local(problem: Problem, cluster: Cluster, lasting: Collection[int]) -> tuple
         if node == NONE:
             return Node(index, "loss", 0.0, 0, [], [], [], False, False)
         found = problem.nodes[node]
-        again = found.repeat
+        repeat = found.repeat
         return replace(
             found,
             op=index,
@@ -117,9 +116,11 @@ def local(problem: Problem, cluster: Cluster, lasting: Collection[int]) -> tuple
             inputs=numbers(found.inputs),
             outputs=numbers(found.outputs),
             reuses=[],
-            repeatable=repeats(problem, found),
-            repeat=again
-            and Repeat(numbers(again.inputs), numbers(again.outputs), again.seconds, peak(again)),
+            repeatable=problem.can_repeat(found),
+            repeat=repeat
+            and Repeat(
+                numbers(repeat.inputs), numbers(repeat.outputs), repeat.seconds, peak(repeat)
+            ),
         )
 
     copies = [copied(index, node) for index, node in enumerate(nodes)]

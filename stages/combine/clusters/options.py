@@ -13,7 +13,7 @@ from stages.combine.clusters.cluster import Cluster, local, throughout
 from stages.combine.clusters.ways import Option, Optional, tasks_of_clusters
 from stages.combine.moment.solver import Limits
 from stages.combine.unrolled.frontier import fastest, nodes_of
-from stages.combine.unrolled.tasks import Tasks, repeats, stages_after_loss, tasks_of_nodes
+from stages.combine.unrolled.tasks import Tasks, stages_after_loss, tasks_of_nodes
 from stages.replay.line import executions
 from stages.replay.useless import without_useless
 
@@ -157,9 +157,9 @@ def selected(options: Sequence[Option], count: int) -> list[Option]:
 def _recomputed(problem: Problem) -> Iterator[Option]:
     """Everything that can is made again ahead of the backward."""
     loss = problem.loss
-    again = [node for node in range(loss) if repeats(problem, problem.nodes[node])]
+    further = [node for node in range(loss) if problem.can_repeat(problem.nodes[node])]
     late = range(loss + 1, len(problem.nodes))
-    order = without_useless(problem, [*range(loss + 1), *again, *late])
+    order = without_useless(problem, [*range(loss + 1), *further, *late])
     if len(order) > len(problem.nodes):
         yield Option(tuple(order[:loss]), tuple(order[loss + 1 :]))
 

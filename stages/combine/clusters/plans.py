@@ -44,7 +44,7 @@ def plans_of(problem: Problem, hierarchy: Hierarchy, grid: Grid | None = None) -
     options = Options(grid or Grid())
     tasks = tasks_of_clusters(problem, first, options.members(problem, whole), lasting)
     stages = stages_after_loss(tasks)
-    known = [_start(tasks, stages, again=False), _start(tasks, stages, again=True)]
+    known = [_start(tasks, stages, recompute=False), _start(tasks, stages, recompute=True)]
     plans = [
         ClusterPlan(_sequence(problem, chosen), origin)
         for chosen, origin in zip(known, ("every cluster kept", "every cluster again"), strict=True)
@@ -77,7 +77,7 @@ def _solutions(
         yield solution
 
 
-def _start(tasks: Tasks, stages: Sequence[Stage], again: bool) -> list[Chosen]:
+def _start(tasks: Tasks, stages: Sequence[Stage], recompute: bool) -> list[Chosen]:
     """Every cluster by its first option: kept from the forward, or made again for its backward."""
     found: list[Chosen] = []
     backward = {task.forward: k for k, task in enumerate(tasks.tasks) if task.forward >= 0}
@@ -86,9 +86,9 @@ def _start(tasks: Tasks, stages: Sequence[Stage], again: bool) -> list[Chosen]:
             task = tasks.tasks[k]
             own = backward.get(k, -1) in stage.tail
             if k not in stage.tail:
-                if again and own and task.late:
+                if recompute and own and task.late:
                     found.append((t, k, _by(task.late, 1)))
-            elif k in backward and again and task.again:
+            elif k in backward and recompute and task.further:
                 found.append((t, k, _by(task.first, NOTHING_KEPT)))
             else:
                 found.append((t, k, _by(task.first, 1)))

@@ -15,8 +15,8 @@ from stages.combine.unrolled.tasks import (
     Tasks,
     Value,
     Way,
-    repeats,
 )
+from stages.replay.line import ended
 
 Form = Node | Repeat
 
@@ -106,17 +106,17 @@ class _Ways:
         """The forward: by way 0, and by each option that keeps anything."""
         nothing = Option(self.cluster.forward, ())
         first = [self._first(NOTHING_KEPT, nothing)]
-        again = [self._again(NOTHING_KEPT, nothing, set(self.made_before))]
-        late = list(again)
+        further = [self._again(NOTHING_KEPT, nothing, set(self.made_before))]
+        late = list(further)
         for o, option in self.options:
             if o in self.saved:
                 first.append(self._first(o, option))
-                again.append(self._again(o, option, set(self.made_before)))
+                further.append(self._again(o, option, set(self.made_before)))
                 read = _read(self._backward_forms(option)).intersection(self.made_before)
                 late.append(self._again(o, option, read))
-        if not any(way.runs for way in again):
+        if not any(way.runs for way in further):
             return Task(tuple(first))
-        return Task(tuple(first), tuple(again), tuple(late))
+        return Task(tuple(first), tuple(further), tuple(late))
 
     def _first(self, o: int, option: Option) -> Way:
         final = {*self.made_before, *self.kept.get(o, ())}
@@ -134,7 +134,7 @@ class _Ways:
         runs = [
             (node, position)
             for node, position in zip(nodes, self.cluster.forward, strict=True)
-            if repeats(self.problem, node)
+            if self.problem.can_repeat(node)
         ]
         needed = set(final)
         chosen: list[int] = []
@@ -191,26 +191,14 @@ def _way_of(
     of `final` is there when it ends."""
     made = {storage for form in forms for storage in form.outputs}
     reads = {s for s in _read(forms) - given if problem.storages[s].producer >= 0}
-    there: list[set[int]] = []
-    available = set(given)
-    for form in forms:
-        there.append(set(available))
-        available.update(form.outputs)
-    need = final & (made | given)
-    last: dict[int, int] = {}
-    own: list[int] = []
-    for index in reversed(range(len(forms))):
-        form = forms[index]
-        need = (need - set(form.outputs)) | set(form.inputs)
-        before = sum(problem.storages[s].bytes for s in need & there[index])
+    last = {storage: index for index, form in enumerate(forms) for storage in form.inputs}
+    there, levels = set(given), []
+    for index, (form, gone) in enumerate(zip(forms, ended(forms, final), strict=True)):
+        before = sum(problem.storages[s].bytes for s in there)
         outputs = sum(problem.storages[s].bytes for s in form.outputs)
-        own.append(before + max(form.peak, outputs))
-        for storage in reads.intersection(form.inputs):
-            last.setdefault(storage, index)
-    levels = [
-        Level(size, frozenset(s for s in reads if last[s] < index))
-        for index, size in enumerate(reversed(own))
-    ]
+        read = frozenset(s for s in reads if last[s] < index)
+        levels.append(Level(before + max(form.peak, outputs), read))
+        there = (there | set(form.outputs)) - set(gone)
     return Way(
         option,
         sum(form.seconds for form in forms),

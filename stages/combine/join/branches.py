@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from schemas.chain import Chain
 from schemas.options import Option
 from schemas.sequence import NO_OPTION
-from stages.combine.chain.links import Link, Links, Way, links_of_chain
+from stages.combine.chain.ways import PositionWays, Way, Ways, ways_of_chain
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class Join:
     forward one after the other, and backward the other way round.
     """
 
-    branches: list[Links]
-    loss: Link
+    branches: list[Ways]
+    loss: PositionWays
     ordered: bool = False
 
     @property
@@ -49,11 +49,11 @@ def join_of_chains(
     branches = []
     deltas = 0
     for chain in chains:
-        links = links_of_chain(replace(chain, positions=chain.positions[:-1]), options)
-        branches.append(replace(links, loss=False))
-        deltas += links.links[-1].delta if len(links) else chain.delta_0
+        ways = ways_of_chain(replace(chain, positions=chain.positions[:-1]), options)
+        branches.append(replace(ways, loss=False))
+        deltas += ways.positions[-1].delta if len(ways) else chain.delta_0
     last = chains[0].positions[-1]
-    loss = links_of_chain(Chain([last], 0, deltas)).at(1)
+    loss = ways_of_chain(Chain([last], 0, deltas)).at(1)
     return Join(branches, loss)
 
 
@@ -71,9 +71,9 @@ def unit_join(
     nothing; results overwrite inputs that are not needed again (S Table 1.1).
     """
     way = Way(NO_OPTION, 0, 0, 1, 0.0, backward, at_once=True)
-    step = Link(1, 1, 0, forward, 1, [way], in_place=True)
+    step = PositionWays(1, 1, 0, forward, 1, [way], in_place=True)
     branches = [
-        Links([step] * length, throughout=1, loss=False, released=0 if stays else 1)
+        Ways([step] * length, throughout=1, loss=False, released=0 if stays else 1)
         for length, stays in zip(lengths, kept, strict=True)
     ]
-    return Join(branches, Link(0, 0, 0, 0.0, 0, [Way(NO_OPTION, 0, 0, 0, 0.0, turn)]))
+    return Join(branches, PositionWays(0, 0, 0, 0.0, 0, [Way(NO_OPTION, 0, 0, 0, 0.0, turn)]))

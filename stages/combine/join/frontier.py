@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from schemas.sequence import Operation
 from schemas.strategies import SLOTS
 from stages.combine.chain.frontier import ProgramFrontier, Smallest
-from stages.combine.chain.links import Links
 from stages.combine.chain.replay import ChainReplay
 from stages.combine.chain.table import run_block
+from stages.combine.chain.ways import Ways
 from stages.combine.join.branches import Join
 from stages.combine.join.least import JoinLeast
 from stages.combine.join.replay import join_replay
@@ -70,21 +70,21 @@ def keep_all_of_join(join: Join) -> list[Operation]:
     """Every position once, one branch after the other, the last one back first."""
     forward: list[Operation] = []
     backward: list[Operation] = []
-    for branch, links in enumerate(join.branches, start=1):
-        ahead, back = keep_all_of_branch(links)
+    for branch, ways in enumerate(join.branches, start=1):
+        ahead, back = keep_all_of_branch(ways)
         forward += [replace(step, branch=branch) for step in ahead]
         backward = [*(replace(step, branch=branch) for step in back), *backward]
     loss = Operation("loss", max(map(len, join.branches)) + 1)
     return [*forward, loss, *backward]
 
 
-def keep_all_of_branch(links: Links) -> tuple[list[Operation], list[Operation]]:
+def keep_all_of_branch(ways: Ways) -> tuple[list[Operation], list[Operation]]:
     """Each position in its fastest way, before and after the loss; its output alone is kept where
     the backward has to follow at once."""
     forward: list[Operation] = []
     backward: list[list[Operation]] = []
-    for position, link in enumerate(links.links, start=1):
-        way = min(link.ways, key=lambda way: (way.seconds, way.save))
+    for position, one in enumerate(ways.positions, start=1):
+        way = min(one.ways, key=lambda way: (way.seconds, way.save))
         steps = run_block(position, way.option, 0, [])
         ahead, back = (step for step in steps if isinstance(step, Operation))
         forward.append(Operation("F_ck", position) if way.at_once else ahead)

@@ -31,7 +31,7 @@ class JoinLeast:
     def __init__(self, join: Join) -> None:
         self.join = join
         self.states = States(join)
-        self.least = [Least(links) if len(links) else None for links in join.branches]
+        self.least = [Least(ways) if len(ways) else None for ways in join.branches]
         self.bytes = self._fill()
 
     @property
@@ -83,7 +83,7 @@ class JoinLeast:
         k, seen, needs = min(self._needs(state), key=lambda found: int(found[2].min()))
         at = int(needs.argmin())
         branch = self.states.branches[k]
-        ways = branch.links.at(seen.position).ways
+        ways = branch.ways.at(seen.position).ways
         if at < len(ways):
             shift = seen.plain + ways[at].save
             return Choice(k, ways[at].option, 0, room - shift, 0)

@@ -8,10 +8,11 @@ from functools import cached_property
 from schemas.blocks import Block, Blocks
 from schemas.problem import Problem
 from schemas.sequence import NO_BRANCH, NO_OPTION, Operation
-from stages.combine.chain.links import Link, Way, links_of_blocks
+from stages.combine.chain.ways import PositionWays, Way, ways_of_blocks
 from stages.combine.join.branches import Join
 from stages.combine.schedule.executions import executions_of
 from stages.combine.strategies.strategy import TrainingStep
+from stages.replay.line import memory_of_part
 
 
 @dataclass(frozen=True)
@@ -71,14 +72,14 @@ class StepJoin:
         """The join of the branches; their blocks keep everything or nothing, or run with any of
         their options."""
         chains = [
-            links_of_blocks(chain, self.step.options, keep_all_only) for chain in self.branches
+            ways_of_blocks(chain, self.step.options, keep_all_only) for chain in self.branches
         ]
-        branches = [replace(links, links=links.links[:-1], loss=False) for links in chains]
-        given = sum(links.links[-1].delta for links in branches)
-        peak, left = self._head_memory()
+        branches = [replace(ways, positions=ways.positions[:-1], loss=False) for ways in chains]
+        given = sum(ways.positions[-1].delta for ways in branches)
+        peak, left = memory_of_part(self.problem, set(self.head))
         seconds = sum(self.problem.nodes[place].seconds for place in self.head)
         turn = Way(NO_OPTION, 0, 0, peak, 0.0, seconds)
-        loss = Link(0, 0, max(left - given, 0), 0.0, 0, [turn])
+        loss = PositionWays(0, 0, max(left - given, 0), 0.0, 0, [turn])
         return Join(branches, loss, ordered=self._ordered)
 
     @cached_property
@@ -103,22 +104,6 @@ class StepJoin:
             for maker in (storages[storage].producer for storage in node.inputs)
         )
         return across or len(bound) > 1
-
-    def _head_memory(self) -> tuple[int, int]:
-        """The most bytes that the head adds to what is there before it, and what it leaves."""
-        storages, readers = self.problem.storages, self.problem.readers
-        inside = set(self.head)
-        live = peak = 0
-        for place in self.head:
-            node = self.problem.nodes[place]
-            peak = max(peak, live + node.peak)
-            live += sum(storages[storage].bytes for storage in node.outputs)
-            for storage in {*node.inputs, *node.outputs}:
-                made = storages[storage]
-                own = made.producer in inside and not made.stays
-                if own and all(reader in inside and reader <= place for reader in readers[storage]):
-                    live -= made.bytes
-        return peak, live
 
     def executions(self, sequence: list[Operation]) -> list[int] | None:
         """The ops that a sequence of the join runs, as ids of the graph; None where what draws or

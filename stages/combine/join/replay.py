@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from schemas.errors import ScheduleError
-from schemas.sequence import Operation
+from schemas.sequence import Operation, with_next
 from stages.combine.chain.replay import ChainReplay, Player
 from stages.combine.join.branches import Join
 
@@ -17,8 +17,7 @@ def join_replay(join: Join, sequence: Sequence[Operation]) -> ChainReplay:
     operation reads what is not there, or when not every backward has run at the end.
     """
     referee = _Referee(join)
-    for step, action in enumerate(sequence):
-        following = sequence[step + 1] if step + 1 < len(sequence) else None
+    for step, action, following in with_next(sequence):
         referee.play(step, action, following)
     return referee.verdict()
 

@@ -17,9 +17,9 @@ import numpy as np
 
 from schemas.errors import ArtifactError
 from schemas.sequence import Operation
-from stages.combine.chain.links import Links
 from stages.combine.chain.slots import Integers, Needs
 from stages.combine.chain.table import pass_on, run_block
+from stages.combine.chain.ways import Ways
 from stages.combine.join.branches import Join
 
 State = tuple[int, ...]
@@ -49,7 +49,7 @@ class Branch:
     of passing on from s to r, by r = s..L; `forward[s]` and `backward[s]` those of the ways of s,
     with the parameter gradients of positions after s."""
 
-    links: Links
+    ways: Ways
     needs: Needs
     plain: list[int]
     after: list[int]
@@ -60,23 +60,23 @@ class Branch:
     @property
     def length(self) -> int:
         """The positions."""
-        return len(self.links)
+        return len(self.ways)
 
 
-def branch_of(links: Links) -> Branch:
+def branch_of(ways: Ways) -> Branch:
     """The sizes of a branch."""
-    needs = Needs(links)
-    plain, after = [0], [int(needs.grown[0]) - links.released]
-    for position in range(2, len(links) + 2):
-        before = links.at(position - 1)
+    needs = Needs(ways)
+    plain, after = [0], [int(needs.grown[0]) - ways.released]
+    for position in range(2, len(ways) + 2):
+        before = ways.at(position - 1)
         plain += [0, before.output]
         after += [before.delta + int(needs.grown[position - 1])] * 2
     forward, backward = {}, {}
-    for s, link in enumerate(links.links, start=1):
-        forward[s] = np.array([way.forward_peak for way in link.ways], dtype=np.int64)
-        peaks = np.array([way.backward_peak for way in link.ways], dtype=np.int64)
+    for s, one in enumerate(ways.positions, start=1):
+        forward[s] = np.array([way.forward_peak for way in one.ways], dtype=np.int64)
+        peaks = np.array([way.backward_peak for way in one.ways], dtype=np.int64)
         backward[s] = peaks + needs.grown[s]
-    return Branch(links, needs, plain, after, dict(needs.passing()), forward, backward)
+    return Branch(ways, needs, plain, after, dict(needs.passing()), forward, backward)
 
 
 @dataclass(frozen=True)
@@ -112,14 +112,14 @@ class States:
 
     def __init__(self, join: Join) -> None:
         self.join = join
-        self.shape = tuple(2 * len(links) + 1 for links in join.branches)
+        self.shape = tuple(2 * len(ways) + 1 for ways in join.branches)
         if len(self) > MOST_STATES:
-            lengths = ", ".join(str(len(links)) for links in join.branches)
+            lengths = ", ".join(str(len(ways)) for ways in join.branches)
             raise ArtifactError(
                 f"branches of {lengths} positions are too long to be planned as a join, whose "
                 f"program has {len(self)} states; up to {MOST_STATES} are taken"
             )
-        self.branches = [branch_of(links) for links in join.branches]
+        self.branches = [branch_of(ways) for ways in join.branches]
 
     def __len__(self) -> int:
         return prod(self.shape)

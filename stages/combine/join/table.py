@@ -161,7 +161,7 @@ def empty_table(join: Join, limit: int, slots: int, optimistic: bool) -> JoinTab
     tables: list[Table | None] = []
     for branch in states.branches:
         chain = in_slots(branch.needs, wide) if branch.length else None
-        tables.append(Table(branch.links, chain, fill(chain)) if chain is not None else None)
+        tables.append(Table(branch.ways, chain, fill(chain)) if chain is not None else None)
     cost = np.full((*states.shape, grid.count + 1), np.inf)
     return JoinTable(states, grid, tables, cost)
 
@@ -190,7 +190,7 @@ def _keeps(
     table: JoinTable, state: State, k: int, seen: BranchState, slots: Slots
 ) -> Iterator[_Keep]:
     branch, s = table.states.branches[k], seen.position
-    ways = branch.links.at(s).ways
+    ways = branch.ways.at(s).ways
     if all(way.at_once for way in ways):
         return
     inner = table.cost[with_branch(state, k, kept_before(s + 1))]

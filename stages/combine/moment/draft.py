@@ -38,9 +38,9 @@ def _run(problem: Problem, node: int, there: set[int], done: set[int], found: li
     pending = [node]
     while pending:
         position = pending[-1]
-        again = position in done
-        form = problem.nodes[position].form(again)
-        if (position == node and again) or (position != node and there.issuperset(form.outputs)):
+        repeated = position in done
+        form = problem.nodes[position].form(repeated)
+        if (position == node and repeated) or (position != node and there.issuperset(form.outputs)):
             pending.pop()
             continue
         missing = [

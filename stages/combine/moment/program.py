@@ -5,7 +5,7 @@ each plan gives a solution of at most its seconds. Read off a plan, for each nod
 (`intervals`) and moment:
 
 - `first`: whether the first run is in the interval; known where dependencies say so;
-- `again`: whether further runs are in the interval;
+- `further`: whether further runs are in the interval;
 - `runs`: how many of them;
 - `over`: whether the first run, in the interval, overwrites a certain input;
 - `kept`: whether the storage is there when the moment's node starts.
@@ -49,7 +49,7 @@ class Program:
         self.matrix = Matrix()
         self.unit = seconds_of_all(problem)
         self.first: dict[tuple[int, int], Term] = {}
-        self.again: dict[tuple[int, int], Term] = {}
+        self.further: dict[tuple[int, int], Term] = {}
         self.runs: dict[tuple[int, int], Term] = {}
         self.over: dict[tuple[int, int], list[tuple[Reuse, Term]]] = {}
         self.kept: dict[tuple[int, int], Term] = {}
@@ -124,9 +124,7 @@ class Program:
         """Further runs count from the interval after the first one on, where something overwrites
         what they make from that one on."""
         node = self.problem.nodes[position]
-        if not node.repeatable or any(
-            self.problem.storages[storage].stays for storage in node.form(True).outputs
-        ):
+        if not self.problem.can_repeat(node):
             return
         often = self._often[position]
         cost = fastest_again(node) / self.unit
@@ -136,11 +134,11 @@ class Program:
                 continue
             if not often:
                 term = self.matrix.binary(cost)
-                self.again[position, interval] = self.runs[position, interval] = term
+                self.further[position, interval] = self.runs[position, interval] = term
             else:
                 term = self.matrix.binary()
                 many = self.matrix.share(cost, often + 1.0)
-                self.again[position, interval], self.runs[position, interval] = term, many
+                self.further[position, interval], self.runs[position, interval] = term, many
                 self.matrix.implied(term, [many])
                 self.matrix.at_least(0.0, [(often + 1.0, term), (-1.0, many)])
             self.matrix.implied(term, before)
@@ -151,8 +149,8 @@ class Program:
         return [self.first[key] for p in intervals if (key := (position, p)) in self.first]
 
     def _makes(self, storage: int, interval: int, runs: dict[tuple[int, int], Term]) -> list[Term]:
-        """The first and the further runs in an interval that make a storage; `runs` are `again` or
-        `runs`."""
+        """The first and the further runs in an interval that make a storage; `runs` is that field
+        or `further`."""
         maker = self.problem.storages[storage].producer
         found = [self.first.get((maker, interval), NOTHING)]
         if storage in self.problem.nodes[maker].form(True).outputs:
@@ -195,14 +193,14 @@ class Program:
             for storage in node.inputs:
                 self._there(claim, storage, interval)
         for interval in self.intervals.further(position):
-            if (position, interval) in self.again:
+            if (position, interval) in self.further:
                 for storage in node.form(True).inputs:
-                    self._there(self.again[position, interval], storage, interval)
+                    self._there(self.further[position, interval], storage, interval)
 
     def _there(self, claim: Term, storage: int, interval: int) -> None:
         """What a run reads was there before its interval or is made in it."""
         if self.problem.storages[storage].producer >= 0:
-            made = self._makes(storage, interval, self.again)
+            made = self._makes(storage, interval, self.further)
             if made[0] is not ONE:
                 self.matrix.implied(claim, [self.kept.get((storage, interval), NOTHING), *made])
 
@@ -210,12 +208,12 @@ class Program:
         """The rows of a moment as if it were the only one. For whole numbers they follow from the
         others; they keep parts of a storage from counting once more in each later interval."""
         late = self._since(self.first, number)
-        again = self._since(self.again, number)
+        further = self._since(self.further, number)
         once = {
             position: terms[0] if len(terms) == 1 else self.matrix.share()
-            for position, terms in again.items()
+            for position, terms in further.items()
         }
-        for position, terms in again.items():
+        for position, terms in further.items():
             if len(terms) > 1:
                 self.matrix.implied(once[position], terms)
 

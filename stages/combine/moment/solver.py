@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schemas.highs import Checks, ended_by_clock, has_solution, is_infeasible, proven
+from schemas.highs import (
+    Checks,
+    ended_by_clock,
+    has_solution,
+    is_infeasible,
+    loosened,
+    proven,
+    silent_model,
+)
 from stages.combine.moment.matrix import Floats, SparseProgram
 
 if TYPE_CHECKING:
@@ -86,8 +94,7 @@ def integral(program: SparseProgram, limits: Limits, start: Start | None = None)
     if is_infeasible(model):
         return Solved(math.inf, NOTHING, iterations, False)
     values = np.array(model.getSolution().col_value) if has_solution(model) else NOTHING
-    known = proven(model)
-    bound = known - MARGIN if math.isfinite(known) else -math.inf
+    bound = loosened(proven(model), MARGIN)
     return Solved(bound, values, iterations, ended_by_clock(model))
 
 
@@ -96,20 +103,17 @@ def _solved(
 ) -> Highs:
     import highspy
 
-    model = highspy.Highs()
-    for name, value in (
-        ("output_flag", False),
-        ("threads", 1),
-        ("random_seed", 0),
-        ("time_limit", limits.seconds),
-        ("simplex_iteration_limit", limits.iterations),
-        ("mip_rel_gap", 0.0),
-        ("mip_abs_gap", limits.gap),
-        ("mip_max_nodes", limits.nodes),
-        # Searches for better solutions take most of the time and add nothing to the bound.
-        *((name, start is not None) for name in SEARCHES),
-    ):
-        model.setOptionValue(name, value)
+    model = silent_model(
+        {
+            "time_limit": limits.seconds,
+            "simplex_iteration_limit": limits.iterations,
+            "mip_rel_gap": 0.0,
+            "mip_abs_gap": limits.gap,
+            "mip_max_nodes": limits.nodes,
+            # Searches for better solutions take most of the time and add nothing to the bound.
+            **dict.fromkeys(SEARCHES, start is not None),
+        }
+    )
     lp = highspy.HighsLp()
     lp.num_col_, lp.num_row_ = len(program.cost), len(program.least)
     lp.col_cost_, lp.col_lower_, lp.col_upper_ = program.cost, program.low, program.high

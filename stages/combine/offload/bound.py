@@ -9,34 +9,36 @@ from dataclasses import dataclass
 import numpy as np
 
 from schemas.sequence import Operation
-from stages.combine.chain.links import Links
+from stages.combine.chain.ways import Ways
 from stages.combine.offload.fluid import FASTEST
 
 NEVER = 1e300
 """The seconds in which a chain could make its input again."""
 
 
-def all_seconds(links: Links) -> float:
+def all_seconds(ways: Ways) -> float:
     """The seconds of all computations, each once."""
-    return math.fsum(link.ways[0].seconds for link in links.links)
+    return math.fsum(one.ways[0].seconds for one in ways.positions)
 
 
-def simple_bound(links: Links, bandwidth: float, budget: int, peak: int) -> float:
+def simple_bound(ways: Ways, bandwidth: float, budget: int, peak: int) -> float:
     """S Proposition 3: all computations, or twice what has to leave over the bandwidth, which is
     nothing where the budget exceeds the `peak` of keeping everything."""
-    return max(all_seconds(links), 2 * _over(max(0, peak - budget), bandwidth))
+    return max(all_seconds(ways), 2 * _over(max(0, peak - budget), bandwidth))
 
 
-def bound(links: Links, bandwidth: float, budget: int, again: bool) -> float:
+def bound(ways: Ways, bandwidth: float, budget: int, recomputes: bool) -> float:
     """The seconds that no sequence within the budget goes below, at least `simple_bound`.
 
     Looks at each operation when it runs for the first time. What its backward or a later one reads
     and has no room beside it was sent before it began and comes back after it has ended, or, with
-    `again`, is computed again: then as much of it as pays, in the order of what it takes a byte
-    (a relaxation to parts). The chain's parameter gradients are there; its latency is not counted.
+    `recomputes`, is computed again: then as much of it as pays, in the order of what it takes a
+    byte (a relaxation to parts). The chain's parameter gradients are there; its latency is not
+    counted.
     """
     return max(
-        moment.seconds(min(bandwidth, FASTEST), budget, again) for moment in _moments(links, again)
+        moment.seconds(min(bandwidth, FASTEST), budget, recomputes)
+        for moment in _moments(ways, recomputes)
     )
 
 
@@ -53,14 +55,14 @@ class _Moment:
     sizes: list[int]
     makes: list[float]
 
-    def seconds(self, bandwidth: float, budget: int, again: bool) -> float:
+    def seconds(self, bandwidth: float, budget: int, recomputes: bool) -> float:
         """What a sequence takes at least, by this operation; infinite where it does not fit."""
         if self.needs > budget:
             return math.inf
         over = sum(self.sizes) - (budget - self.needs)
         if over <= 0:
             return self.before + self.during + self.after
-        if not again:
+        if not recomputes:
             return self._takes(_over(over, bandwidth), 0.0)
         return self._least(over, bandwidth)
 
@@ -78,8 +80,8 @@ class _Moment:
             points = [bandwidth * self.before, *self._meets(over, bandwidth, made, taken)]
             sent = np.append(sent, points)
         sent = np.clip(sent, over - most, over)
-        again = np.interp(over - sent, made, taken)
-        pairs = zip(sent.tolist(), again.tolist(), strict=True)
+        remaking = np.interp(over - sent, made, taken)
+        pairs = zip(sent.tolist(), remaking.tolist(), strict=True)
         return min(self._takes(_over(moved, bandwidth), more) for moved, more in pairs)
 
     def _meets(
@@ -96,30 +98,30 @@ class _Moment:
     def _rate(self, index: int) -> float:
         return self.makes[index] / self.sizes[index]
 
-    def _takes(self, moved: float, again: float) -> float:
-        return max(self.before, moved) + self.during + max(self.after + again, moved)
+    def _takes(self, moved: float, remaking: float) -> float:
+        return max(self.before, moved) + self.during + max(self.after + remaking, moved)
 
 
-def _moments(links: Links, again: bool) -> Iterator[_Moment]:
-    """All first forwards, which may keep nothing with `again`, and all backwards."""
-    ways = [link.ways[0] for link in links.links]
-    kept = [links.throughout, *(way.save for way in ways)]
-    makes = [NEVER, *(way.forward_seconds for way in ways)]
-    total, done = all_seconds(links), 0.0
-    for position, way in enumerate(ways, start=1):
+def _moments(ways: Ways, recomputes: bool) -> Iterator[_Moment]:
+    """All first forwards, which may keep nothing with `recomputes`, and all backwards."""
+    first = [one.ways[0] for one in ways.positions]
+    kept = [ways.throughout, *(way.save for way in first)]
+    makes = [NEVER, *(way.forward_seconds for way in first)]
+    total, done = all_seconds(ways), 0.0
+    for position, way in enumerate(first, start=1):
         needs = way.forward_peak
-        if again:
-            needs = min(needs, links.at(position).pass_peak)
-        needs += links.at(len(links)).delta
+        if recomputes:
+            needs = min(needs, ways.at(position).pass_peak)
+        needs += ways.at(len(ways)).delta
         yield _moment(done, way.forward_seconds, total, needs, kept[:position], makes[:position])
         done += way.forward_seconds
     grown = 0
-    for position in range(len(links), 0, -1):
-        way = ways[position - 1]
+    for position in range(len(ways), 0, -1):
+        way = first[position - 1]
         needs = way.backward_peak + grown
         yield _moment(done, way.backward_seconds, total, needs, kept[:position], makes[:position])
         done += way.backward_seconds
-        grown += links.at(position).gradient
+        grown += ways.at(position).gradient
 
 
 def _moment(
@@ -128,27 +130,27 @@ def _moment(
     return _Moment(before, during, max(0.0, total - before - during), needs, sizes, makes)
 
 
-def neediest(links: Links, again: bool) -> tuple[int, Operation]:
+def neediest(ways: Ways, recomputes: bool) -> tuple[int, Operation]:
     """The most bytes that one operation needs with nothing else stored but its input, in all; and
-    which it is. With `again`, positions may run without keeping anything, and whenever a gradient
-    that is small is there."""
+    which it is. With `recomputes`, positions may run without keeping anything, and whenever a
+    gradient that is small is there."""
     found: list[tuple[int, Operation]] = []
-    last, grown = len(links), 0
-    end = least = links.at(last).delta
+    last, grown = len(ways), 0
+    end = least = ways.at(last).delta
     for position in range(last, 0, -1):
-        way, link = links.at(position).ways[0], links.at(position)
-        before = links.at(position - 1) if position > 1 else None
-        source = before.ways[0].save if before else links.throughout
+        way, one = ways.at(position).ways[0], ways.at(position)
+        before = ways.at(position - 1) if position > 1 else None
+        source = before.ways[0].save if before else ways.throughout
         kept = way.forward_peak
-        if again:
-            least = min(least, link.delta + grown)
+        if recomputes:
+            least = min(least, one.delta + grown)
             source = min(source, before.output) if before else source
             if position < last:
-                first = min(link.pass_peak, kept)
+                first = min(one.pass_peak, kept)
                 found.append((source + first + end, Operation("F_ck", position)))
         found.append((source + kept + least, Operation("F_all", position)))
         found.append((source + way.backward_peak + grown, Operation("B", position)))
-        grown += link.gradient
+        grown += one.gradient
     return max(found, key=lambda item: item[0])
 
 

@@ -29,7 +29,7 @@ def run_offload(options: argparse.Namespace) -> None:
     from schemas.machine import read_machine
     from schemas.plan import write_plan
     from schemas.sequence import write_sequence
-    from stages.combine.chain.links import links_of_chain
+    from stages.combine.chain.ways import ways_of_chain
     from stages.combine.offload.plans import LinkedChain
     from stages.combine.offload.registry import planner
 
@@ -37,7 +37,7 @@ def run_offload(options: argparse.Namespace) -> None:
     path = options.chain[0]
     chain = read_chain(path)
     link = host_link(read_machine(options.machine), options.machine)
-    plans = LinkedChain(planner(options.strategy), links_of_chain(chain), link, options.slots)
+    plans = LinkedChain(planner(options.strategy), ways_of_chain(chain), link, options.slots)
     plan, chosen = plan_offload(chain, plans, options.strategy, parse_budget(options.budget))
     digest = store.read(path, CHAIN).digest
     write_sequence(options.out / "sequence.arrow", chosen.sequence if chosen else [], digest)
@@ -108,9 +108,9 @@ def plan_offload(
 
 def _class(plans: LinkedChain) -> tuple[str, str]:
     """What the bound of the plans holds for: one of the sequences, and all of them."""
-    if plans.link.bandwidth == 0 and plans.planner.again:
+    if plans.link.bandwidth == 0 and plans.planner.recomputes:
         return "persistent sequence", "persistent sequences of the chain"
-    if plans.planner.again:
+    if plans.planner.recomputes:
         return "sequence with transfers", "sequences of the chain with transfers"
     return (
         "sequence that runs nothing again",

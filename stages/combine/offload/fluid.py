@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stages.combine.chain.links import Links
+from stages.combine.chain.ways import Ways
 
 Numbers = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -43,19 +43,19 @@ def first_states() -> States:
 class FluidChain:
     """The sizes and times of a chain by position 0..L+1, with a budget and a bandwidth."""
 
-    def __init__(self, links: Links, budget: int, bandwidth: float) -> None:
-        ways = [link.ways[0] for link in links.links]
-        deltas = [0, *(link.delta for link in links.links)]
-        self.length = len(links)
+    def __init__(self, ways: Ways, budget: int, bandwidth: float) -> None:
+        first = [one.ways[0] for one in ways.positions]
+        deltas = [0, *(one.delta for one in ways.positions)]
+        self.length = len(ways)
         self.budget = float(budget)
         self.bandwidth = min(bandwidth, FASTEST)
-        self.kept = np.array([links.throughout, *(way.save for way in ways)], dtype=np.float64)
-        grads = np.array([0, *(link.gradient for link in links.links)], dtype=np.float64)
+        self.kept = np.array([ways.throughout, *(way.save for way in first)], dtype=np.float64)
+        grads = np.array([0, *(one.gradient for one in ways.positions)], dtype=np.float64)
         self.grown: Numbers = grads.sum() - np.cumsum(grads)
-        self.forward = np.array([0.0, *(way.forward_seconds for way in ways)])
-        self.backward = np.array([0.0, *(way.backward_seconds for way in ways)])
-        self.needs_forward = np.array([0, *(way.forward_peak for way in ways)]) + float(deltas[-1])
-        self.needs_backward = np.array([0, *(way.backward_peak for way in ways)]) + self.grown
+        self.forward = np.array([0.0, *(way.forward_seconds for way in first)])
+        self.backward = np.array([0.0, *(way.backward_seconds for way in first)])
+        self.needs_forward = np.array([0, *(way.forward_peak for way in first)]) + float(deltas[-1])
+        self.needs_backward = np.array([0, *(way.backward_peak for way in first)]) + self.grown
 
     def waits(self, position: int, states: States) -> tuple[Numbers, Numbers]:
         """The idle seconds before a forward and after a backward (S eq. 3.6, 3.7); infinite where
@@ -106,18 +106,18 @@ class FluidChain:
         wait = np.maximum(moved / self.bandwidth - free, 0)
         passed = freed = 0.0
         for position in range(self.length, 0, -1):
-            held = needs[position] + stay + np.maximum(moved, 0) - freed
-            over = (held - self.budget) / self.bandwidth - passed
+            there = needs[position] + stay + np.maximum(moved, 0) - freed
+            over = (there - self.budget) / self.bandwidth - passed
             wait = np.where(passed < free, np.maximum(wait, over), wait)
             passed += seconds[position]
             freed += self.kept[position - 1]
         return wait
 
 
-def fluid_seconds(links: Links, budget: int, bandwidth: float, shares: Sequence[float]) -> float:
+def fluid_seconds(ways: Ways, budget: int, bandwidth: float, shares: Sequence[float]) -> float:
     """The seconds of a chain whose positions' inputs leave for those `shares` (of position 0, the
     chain's input, first), infinite where the budget is too small."""
-    chain = FluidChain(links, budget, bandwidth)
+    chain = FluidChain(ways, budget, bandwidth)
     states = first_states()
     for position, share in enumerate(shares, start=1):
         states = chain.step(position, states, share)

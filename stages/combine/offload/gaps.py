@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from schemas.sequence import Operation
-from stages.combine.chain.links import Links
+from schemas.sequence import Operation, with_next
 from stages.combine.chain.replay import Player
-from stages.combine.offload.replay import Store
+from stages.combine.chain.ways import Ways
+from stages.replay.lanes import Store
 
 
 @dataclass(frozen=True)
@@ -41,22 +41,22 @@ class Computation:
         return max(self.needs)
 
 
-def computation(links: Links, sequence: Iterable[Operation]) -> Computation:
+def computation(ways: Ways, sequence: Iterable[Operation]) -> Computation:
     """Plays a sequence and looks for its gaps; the loss is played as a forward and a backward.
 
     Raises ScheduleError where the sequence is not valid.
     """
     steps = apart(sequence)
-    watched = _Watched(links)
+    watched = _Watched(ways)
     needs, seconds = [], []
-    for index, step in enumerate(steps):
+    for index, step, following in with_next(steps):
         before, watched.peak = watched.seconds, 0
         watched.index = index
-        watched.play(index, step, steps[index + 1] if index + 1 < len(steps) else None)
+        watched.play(index, step, following)
         watched.look()
         needs.append(max(watched.peak, watched.stored + watched.delta()))
         seconds.append(watched.seconds - before)
-    last = links.loss_position
+    last = ways.loss_position
     turn = steps.index(Operation("B", last))
     gaps = sorted(watched.gaps, key=lambda gap: (gap.first, gap.made, gap.store))
     return Computation(steps, needs, seconds, turn, gaps)
@@ -87,8 +87,8 @@ def together(sequence: Sequence[Operation], loss: int) -> list[Operation]:
 class _Watched(Player):
     """A player that notes when what is stored was made and last used."""
 
-    def __init__(self, links: Links) -> None:
-        super().__init__(links)
+    def __init__(self, ways: Ways) -> None:
+        super().__init__(ways)
         self.index = -1
         self.made: dict[Store, int] = {(False, 0): -1}
         self.used: dict[Store, int] = {(False, 0): -1}
@@ -114,8 +114,8 @@ class _Watched(Player):
     def _size(self, store: Store) -> int:
         kept, position = store
         if kept:
-            return self.links.at(position).ways[0].save
-        return self.links.at(position).output if position else self.links.throughout
+            return self.ways.at(position).ways[0].save
+        return self.ways.at(position).output if position else self.ways.throughout
 
     def _reads(self, where: str, position: int, plain: bool) -> None:
         super()._reads(where, position, plain)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from schemas.sequence import Kind, Operation
 from stages.combine.offload.gaps import Computation, Gap, together
-from stages.combine.offload.replay import Store
+from stages.replay.lanes import Store
 
 Sent = tuple[int, Store]
 """The step that made what is sent, and what that is."""
@@ -45,7 +45,7 @@ def sends(order: Iterable[Sent]) -> dict[Sent, int]:
 
 
 def stays(
-    made: Computation,
+    computed: Computation,
     gaps: Iterable[Gap],
     budget: int,
     turn: int,
@@ -57,7 +57,7 @@ def stays(
     is free on the other side is used too, so that transfers may wait there as well. What is sent
     later in the `order` than it is made is there until then."""
     chosen = _in_order(gaps, order)
-    slack = [budget - need for need in made.needs]
+    slack = [budget - need for need in computed.needs]
     for gap in chosen:
         for step in range(gap.first, gap.last + 1):
             slack[step] += gap.size
@@ -76,7 +76,7 @@ def stays(
 
 
 def placed(
-    made: Computation, found: Sequence[Stay], loss: int, order: Sequence[Sent]
+    computed: Computation, found: Sequence[Stay], loss: int, order: Sequence[Sent]
 ) -> list[Operation]:
     """The sequence with its transfers."""
     frees: dict[int, list[Operation]] = {}
@@ -91,11 +91,11 @@ def placed(
         fetch = _operation("prefetch", gap.store)
         fetches.setdefault(stay.back, []).append((gap.last, fetch))
     steps: list[Operation] = []
-    for index in range(-1, len(made.steps)):
+    for index in range(-1, len(computed.steps)):
         if index >= 0:
             steps += frees.get(index, [])
             steps += [fetch for _, fetch in sorted(fetches.get(index, []), key=lambda f: f[0])]
-            steps.append(made.steps[index])
+            steps.append(computed.steps[index])
         steps += sent.get(index, [])
     return together(steps, loss)
 

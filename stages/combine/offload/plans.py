@@ -12,19 +12,31 @@ import numpy as np
 from schemas.link import HostLink
 from schemas.sequence import Operation
 from stages.combine.chain.frontier import ChainFrontier, ChainPlan, keep_all_sequence
-from stages.combine.chain.links import Links
+from stages.combine.chain.ways import Ways
 from stages.combine.offload.bound import bound, neediest
 from stages.combine.offload.gaps import Computation, Gap, computation
 from stages.combine.offload.placing import Sent, first_made_first, placed, stays
-from stages.combine.offload.replay import LinkedReplay, Store, linked_replay
+from stages.combine.offload.replay import LinkedReplay, linked_replay
+from stages.replay.lanes import Store
 
 ROUNDING = 1e-9
 PLAYED = 4_000
 """Operations that are placed and played to find a better order of what is sent."""
 FARTHEST = 3
 """How many places later than when it is made something may be tried to be sent, at a time."""
-Best = Callable[[], float]
-"""The seconds of the fastest plan so far, infinite where there is none."""
+
+
+@dataclass(frozen=True)
+class Instance:
+    """What planners plan: a chain with a link, within a `budget` in bytes. Programs may cut memory
+    into `slots`. `fastest` says what the fastest plan so far takes, at first that without a link,
+    infinite where there is none."""
+
+    ways: Ways
+    link: HostLink
+    budget: int
+    slots: int
+    fastest: Callable[[], float]
 
 
 @dataclass(frozen=True)
@@ -38,27 +50,24 @@ class Planner(Protocol):
     """An algorithm that plans a chain with a link."""
 
     @property
-    def again(self) -> bool:
+    def recomputes(self) -> bool:
         """Whether its plans may compute again."""
 
     @property
     def reorders(self) -> bool:
         """Whether what leaves may be sent in another order than it is made in."""
 
-    def sequences(
-        self, links: Links, link: HostLink, budget: int, best: Best, slots: int
-    ) -> Iterable[tuple[Computation, Sequence[Gap]]]:
-        """Sequences without transfers, each with gaps in which something leaves. `best` says what
-        the fastest plan so far takes, at first that without a link."""
+    def sequences(self, instance: Instance) -> Iterable[tuple[Computation, Sequence[Gap]]]:
+        """Sequences without transfers, each with gaps in which something leaves."""
 
 
 class LinkedChain:
     """The plans of one planner for a chain and a link, at any budget in bytes."""
 
-    def __init__(self, planner: Planner, links: Links, link: HostLink, slots: int) -> None:
-        self.planner, self.links, self.link, self.slots = planner, links, link, slots
-        self._without = ChainFrontier(links) if planner.again else None
-        self.keep_all = self._played(keep_all_sequence(links))
+    def __init__(self, planner: Planner, ways: Ways, link: HostLink, slots: int) -> None:
+        self.planner, self.ways, self.link, self.slots = planner, ways, link, slots
+        self._without = ChainFrontier(ways) if planner.recomputes else None
+        self.keep_all = self._played(keep_all_sequence(ways))
         self._known: dict[int, LinkedPlan | None] = {}
 
     @property
@@ -67,15 +76,15 @@ class LinkedChain:
         smallest = self._without.smallest_budget if self._without else self.keep_all.peak
         if self.link.bandwidth == 0:
             return smallest
-        for made in self._leaving():
-            least = least_needed(made)
-            if least < smallest and self._placed(made, made.gaps, least) is not None:
+        for computed in self._leaving():
+            least = least_needed(computed)
+            if least < smallest and self._placed(computed, computed.gaps, least) is not None:
                 smallest = least
         return smallest
 
     def needed(self) -> tuple[int, Operation]:
         """The most that one operation needs, in bytes, and which it is."""
-        return neediest(self.links, self.planner.again)
+        return neediest(self.ways, self.planner.recomputes)
 
     def within(self, budget: int) -> LinkedPlan | None:
         """The fastest plan of at most `budget` bytes; None where none was found."""
@@ -92,26 +101,25 @@ class LinkedChain:
             return self.keep_all.seconds
         if self.link.bandwidth == 0 and self._without is not None:
             return self._without.bound(budget)
-        return bound(self.links, self.link.bandwidth, budget, self.planner.again)
+        return bound(self.ways, self.link.bandwidth, budget, self.planner.recomputes)
 
     def _fastest(self, budget: int) -> LinkedPlan | None:
         without = self._without.within(budget) if self._without else None
         best = None if without is None else self._played(without.sequence)
         if self.link.bandwidth == 0:
             return best
-        bound = self.bound(budget)
+        least = self.bound(budget)
 
         def seconds() -> float:
             return math.inf if best is None else best.seconds
 
         source = None
-        for made, gaps in self.planner.sequences(
-            self.links, self.link, budget, seconds, self.slots
-        ):
-            found = self._placed(made, gaps, budget)
+        instance = Instance(self.ways, self.link, budget, self.slots, seconds)
+        for computed, gaps in self.planner.sequences(instance):
+            found = self._placed(computed, gaps, budget)
             if found is not None and found is _better(best, found):
-                best, source = found, (made, gaps)
-            if seconds() <= bound * (1 + ROUNDING):
+                best, source = found, (computed, gaps)
+            if seconds() <= least * (1 + ROUNDING):
                 return best
         waits = best is not None and best.replay.waited > 0
         if best is not None and source is not None and waits and self.planner.reorders:
@@ -120,66 +128,68 @@ class LinkedChain:
 
     def _leaving(self) -> list[Computation]:
         """The sequences that need the least where all leaves that can."""
-        found = [computation(self.links, keep_all_sequence(self.links))]
-        if self.planner.again:
-            found.append(computation(self.links, pass_first_sequence(self.links)))
+        found = [computation(self.ways, keep_all_sequence(self.ways))]
+        if self.planner.recomputes:
+            found.append(computation(self.ways, pass_first_sequence(self.ways)))
         return found
 
     def _all_leave(self, budget: int) -> LinkedPlan | None:
         """The fastest plan in which all leaves that can."""
         best: LinkedPlan | None = None
-        for made in self._leaving():
-            best = _better(best, self._placed(made, made.gaps, budget))
+        for computed in self._leaving():
+            best = _better(best, self._placed(computed, computed.gaps, budget))
         return best
 
     def _reordered(
-        self, best: LinkedPlan, made: Computation, gaps: Collection[Gap], budget: int
+        self, best: LinkedPlan, computed: Computation, gaps: Collection[Gap], budget: int
     ) -> LinkedPlan:
         """A plan in which what leaves is sent in a better order, where some neighbours or nearly so
         that change places make one: what is made later may be larger, or needed less."""
-        chosen = capped(made, gaps, budget) or []
+        chosen = capped(computed, gaps, budget) or []
         order = first_made_first(chosen)
-        left, apart = PLAYED // len(made.steps), 1
+        left, apart = PLAYED // len(computed.steps), 1
         while left > 0 and apart <= min(FARTHEST, len(order) - 1):
             improved = False
             for place in range(len(order) - apart):
                 moved = [*order[:place], *order[place + 1 : place + apart + 1], order[place]]
                 moved += order[place + apart + 1 :]
-                found = self._in_order(made, chosen, budget, moved)
+                found = self._in_order(computed, chosen, budget, moved)
                 left -= 1
                 if found is not None and found.seconds < best.seconds * (1 - ROUNDING):
                     best, order, improved = found, moved, True
             apart = 1 if improved else apart + 1
         return best
 
-    def _placed(self, made: Computation, gaps: Collection[Gap], budget: int) -> LinkedPlan | None:
+    def _placed(
+        self, computed: Computation, gaps: Collection[Gap], budget: int
+    ) -> LinkedPlan | None:
         """The fastest placing of what leaves; more leaves where that is too little to fit."""
-        chosen = capped(made, gaps, budget)
+        chosen = capped(computed, gaps, budget)
         if chosen is None:
             return None
-        return self._in_order(made, chosen, budget, first_made_first(chosen))
+        return self._in_order(computed, chosen, budget, first_made_first(chosen))
 
     def _in_order(
-        self, made: Computation, chosen: Collection[Gap], budget: int, order: Sequence[Sent]
+        self, computed: Computation, chosen: Collection[Gap], budget: int, order: Sequence[Sent]
     ) -> LinkedPlan | None:
         """The fastest placing of what leaves in an order; None where it does not fit."""
         best: LinkedPlan | None = None
         seen: set[tuple[tuple[int, int], ...]] = set()
-        for turn in (made.turn, made.turn - 1):
+        for turn in (computed.turn, computed.turn - 1):
             for wide in (False, True):
-                found = stays(made, chosen, budget, turn, wide, order)
+                found = stays(computed, chosen, budget, turn, wide, order)
                 key = tuple((stay.out, stay.back) for stay in found or ())
                 if found is None or key in seen:
                     continue
                 seen.add(key)
-                steps = placed(made, found, self.links.loss_position, order)
+                steps = placed(computed, found, self.ways.loss_position, order)
                 best = _better(best, self._played(steps))
         if best is not None and best.replay.host_peak > self.link.room:
             return None
         return best
 
     def _played(self, sequence: list[Operation]) -> LinkedPlan:
-        played = linked_replay(self.links, self.link, sequence)
+        played = linked_replay(self.ways, self.link, sequence)
         return LinkedPlan(played.peak, played.seconds, played.recomputed, sequence, played)
 
 
@@ -189,12 +199,12 @@ def _better(one: LinkedPlan | None, other: LinkedPlan | None) -> LinkedPlan | No
     return min(found, key=lambda plan: (plan.seconds, plan.peak), default=None)
 
 
-def capped(made: Computation, gaps: Collection[Gap], budget: int) -> list[Gap] | None:
+def capped(computed: Computation, gaps: Collection[Gap], budget: int) -> list[Gap] | None:
     """The gaps with as many more as the budget takes: at each time the lowest-numbered of what is
     stored at the highest step (S 4.3, capper). None where that is not enough."""
     chosen = list(gaps)
-    left = [gap for gap in made.gaps if gap not in set(chosen)]
-    needs = np.array(made.needs)
+    left = [gap for gap in computed.gaps if gap not in set(chosen)]
+    needs = np.array(computed.needs)
     for gap in chosen:
         needs[gap.first : gap.last + 1] -= gap.size
     while int(needs.max()) > budget:
@@ -209,23 +219,23 @@ def capped(made: Computation, gaps: Collection[Gap], budget: int) -> list[Gap] |
     return chosen
 
 
-def gaps_of(made: Computation, stores: Collection[Store]) -> list[Gap]:
+def gaps_of(computed: Computation, stores: Collection[Store]) -> list[Gap]:
     """The gaps around the loss of what is stored."""
-    around = [gap for gap in made.gaps if gap.first <= made.turn <= gap.last + 1]
+    around = [gap for gap in computed.gaps if gap.first <= computed.turn <= gap.last + 1]
     return [gap for gap in around if gap.store in stores]
 
 
-def least_needed(made: Computation) -> int:
+def least_needed(computed: Computation) -> int:
     """The bytes that a sequence needs where all leaves that can."""
-    needs = np.array(made.needs)
-    for gap in made.gaps:
+    needs = np.array(computed.needs)
+    for gap in computed.gaps:
         needs[gap.first : gap.last + 1] -= gap.size
     return int(needs.max())
 
 
-def pass_first_sequence(links: Links) -> list[Operation]:
+def pass_first_sequence(ways: Ways) -> list[Operation]:
     """The sequence in which no position keeps more than its output until its backward is next."""
-    last = len(links)
+    last = len(ways)
     steps = [Operation("F_ck", position) for position in range(1, last)]
     steps.append(Operation("loss", last))
     for position in range(last - 1, 0, -1):

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from schemas.sequence import Operation
-from stages.combine.chain.links import Links
 from stages.combine.chain.table import pass_on
-from stages.combine.offload.replay import Store
+from stages.combine.chain.ways import Ways
 from stages.combine.offload.spans import Seconds, Spans
+from stages.replay.lanes import Store
 
 LABELS = 600
 """Labels of a position that are kept."""
@@ -34,25 +34,25 @@ class Relaxed:
 
 
 def pofo(
-    links: Links, spans: Spans, budget: int, limit: float, most: int = 1, labels: int = LABELS
+    ways: Ways, spans: Spans, budget: int, limit: float, most: int = 1, labels: int = LABELS
 ) -> list[Relaxed]:
     """The fastest plans within `budget` bytes, which the spans were made for, that take less than
     `limit` seconds; at most `most`, fastest first, none where there is none."""
-    return list(_Forward(links, spans, budget, limit, labels).plans(most))
+    return list(_Forward(ways, spans, budget, limit, labels).plans(most))
 
 
 class _Forward:
     """The labels of all positions."""
 
-    def __init__(self, links: Links, spans: Spans, budget: int, limit: float, labels: int) -> None:
+    def __init__(self, ways: Ways, spans: Spans, budget: int, limit: float, labels: int) -> None:
         from stages.combine.offload.pofo_compiled import Bounds, Labels, Sizes, spread_labels
 
         chain = spans.chain
-        self.links, self.spans, self.chain = links, spans, chain
+        self.ways, self.spans, self.chain = ways, spans, chain
         self.budget = budget / chain.unit
-        ways = [link.ways[0].save for link in links.links]
-        self.stored = np.array([links.throughout, *ways]) / chain.unit
-        outputs = [links.throughout, *(link.output for link in links.links)]
+        first = [one.ways[0].save for one in ways.positions]
+        self.stored = np.array([ways.throughout, *first]) / chain.unit
+        outputs = [ways.throughout, *(one.output for one in ways.positions)]
         self.outputs = np.array(outputs) / chain.unit
         length = chain.length
         self.labels = np.zeros((2 * (length + 2) * labels + 1, 4))
@@ -130,13 +130,13 @@ class _Forward:
 
 def _early(made: _Forward) -> Seconds:
     """What passing on from s to t needs at most where memory empties from its beginning on."""
-    links, chain = made.links, made.chain
+    ways, chain = made.ways, made.chain
     late = np.zeros((chain.length + 2, chain.length + 1))
     for s in range(1, chain.length + 1):
         found = -np.inf
         for t in range(s, chain.length + 1):
-            source = links.at(t - 1).output if t > s else 0
-            need = (links.at(t).pass_peak + source) / chain.unit
+            source = ways.at(t - 1).output if t > s else 0
+            need = (ways.at(t).pass_peak + source) / chain.unit
             found = max(found, need - chain.rate * (chain.passes[t - 1] - chain.passes[s - 1]))
             late[s, t] = found
     return late

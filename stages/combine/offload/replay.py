@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from schemas.errors import ScheduleError
 from schemas.lanes import LaneStep
 from schemas.link import HostLink
-from schemas.sequence import TRANSFERS, Operation
-from stages.combine.chain.links import Links, Way
+from schemas.sequence import TRANSFERS, Operation, with_next
 from stages.combine.chain.replay import Player
-
-Store = tuple[bool, int]
-"""What is stored: whether it is all that a forward kept, and the position (0: the input)."""
+from stages.combine.chain.ways import Way, Ways
+from stages.replay.lanes import Store
+from stages.replay.link_lanes import LinkLanes
 
 
 @dataclass(frozen=True)
@@ -40,16 +39,15 @@ class LinkedReplay:
     steps: list[LaneStep]
 
 
-def linked_replay(links: Links, link: HostLink, sequence: Sequence[Operation]) -> LinkedReplay:
+def linked_replay(ways: Ways, link: HostLink, sequence: Sequence[Operation]) -> LinkedReplay:
     """Time and peaks of a sequence at true sizes.
 
-    `links` are those of a chain without options, which hold nothing but the chain's input. Raises
+    `ways` are those of a chain without options, which hold nothing but the chain's input. Raises
     ScheduleError naming the step when an operation reads what is not on the device, transfers what
     is not where it should be, or when not every backward has run at the end.
     """
-    player = LinkedPlayer(links, link)
-    for step, action in enumerate(sequence):
-        following = sequence[step + 1] if step + 1 < len(sequence) else None
+    player = LinkedPlayer(ways, link)
+    for step, action, following in with_next(sequence):
         player.play(step, action, following)
     if player.gradient != 0:
         raise ScheduleError(f"the sequence ends before B {player.gradient}")
@@ -59,17 +57,17 @@ def linked_replay(links: Links, link: HostLink, sequence: Sequence[Operation]) -
 class LinkedPlayer(Player):
     """Plays computations as a `Player`, and transfers beside them.
 
-    `clock` is when the compute lane is free and `free_at` when each lane of transfers is. `sent`
-    has what is on the host or on the way to it, with when its transfer ends and, where it was kept,
-    its way; `leaving` what has not been freed since; `arrives` when what was prefetched is there.
+    `clock` is when the compute lane is free; `lanes` are those of transfers. `sent` has what is on
+    the host or on the way to it, with when its transfer ends and, where it was kept, its way;
+    `leaving` what has not been freed since; `arrives` when what was prefetched is there.
     """
 
-    def __init__(self, links: Links, link: HostLink) -> None:
-        super().__init__(links)
+    def __init__(self, ways: Ways, link: HostLink) -> None:
+        super().__init__(ways)
         self.link = link
         self.clock = self.seconds
         self.waited = 0.0
-        self.free_at = {True: 0.0, False: 0.0}
+        self.lanes = LinkLanes(link)
         self.sent: dict[Store, tuple[float, Way | None]] = {}
         self.leaving: set[Store] = set()
         self.arrives: dict[Store, float] = {}
@@ -82,7 +80,7 @@ class LinkedPlayer(Player):
         """Plays one operation; `following` is the next one."""
         where = f"step {step} ({action})"
         known = action.action in TRANSFERS or (action.action == "free" and action.block == 0)
-        if known and not 0 <= action.block <= len(self.links):
+        if known and not 0 <= action.block <= len(self.ways):
             raise ScheduleError(f"{where} is on no position of the chain")
         if action.action in ("offload", "offload_all"):
             self._offload(where, action)
@@ -95,7 +93,7 @@ class LinkedPlayer(Player):
 
     def verdict(self) -> LinkedReplay:
         """What is known when all has been played."""
-        ended = max(self.clock, *self.free_at.values())
+        ended = self.lanes.through(self.clock)
         return LinkedReplay(
             ended, self.waited, self.peak, self.host_peak, self.left, self.returned,
             self.recomputed, self.steps,
@@ -105,8 +103,8 @@ class LinkedPlayer(Player):
         """The bytes of what is stored."""
         kept, position = store
         if kept:
-            return self.links.at(position).ways[0].save
-        return self.links.at(position).output if position else self.links.throughout
+            return self.ways.at(position).ways[0].save
+        return self.ways.at(position).output if position else self.ways.throughout
 
     def _there(self, store: Store) -> bool:
         kept, position = store
@@ -144,10 +142,7 @@ class LinkedPlayer(Player):
         if self.link.bandwidth == 0:
             raise ScheduleError(f"{where} takes a link that has no bandwidth")
         size = self.size(_store(action))
-        free_at = max(self.free_at.values()) if self.link.shared else self.free_at[leaves]
-        start = max(ready, free_at)
-        end = start + self.link.seconds(size)
-        self.free_at[leaves] = end
+        start, end = self.lanes.begin(leaves, ready, self.link.seconds(size))
         if leaves:
             self.host += size
             self.host_peak = max(self.host_peak, self.host)
@@ -165,7 +160,7 @@ class LinkedPlayer(Player):
             if 0 not in self.outputs or store not in self.sent:
                 raise ScheduleError(f"{where} frees the chain's input, which did not leave")
             self.outputs.remove(0)
-            self.stored -= self.links.throughout
+            self.stored -= self.ways.throughout
         else:
             super().play(step, action, None)
         self.waited += self.clock - begun

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stages.combine.chain.links import Links
+from stages.combine.chain.ways import Ways
 from stages.combine.offload.fluid import FluidChain, States, first_states
 from stages.combine.offload.labels import Indices, best_of
 
@@ -28,29 +28,29 @@ class Chosen:
     complete: bool
 
 
-def greedy_set(links: Links, budget: int, peak: int) -> Positions:
+def greedy_set(ways: Ways, budget: int, peak: int) -> Positions:
     """The first activations that together are at least what the `peak` of keeping everything
     exceeds the budget by; none where it does not (S Theorem 8, rounded up)."""
     chosen: list[int] = []
     left = peak - budget
-    for position in range(len(links)):
+    for position in range(len(ways)):
         if left <= 0:
             break
         chosen.append(position)
-        left -= links.at(position).ways[0].save if position else links.throughout
+        left -= ways.at(position).ways[0].save if position else ways.throughout
     return tuple(chosen)
 
 
-def dynprog_sets(links: Links, budget: int, bandwidth: float, most: int = 16) -> Chosen:
+def dynprog_sets(ways: Ways, budget: int, bandwidth: float, most: int = 16) -> Chosen:
     """Sets by S Algorithm 5 (with the "+" that it lacks before its last idle time), at most `most`.
 
     The states are those of the chain's true sizes, and few enough of them are kept where there are
     many (`labels`), in place of slots and of the rounding of S 3.3.3.2.
     """
-    chain = FluidChain(links, budget, bandwidth)
+    chain = FluidChain(ways, budget, bandwidth)
     states, complete = first_states(), True
     trail: list[tuple[Indices, Indices]] = []
-    for position in range(1, len(links) + 1):
+    for position in range(1, len(ways) + 1):
         stays, leaves = chain.step(position, states, 0.0), chain.step(position, states, 1.0)
         both = _joined(stays, leaves)
         count = len(states.seconds)

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from schemas.sequence import Operation
-from stages.combine.chain.links import Links
 from stages.combine.chain.slots import Needs, slot_size
 from stages.combine.chain.table import Steps, pass_on, run_block
+from stages.combine.chain.ways import Ways
 from stages.combine.offload.fluid import FASTEST
 
 Seconds = npt.NDArray[np.float64]
@@ -63,23 +63,23 @@ class SpanChain(NamedTuple):
         return len(self.output) - 1
 
 
-def span_chain(links: Links, limit: int, slots: int, bandwidth: float) -> SpanChain:
+def span_chain(ways: Ways, limit: int, slots: int, bandwidth: float) -> SpanChain:
     """The chain for budgets up to `limit` bytes, the chain's input counted."""
-    length = len(links)
-    needs, ways = Needs(links), [link.ways[0] for link in links.links]
+    length = len(ways)
+    needs, first = Needs(ways), [one.ways[0] for one in ways.positions]
     fitting = int((MOST_NUMBERS / (length * (length + 1) / 2)) ** 0.5) - 1
     unit, _ = slot_size(
-        [*needs.stored(), links.throughout],
+        [*needs.stored(), ways.throughout],
         needs.beside_stored(),
         limit,
         max(2, min(slots, fitting)),
     )
-    stored = np.array([links.throughout, *(way.save for way in ways)], dtype=np.int64)
-    outputs = np.array([links.throughout, *(link.output for link in links.links)], dtype=np.int64)
-    forward = np.array([0.0, *(way.forward_seconds for way in ways)])
-    backward = np.array([0.0, *(way.backward_seconds for way in ways)])
+    stored = np.array([ways.throughout, *(way.save for way in first)], dtype=np.int64)
+    outputs = np.array([ways.throughout, *(one.output for one in ways.positions)], dtype=np.int64)
+    forward = np.array([0.0, *(way.forward_seconds for way in first)])
+    backward = np.array([0.0, *(way.backward_seconds for way in first)])
     rate = min(bandwidth, FASTEST) / unit
-    pass_peak, lag_peak = _passing(links, forward, unit, rate)
+    pass_peak, lag_peak = _passing(ways, forward, unit, rate)
     return SpanChain(
         unit=unit,
         room=limit // unit,
@@ -88,8 +88,8 @@ def span_chain(links: Links, limit: int, slots: int, bandwidth: float) -> SpanCh
         kept=_rounded(stored, unit),
         forward=forward,
         backward=backward,
-        all_peak=np.array([0, *(way.forward_peak for way in ways)]) / unit,
-        back_peak=np.array([0, *(way.backward_peak for way in ways)]) / unit,
+        all_peak=np.array([0, *(way.forward_peak for way in first)]) / unit,
+        back_peak=np.array([0, *(way.backward_peak for way in first)]) / unit,
         beside=needs.beside / unit,
         grown=needs.grown / unit,
         pass_peak=pass_peak,
@@ -104,15 +104,15 @@ def _rounded(sizes: Integers, unit: int) -> Integers:
     return np.diff(np.rint(np.cumsum(sizes) / unit), prepend=0).astype(np.int64)
 
 
-def _passing(links: Links, forward: Seconds, unit: int, rate: float) -> tuple[Seconds, Seconds]:
-    length = len(links)
+def _passing(ways: Ways, forward: Seconds, unit: int, rate: float) -> tuple[Seconds, Seconds]:
+    length = len(ways)
     most = np.zeros((length + 2, length + 1))
     late = np.zeros((length + 2, length + 1))
     for s in range(1, length + 1):
         found = lag = -np.inf
         for r in range(s, length + 1):
-            source = links.at(r - 1).output if r > s else 0
-            need = (links.at(r).pass_peak + source) / unit
+            source = ways.at(r - 1).output if r > s else 0
+            need = (ways.at(r).pass_peak + source) / unit
             found, lag = max(found, need), max(lag - rate * forward[r], need)
             most[s, r], late[s, r] = found, lag
     return most, late
@@ -151,11 +151,11 @@ class Spans:
         return operations
 
 
-def build_spans(links: Links, limit: int, slots: int, bandwidth: float) -> Spans:
+def build_spans(ways: Ways, limit: int, slots: int, bandwidth: float) -> Spans:
     """The table of all spans of a chain for budgets up to `limit` bytes, in about `slots` slots."""
     from stages.combine.offload.spans_compiled import fill
 
-    chain = span_chain(links, limit, slots, bandwidth)
+    chain = span_chain(ways, limit, slots, bandwidth)
     width, rows = chain.room + 1, chain.length * (chain.length + 1) // 2
     cost = np.full((rows, width, width), np.inf)
     fill(cost, chain)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from schemas.blocks import Blocks
 from schemas.contributions import contributions
 from schemas.errors import ModelError
-from schemas.graph import FIXED_KINDS, NONE, Graph, Op
+from schemas.graph import FIXED_KINDS, Graph, Op
 from schemas.pipeline import BACKWARD, FORWARD, LOSS, SUM, Parcel, SharedGradient, Unit
 from schemas.pipeline_plan import PlannedStage
 from stages.combine.pipeline.refusals import check_step
@@ -67,8 +67,8 @@ class _Division:
         self.graph, self.stages, self.ranks = graph, stages, ranks
         self.last = len(stages)
         self.home = _homes(blocks, stages)
-        self.views = {op.id for op in graph.ops if graph.is_view(op)}
-        self.maker = {value: op for op in graph.ops for value in op.outputs if value != NONE}
+        self.views = graph.view_ops()
+        self.maker = graph.makers()
         self.parts = [Part() for _ in range(self.last + 1)]
         self.takers: dict[int, list[Unit]] = {}
         self.gradients = [gradient.gradient for gradient in graph.gradients]
@@ -81,7 +81,7 @@ class _Division:
         wanted = [value for op in sorted(own) for value in graph.ops[op].inputs]
         wanted += [part for part in self.gradients if self._node(part).id in own]
         if stage == self.last:
-            wanted += [output.value for output in graph.outputs if output.value != NONE]
+            wanted += graph.output_values()
         added = self._closure(stage, wanted, own)
         late = set(part.late)
         for op in sorted(added):

@@ -9,7 +9,7 @@ from schemas.arguments import encode_arguments
 from schemas.contributions import contributions
 from schemas.costs import Costs
 from schemas.errors import ScheduleError
-from schemas.graph import LOSS_TARGET, NONE, Gradient, Graph, Op, Output, Value
+from schemas.graph import NONE, Gradient, Graph, Op, Output, Value, loss_op
 from schemas.schedule import Step
 from stages.combine.pipeline.division import Divided, Part
 from stages.combine.schedule.opening import Opener
@@ -114,8 +114,8 @@ def _outputs(graph: Graph, part: Part, last: bool, arriving: set[int]) -> list[O
     """What leaves after the forward, with the tangents that come after it."""
     leaving = list(part.leaves)
     if last:
-        found = [output.value for output in graph.outputs if output.value != NONE]
-        leaving += [value for value in dict.fromkeys(found) if value not in leaving]
+        found = dict.fromkeys(graph.output_values())
+        leaving += [value for value in found if value not in leaving]
     carrying = [value for value in leaving if value not in arriving]
     if part.late and not carrying:
         raise ScheduleError("a stage goes backward without a forward")
@@ -129,20 +129,8 @@ def _outputs(graph: Graph, part: Part, last: bool, arriving: set[int]) -> list[O
 def _ops(graph: Graph, part: Part, outputs: Sequence[Output]) -> list[Op]:
     """The ops of a stage, numbered anew, with a loss between its forward and its backward."""
     read = list(dict.fromkeys(output.value for output in outputs))
-    loss = Op(
-        id=0,
-        target=LOSS_TARGET,
-        phase="loss",
-        arguments=encode_arguments([{"value": value} for value in read], {}),
-        inputs=read,
-        outputs=list(part.late),
-        writes=[],
-        in_place=[],
-        random=False,
-        repeatable=False,
-        module="",
-        source="",
-    )
+    arguments = encode_arguments([{"value": value} for value in read], {})
+    loss = loss_op(0, arguments, read, list(part.late))
     forward = [graph.ops[op] for op in part.forward]
     backward = [replace(graph.ops[op], phase="backward") for op in part.backward]
     return [replace(op, id=place) for place, op in enumerate((*forward, loss, *backward))]

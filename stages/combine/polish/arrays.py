@@ -67,10 +67,7 @@ def arrays(problem: Problem, in_place: bool) -> Arrays:
         seconds=np.array([form.seconds for form in forms], np.float64),
         peak=np.array([form.peak for form in forms], np.int64),
         random=np.array([node.random for node in nodes], np.bool_),
-        once=np.array(
-            [not node.repeatable or bool(stays[node.form(True).outputs].any()) for node in nodes],
-            np.bool_,
-        ),
+        once=np.array([not problem.can_repeat(node) for node in nodes], np.bool_),
         pinned=np.array([not node.repeatable or node.random for node in nodes], np.bool_),
         lasting=np.array([node.repeat is not None for node in nodes], np.bool_),
         input_start=input_start,

@@ -9,8 +9,8 @@ from schemas.actions import Action, Compute, Loss
 from schemas.blocks import Blocks
 from schemas.options import Option
 from schemas.problem import Node, Problem
-from schemas.sequence import NO_OPTION, Operation
-from stages.combine.chain.links import keep_all, options_of
+from schemas.sequence import NO_OPTION, Operation, with_next
+from stages.combine.chain.ways import keep_all, options_of
 from stages.combine.strategies.strategy import Candidate, TrainingStep
 
 
@@ -34,8 +34,7 @@ def executions_of(
     run once or whose outputs the caller holds anyway.
     """
     writer = _Writer(problem, blocks)
-    following = [*sequence[1:], None]
-    for action, after in zip(sequence, following, strict=True):
+    for _, action, after in with_next(sequence):
         if action.action == "loss":
             writer.run([blocks.loss])
             continue

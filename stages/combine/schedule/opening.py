@@ -127,8 +127,8 @@ class _Opening:
         self.runs = runs
         self.linked = linked
         self.away = _Away(graph, linked)
-        self.maker = {value: op for op in graph.ops for value in op.outputs if value != NONE}
-        self.views = {op.id for op in graph.ops if graph.is_view(op)}
+        self.maker = graph.makers()
+        self.views = graph.view_ops()
         self.live: set[int] = set()
         self.values: dict[int, list[int]] = {}
         for value in graph.values:

@@ -14,16 +14,16 @@ class Auto:
 
     def supports(self, step: TrainingStep) -> str:
         """A step that one of them supports; else why the first does not."""
-        said = [strategy.supports(step) for strategy in self._others()]
+        said = [other.supports(step) for other in self._others()]
         return "" if "" in said else said[0]
 
     def candidates(self, step: TrainingStep) -> list[Candidate]:
         """The plans of those that support the step."""
         return [
             candidate
-            for strategy in self._others()
-            if not strategy.supports(step)
-            for candidate in strategy.candidates(step)
+            for other in self._others()
+            if not other.supports(step)
+            for candidate in other.candidates(step)
         ]
 
     def _others(self) -> list[Strategy]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from schemas.strategies import STRATEGIES
 from stages.combine.chain.floated import LONGEST, FloatedChain
 from stages.combine.chain.frontier import spread
-from stages.combine.chain.links import Links, links_of_blocks
+from stages.combine.chain.ways import Ways, ways_of_blocks
 from stages.combine.schedule.executions import candidate_of
 from stages.combine.strategies.strategy import Candidate, TrainingStep
 
@@ -26,7 +26,7 @@ class Floated:
 
     def candidates(self, step: TrainingStep) -> list[Candidate]:
         """The fastest plans at budgets spread over those at which the time falls."""
-        chain = FloatedChain(links_of_blocks(step.blocks, step.options, True))
+        chain = FloatedChain(ways_of_blocks(step.blocks, step.options, True))
         budgets = chain.program.whole.bytes.tolist()
         found = []
         for index in spread(len(budgets), BUDGETS):
@@ -34,9 +34,9 @@ class Floated:
             found.append(candidate_of(step, sequence, f"floating within {budgets[index]} bytes"))
         return found
 
-    def plans_of_chain(self, links: Links, slots: int) -> FloatedChain:
+    def plans_of_chain(self, ways: Ways, slots: int) -> FloatedChain:
         """The plans of a chain from a file; nothing is rounded to slots."""
-        return FloatedChain(links)
+        return FloatedChain(ways)
 
 
 STRATEGY = Floated()

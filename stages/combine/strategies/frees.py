@@ -5,8 +5,8 @@ from __future__ import annotations
 from schemas.strategies import STRATEGIES
 from stages.combine.chain.freed import FreedChain
 from stages.combine.chain.frontier import ChainFrontier, spread
-from stages.combine.chain.links import Links, links_of_blocks
 from stages.combine.chain.search import Search
+from stages.combine.chain.ways import Ways, ways_of_blocks
 from stages.combine.schedule.executions import candidate_of
 from stages.combine.strategies.strategy import Candidate, TrainingStep
 
@@ -31,18 +31,18 @@ class Frees:
 
     def candidates(self, step: TrainingStep) -> list[Candidate]:
         """The fastest plans at budgets spread over the peaks of the persistent ones."""
-        links = links_of_blocks(step.blocks, step.options, True)
-        persistent = ChainFrontier(links).plans()
+        ways = ways_of_blocks(step.blocks, step.options, True)
+        persistent = ChainFrontier(ways).plans()
         chosen = [persistent[index] for index in spread(len(persistent), BUDGETS)]
-        search, made = Search(links), []
+        search, made = Search(ways), []
         for plan in chosen:
             sequence = search.fastest(plan.peak, STATES).sequence or plan.sequence
             made.append(candidate_of(step, sequence, f"search within {plan.peak} bytes"))
         return made
 
-    def plans_of_chain(self, links: Links, slots: int) -> FreedChain:
+    def plans_of_chain(self, ways: Ways, slots: int) -> FreedChain:
         """The plans of a chain from a file; nothing is rounded to slots."""
-        return FreedChain(links)
+        return FreedChain(ways)
 
 
 STRATEGY = Frees()

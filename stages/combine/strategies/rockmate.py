@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from schemas.strategies import STRATEGIES
 from stages.combine.chain.frontier import ChainFrontier
-from stages.combine.chain.links import Links, links_of_blocks
+from stages.combine.chain.ways import Ways, ways_of_blocks
 from stages.combine.strategies.rotor import candidates_of
 from stages.combine.strategies.strategy import Candidate, TrainingStep
 
@@ -21,11 +21,11 @@ class Rockmate:
     def candidates(self, step: TrainingStep) -> list[Candidate]:
         """Plans from keeping everything down to the least memory, with any option for each
         block."""
-        return candidates_of(step, links_of_blocks(step.blocks, step.options))
+        return candidates_of(step, ways_of_blocks(step.blocks, step.options))
 
-    def plans_of_chain(self, links: Links, slots: int) -> ChainFrontier:
+    def plans_of_chain(self, ways: Ways, slots: int) -> ChainFrontier:
         """The plans of a chain from a file."""
-        return ChainFrontier(links, slots)
+        return ChainFrontier(ways, slots)
 
 
 STRATEGY = Rockmate()

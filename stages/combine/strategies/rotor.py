@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from schemas.strategies import STRATEGIES
 from stages.combine.chain.frontier import ChainFrontier, spread
-from stages.combine.chain.links import Links, links_of_blocks
+from stages.combine.chain.ways import Ways, ways_of_blocks
 from stages.combine.schedule.executions import candidate_of
 from stages.combine.strategies.strategy import Candidate, TrainingStep
 
@@ -22,20 +22,20 @@ class Rotor:
 
     def candidates(self, step: TrainingStep) -> list[Candidate]:
         """Plans from keeping everything down to the least memory."""
-        return candidates_of(step, links_of_blocks(step.blocks, step.options, True))
+        return candidates_of(step, ways_of_blocks(step.blocks, step.options, True))
 
-    def plans_of_chain(self, links: Links, slots: int) -> ChainFrontier:
+    def plans_of_chain(self, ways: Ways, slots: int) -> ChainFrontier:
         """The plans of a chain from a file."""
-        return ChainFrontier(links, slots)
+        return ChainFrontier(ways, slots)
 
 
 STRATEGY = Rotor()
 
 
-def candidates_of(step: TrainingStep, links: Links) -> list[Candidate]:
-    """At most `BUDGETS` plans of the dynamic program on `links`, evenly spread over its frontier,
+def candidates_of(step: TrainingStep, ways: Ways) -> list[Candidate]:
+    """At most `BUDGETS` plans of the dynamic program on `ways`, evenly spread over its frontier,
     from most to least memory."""
-    plans = ChainFrontier(links).plans()
+    plans = ChainFrontier(ways).plans()
     found: list[Candidate] = []
     for index in spread(len(plans), BUDGETS):
         plan = plans[index]

@@ -17,7 +17,7 @@ from schemas.problem import Problem
 from schemas.sequence import Operation
 from schemas.strategies import About
 from stages.combine.chain.frontier import ChainPlans
-from stages.combine.chain.links import Links
+from stages.combine.chain.ways import Ways
 
 
 @dataclass(frozen=True)
@@ -69,5 +69,5 @@ class Strategy(Protocol):
 class ChainStrategy(Strategy, Protocol):
     """A way to plan that takes chains from files, too."""
 
-    def plans_of_chain(self, links: Links, slots: int) -> ChainPlans:
+    def plans_of_chain(self, ways: Ways, slots: int) -> ChainPlans:
         """The plans of a chain, by a table of so many slots where there is one."""

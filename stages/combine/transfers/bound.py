@@ -39,9 +39,9 @@ def least_seconds_linked(problem: Problem, budget: int, link: HostLink) -> float
     if moment.missing <= 0:
         return moment.once
     if link.bandwidth == 0:
-        return moment.once + moment.again(moment.missing)
-    sent, again = _segments(moment)
-    return _least(moment, link, sent, again)
+        return moment.once + moment.remaking(moment.missing)
+    sent, remaking = _segments(moment)
+    return _least(moment, link, sent, remaking)
 
 
 def _segments(moment: AtLoss) -> tuple[Numbers, Numbers]:
@@ -57,14 +57,14 @@ def _segments(moment: AtLoss) -> tuple[Numbers, Numbers]:
     return sent, np.interp(moment.missing - sent, made, taken)
 
 
-def _least(moment: AtLoss, link: HostLink, sent: Numbers, again: Numbers) -> float:
+def _least(moment: AtLoss, link: HostLink, sent: Numbers, remaking: Numbers) -> float:
     """The least over what is sent: at the ends of segments, or where two of the limits meet."""
     if len(sent) == 1:
-        sent, again = np.repeat(sent, 2), np.repeat(again, 2)
+        sent, remaking = np.repeat(sent, 2), np.repeat(remaking, 2)
     low, high = sent[:-1], sent[1:]
     with np.errstate(divide="ignore", invalid="ignore"):
-        slope = np.where(high > low, (again[1:] - again[:-1]) / (high - low), 0.0)
-    makes = _Line(again[:-1] - slope * low, slope)
+        slope = np.where(high > low, (remaking[1:] - remaking[:-1]) / (high - low), 0.0)
+    makes = _Line(remaking[:-1] - slope * low, slope)
     moved = np.full(len(low), 1.0 / link.bandwidth)
     limits = [
         _Line(moment.once + makes.start, makes.slope),

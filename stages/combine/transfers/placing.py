@@ -14,6 +14,7 @@ from stages.combine.offload.placing import Sent, Stay, first_made_first, sends, 
 from stages.combine.offload.plans import capped
 from stages.combine.schedule.executions import runs
 from stages.replay.line import Execution, executions
+from stages.replay.link_lanes import LinkLanes
 
 
 @dataclass(frozen=True)
@@ -66,17 +67,19 @@ class Placer:
         there is none. `back` are storages with the places ahead of which they come back; more leave
         where these are too few."""
         played = executions(self.problem, sequence, in_place=True, ceiling=budget)
-        made = self._computation(played)
-        chosen = capped(made, _chosen(made.gaps, back or ()), budget)
+        computed = self._computation(played)
+        chosen = capped(computed, _chosen(computed.gaps, back or ()), budget)
         if chosen is None:
             return None
         order = first_made_first(chosen)
         found = [
-            stays(made, chosen, budget, turn, wide, order)
-            for turn in (made.turn, made.turn - 1)
+            stays(computed, chosen, budget, turn, wide, order)
+            for turn in (computed.turn, computed.turn - 1)
             for wide in (False, True)
         ]
-        for each in self._fastest_first([each for each in found if each is not None], order, made):
+        for each in self._fastest_first(
+            [each for each in found if each is not None], order, computed
+        ):
             placed = self._timed(sequence, each, order, budget)
             if placed is None:
                 continue
@@ -87,14 +90,14 @@ class Placer:
         return None
 
     def _fastest_first(
-        self, found: Sequence[list[Stay]], order: list[Sent], made: Computation
+        self, found: Sequence[list[Stay]], order: list[Sent], computed: Computation
     ) -> list[list[Stay]]:
         """Different stays by the time that they take."""
         known: dict[tuple[tuple[int, int], ...], list[Stay]] = {}
         for each in found:
             known.setdefault(tuple((stay.out, stay.back) for stay in each), each)
         seconds = {
-            key: self._clocks(made.seconds, each, order).seconds for key, each in known.items()
+            key: self._clocks(computed.seconds, each, order).seconds for key, each in known.items()
         }
         return [known[key] for key in sorted(known, key=seconds.__getitem__)]
 
@@ -149,16 +152,14 @@ class Placer:
         for stay in found:
             awaited.setdefault(stay.gap.last + 1, []).append(stay.gap)
             left[stay.gap.store] = left.get(stay.gap.store, 0) + 1
-        clock, free_at = 0.0, {True: 0.0, False: 0.0}
+        clock, lanes = 0.0, LinkLanes(link)
         sent: dict[tuple[bool, int], float] = {}
         comes: dict[Gap, float] = {}
         begins: list[float] = []
         other = most = 0
 
         def transfer(size: int, leaves: bool) -> float:
-            lane_free = max(free_at.values()) if link.shared else free_at[leaves]
-            free_at[leaves] = max(clock, lane_free) + link.seconds(size)
-            return free_at[leaves]
+            return lanes.begin(leaves, clock, link.seconds(size))[1]
 
         for place, own in enumerate(seconds):
             for stay, back in before.get(place, []):
@@ -178,7 +179,7 @@ class Placer:
                     sent[store] = transfer(size, True)
                     other += size
                     most = max(most, other)
-        return Clocks(max(clock, *free_at.values()), most, begins, sent)
+        return Clocks(lanes.through(clock), most, begins, sent)
 
     def _computation(self, played: Sequence[Execution]) -> Computation:
         """The runs as planners of chains with a link see them: what each needs, and the gaps."""

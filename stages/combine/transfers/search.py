@@ -42,7 +42,7 @@ class Effort:
     parts: tuple[float, ...]
     halvings: int
     closer: int
-    again: int
+    rounds: int
     starts: int
 
 
@@ -78,7 +78,7 @@ class Linker:
         for start in starts[: effort.starts]:
             for part in effort.parts:
                 search.look(start, part)
-        for _ in range(effort.again):
+        for _ in range(effort.rounds):
             search.go_on()
         return search.best
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 
 from schemas.problem import Problem
 from stages.combine.treewidth.decomposition import Decomposition
-from stages.combine.unrolled.tasks import repeats
+from stages.replay.line import memory_of_part
 
 LONGEST = 4
 """A schedule that runs more than this many times the nodes of a step is given up."""
@@ -38,7 +38,7 @@ class Recursion:
         self.weight = [
             float(sum(problem.storages[s].bytes for s in node.outputs)) for node in problem.nodes
         ]
-        self.again = [repeats(problem, node) for node in problem.nodes]
+        self.repeatable = [problem.can_repeat(node) for node in problem.nodes]
         self.in_turn = [
             position
             for position, node in enumerate(problem.nodes[: problem.loss + 1])
@@ -128,28 +128,10 @@ class Recursion:
     def _fits(self, part: Collection[int]) -> bool:
         """Whether a part runs within the limit, beside what is kept, when what nothing else reads
         is dropped after its last read."""
-        nodes, storages = self.problem.nodes, self.problem.storages
-        order = sorted(part)
-        last = {s: node for node in order for s in nodes[node].inputs}
-        live = sum(storages[s].bytes for s in self.there)
-        peak = 0
-        for node in order:
-            made = sum(storages[s].bytes for s in nodes[node].outputs)
-            peak = max(peak, live + max(nodes[node].peak, made))
-            live += made
-            used = (*nodes[node].inputs, *nodes[node].outputs)
-            live -= sum(
-                storages[s].bytes
-                for s in used
-                if last.get(s, node) == node and self._ends_in(s, part)
-            )
-        return len(order) < 2 or peak <= self.limit
-
-    def _ends_in(self, storage: int, part: Collection[int]) -> bool:
-        """Whether nothing outside of a part needs a storage."""
-        kind = self.problem.storages[storage]
-        readers = self.problem.readers[storage]
-        return not kind.stays and kind.producer in part and all(r in part for r in readers)
+        if len(part) < 2:
+            return True
+        live = sum(self.problem.storages[s].bytes for s in self.there)
+        return live + memory_of_part(self.problem, part)[0] <= self.limit
 
     def _straight(self, part: Iterable[int], kept: int = -1) -> None:
         """Runs nodes in captured order; but for what `kept` makes nothing is there afterwards."""
@@ -170,7 +152,7 @@ class Recursion:
         """Forgets what can be made again."""
         for storage in storages:
             maker = self.problem.storages[storage].producer
-            if self.again[maker] and storage in self._made(maker):
+            if self.repeatable[maker] and storage in self._made(maker):
                 self.there.discard(storage)
 
     def _rests(self, nodes: set[int]) -> list[list[int]]:

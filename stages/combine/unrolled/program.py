@@ -88,7 +88,7 @@ class Unrolled:
         task = self.tasks.tasks[k]
         first = self.home[k] == t
         late = k in self.backward and self.home[self.backward[k]] == t and bool(task.late)
-        ways = task.first if first else task.late if late else task.again
+        ways = task.first if first else task.late if late else task.further
         if first and len(ways) == 1:
             self.runs[t, k] = [(ways[0], ONE)]
             self.sure += ways[0].seconds

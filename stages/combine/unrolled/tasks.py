@@ -1,7 +1,7 @@
 """What an unrolled program plans: tasks that run in ways, values that pass between them.
 
 Of a step as it stands each node is a task (`tasks_of_nodes`) with one way to run. The forward and
-the backward of a cluster are two tasks (`stages.combine.unrolled.ways`); the forward has a way for
+the backward of a cluster are two tasks (`stages.combine.clusters.ways`); the forward has a way for
 each option and one that keeps nothing, the backward one for each option.
 """
 
@@ -41,12 +41,12 @@ class Way:
 
 @dataclass(frozen=True)
 class Task:
-    """How a task can run `first`, and `again`: not at all where there are no ways. `late` are those
-    in the stage of its backward. `forward` is, of the backward of a cluster, the task that is its
-    forward."""
+    """The ways in which a task can run `first`, and `further` times, which are none where it runs
+    once; `late` are those in the stage of its backward. `forward` is, of the backward of a cluster,
+    the task that is its forward."""
 
     first: tuple[Way, ...]
-    again: tuple[Way, ...] = ()
+    further: tuple[Way, ...] = ()
     late: tuple[Way, ...] = ()
     forward: int = NONE
 
@@ -97,7 +97,7 @@ def tasks_of_nodes(problem: Problem) -> Tasks:
             Task(
                 (_way_of_node(problem, position, node),),
                 (_way_of_node(problem, position, node.form(True)),)
-                if repeats(problem, node)
+                if problem.can_repeat(node)
                 else (),
             )
             for position, node in enumerate(problem.nodes)
@@ -105,11 +105,6 @@ def tasks_of_nodes(problem: Problem) -> Tasks:
         [Value(s.bytes, s.producer, s.stays) for s in problem.storages],
         problem.loss,
     )
-
-
-def repeats(problem: Problem, node: Node) -> bool:
-    """Whether a node can run again: nothing of what it then makes has to stay."""
-    return node.repeatable and not any(problem.storages[s].stays for s in node.form(True).outputs)
 
 
 def _way_of_node(problem: Problem, position: int, form: Node | Repeat) -> Way:
@@ -128,15 +123,15 @@ def _way_of_node(problem: Problem, position: int, form: Node | Repeat) -> Way:
 
 def every_stage(tasks: Tasks) -> list[Stage]:
     """One stage a task, all that can run again before it: as Z 2.1.1 has it."""
-    again = [k for k, task in enumerate(tasks.tasks) if task.again]
-    return [Stage(tuple(k for k in again if k < t), (t,)) for t in range(len(tasks.tasks))]
+    further = [k for k, task in enumerate(tasks.tasks) if task.further]
+    return [Stage(tuple(k for k in further if k < t), (t,)) for t in range(len(tasks.tasks))]
 
 
 def stages_after_loss(tasks: Tasks) -> list[Stage]:
     """All up to the loss in one stage, then one for each task that reads what could have been
     dropped. Only tasks of the forward run again, where this stage or a later one may need them."""
-    repeatable = {k for k in range(tasks.loss) if tasks.tasks[k].again}
-    remade = {d for k in repeatable for d in _reached(tasks, tasks.tasks[k].again, "makes")}
+    repeatable = {k for k in range(tasks.loss) if tasks.tasks[k].further}
+    remade = {d for k in repeatable for d in _reached(tasks, tasks.tasks[k].further, "makes")}
     tails: list[list[int]] = [list(range(tasks.loss + 1))]
     for k in range(tasks.loss + 1, len(tasks.tasks)):
         task = tasks.tasks[k]
@@ -163,7 +158,7 @@ def _makers(tasks: Tasks, wanted: Iterable[int], among: set[int]) -> set[int]:
     pending = list(wanted)
     while pending:
         task = tasks.tasks[pending.pop()]
-        ways = (*task.first, *task.again)
+        ways = (*task.first, *task.further)
         makers = {tasks.values[value].maker for way in ways for value in way.reads}
         makers |= {task.forward}
         new = (makers & among) - found

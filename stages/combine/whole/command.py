@@ -181,9 +181,9 @@ def _kept(task: Task) -> int:
     from stages.replay.line import executions
 
     captured = range(len(task.problem.nodes))
-    runs = executions(task.problem, captured, in_place=False)
+    played = executions(task.problem, captured, in_place=False)
     states = sum(cost.states for cost in task.updates.values())
-    return max(run.peak for run in runs) + states
+    return max(each.peak for each in played) + states
 
 
 def derived(options: argparse.Namespace) -> list[Derived]:

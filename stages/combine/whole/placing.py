@@ -26,11 +26,12 @@ from schemas.actions import (
     Wait,
 )
 from schemas.contributions import contributions
-from schemas.graph import NONE, Op
+from schemas.graph import Op
 from schemas.link import HostLink
 from schemas.schedule import Step
 from schemas.updates import Updates
 from stages.combine.whole.base import Base
+from stages.replay.link_lanes import LinkLanes
 from stages.replay.staging import Staging
 from stages.replay.walk import effects
 
@@ -80,7 +81,6 @@ class _Walk:
     link: HostLink
     out: list[Step] = field(default_factory=list)
     clock: float = 0.0
-    free_at: dict[str, float] = field(default_factory=dict)
     moving: dict[int, float] = field(default_factory=dict)
     ready: dict[int, float] = field(default_factory=dict)
     leaves_at: dict[int, int] = field(default_factory=dict)
@@ -96,13 +96,14 @@ class _Walk:
     def __post_init__(self) -> None:
         graph = self.base.graph
         updates = self.moved.updates
+        self.lanes = LinkLanes(self.link)
         self.sizes = graph.storages
         self.value_of = {graph.values[value].storage: value for value in updates.remote}
         self.there = {graph.values[value].storage for value in updates.there}
         self.parts = contributions(graph)
         self.owner_of = {parts[0]: owner for owner, parts in self.parts.items()}
-        self.maker = {value: op for op in graph.ops for value in op.outputs if value != NONE}
-        self.views = {op.id for op in graph.ops if graph.is_view(op)}
+        self.maker = graph.makers()
+        self.views = graph.view_ops()
         self.queue = deque(window for window in self.moved.windows if window.first >= 0)
         self.backward = min(self.base.wholes.values(), default=len(self.base))
         self.line = self.base.peak.copy()
@@ -145,12 +146,8 @@ class _Walk:
 
     def transfer(self, size: int, leaves: bool, after: float) -> tuple[float, float]:
         """A transfer that goes into its lane, as the referee plays it."""
-        link = self.link
-        lanes = [link.lane(leaves), *([link.lane(not leaves)] if link.shared else [])]
-        start = max(self.clock, after, *(self.free_at.get(lane, 0.0) for lane in lanes))
-        end = start + self.moved.updates.speed.seconds(size, leaves)
-        self.free_at[lanes[0]] = end
-        return start, end
+        seconds = self.moved.updates.speed.seconds(size, leaves)
+        return self.lanes.begin(leaves, max(self.clock, after), seconds)
 
     def act(self, action: Action) -> None:
         self.out.append(Step(action))
@@ -186,10 +183,10 @@ class _Walk:
         size = self.sizes[storage]
         self.waiting -= size
         lane = f"{self.link.to}/compute"
-        start = max(self.clock, self.free_at.get(lane, 0.0))
+        start = max(self.clock, self.lanes.free(lane))
         adding = cost.add_seconds if updates.adds or updates.summed else 0.0
         end = start + adding + (0.0 if updates.adds else cost.away_seconds)
-        self.free_at[lane] = self.moving[storage] = end
+        self.lanes.free_at[lane] = self.moving[storage] = end
         self.copies.append((gradient, end))
         if updates.adds:
             return size
@@ -205,12 +202,12 @@ class _Walk:
     def fetch(self, position: int) -> None:
         """Brings what is used next, as long as there is room and the lane is not busy for long."""
         lane = self.link.lane(False)
-        while self.queue and self.free_at.get(lane, 0.0) <= self.clock + self.moved.slack:
+        while self.queue and self.lanes.free(lane) <= self.clock + self.moved.slack:
             window = self.queue[0]
             if window.storage in self.leaves_at or not self.fits(position, window):
                 return
             self.bring(position, self.queue.popleft())
-        while self.late and self.free_at.get(lane, 0.0) <= self.clock:
+        while self.late and self.lanes.free(lane) <= self.clock:
             storage = self.late[0]
             window = Window(storage, position, len(self.base))
             on_device = storage in self.leaves_at

@@ -107,8 +107,7 @@ def _make(state: State, effect: Effect, op: Op) -> None:
 
 
 def _finish(state: State) -> None:
-    outputs = {output.value for output in state.graph.outputs} - {NONE}
-    missing = sorted(value for value in outputs if not state.is_live(value))
+    missing = sorted(v for v in set(state.graph.output_values()) if not state.is_live(v))
     if missing:
         raise state.refuse(f"the outputs {missing} are not live at the end")
     if state.loss_at < 0 and any(op.target == LOSS_TARGET for op in state.graph.ops):

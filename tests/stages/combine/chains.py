@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from schemas.chain import Chain, Position
-from stages.combine.chain.links import Link, Links, Way
+from stages.combine.chain.ways import PositionWays, Way, Ways
 
 SIZES = st.integers(0, 6)
 QUARTERS = st.integers(0, 24).map(lambda quarters: quarters / 4)
@@ -38,7 +38,7 @@ def chains(draw: st.DrawFn, longest: int = 4) -> Chain:
 
 
 @st.composite
-def ways(draw: st.DrawFn, option: int, output: int, pass_peak: int, spared: float) -> Way:
+def single_ways(draw: st.DrawFn, option: int, output: int, pass_peak: int, spared: float) -> Way:
     save = output + draw(SIZES)
     return Way(
         option=option,
@@ -52,7 +52,7 @@ def ways(draw: st.DrawFn, option: int, output: int, pass_peak: int, spared: floa
 
 
 @st.composite
-def links(draw: st.DrawFn, longest: int = 3, most_ways: int = 3) -> Links:
+def ways(draw: st.DrawFn, longest: int = 3, most_ways: int = 3) -> Ways:
     """Chains whose positions have several ways, and gradients that grow."""
     rows = []
     for _ in range(draw(st.integers(0, longest)) + 1):
@@ -61,6 +61,8 @@ def links(draw: st.DrawFn, longest: int = 3, most_ways: int = 3) -> Links:
         seconds = draw(QUARTERS)
         spared = min(seconds, draw(st.sampled_from([0.0, 0.25, 1.0])))
         numbers = range(1, draw(st.integers(1, most_ways)) + 1)
-        options = [draw(ways(number, output, pass_peak, spared)) for number in numbers]
-        rows.append(Link(output, draw(SIZES), draw(st.integers(0, 3)), seconds, pass_peak, options))
-    return Links(rows, draw(SIZES))
+        options = [draw(single_ways(number, output, pass_peak, spared)) for number in numbers]
+        rows.append(
+            PositionWays(output, draw(SIZES), draw(st.integers(0, 3)), seconds, pass_peak, options)
+        )
+    return Ways(rows, draw(SIZES))

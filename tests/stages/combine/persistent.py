@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from schemas.chain import Chain, Position
-from stages.combine.chain.links import Link, Links
+from stages.combine.chain.ways import PositionWays, Ways
 
 CASES = Path(__file__).parents[2] / "cases" / "remat.json"
 
@@ -24,9 +24,9 @@ class State(NamedTuple):
     next_backward: int
 
 
-def optimum(links: Links, budget: int) -> float:
+def optimum(ways: Ways, budget: int) -> float:
     """The least seconds of a persistent sequence within `budget` bytes, infinite without one."""
-    start = State(frozenset({0}), frozenset(), frozenset(), len(links))
+    start = State(frozenset({0}), frozenset(), frozenset(), len(ways))
     queue: list[tuple[float, int, State]] = [(0.0, 0, start)]
     done: set[State] = set()
     number = 0
@@ -37,58 +37,58 @@ def optimum(links: Links, budget: int) -> float:
         if state in done:
             continue
         done.add(state)
-        for more, peak, after in moves(links, state):
+        for more, peak, after in moves(ways, state):
             if peak <= budget and after not in done:
                 number += 1
                 heapq.heappush(queue, (seconds + more, number, after))
     return float("inf")
 
 
-def moves(links: Links, state: State) -> Iterator[tuple[float, int, State]]:
+def moves(ways: Ways, state: State) -> Iterator[tuple[float, int, State]]:
     """Every action that can follow: its seconds, its peak, and what it leaves."""
-    there = _stored(links, state)
+    there = _stored(ways, state)
     kept = dict(state.kept)
     for position in range(1, state.next_backward + 1):
-        link = links.at(position)
+        one = ways.at(position)
         plain = position - 1 in state.outputs
         if not (plain or position - 1 in kept):
             continue
         if position in kept:
             if position == state.next_backward:
-                yield _backward(links, state, position)
+                yield _backward(ways, state, position)
             continue
         if position in state.outputs:
             continue
-        beside = there + links.at(state.next_backward).delta
+        beside = there + ways.at(state.next_backward).delta
         pinned = state.pinned | {position - 1}
-        if position < len(links):
-            peak = beside + link.pass_peak
+        if position < len(ways):
+            peak = beside + one.pass_peak
             made = state.outputs | {position}
-            yield link.pass_seconds, peak, state._replace(outputs=made, pinned=pinned)
+            yield one.pass_seconds, peak, state._replace(outputs=made, pinned=pinned)
             if plain and position - 1 not in state.pinned and position > 1:
                 gone = made - {position - 1}
-                yield link.pass_seconds, peak, state._replace(outputs=gone)
-        yield from _keeping(links, state, position, link, beside)
+                yield one.pass_seconds, peak, state._replace(outputs=gone)
+        yield from _keeping(ways, state, position, one, beside)
 
 
 def _keeping(
-    links: Links, state: State, position: int, link: Link, beside: int
+    ways: Ways, state: State, position: int, one: PositionWays, beside: int
 ) -> Iterator[tuple[float, int, State]]:
     pinned = state.pinned | {position - 1}
-    for index, way in enumerate(link.ways):
+    for index, way in enumerate(one.ways):
         peak = beside + way.forward_peak
         after = state._replace(kept=state.kept | {(position, index)}, pinned=pinned)
         yield way.forward_seconds, peak, after
-        if position == state.next_backward and position < len(links):
-            more, back, last = _backward(links, after, position)
+        if position == state.next_backward and position < len(ways):
+            more, back, last = _backward(ways, after, position)
             seconds = way.forward_seconds - way.output_seconds + more
             yield seconds, max(peak, back), last
 
 
-def _backward(links: Links, state: State, position: int) -> tuple[float, int, State]:
+def _backward(ways: Ways, state: State, position: int) -> tuple[float, int, State]:
     index = dict(state.kept)[position]
-    way = links.at(position).ways[index]
-    peak = _stored(links, state) - way.save + way.backward_peak
+    way = ways.at(position).ways[index]
+    peak = _stored(ways, state) - way.save + way.backward_peak
     after = State(
         state.outputs - ({position - 1} - {0}),
         state.kept - {(position, index)},
@@ -98,11 +98,11 @@ def _backward(links: Links, state: State, position: int) -> tuple[float, int, St
     return way.backward_seconds, peak, after
 
 
-def _stored(links: Links, state: State) -> int:
-    outputs = sum(links.at(position).output for position in state.outputs if position)
-    kept = sum(links.at(position).ways[index].save for position, index in state.kept)
-    grown = sum(links.at(p).gradient for p in range(state.next_backward + 1, len(links) + 1))
-    return links.throughout + outputs + kept + grown
+def _stored(ways: Ways, state: State) -> int:
+    outputs = sum(ways.at(position).output for position in state.outputs if position)
+    kept = sum(ways.at(position).ways[index].save for position, index in state.kept)
+    grown = sum(ways.at(p).gradient for p in range(state.next_backward + 1, len(ways) + 1))
+    return ways.throughout + outputs + kept + grown
 
 
 def cases() -> list[dict]:

@@ -8,7 +8,7 @@ from schemas.actions import Compute, Free, Loss
 from schemas.errors import ArtifactError, ScheduleError
 from schemas.problem import Problem
 from stages.combine.bounds import least_peak, least_seconds
-from stages.combine.frontier import frontier
+from stages.combine.frontier import Subject, frontier
 from stages.combine.polish.polisher import Polisher
 from stages.combine.schedule.executions import runs
 from stages.combine.schedule.opening import Opener
@@ -55,17 +55,20 @@ def test_blocks_of_another_graph_are_refused() -> None:
     keep_all = Candidate(runs(condensed, [node.op for node in condensed.nodes]), [], "keep all")
     other = Candidate([*keep_all.actions, Compute(99)], [], "other")
     with pytest.raises(ArtifactError, match="none of the graph's"):
-        frontier(graph, "", costs, condensed, strategy("rotor").about, [other], keep_all)
+        frontier(Subject(graph, "", costs, condensed), strategy("rotor").about, [other], keep_all)
     frees = Candidate([*keep_all.actions, Free(0)], [], "frees")
     about = strategy("rotor").about
     with pytest.raises(ScheduleError, match="has a Free"):
-        frontier(graph, "", costs, condensed, about, [frees], keep_all)
+        frontier(Subject(graph, "", costs, condensed), about, [frees], keep_all)
     first, *others = keep_all.actions
     assert isinstance(first, Compute)
     for wrong in (Compute(first.op, 3), Loss(first.op)):
         with pytest.raises(ScheduleError, match="the loss alone is run as one, and what an op ov"):
             frontier(
-                graph, "", costs, condensed, about, [Candidate([wrong, *others], [], "")], keep_all
+                Subject(graph, "", costs, condensed),
+                about,
+                [Candidate([wrong, *others], [], "")],
+                keep_all,
             )
     with pytest.raises(ScheduleError, match="checkpoint makes no plan"):
-        frontier(graph, "", costs, condensed, strategy("checkpoint").about, [], keep_all)
+        frontier(Subject(graph, "", costs, condensed), strategy("checkpoint").about, [], keep_all)

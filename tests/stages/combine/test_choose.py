@@ -12,7 +12,7 @@ from schemas.plan import Plan
 from schemas.problem import Problem
 from stages.combine import choose as room
 from stages.combine.bounds import Proven, least_seconds, proven_seconds
-from stages.combine.frontier import frontier
+from stages.combine.frontier import Subject, frontier
 from stages.combine.polish.polisher import Polisher
 from stages.combine.schedule.executions import runs
 from stages.combine.strategies.registry import strategy
@@ -34,7 +34,7 @@ def chosen(step: Step, budget: str = "80%") -> Plan:
     graph, costs, problem = step
     captured = Candidate(runs(problem, [node.op for node in problem.nodes]), [], "plain")
     about = strategy("rockmate").about
-    made = frontier(graph, "digest", costs, problem, about, [], captured)
+    made = frontier(Subject(graph, "digest", costs, problem), about, [], captured)
     return room.choose(graph, costs, problem, made, budget)[0]
 
 

@@ -17,7 +17,7 @@ from schemas.problem import Problem
 from stages.combine import in_all
 from stages.combine.choose import choose
 from stages.combine.fixed import fixed_bytes
-from stages.combine.frontier import frontier
+from stages.combine.frontier import Subject, frontier
 from stages.combine.schedule.executions import runs
 from stages.combine.strategies.registry import strategy
 from stages.combine.strategies.strategy import Candidate
@@ -47,9 +47,8 @@ def model_on(device: str, build: str = "", workspace: int = 0) -> Model:
     problem = condense(graph, costs)
     captured = Candidate(runs(problem, [node.op for node in problem.nodes]), [], "plain")
     about = strategy("rockmate").about
-    return (
-        graph, costs, problem, frontier(graph, "digest", costs, problem, about, [], captured)
-    )  # fmt: skip
+    made = frontier(Subject(graph, "digest", costs, problem), about, [], captured)
+    return graph, costs, problem, made
 
 
 @pytest.fixture(scope="module")

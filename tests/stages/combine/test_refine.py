@@ -9,7 +9,7 @@ import pytest
 
 from schemas.errors import ArtifactError
 from schemas.frontier import Frontier
-from stages.combine.frontier import frontier
+from stages.combine.frontier import Subject, frontier
 from stages.combine.refine import Player, refined
 from stages.combine.schedule.executions import runs
 from stages.combine.schedule.opening import Opener
@@ -28,7 +28,7 @@ PLAYER = Player(GRAPH, COSTS, Opener(GRAPH, PROBLEM))
 def made() -> Frontier:
     captured = Candidate(runs(PROBLEM, [node.op for node in PROBLEM.nodes]), [], "plain")
     about = strategy("rockmate").about
-    return frontier(GRAPH, "digest", COSTS, PROBLEM, about, [], captured)
+    return frontier(Subject(GRAPH, "digest", COSTS, PROBLEM), about, [], captured)
 
 
 def budgets(made: Frontier) -> range:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -10,6 +11,9 @@ import pytest
 import torch
 
 from schemas.graph import Graph
+from stages.device.factory import Built
+from tests.stages.generate.captures import Captures, stand_in
+from tests.stages.generate.graphed import ROWS, made
 from tests.stages.generate.models import Small
 from tests.stages.generate.plans import generated, recompute, traced
 
@@ -38,3 +42,15 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Planned:
     graph, _ = traced((Small().train(), ((torch.randn(4, 6),), {"scale": 2.0})), "small")
     directory = tmp_path_factory.mktemp("small") / "planned_small"
     return Planned(generated(graph, directory, recompute(graph, 1, 1.0)), graph, directory)
+
+
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> Captures:
+    return stand_in(monkeypatch)
+
+
+@pytest.fixture
+def as_graphs(captures: Captures, tmp_path: Path) -> tuple[ModuleType, Built]:
+    """Normalisation that writes buffers, dropout that draws, two outputs."""
+    torch.manual_seed(0)
+    return made(Small(), tmp_path, ROWS, scale=2.0)

@@ -185,11 +185,11 @@ def test_random_chains(facts: Facts, chance: random.Random) -> None:
         model="random",
         prelude=[],
         prelude_seconds=0.0,
-        held_bytes=sum(facts.problem.storages[s].bytes for s in division.held),
+        held_bytes=sum(facts.problem.storages[s].bytes for s in division.throughout),
         loss=loss.op,
         loss_seconds=loss.seconds,
         loss_peak=loss.peak
-        - sum(facts.problem.storages[s].bytes for s in loss.outputs if s in division.held),
+        - sum(facts.problem.storages[s].bytes for s in loss.outputs if s in division.throughout),
         blocks=[block for block, _ in described],
         distinct={block.digest: problem for block, problem in described},
     )

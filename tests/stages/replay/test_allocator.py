@@ -143,6 +143,9 @@ def test_divisions_by_size() -> None:
     found = parse_settings(text).divisions
     sizes = (32, 64, 128, 256, 512, 1024, 2048, 32768)
     assert [found[size.bit_length() - 1] for size in sizes] == [8, 8, 2, 4, 2, 4, 1, 1]
+    settings = AllocatorSettings(divisions=found)
+    rounded = {65: 72, 127: 128, 129: 192, 200: 256, 257: 320, 1025: 1280, 2049: 2049}
+    assert {size: settings.rounded(size * MIB) // MIB for size in rounded} == rounded
 
 
 def test_settings_are_read() -> None:

@@ -24,15 +24,38 @@ def _without(kind: str) -> Callable[[Pipeline], Pipeline]:
     return change
 
 
-def _swapped(kind: str) -> Callable[[Pipeline], Pipeline]:
-    """A pipeline of which the first rank with two units of a kind runs them the other way round."""
+def _swapped(kind: str, rank: int = -1) -> Callable[[Pipeline], Pipeline]:
+    """A pipeline of which a rank, the last one, runs its units of a kind the other way round."""
 
     def change(pipeline: Pipeline) -> Pipeline:
         actions = [list(rows) for rows in pipeline.actions]
-        rows = actions[-1]
+        rows = actions[rank]
         one, other = [at for at, action in enumerate(rows) if action.kind == kind][:2]
         rows[one], rows[other] = rows[other], rows[one]
         return replace(pipeline, actions=actions)
+
+    return change
+
+
+def _moved(kind: str, place: int) -> Callable[[Pipeline], Pipeline]:
+    """A pipeline whose last rank does its first action of a kind at another place."""
+
+    def change(pipeline: Pipeline) -> Pipeline:
+        *others, last = (list(rows) for rows in pipeline.actions)
+        action = next(action for action in last if action.kind == kind)
+        last.remove(action)
+        last.insert(place, action)
+        return replace(pipeline, actions=[*others, last])
+
+    return change
+
+
+def _stage(**changes: object) -> Callable[[Pipeline], Pipeline]:
+    """A pipeline whose last stage is said to be another."""
+
+    def change(pipeline: Pipeline) -> Pipeline:
+        *others, last = pipeline.stages
+        return replace(pipeline, stages=[*others, replace(last, **changes)])  # type: ignore[arg-type]
 
     return change
 
@@ -60,14 +83,20 @@ def _ranks(pipeline: Pipeline) -> Pipeline:
     return replace(pipeline, shared=shared)
 
 
-def _bytes(pipeline: Pipeline) -> Pipeline:
-    first, *others = pipeline.parcels
-    return replace(pipeline, parcels=[replace(first, bytes=first.bytes + 1), *others])
+def _parcel(number: int, **changes: object) -> Callable[[Pipeline], Pipeline]:
+    """A pipeline one of whose parcels is another."""
+
+    def change(pipeline: Pipeline) -> Pipeline:
+        parcels = list(pipeline.parcels)
+        parcels[number] = replace(parcels[number], **changes)  # type: ignore[arg-type]
+        return replace(pipeline, parcels=parcels)
+
+    return change
 
 
-def _taker(pipeline: Pipeline) -> Pipeline:
-    first, *others = pipeline.parcels
-    return replace(pipeline, parcels=[replace(first, takers=[]), *others])
+def _none_of_the_models(pipeline: Pipeline) -> Pipeline:
+    first, *others = pipeline.shared
+    return replace(pipeline, shared=[replace(first, value=pipeline.parcels[0].value), *others])
 
 
 def _twice(pipeline: Pipeline) -> Pipeline:
@@ -85,9 +114,24 @@ CHANGES: list[tuple[Callable[[Pipeline], Pipeline], str]] = [
     (_parts, "has not all of its parts"),
     (_order, "has not all of its parts"),
     (_ranks, "does not come to all ranks"),
-    (_bytes, "has other bytes than its storage"),
-    (_taker, "nobody takes parcel 0"),
+    (_parcel(0, bytes=33), "has other bytes than its storage"),
+    (_parcel(0, takers=[]), "nobody takes parcel 0"),
     (_twice, "has not once the forward"),
+    (_stage(first=9), "stage 2 does not begin where the one before it ends"),
+    (_stage(last=0), "stage 2 does not begin where the one before it ends"),
+    (_stage(draws=False), "stage 2 draws random numbers or not"),
+    (lambda p: replace(p, parcels=[*p.parcels, p.parcels[0]]), "two parcels are the same"),
+    (_parcel(0, maker=(2, "forward")), "stage 2 does not make parcel 0"),
+    (_parcel(4, takers=[(1, "backward")]), "stage 1 does not read parcel 4"),
+    (lambda p: replace(p, shared=[*p.shared, p.shared[0]]), "a gradient is shared twice"),
+    (_none_of_the_models, "a shared gradient is none of the model's"),
+    (_moved("draw", 1), "the draw of .* is not the first"),
+    (_moved("send", 1), "has nothing to send"),
+    (_moved("share", 1), "comes before the gradient is whole"),
+    (_moved("backward", 1), "the backward .* comes too early"),
+    (_moved("backward", 0), "the backward .* comes too early"),
+    (_moved("forward", 1), "the forward of 2 on microbatch 0, .* lacks value 15"),
+    (_swapped("forward", 0), "the forward of 1 on microbatch 1, .* comes too early"),
 ]
 
 

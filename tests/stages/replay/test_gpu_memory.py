@@ -176,6 +176,10 @@ def test_new_inputs_are_made_while_the_old_ones_are_there() -> None:
     found = taken(inputs_of(graph, 15 * MIB), costs)
     assert found.most.reserved == (32 + 16) * MIB
     assert found.renewed == (32 + 16 + 30) * MIB
+    graph, costs = step(700, 3 * MIB)
+    found = taken(inputs_of(graph, 40 * MIB), costs)
+    assert found.most.reserved == (2 + 20 + 40) * MIB
+    assert found.renewed == found.most.reserved + 40 * MIB
 
 
 def test_a_segment_taken_ahead_serves_blocks_of_many_sizes() -> None:

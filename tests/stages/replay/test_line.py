@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.problem import Node, Problem, Repeat
-from stages.replay.line import executions
+from schemas.problem import Node, Problem, Repeat, Storage
+from stages.replay.line import executions, memory_of_part
 from tests.stages.combine.problems import problems, sequences
 
 
@@ -64,3 +64,37 @@ def test_the_line_is_that_of_looking_ahead_at_each_step(
             assert (run.reuse, run.seconds) == (None, form.seconds)
             assert run.peak == plain
         live = after
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems(repeats=True), st.data())
+def test_a_part_keeps_what_it_reads_later_and_what_others_need(
+    problem: Problem, data: st.DataObject
+) -> None:
+    part = data.draw(st.sets(st.integers(0, len(problem.nodes) - 1)))
+
+    def there(storage: int, position: int) -> bool:
+        made = problem.storages[storage]
+        later = [r for r in problem.readers[storage] if r not in part or r >= position]
+        return made.producer in part and made.producer < position and (made.stays or bool(later))
+
+    def live(position: int) -> int:
+        storages = range(len(problem.storages))
+        return sum(problem.storages[s].bytes for s in storages if there(s, position))
+
+    peaks = [live(position) + problem.nodes[position].peak for position in part]
+    assert memory_of_part(problem, part) == (max(peaks, default=0), live(len(problem.nodes)))
+
+
+def test_a_random_state_is_there_from_the_first_of_three_runs_to_the_last() -> None:
+    nodes = [
+        Node(0, "forward", 1.0, 4, [], [0], [], True, True),
+        Node(1, "loss", 1.0, 1, [0], [1], [], False, False),
+        Node(2, "backward", 1.0, 1, [0], [2], [], False, True),
+        Node(3, "backward", 1.0, 1, [0], [3], [], False, True),
+    ]
+    storages = [Storage(4, 0, False, False), Storage(1, 1, True, False)]
+    storages += [Storage(1, place, False, True) for place in (2, 3)]
+    played = executions(Problem(nodes, storages, 2), [0, 1, 0, 2, 0, 3], False)
+    assert [run.before for run in played] == [0, 2 + 4, 2 + 1, 2 + 1 + 4, 2 + 1 + 1, 1 + 1 + 4]
+    assert [run.peak for run in played] == [6, 7, 3 + 2 + 4, 8, 4 + 2 + 4, 7]

@@ -25,6 +25,7 @@ from schemas.schedule import Step
 from stages.combine.schedule.opening import Opener
 from stages.replay.condense import condense
 from stages.replay.referee import replay
+from stages.replay.rules.registry import RULE_OF
 from tests.stages.combine.problems import two_layers
 from tests.stages.replay.graphs import batch_norm, graph_of, three_parts
 
@@ -144,6 +145,19 @@ def test_the_loss_runs_once() -> None:
     refused(graph, costs, [*steps, steps[place]], "the loss runs again")
 
 
+def test_what_the_loss_leaves_beyond_tangents_is_there_from_then_on() -> None:
+    graph, costs = graph_of(two_layers(), views=False)
+    steps = opened(graph, costs, [0, 1, 2, 3])
+    loss = costs.of(graph, graph.ops[2])
+    left = with_fields(loss, net=loss.net + 3, peak=loss.peak + 3)
+    others = [row for row in costs.rows.values() if row != loss]
+    more = replay(graph, Costs([*others, left], costs.device), steps)
+    plain = replay(graph, costs, steps)
+    place = steps.index(Step(Loss(2)))
+    grown = [step.live - before.live for step, before in zip(more.steps, plain.steps, strict=True)]
+    assert grown == [0] * place + [3] * (len(steps) - place)
+
+
 def test_an_op_that_must_run_once_does_not_run_again() -> None:
     graph, costs = graph_of(two_layers(), views=False)
     steps = opened(graph, costs, [0, 1, 2, 0, 3])
@@ -220,6 +234,13 @@ def test_a_view_that_takes_the_bytes_of_what_it_views_is_refused() -> None:
     taken = [over if step == making else step for step in steps]
     costs = Costs(rows, costs.device)
     refused(with_fields(graph, ops=ops), costs, taken, "is a view of a storage that is not live")
+
+
+def test_an_action_without_a_rule_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, costs = graph_of(two_layers(), views=False)
+    steps = opened(graph, costs, [0, 1, 2, 3])
+    monkeypatch.delitem(RULE_OF, Free)
+    refused(graph, costs, steps, "free is not possible on one device")
 
 
 def test_ids_out_of_range_are_refused() -> None:

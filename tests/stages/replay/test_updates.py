@@ -144,6 +144,7 @@ def test_updates_in_the_other_memory_that_could_not_be() -> None:
     refused("gradient is on its way", Offload(GRADIENT), update, updates=AWAY)
     refused("is freed while it is on its way", *SENT, update, FreeCopy(GRADIENT), updates=AWAY)
     refused("the gradient in value 5 leaves", *SENT, update, updates=None)
+    refused("the gradient in value 5 is freed", Free(GRADIENT), updates=AWAY)
     early: Away = {UPDATED: [Offload(GRADIENT)]}
     refused("the gradient in value 5 leaves", update, updates=AWAY, before=early)
     refused("are never freed", *SENT, update, updates=AWAY)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from schemas.problem import Node, Problem, Repeat, Storage
 from stages.solve.checkmate import Stage
-from stages.solve.hand import without_useless
+from stages.solve.hand import needed_only
 from stages.solve.simulate import Figures, Run, check_order, simulate
 
 
@@ -113,7 +113,7 @@ def every_run(problem: Problem, stages: list[Stage]) -> Iterator[tuple[Run, Figu
             order += [k for k in stage.candidates if (t, k) in again]
             order += stage.tail
         loss = order.index(problem.loss)
-        run = without_useless(problem, Run(tuple(order[:loss]), tuple(order[loss + 1 :])))
+        run = needed_only(problem, Run(tuple(order[:loss]), tuple(order[loss + 1 :])))
         try:
             check_order(problem, [*run.forward, problem.loss, *run.backward])
         except ValueError:

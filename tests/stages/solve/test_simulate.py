@@ -18,9 +18,9 @@ from stages.solve.hand import (
     droppable,
     forward_nodes,
     keep_all,
+    needed_only,
     output_only,
     recompute_cheap,
-    without_useless,
 )
 from stages.solve.simulate import Run, simulate
 from tests.stages.combine.problems import problems
@@ -143,7 +143,7 @@ def test_hand_made_runs_can_run(problem: Problem) -> None:
         simulate(problem, run)
         assert run.forward == forward_nodes(problem)
         assert [k for k in run.backward if k > problem.loss] == list(backward_nodes(problem))
-        assert without_useless(problem, run) == run
+        assert needed_only(problem, run) == run
 
 
 @settings(deadline=None, max_examples=200)

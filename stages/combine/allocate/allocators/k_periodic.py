@@ -4,7 +4,7 @@ of the stages that had more than k in flight, and takes (k+1)/k of the period.""
 from __future__ import annotations
 
 from schemas.allocators import ALLOCATORS
-from stages.combine.allocate.allocator import Answer, Request
+from stages.combine.allocate.allocator import Answer, Instance
 from stages.combine.allocate.contiguous import ALL, Kept, least_feasible, partition
 from stages.combine.allocate.groups import one_f_one_b
 from stages.combine.allocate.layers import NO_LIMIT
@@ -15,29 +15,31 @@ class KPeriodic:
 
     about = ALLOCATORS["k_periodic"]
 
-    def allocate(self, request: Request) -> Answer | None:
+    def allocate(self, instance: Instance) -> Answer | None:
         """The contiguous allocation and the k with the fewest ticks a batch."""
-        blind = least_feasible(request.layers.without_memory(), request.names, NO_LIMIT)
+        blind = least_feasible(instance.layers.without_memory(), instance.names, NO_LIMIT)
         assert blind is not None, "one stage takes everything where memory has no limit"
-        bound = blind[0] if request.layers.menu is None else request.lower_bound
-        answers = [answer for kept in _choices(request) if (answer := _with(request, kept, bound))]
+        bound = blind[0] if instance.layers.menu is None else instance.lower_bound
+        answers = [
+            answer for kept in _choices(instance) if (answer := _with(instance, kept, bound))
+        ]
         return min(answers, key=lambda answer: answer.ticks, default=None)
 
 
-def _choices(request: Request) -> list[Kept]:
+def _choices(instance: Instance) -> list[Kept]:
     """All batches, or k of k+1. No more than 2P - 1 groups pay, one for each stage and link."""
-    if request.k is not None:
-        return [Kept(request.k, request.k + 1)]
-    devices = min(len(request.names), request.layers.count)
+    if instance.k is not None:
+        return [Kept(instance.k, instance.k + 1)]
+    devices = min(len(instance.names), instance.layers.count)
     return [ALL, *(Kept(k, k + 1) for k in range(1, 2 * devices - 1))]
 
 
-def _with(request: Request, kept: Kept, bound: float) -> Answer | None:
-    if request.period is None:
-        found = least_feasible(request.layers, request.names, request.memory, kept)
+def _with(instance: Instance, kept: Kept, bound: float) -> Answer | None:
+    if instance.period is None:
+        found = least_feasible(instance.layers, instance.names, instance.memory, kept)
     else:
-        period = request.period * kept.kept // kept.turns
-        asked = partition(request.layers, request.names, request.memory, period, kept)
+        period = instance.period * kept.kept // kept.turns
+        asked = partition(instance.layers, instance.names, instance.memory, period, kept)
         found = None if asked is None else (period, asked)
     if found is None:
         return None

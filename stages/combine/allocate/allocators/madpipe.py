@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from schemas.allocators import ALLOCATORS
 from stages.combine.allocate.allocation import Stage
-from stages.combine.allocate.allocator import Answer, Request
+from stages.combine.allocate.allocator import Answer, Instance
 from stages.combine.allocate.allocators.one_f_one_b import ALLOCATOR as CONTIGUOUS
 from stages.combine.allocate.integer import Limits
 from stages.combine.allocate.menu import InnerPlan
@@ -24,27 +24,27 @@ class Madpipe:
 
     about = ALLOCATORS["madpipe"]
 
-    def allocate(self, request: Request) -> Answer | None:
+    def allocate(self, instance: Instance) -> Answer | None:
         """The best allocation found, None where none fits. Where stages may compute again, it is
         no worse than where they may not."""
-        answers = [self._best(request)]
-        if request.layers.menu is not None:
-            keeping = replace(request.layers, menu=None)
-            answers.append(self._best(replace(request, layers=keeping)))
+        answers = [self._best(instance)]
+        if instance.layers.menu is not None:
+            keeping = replace(instance.layers, menu=None)
+            answers.append(self._best(replace(instance, layers=keeping)))
         found = [answer for answer in answers if answer is not None]
         best = min(found, key=lambda answer: answer.ticks, default=None)
-        return None if best is None else replace(best, bound=request.lower_bound)
+        return None if best is None else replace(best, bound=instance.lower_bound)
 
-    def _best(self, request: Request) -> Answer | None:
-        layers, memory = request.layers, request.memory
-        contiguous = CONTIGUOUS.allocate(replace(request, period=None))
+    def _best(self, instance: Instance) -> Answer | None:
+        layers, memory = instance.layers, instance.memory
+        contiguous = CONTIGUOUS.allocate(replace(instance, period=None))
         best = None if contiguous is None else (contiguous.allocation, contiguous.timing)
         below = max(layers.longest, 1) + 1 if best is None else best[1].period
-        if request.period is not None:
-            below = min(below, request.period + 1)
+        if instance.period is not None:
+            below = min(below, instance.period + 1)
         clock = False
         seen: set[tuple[tuple[Stage, ...], tuple[InnerPlan, ...]]] = set()
-        for least, allocation in allocations(layers, request.names, memory, below):
+        for least, allocation in allocations(layers, instance.names, memory, below):
             key = (allocation.stages, allocation.inner)
             if least >= below or len(seen) == SCHEDULES or key in seen:
                 continue
@@ -53,10 +53,10 @@ class Madpipe:
             clock = clock or found.clock
             if found.timing is not None:
                 best, below = (allocation, found.timing), found.timing.period
-        if best is None or (request.period is not None and best[1].period > request.period):
+        if best is None or (instance.period is not None and best[1].period > instance.period):
             return None
         solver = "dynamic program, HiGHS" if seen else "dynamic program, 1F1B*"
-        return Answer(*best, request.lower_bound, solver, clock)
+        return Answer(*best, instance.lower_bound, solver, clock)
 
 
 ALLOCATOR = Madpipe()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from schemas.allocators import ALLOCATORS
-from stages.combine.allocate.allocator import Answer, Request
+from stages.combine.allocate.allocator import Answer, Instance
 from stages.combine.allocate.contiguous import least_feasible, least_peak_at
 from stages.combine.allocate.groups import one_f_one_b
 
@@ -16,18 +16,18 @@ class OneFOneB:
 
     about = ALLOCATORS["one_f_one_b"]
 
-    def allocate(self, request: Request) -> Answer | None:
+    def allocate(self, instance: Instance) -> Answer | None:
         """The best contiguous allocation, None where none fits."""
-        best = least_feasible(request.layers, request.names, request.memory)
+        best = least_feasible(instance.layers, instance.names, instance.memory)
         if best is None:
             return None
         period, allocation = best
-        bound = period if request.layers.menu is None else request.lower_bound
-        if request.period is not None:
-            asked = least_peak_at(request.layers, request.names, request.memory, request.period)
+        bound = period if instance.layers.menu is None else instance.lower_bound
+        if instance.period is not None:
+            asked = least_peak_at(instance.layers, instance.names, instance.memory, instance.period)
             if asked is None:
                 return None
-            return Answer(asked, one_f_one_b(asked, request.period), bound, SOLVER)
+            return Answer(asked, one_f_one_b(asked, instance.period), bound, SOLVER)
         return Answer(allocation, one_f_one_b(allocation, period), bound, SOLVER)
 
 

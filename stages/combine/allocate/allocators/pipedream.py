@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from schemas.allocators import ALLOCATORS
 from stages.combine.allocate.allocation import Allocation
-from stages.combine.allocate.allocator import Answer, Request
+from stages.combine.allocate.allocator import Answer, Instance
 from stages.combine.allocate.contiguous import least_feasible
 from stages.combine.allocate.groups import fits_at, least_period, one_f_one_b
 from stages.combine.allocate.layers import NO_LIMIT
@@ -16,16 +16,16 @@ class Pipedream:
 
     about = ALLOCATORS["pipedream"]
 
-    def allocate(self, request: Request) -> Answer | None:
+    def allocate(self, instance: Instance) -> Answer | None:
         """The partition with the least period, at the least one that memory allows it."""
-        found = least_feasible(request.layers.without_memory(), request.names, NO_LIMIT)
+        found = least_feasible(instance.layers.without_memory(), instance.names, NO_LIMIT)
         assert found is not None, "one stage takes everything where memory has no limit"
         bound, blind = found
-        allocation = Allocation(request.layers, blind.stages, request.names)
-        period = request.period
+        allocation = Allocation(instance.layers, blind.stages, instance.names)
+        period = instance.period
         if period is None:
-            period = least_period(allocation, request.memory)
-        elif not fits_at(allocation, request.memory, period):
+            period = least_period(allocation, instance.memory)
+        elif not fits_at(allocation, instance.memory, period):
             return None
         if period is None:
             return None

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from schemas.allocators import ALLOCATORS
 from stages.combine.allocate.allocation import Allocation
-from stages.combine.allocate.allocator import Answer, Request
+from stages.combine.allocate.allocator import Answer, Instance
 from stages.combine.allocate.allocators.madpipe import ALLOCATOR as MADPIPE
 from stages.combine.allocate.assignment import assign
 from stages.combine.allocate.integer import MARGIN, Limits
@@ -25,18 +25,18 @@ class PipelineIlp:
 
     about = ALLOCATORS["pipeline_ilp"]
 
-    def allocate(self, request: Request) -> Answer | None:
+    def allocate(self, instance: Instance) -> Answer | None:
         """The best allocation and schedule found, None where none fits."""
-        layers, names, memory = request.layers, request.names, request.memory
-        start = MADPIPE.allocate(replace(request, period=None))
+        layers, names, memory = instance.layers, instance.names, instance.memory
+        start = MADPIPE.allocate(replace(instance, period=None))
         best = None if start is None else (start.allocation, start.timing)
         # Far above what one device takes for all, or the margin of a bound would rule that out.
         below = 2 * max(layers.all_ticks, 1) if best is None else best[1].period
         bound, clock = float(below), False
         excluded: list[Allocation] = []
-        while len(excluded) < ALLOCATIONS and below > request.lower_bound:
-            if request.period is not None and best and best[1].period <= request.period:
-                bound = min(bound, request.lower_bound)
+        while len(excluded) < ALLOCATIONS and below > instance.lower_bound:
+            if instance.period is not None and best and best[1].period <= instance.period:
+                bound = min(bound, instance.lower_bound)
                 break
             found = assign(layers, names, memory, below, excluded, ASSIGN)
             clock = clock or found.clock
@@ -54,10 +54,10 @@ class PipelineIlp:
             bound = min(bound, split.bound)
             excluded.append(found.allocation)
         else:
-            bound = min(bound, request.lower_bound)
-        if best is None or (request.period is not None and best[1].period > request.period):
+            bound = min(bound, instance.lower_bound)
+        if best is None or (instance.period is not None and best[1].period > instance.period):
             return None
-        bound = max(min(bound, best[1].period), request.lower_bound)
+        bound = max(min(bound, best[1].period), instance.lower_bound)
         return Answer(*best, bound, "HiGHS, integer programs", clock)
 
 

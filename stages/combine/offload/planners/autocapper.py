@@ -6,13 +6,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from schemas.link import HostLink
 from schemas.strategies import SLOTS
 from stages.combine.chain.frontier import keep_all_sequence
-from stages.combine.chain.links import Links
 from stages.combine.chain.table import Table, build_table
+from stages.combine.chain.ways import Ways
 from stages.combine.offload.gaps import Computation, Gap, computation
-from stages.combine.offload.plans import Best
+from stages.combine.offload.plans import Instance
 
 LIMITS = 40
 """Memory limits that sequences are made for, from the budget to what keeping everything takes."""
@@ -21,35 +20,34 @@ LIMITS = 40
 class Autocapper:
     """The fastest of some sequences for more memory than there is."""
 
-    again = True
+    recomputes = True
     reorders = True
 
-    def sequences(
-        self, links: Links, link: HostLink, budget: int, best: Best, slots: int
-    ) -> Iterator[tuple[Computation, Sequence[Gap]]]:
+    def sequences(self, instance: Instance) -> Iterator[tuple[Computation, Sequence[Gap]]]:
         """Sequences from the one for the budget to the one that keeps everything; what leaves is
         what has to (`plans.capped`)."""
-        whole = computation(links, keep_all_sequence(links))
-        yield from capped_sequences(links, rotor_table(links, whole), whole, budget)
+        ways = instance.ways
+        whole = computation(ways, keep_all_sequence(ways))
+        yield from capped_sequences(ways, rotor_table(ways, whole), whole, instance.budget)
 
 
-def rotor_table(links: Links, whole: Computation) -> Table:
+def rotor_table(ways: Ways, whole: Computation) -> Table:
     """Rotor's program up to what keeping everything takes."""
-    return build_table(links, whole.peak - links.throughout, SLOTS)
+    return build_table(ways, whole.peak - ways.throughout, SLOTS)
 
 
 def capped_sequences(
-    links: Links, table: Table, whole: Computation, budget: int, limits: int = LIMITS
+    ways: Ways, table: Table, whole: Computation, budget: int, limits: int = LIMITS
 ) -> Iterator[tuple[Computation, Sequence[Gap]]]:
     """Sequences for `limits` memories from the budget up, each with no gaps."""
     yield whole, ()
     times, known = table.times, set()
     for limit in np.linspace(whole.peak, budget, limits, endpoint=True).astype(np.int64):
-        room = times.slots.room(int(limit) - links.throughout)
+        room = times.slots.room(int(limit) - ways.throughout)
         if room < 0 or not np.isfinite(times.lost[room]) or float(times.lost[room]) in known:
             continue
         known.add(float(times.lost[room]))
-        yield computation(links, table.sequence(room)), ()
+        yield computation(ways, table.sequence(room)), ()
 
 
 PLANNER = Autocapper()

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from schemas.link import HostLink
 from stages.combine.chain.frontier import keep_all_sequence
-from stages.combine.chain.links import Links
 from stages.combine.offload.gaps import Computation, Gap, computation
-from stages.combine.offload.plans import Best, gaps_of
-from stages.combine.offload.replay import Store
+from stages.combine.offload.plans import Instance, gaps_of
 from stages.combine.offload.sets import Positions, dynprog_sets, greedy_set
+from stages.replay.lanes import Store
 
 SETS = 32
 """Sets that are placed and played."""
@@ -25,17 +23,16 @@ SETS = 32
 class OffloadDynprog:
     """The fastest of the sets of the dynamic program."""
 
-    again = False
+    recomputes = False
     reorders = True
 
-    def sequences(
-        self, links: Links, link: HostLink, budget: int, best: Best, slots: int
-    ) -> Iterator[tuple[Computation, Sequence[Gap]]]:
+    def sequences(self, instance: Instance) -> Iterator[tuple[Computation, Sequence[Gap]]]:
         """The one sequence that runs nothing again, with each of the sets."""
-        made = computation(links, keep_all_sequence(links))
-        yield made, gaps_of(made, _stores(greedy_set(links, budget, made.peak)))
-        for chosen in dynprog_sets(links, budget, link.bandwidth, SETS).sets:
-            yield made, gaps_of(made, _stores(chosen))
+        ways, budget = instance.ways, instance.budget
+        computed = computation(ways, keep_all_sequence(ways))
+        yield computed, gaps_of(computed, _stores(greedy_set(ways, budget, computed.peak)))
+        for chosen in dynprog_sets(ways, budget, instance.link.bandwidth, SETS).sets:
+            yield computed, gaps_of(computed, _stores(chosen))
 
 
 def _stores(positions: Positions) -> set[Store]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from schemas.link import HostLink
 from stages.combine.chain.frontier import keep_all_sequence
-from stages.combine.chain.links import Links
 from stages.combine.offload.gaps import Computation, Gap, computation
-from stages.combine.offload.plans import Best, gaps_of
+from stages.combine.offload.plans import Instance, gaps_of
 from stages.combine.offload.sets import greedy_set
 
 
@@ -16,16 +14,15 @@ class OffloadGreedy:
     """The first activations that together are as much as is too much; the next ones too where the
     budget does not hold then."""
 
-    again = False
+    recomputes = False
     reorders = False
 
-    def sequences(
-        self, links: Links, link: HostLink, budget: int, best: Best, slots: int
-    ) -> Iterator[tuple[Computation, Sequence[Gap]]]:
+    def sequences(self, instance: Instance) -> Iterator[tuple[Computation, Sequence[Gap]]]:
         """The one sequence that runs nothing again."""
-        made = computation(links, keep_all_sequence(links))
-        first = greedy_set(links, budget, made.peak)
-        yield made, gaps_of(made, {(position > 0, position) for position in first})
+        ways = instance.ways
+        computed = computation(ways, keep_all_sequence(ways))
+        first = greedy_set(ways, instance.budget, computed.peak)
+        yield computed, gaps_of(computed, {(position > 0, position) for position in first})
 
 
 PLANNER = OffloadGreedy()

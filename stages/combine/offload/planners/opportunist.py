@@ -9,81 +9,80 @@ import numpy as np
 from schemas.link import HostLink
 from schemas.sequence import Operation
 from stages.combine.chain.frontier import keep_all_sequence
-from stages.combine.chain.links import Links
 from stages.combine.chain.table import Table, cell, pass_on
+from stages.combine.chain.ways import Ways
 from stages.combine.offload.gaps import Computation, Gap, computation
 from stages.combine.offload.planners.autocapper import rotor_table
-from stages.combine.offload.plans import Best, gaps_of
-from stages.combine.offload.replay import Store
+from stages.combine.offload.plans import Instance, gaps_of
+from stages.replay.lanes import Store
 
 
 class Opportunist:
     """Groups of positions: the first keeps all and sends its input and that, the others are passed
     until the link is idle; the last group keeps all, once it fits."""
 
-    again = True
+    recomputes = True
     reorders = True
 
-    def sequences(
-        self, links: Links, link: HostLink, budget: int, best: Best, slots: int
-    ) -> Iterator[tuple[Computation, Sequence[Gap]]]:
+    def sequences(self, instance: Instance) -> Iterator[tuple[Computation, Sequence[Gap]]]:
         """The one sequence, where there is one."""
-        whole = computation(links, keep_all_sequence(links))
-        yield from opportune_sequences(links, link, rotor_table(links, whole), budget)
+        ways = instance.ways
+        table = rotor_table(ways, computation(ways, keep_all_sequence(ways)))
+        yield from opportune_sequences(ways, instance.link, table, instance.budget)
 
 
 def opportune_sequences(
-    links: Links, link: HostLink, table: Table, budget: int
+    ways: Ways, link: HostLink, table: Table, budget: int
 ) -> Iterator[tuple[Computation, Sequence[Gap]]]:
     """The sequence of the groups; none where one of them has no room to run again."""
-    heads, rest = _groups(links, link, budget)
+    heads, rest = _groups(ways, link, budget)
     ahead: list[Operation] = []
     after: list[Operation] = []
     leaves: set[Store] = set()
     for head, end in zip(heads, [*heads, rest][1:], strict=True):
         ahead.append(Operation("F_all", head))
-        again: list[Operation] = []
+        behind: list[Operation] = []
         if head + 1 < end:
             ahead += pass_on(head + 1, end - 1)
-            room = table.times.slots.room(budget - links.at(head).ways[0].save)
-            if room < 0 or not np.isfinite(table.cost[cell(len(links), head + 1, end - 1), room]):
+            room = table.times.slots.room(budget - ways.at(head).ways[0].save)
+            if room < 0 or not np.isfinite(table.cost[cell(len(ways), head + 1, end - 1), room]):
                 return
-            again = table.segment(head + 1, end - 1, room)
-        after = [*again, Operation("B", head), *after]
+            behind = table.segment(head + 1, end - 1, room)
+        after = [*behind, Operation("B", head), *after]
         leaves |= {(True, head - 1) if head - 1 in heads else (False, head - 1), (True, head)}
-    ahead += [Operation("F_all", position) for position in range(rest, len(links) + 1)]
-    ahead += [Operation("B", position) for position in range(len(links), rest - 1, -1)]
-    made = computation(links, [*ahead, *after])
-    yield made, gaps_of(made, leaves)
+    ahead += [Operation("F_all", position) for position in range(rest, len(ways) + 1)]
+    ahead += [Operation("B", position) for position in range(len(ways), rest - 1, -1)]
+    computed = computation(ways, [*ahead, *after])
+    yield computed, gaps_of(computed, leaves)
 
 
-def _groups(links: Links, link: HostLink, budget: int) -> tuple[list[int], int]:
+def _groups(ways: Ways, link: HostLink, budget: int) -> tuple[list[int], int]:
     """The first positions of the groups that send, and of the one that keeps all."""
     heads: list[int] = []
     time = busy = 0.0
-    for position in range(1, len(links) + 1):
-        way = links.at(position).ways[0]
+    for position in range(1, len(ways) + 1):
+        way = ways.at(position).ways[0]
         if time >= busy:
-            if position == len(links) or _fits(links, position, budget):
+            if position == len(ways) or _fits(ways, position, budget):
                 return heads, position
-            source = links.at(position - 1).output if position > 1 else links.throughout
+            source = ways.at(position - 1).output if position > 1 else ways.throughout
             sent = way.save if position - 1 in heads else way.save + source
             heads.append(position)
             time += way.forward_seconds
             busy = max(busy, time) + link.seconds(sent)
         else:
-            time += links.at(position).pass_seconds
-    return heads, len(links)
+            time += ways.at(position).pass_seconds
+    return heads, len(ways)
 
 
-def _fits(links: Links, first: int, budget: int) -> bool:
+def _fits(ways: Ways, first: int, budget: int) -> bool:
     """Whether all from a position on can be kept beside its input."""
-    stored = links.at(first - 1).output if first > 1 else links.throughout
-    end = links.at(len(links)).delta
-    grown = sum(links.at(position).gradient for position in range(first, len(links) + 1))
-    for position in range(first, len(links) + 1):
-        way = links.at(position).ways[0]
-        grown -= links.at(position).gradient
+    stored = ways.at(first - 1).output if first > 1 else ways.throughout
+    end = ways.at(len(ways)).delta
+    grown = sum(ways.at(position).gradient for position in range(first, len(ways) + 1))
+    for position in range(first, len(ways) + 1):
+        way = ways.at(position).ways[0]
+        grown -= ways.at(position).gradient
         if stored + max(way.forward_peak + end, way.backward_peak + grown) > budget:
             return False
         stored += way.save

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from schemas.link import HostLink
 from stages.combine.chain.frontier import keep_all_sequence
-from stages.combine.chain.links import Links
 from stages.combine.offload.gaps import Computation, Gap, computation
 from stages.combine.offload.planners.autocapper import capped_sequences, rotor_table
 from stages.combine.offload.planners.opportunist import opportune_sequences
-from stages.combine.offload.plans import Best, gaps_of
+from stages.combine.offload.plans import Instance, gaps_of
 from stages.combine.offload.pofo import pofo
 from stages.combine.offload.spans import build_spans
 
@@ -28,25 +26,24 @@ class Pofo:
     """The fastest plan of the program of `stages.combine.offload.pofo`, of `autocapper` and of
     `opportunist`."""
 
-    again = True
+    recomputes = True
     reorders = True
 
-    def sequences(
-        self, links: Links, link: HostLink, budget: int, best: Best, slots: int
-    ) -> Iterator[tuple[Computation, Sequence[Gap]]]:
+    def sequences(self, instance: Instance) -> Iterator[tuple[Computation, Sequence[Gap]]]:
         """What fewest transfers do comes first."""
-        whole = computation(links, keep_all_sequence(links))
-        table = rotor_table(links, whole)
-        yield from capped_sequences(links, table, whole, budget)
-        yield from opportune_sequences(links, link, table, budget)
-        spans = build_spans(links, budget, min(slots, SLOTS), link.bandwidth)
+        ways, link, budget = instance.ways, instance.link, instance.budget
+        whole = computation(ways, keep_all_sequence(ways))
+        table = rotor_table(ways, whole)
+        yield from capped_sequences(ways, table, whole, budget)
+        yield from opportune_sequences(ways, link, table, budget)
+        spans = build_spans(ways, budget, min(instance.slots, SLOTS), link.bandwidth)
         known = set()
         for share in SHARES:
-            for plan in pofo(links, spans, int(budget * share), best() * SLACK, MOST):
-                made = computation(links, plan.sequence)
+            for plan in pofo(ways, spans, int(budget * share), instance.fastest() * SLACK, MOST):
+                computed = computation(ways, plan.sequence)
                 if (key := (str(plan.sequence), tuple(plan.leaves))) not in known:
                     known.add(key)
-                    yield made, gaps_of(made, plan.leaves)
+                    yield computed, gaps_of(computed, plan.leaves)
 
 
 PLANNER = Pofo()

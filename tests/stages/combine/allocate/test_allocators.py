@@ -17,7 +17,7 @@ from schemas.allocators import ALLOCATORS, AllocatorAbout
 from schemas.chain import Chain, Position
 from schemas.errors import ConfigError
 from stages.combine.allocate.allocation import Allocation, Stage, pattern_of
-from stages.combine.allocate.allocator import Answer, Request
+from stages.combine.allocate.allocator import Answer, Instance
 from stages.combine.allocate.fleet import Fleet
 from stages.combine.allocate.groups import least_period, one_f_one_b
 from stages.combine.allocate.integer import Limits
@@ -39,16 +39,16 @@ from tests.stages.combine.allocate.pipelines import (
 PAGE = Path(__file__).parents[4] / "docs/pipelines.md"
 
 
-def answer_of(name: str, request: Request) -> float:
+def answer_of(name: str, instance: Instance) -> float:
     """Ticks a batch, infinite where nothing was found; played by the referee."""
-    answer = allocator(name).allocate(request)
+    answer = allocator(name).allocate(instance)
     if answer is None:
         return math.inf
     allocation = answer.allocation
     pattern = pattern_of(allocation, answer.timing)
-    play_pattern(pattern, allocation.bytes(), allocation.room(request.memory))
+    play_pattern(pattern, allocation.bytes(), allocation.room(instance.memory))
     assert answer.bound <= answer.ticks * (1 + PROVEN)
-    assert request.lower_bound <= answer.ticks
+    assert instance.lower_bound <= answer.ticks
     return answer.ticks
 
 
@@ -65,8 +65,8 @@ def test_the_registry_knows_its_files() -> None:
 @given(pipelines())
 def test_none_is_worse_than_what_it_builds_on(pipeline: tuple[Layers, int, int]) -> None:
     layers, devices, memory = pipeline
-    request = Request(layers, names_of(devices), memory)
-    ticks = {name: answer_of(name, request) for name in ALLOCATORS}
+    instance = Instance(layers, names_of(devices), memory)
+    ticks = {name: answer_of(name, instance) for name in ALLOCATORS}
     assert ticks["one_f_one_b"] <= ticks["pipedream"]
     assert ticks["k_periodic"] <= ticks["one_f_one_b"]
     assert ticks["pipeline_ilp"] <= ticks["madpipe"] <= ticks["one_f_one_b"]
@@ -77,13 +77,13 @@ def test_none_is_worse_than_what_it_builds_on(pipeline: tuple[Layers, int, int])
 def test_a_period_that_is_asked_is_kept(pipeline: tuple[Layers, int, int]) -> None:
     layers, devices, memory = pipeline
     for name, about in ALLOCATORS.items():
-        best = answer_of(name, Request(layers, names_of(devices), memory))
+        best = answer_of(name, Instance(layers, names_of(devices), memory))
         if math.isinf(best):
             continue
         longer = math.ceil(best) + layers.all_ticks // 8 + 4
-        assert answer_of(name, Request(layers, names_of(devices), memory, longer)) <= longer
+        assert answer_of(name, Instance(layers, names_of(devices), memory, longer)) <= longer
         if best > 4 and not about.turns and name != "pipedream":
-            shorter = Request(layers, names_of(devices), memory, int(best) - 4)
+            shorter = Instance(layers, names_of(devices), memory, int(best) - 4)
             assert math.isinf(answer_of(name, shorter))
 
 
@@ -104,8 +104,8 @@ def test_one_device_for_all_is_found_where_madpipe_finds_nothing() -> None:
         buffer=zeros,
         tick=1.0,
     )
-    assert math.isinf(answer_of("madpipe", Request(layers, names_of(1), 9)))
-    assert answer_of("pipeline_ilp", Request(layers, names_of(1), 9)) == 1 << 40
+    assert math.isinf(answer_of("madpipe", Instance(layers, names_of(1), 9)))
+    assert answer_of("pipeline_ilp", Instance(layers, names_of(1), 9)) == 1 << 40
 
 
 @settings(deadline=None, max_examples=12)
@@ -114,14 +114,14 @@ def test_no_allocation_beats_the_integer_programs(pipeline: tuple[Layers, int, i
     """Every allocation is scheduled by itself, layer by layer."""
     layers, devices, memory = pipeline
     names = names_of(devices)
-    request = Request(layers, names, memory)
+    instance = Instance(layers, names, memory)
     most = max(layers.all_ticks, 1) + 9
     best = math.inf
     for allocation in allocations(layers, names):
         found = schedule(allocation, memory, int(min(best, most)), Limits())
         if found.timing is not None:
             best = found.timing.period
-    ticks = answer_of("pipeline_ilp", request)
+    ticks = answer_of("pipeline_ilp", instance)
     assert ticks == pytest.approx(best, abs=9)
 
 
@@ -134,13 +134,13 @@ def test_the_known_optima_without_contiguity(case: dict[str, Any]) -> None:
     wires = [] if linked is None else [(wire_of_case(case), linked)]
     for wire, expected in [*wires, (type(wire_of_case(case))(), freely)]:
         layers = layers_of_chain(chain, wire, 1, False)
-        request = Request(layers, names, memory)
-        ticks = answer_of("pipeline_ilp", request)
+        instance = Instance(layers, names, memory)
+        ticks = answer_of("pipeline_ilp", instance)
         assert layers.seconds(1) * ticks == pytest.approx(expected, rel=1e-9)
-        answer = allocator("pipeline_ilp").allocate(request)
+        answer = allocator("pipeline_ilp").allocate(instance)
         assert answer is not None and answer.bound >= ticks * (1 - PROVEN)
         if "expected_period_contiguous" in case:
-            contiguous = answer_of("one_f_one_b", request)
+            contiguous = answer_of("one_f_one_b", instance)
             assert layers.seconds(1) * contiguous == case["expected_period_contiguous"]
 
 
@@ -149,14 +149,14 @@ class Alone:
 
     about = AllocatorAbout("alone", "everything on the first device")
 
-    def allocate(self, request: Request) -> Answer | None:
-        stages = (Stage(1, request.layers.count, 0),)
-        allocation = Allocation(request.layers, stages, request.names)
-        period = least_period(allocation, request.memory)
+    def allocate(self, instance: Instance) -> Answer | None:
+        stages = (Stage(1, instance.layers.count, 0),)
+        allocation = Allocation(instance.layers, stages, instance.names)
+        period = least_period(allocation, instance.memory)
         if period is None:
             return None
         timing = one_f_one_b(allocation, period)
-        return Answer(allocation, timing, request.lower_bound, "none")
+        return Answer(allocation, timing, instance.lower_bound, "none")
 
 
 def test_an_allocator_from_outside_is_one_file_and_one_line(

@@ -16,7 +16,7 @@ from schemas.errors import ConfigError, ScheduleError
 from schemas.options import Option
 from schemas.sequence import Operation
 from stages.combine.allocate.allocation import Allocation, pattern_of
-from stages.combine.allocate.allocator import Request
+from stages.combine.allocate.allocator import Instance
 from stages.combine.allocate.contiguous import least_feasible, least_memory, partition
 from stages.combine.allocate.groups import groups_of
 from stages.combine.allocate.inner import Inner, menu_of
@@ -27,7 +27,7 @@ from stages.combine.allocate.periodic import schedule
 from stages.combine.allocate.registry import allocator
 from stages.combine.allocate.special import allocate
 from stages.combine.chain.frontier import ChainFrontier
-from stages.combine.chain.links import links_of_chain
+from stages.combine.chain.ways import ways_of_chain
 from stages.replay.pipeline import play_pattern
 from tests.stages.combine.allocate.pipelines import chains, contiguous, names_of
 
@@ -194,14 +194,14 @@ def test_it_is_never_slower_and_fits_less_memory(
     for name in ("one_f_one_b", "k_periodic", "madpipe"):
         ticks = []
         for given_layers in (plain, layers):
-            request = Request(given_layers, names, memory)
-            answer = allocator(name).allocate(request)
+            instance = Instance(given_layers, names, memory)
+            answer = allocator(name).allocate(instance)
             ticks.append(math.inf if answer is None else answer.ticks)
             if answer is not None:
                 allocation = answer.allocation
                 pattern = pattern_of(allocation, answer.timing)
                 play_pattern(pattern, allocation.bytes(), allocation.room(memory))
-                assert request.lower_bound <= answer.bound * (1 + 1e-9)
+                assert instance.lower_bound <= answer.bound * (1 + 1e-9)
         assert ticks[1] <= ticks[0]
 
 
@@ -333,7 +333,7 @@ def test_on_a_single_device_it_is_rotor(chain: Chain, memory: int) -> None:
     rows = [replace(row, delta=0, weight=0) for row in chain.positions]
     loss = replace(rows[-1], a=0)
     alone = Chain([*rows[:-1], loss], chain.a_0, 0)
-    frontier = ChainFrontier(links_of_chain(alone))
+    frontier = ChainFrontier(ways_of_chain(alone))
     best = frontier.within(memory)
     layers = inside(layers_of_chain(alone, Wire(), 1, False), alone)
     found = least_feasible(layers, names_of(1), memory)

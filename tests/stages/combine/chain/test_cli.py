@@ -15,8 +15,8 @@ from schemas.errors import ConfigError
 from schemas.options import Option, write_options
 from schemas.sequence import read_sequence
 from stages.combine.chain.cli import add_arguments, run
-from stages.combine.chain.links import links_of_chain
 from stages.combine.chain.replay import chain_replay
+from stages.combine.chain.ways import ways_of_chain
 from tests.stages.combine.persistent import cases, chain_of_case
 
 SOLVED = cases()[2]
@@ -52,8 +52,8 @@ def test_a_known_case_is_optimal_without_a_gap(tmp_path: Path) -> None:
     assert plan["time"] == plan["lower_bound"] == SOLVED["expected_persistent_opt"]
     assert plan["gap"] == 0.0
     assert plan["smallest_budget"] is None
-    links = links_of_chain(read_chain(tmp_path / "chain.arrow"))
-    played = chain_replay(links, read_sequence(tmp_path / "out" / "sequence.arrow"))
+    ways = ways_of_chain(read_chain(tmp_path / "chain.arrow"))
+    played = chain_replay(ways, read_sequence(tmp_path / "out" / "sequence.arrow"))
     assert (played.seconds, played.peak) == (plan["time"], plan["peak"])
     assert plan["peak"] <= SOLVED["memory"]
 

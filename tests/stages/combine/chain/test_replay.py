@@ -10,8 +10,8 @@ import pytest
 from schemas.chain import Chain, Position
 from schemas.errors import ScheduleError
 from schemas.sequence import Operation
-from stages.combine.chain.links import Link, Links, Way, links_of_chain
 from stages.combine.chain.replay import chain_replay
+from stages.combine.chain.ways import PositionWays, Way, Ways, ways_of_chain
 from tests.stages.combine.persistent import cases, chain_of_case
 
 SOLVED = [case for case in cases() if case["example_sequence"]]
@@ -40,7 +40,7 @@ def actions(words: list[str], last: int = 3) -> list[Operation]:
 def test_example_sequences_have_their_time_within_their_memory(case: dict) -> None:
     words = [_spelled(text) for text in case["example_sequence"]]
     sequence = actions(words, case["L"] + 1)
-    played = chain_replay(links_of_chain(chain_of_case(case)), sequence)
+    played = chain_replay(ways_of_chain(chain_of_case(case)), sequence)
     assert played.seconds == case["expected_opt"]
     assert played.peak <= case["memory"]
 
@@ -52,7 +52,7 @@ def _spelled(text: str) -> str:
 
 def test_time_and_peak_by_hand() -> None:
     played = chain_replay(
-        links_of_chain(CHAIN), actions(["F_ck 1", "F_all 2", "loss", "B 2", "F_all 1", "B 1"])
+        ways_of_chain(CHAIN), actions(["F_ck 1", "F_all 2", "loss", "B 2", "F_all 1", "B 1"])
     )
     assert played.seconds == 1 + 3 + 0.5 + 4 + 1 + 2
     # B 2: input 100, a_1 10, abar_2 25, delta_2 20, delta_1 10, gradient 6 and overhead 4
@@ -73,19 +73,31 @@ def test_time_and_peak_by_hand() -> None:
         (["F_all 1", "F_all 1"], "step 1 (F_all 1) makes what is already there"),
         (["F_ck 1", "F_ck 2", "F_none 1"], "step 2 (F_none 1) makes what is already there"),
         (["F_all 4"], "step 0 (F_all 4) is on no position"),
+        (["F_ck 1", "free 1", "free 1"], "step 2 (free 1) frees what is not there"),
+        (["F_ck 1", "free_all 1"], "step 1 (free_all 1) frees what is not there"),
     ],
 )
 def test_an_invalid_sequence_is_refused(words: list[str], sentence: str) -> None:
     with pytest.raises(ScheduleError) as refused:
-        chain_replay(links_of_chain(CHAIN), actions(words))
+        chain_replay(ways_of_chain(CHAIN), actions(words))
     assert sentence in str(refused.value)
+
+
+def test_what_keeps_nothing_is_followed_by_its_backward_at_once() -> None:
+    way = Way(-1, 0, 4, 4, 1.0, 1.0, at_once=True)
+    loss = Way(-1, 0, 0, 0, 0.0, 0.0)
+    ways = Ways([PositionWays(4, 4, 0, 1.0, 4, [way]), PositionWays(0, 0, 0, 0.0, 0, [loss])], 0)
+    late = actions(["F_ck 1", "loss", "F_all 1", "B 1"], 2)
+    assert chain_replay(ways, late).seconds == 1.0 + 2.0
+    with pytest.raises(ScheduleError, match="keeps nothing, and B 1 does not follow at once"):
+        chain_replay(ways, actions(["F_all 1", "loss", "B 1"], 2))
 
 
 def test_a_forward_spares_its_output_only_where_its_backward_follows_at_once() -> None:
     way = Way(1, 4, 4, 4, forward_seconds=2.0, backward_seconds=1.0, output_seconds=0.5)
     loss = Way(-1, 0, 0, 0, 0.0, 0.0)
-    links = Links([Link(4, 4, 0, 2.0, 4, [way]), Link(0, 0, 0, 0.0, 0, [loss])], 0)
+    ways = Ways([PositionWays(4, 4, 0, 2.0, 4, [way]), PositionWays(0, 0, 0, 0.0, 0, [loss])], 0)
     forward, backward = Operation("F", 1, 1), Operation("B", 1)
-    assert chain_replay(links, [forward, Operation("loss", 2), backward]).seconds == 3.0
+    assert chain_replay(ways, [forward, Operation("loss", 2), backward]).seconds == 3.0
     again = [Operation("F_ck", 1), Operation("loss", 2), forward, backward]
-    assert chain_replay(links, again).seconds == 2.0 + 2.5
+    assert chain_replay(ways, again).seconds == 2.0 + 2.5

@@ -9,44 +9,45 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stages.combine.chain.frontier import ChainFrontier
-from stages.combine.chain.links import Links
 from stages.combine.chain.slots import discretise
 from stages.combine.chain.table import fill
 from stages.combine.chain.table_compiled import fill_compiled
-from tests.stages.combine.chains import links
+from stages.combine.chain.ways import Ways
+from tests.stages.combine.chains import ways
 from tests.stages.combine.persistent import optimum
 
 
-@given(links(), st.integers(0, 50))
+@given(ways(), st.integers(0, 50))
 @settings(max_examples=150, deadline=None)
-def test_equals_exhaustive_search(chain: Links, budget: int) -> None:
+def test_equals_exhaustive_search(chain: Ways, budget: int) -> None:
     plan = ChainFrontier(chain).within(budget)
     assert (inf if plan is None else plan.seconds) == optimum(chain, budget)
 
 
-@given(links())
+@given(ways())
 @settings(max_examples=80, deadline=None)
-def test_the_smallest_budget_is_the_smallest_that_exhaustive_search_can_use(chain: Links) -> None:
+def test_the_smallest_budget_is_the_smallest_that_exhaustive_search_can_use(chain: Ways) -> None:
     smallest = ChainFrontier(chain).smallest_budget
     assert optimum(chain, smallest) < inf
     assert optimum(chain, smallest - 1) == inf
 
 
-@given(links(), st.integers(0, 50))
+@given(ways(), st.integers(0, 50))
 @settings(max_examples=60, deadline=None)
-def test_more_options_never_cost_time(chain: Links, budget: int) -> None:
-    fewer = Links(
-        [type(row)(**{**vars(row), "ways": row.ways[:1]}) for row in chain.links], chain.throughout
+def test_more_options_never_cost_time(chain: Ways, budget: int) -> None:
+    fewer = Ways(
+        [type(row)(**{**vars(row), "ways": row.ways[:1]}) for row in chain.positions],
+        chain.throughout,
     )
     one, all_ways = ChainFrontier(fewer).within(budget), ChainFrontier(chain).within(budget)
     if one is not None:
         assert all_ways is not None and all_ways.seconds <= one.seconds + 1e-9
 
 
-@given(links(longest=40, most_ways=2), st.integers(1, 300), st.integers(1, 60), st.booleans())
+@given(ways(longest=40, most_ways=2), st.integers(1, 300), st.integers(1, 60), st.booleans())
 @settings(max_examples=40, deadline=None)
 def test_the_compiled_program_fills_the_same_table(
-    chain: Links, limit: int, slots: int, optimistic: bool
+    chain: Ways, limit: int, slots: int, optimistic: bool
 ) -> None:
     in_slots = discretise(chain, limit, slots, optimistic)
     np.testing.assert_allclose(fill_compiled(in_slots), fill(in_slots), rtol=1e-12, atol=1e-9)

@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from schemas.chain import Chain, Position
 from stages.combine.chain.frontier import ChainFrontier
 from stages.combine.chain.least import Least
-from stages.combine.chain.links import links_of_chain
 from stages.combine.chain.replay import chain_replay
 from stages.combine.chain.slots import discretise
 from stages.combine.chain.table import build_table
+from stages.combine.chain.ways import ways_of_chain
 from tests.stages.combine.chains import chains
 from tests.stages.combine.persistent import cases, chain_of_case, optimum
 
 
 def best(chain: Chain, budget: int, slots: int = 500) -> float:
-    plan = ChainFrontier(links_of_chain(chain), slots).within(budget)
+    plan = ChainFrontier(ways_of_chain(chain), slots).within(budget)
     return inf if plan is None else plan.seconds
 
 
@@ -32,27 +32,27 @@ def best(chain: Chain, budget: int, slots: int = 500) -> float:
 def test_the_persistent_optimum_of_every_known_case(case: dict) -> None:
     assert case["expected_c_mp"] == case["expected_persistent_opt"]
     expected = inf if case["expected_c_mp"] is None else case["expected_c_mp"]
-    links = links_of_chain(chain_of_case(case))
-    table = build_table(links, case["memory"] - case["a"][0], 500)
+    ways = ways_of_chain(chain_of_case(case))
+    table = build_table(ways, case["memory"] - case["a"][0], 500)
     assert table.slots.exact
     assert table.times.seconds(case["memory"] - case["a"][0]) == expected
     assert best(chain_of_case(case), case["memory"]) == expected
-    assert optimum(links, case["memory"]) == expected
+    assert optimum(ways, case["memory"]) == expected
 
 
 @given(chains(), st.integers(0, 40))
 @settings(max_examples=150, deadline=None)
 def test_equals_exhaustive_search_with_growing_gradients(chain: Chain, budget: int) -> None:
-    assert best(chain, budget) == optimum(links_of_chain(chain), budget)
+    assert best(chain, budget) == optimum(ways_of_chain(chain), budget)
 
 
 @given(chains())
 @settings(max_examples=80, deadline=None)
 def test_the_smallest_budget_is_the_smallest_that_exhaustive_search_can_use(chain: Chain) -> None:
-    links = links_of_chain(chain)
-    smallest = ChainFrontier(links).smallest_budget
-    assert optimum(links, smallest) < inf
-    assert optimum(links, smallest - 1) == inf
+    ways = ways_of_chain(chain)
+    smallest = ChainFrontier(ways).smallest_budget
+    assert optimum(ways, smallest) < inf
+    assert optimum(ways, smallest - 1) == inf
 
 
 @given(chains(longest=9), st.integers(1, 12), st.integers(0, 100))
@@ -60,14 +60,14 @@ def test_the_smallest_budget_is_the_smallest_that_exhaustive_search_can_use(chai
 def test_rounding_keeps_within_the_budget_and_bounds_the_optimum(
     chain: Chain, slots: int, budget: int
 ) -> None:
-    links = links_of_chain(chain)
-    frontier = ChainFrontier(links, slots)
-    exact = ChainFrontier(links, 10_000).within(budget)
+    ways = ways_of_chain(chain)
+    frontier = ChainFrontier(ways, slots)
+    exact = ChainFrontier(ways, 10_000).within(budget)
     plan = frontier.within(budget)
     if exact is None or plan is None:
         assert exact is None and plan is None
         return
-    assert plan.peak == chain_replay(links, plan.sequence).peak <= budget
+    assert plan.peak == chain_replay(ways, plan.sequence).peak <= budget
     assert plan.seconds >= exact.seconds - 1e-9
     bound = frontier.bound(budget)
     assert bound <= exact.seconds + 1e-9
@@ -78,11 +78,11 @@ def test_rounding_keeps_within_the_budget_and_bounds_the_optimum(
 def test_sequences_of_a_rounded_table_need_no_more_than_their_slots(
     chain: Chain, slots: int
 ) -> None:
-    links = links_of_chain(chain)
-    table = build_table(links, 60, slots)
+    ways = ways_of_chain(chain)
+    table = build_table(ways, 60, slots)
     for count in table.times.steps():
-        played = chain_replay(links, table.sequence(count))
-        assert played.peak - links.throughout <= count * table.slots.unit
+        played = chain_replay(ways, table.sequence(count))
+        assert played.peak - ways.throughout <= count * table.slots.unit
         expected = table.times.seconds(count * table.slots.unit)
         assert played.seconds == pytest.approx(expected, abs=1e-9)
 
@@ -90,7 +90,7 @@ def test_sequences_of_a_rounded_table_need_no_more_than_their_slots(
 @given(chains(longest=8), st.sampled_from([3, 20, 500]))
 @settings(max_examples=60, deadline=None)
 def test_less_budget_is_never_a_higher_peak_or_less_time(chain: Chain, slots: int) -> None:
-    frontier = ChainFrontier(links_of_chain(chain), slots)
+    frontier = ChainFrontier(ways_of_chain(chain), slots)
     plans = [frontier.within(budget) for budget in range(frontier.smallest_budget, 80, 3)]
     found = [plan for plan in plans if plan is not None]
     assert len(found) == len(plans)
@@ -113,7 +113,7 @@ def test_a_plan_above_the_limit_of_its_table_is_not_forgotten_with_more_budget()
         Position(p, u_f, u_b, a, abar, delta, o_f, o_b, 0, grad, "")
         for p, (u_f, u_b, a, abar, delta, o_f, o_b, grad) in enumerate(sizes, start=1)
     ]
-    frontier = ChainFrontier(links_of_chain(Chain(rows, 4, 5)), 20)
+    frontier = ChainFrontier(ways_of_chain(Chain(rows, 4, 5)), 20)
     less, more = frontier.within(46), frontier.within(49)
     assert less is not None and more is not None
     assert more.seconds <= less.seconds
@@ -122,7 +122,7 @@ def test_a_plan_above_the_limit_of_its_table_is_not_forgotten_with_more_budget()
 @given(chains(longest=8))
 @settings(max_examples=60, deadline=None)
 def test_plans_of_a_frontier_fall_in_peak_and_rise_in_time(chain: Chain) -> None:
-    frontier = ChainFrontier(links_of_chain(chain))
+    frontier = ChainFrontier(ways_of_chain(chain))
     plans = frontier.plans()
     for plan, after in pairwise(plans):
         assert plan.peak > after.peak and plan.seconds < after.seconds
@@ -140,10 +140,10 @@ def test_a_parameter_gradient_counts_from_its_backward_on() -> None:
         chain.a_0,
         chain.delta_0,
     )
-    links, plain = links_of_chain(grown), links_of_chain(chain)
+    ways, plain = ways_of_chain(grown), ways_of_chain(chain)
     sequence = ChainFrontier(plain).keep_all.sequence
-    assert chain_replay(links, sequence).peak > chain_replay(plain, sequence).peak
-    smallest = ChainFrontier(links).smallest_budget
+    assert chain_replay(ways, sequence).peak > chain_replay(plain, sequence).peak
+    smallest = ChainFrontier(ways).smallest_budget
     assert 0 < smallest - ChainFrontier(plain).smallest_budget <= 5
 
 
@@ -158,21 +158,21 @@ def test_nothing_is_rounded_where_sizes_have_a_large_common_divisor() -> None:
         type(row)(**{name: scaled(name, value) for name, value in vars(row).items()})
         for row in chain.positions
     ]
-    links = links_of_chain(Chain(rows, chain.a_0 * large, chain.delta_0 * large))
-    chain_in_slots = discretise(links, 14 * large, 500)
+    ways = ways_of_chain(Chain(rows, chain.a_0 * large, chain.delta_0 * large))
+    chain_in_slots = discretise(ways, 14 * large, 500)
     assert chain_in_slots.exact and chain_in_slots.unit == large
 
 
 def test_walking_a_long_chain_needs_no_recursion() -> None:
     row = chain_of_case(cases()[2]).positions[0]
     rows = [type(row)(**{**vars(row), "position": p, "o_f": 0, "o_b": 0}) for p in range(1, 122)]
-    links = links_of_chain(Chain(rows, 0, 0))
-    table, least = build_table(links, 300, 40), Least(links)
+    ways = ways_of_chain(Chain(rows, 0, 0))
+    table, least = build_table(ways, 300, 40), Least(ways)
     depth, limit = len(inspect.stack(0)), sys.getrecursionlimit()
     sys.setrecursionlimit(depth + 40)
     try:
         sequences = [table.sequence(table.slots.count), least.sequence()]
     finally:
         sys.setrecursionlimit(limit)
-    assert all(chain_replay(links, sequence).peak <= 450 for sequence in sequences)
+    assert all(chain_replay(ways, sequence).peak <= 450 for sequence in sequences)
     assert len(sequences[0]) > 300

@@ -16,39 +16,39 @@ from schemas.sequence import Operation, read_sequence
 from stages.__main__ import main
 from stages.combine.chain import freed
 from stages.combine.chain.freed import FreedChain
-from stages.combine.chain.links import links_of_chain
 from stages.combine.chain.replay import chain_replay
 from stages.combine.chain.search import Found, Search
+from stages.combine.chain.ways import ways_of_chain
 from tests.stages.combine.chains import chains
 from tests.stages.combine.persistent import cases, chain_of_case, optimum
 
 
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case["id"])
 def test_the_optimum_with_frees_of_every_known_case(case: dict) -> None:
-    links = links_of_chain(chain_of_case(case))
-    found = Search(links).fastest(case["memory"])
+    ways = ways_of_chain(chain_of_case(case))
+    found = Search(ways).fastest(case["memory"])
     expected = case["expected_opt_free_discard"]
     assert found.seconds == (inf if expected is None else expected)
     if found.sequence is not None:
-        played = chain_replay(links, found.sequence)
+        played = chain_replay(ways, found.sequence)
         assert played.seconds == found.seconds and played.peak <= case["memory"]
 
 
 @given(chains(), st.integers(0, 40))
 @settings(max_examples=150, deadline=None)
 def test_no_persistent_sequence_is_faster(chain: Chain, budget: int) -> None:
-    links = links_of_chain(chain)
-    found = Search(links).fastest(budget)
-    assert found.seconds <= optimum(links, budget)
+    ways = ways_of_chain(chain)
+    found = Search(ways).fastest(budget)
+    assert found.seconds <= optimum(ways, budget)
     if found.sequence is not None:
-        played = chain_replay(links, found.sequence)
+        played = chain_replay(ways, found.sequence)
         assert played.seconds == pytest.approx(found.seconds) and played.peak <= budget
 
 
 @given(chains())
 @settings(max_examples=50, deadline=None)
 def test_the_smallest_budget_works_and_less_does_not(chain: Chain) -> None:
-    plans = FreedChain(links_of_chain(chain))
+    plans = FreedChain(ways_of_chain(chain))
     smallest = plans.within(plans.smallest_budget)
     assert smallest is not None and smallest.peak == plans.smallest_budget
     assert plans.within(plans.smallest_budget - 1) is None
@@ -80,15 +80,15 @@ def test_a_join_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 def test_a_search_that_gives_up_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     case = cases()[0]
-    links = links_of_chain(chain_of_case(case))
-    assert Search(links).fastest(case["memory"], most=3) == Found(None, inf, gave_up=True)
+    ways = ways_of_chain(chain_of_case(case))
+    assert Search(ways).fastest(case["memory"], most=3) == Found(None, inf, gave_up=True)
     monkeypatch.setattr(Search, "fastest", lambda *_: Found(None, inf, gave_up=True))
     with pytest.raises(ConfigError, match="a chain of 8 positions is too long to search"):
-        freed.FreedChain(links).within(case["memory"])
+        freed.FreedChain(ways).within(case["memory"])
 
 
 @pytest.mark.parametrize("kind", ["free", "free_all"])
 def test_what_is_not_there_is_not_freed(kind: str) -> None:
-    links = links_of_chain(chain_of_case(cases()[0]))
+    ways = ways_of_chain(chain_of_case(cases()[0]))
     with pytest.raises(ScheduleError, match=rf"step 0 \({kind} 2\) frees what is not there"):
-        chain_replay(links, [Operation(kind, 2)])  # type: ignore[arg-type]
+        chain_replay(ways, [Operation(kind, 2)])  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from schemas.errors import ScheduleError
 from schemas.sequence import NO_OPTION, Operation
-from stages.combine.chain.links import Link, Links, Way
+from stages.combine.chain.ways import PositionWays, Way, Ways
 from stages.combine.join.branches import Join
 from stages.combine.join.replay import join_replay
 from tests.stages.combine.persistent import State, moves
@@ -104,27 +104,27 @@ def unit_optimum(
 
 def persistent_optimum(join: Join, budget: int) -> float:
     """The least seconds of any sequence that is persistent in each branch, nested or not."""
-    end = Link(0, 0, 0, 0.0, 0, [Way(NO_OPTION, 0, 0, 0, 0.0, 0.0)])
-    chains = [replace(links, links=[*links.links, end]) for links in join.branches]
+    end = PositionWays(0, 0, 0, 0.0, 0, [Way(NO_OPTION, 0, 0, 0, 0.0, 0.0)])
+    chains = [replace(ways, positions=[*ways.positions, end]) for ways in join.branches]
 
-    def stored(links: Links, state: State) -> int:
-        plain = sum(links.at(p).output for p in state.outputs if p)
-        ways = sum(links.at(p).ways[index].save for p, index in state.kept)
-        grown = sum(links.at(p).gradient for p in range(state.next_backward + 1, len(links) + 1))
-        delta = links.at(state.next_backward).delta if state.next_backward else 0
-        return links.throughout + plain + ways + grown + delta
+    def stored(ways: Ways, state: State) -> int:
+        plain = sum(ways.at(p).output for p in state.outputs if p)
+        kept = sum(ways.at(p).ways[index].save for p, index in state.kept)
+        grown = sum(ways.at(p).gradient for p in range(state.next_backward + 1, len(ways) + 1))
+        delta = ways.at(state.next_backward).delta if state.next_backward else 0
+        return ways.throughout + plain + kept + grown + delta
 
     def steps(joint: Joint) -> Iterator[tuple[float, Joint]]:
         turned, states = joint
-        sizes = [stored(links, state) for links, state in zip(chains, states, strict=True)]
+        sizes = [stored(ways, state) for ways, state in zip(chains, states, strict=True)]
         loss, way = join.loss, join.turn
         own = loss.gradient if turned else loss.delta
-        for k, (links, state) in enumerate(zip(chains, states, strict=True)):
+        for k, (ways, state) in enumerate(zip(chains, states, strict=True)):
             if state.next_backward == 0:
                 continue
             beside = own + sum(sizes) - sizes[k]
-            for seconds, peak, after in moves(links, state):
-                if len(links) not in dict(after.kept) and beside + peak <= budget:
+            for seconds, peak, after in moves(ways, state):
+                if len(ways) not in dict(after.kept) and beside + peak <= budget:
                     yield seconds, (turned, (*states[:k], after, *states[k + 1 :]))
         if turned or not all(map(_arrived, chains, states)):
             return
@@ -134,18 +134,18 @@ def persistent_optimum(join: Join, budget: int) -> float:
     def done(joint: Joint) -> bool:
         return joint[0] and all(state.next_backward == 0 for state in joint[1])
 
-    begin = (State(frozenset({0}), frozenset(), frozenset(), len(links)) for links in chains)
-    first = sum(links.first_seconds for links in chains)
+    begin = (State(frozenset({0}), frozenset(), frozenset(), len(ways)) for ways in chains)
+    first = sum(ways.first_seconds for ways in chains)
     return first + cheapest((False, tuple(begin)), done, steps)
 
 
-def _arrived(links: Links, state: State) -> bool:
-    last = len(links) - 1
+def _arrived(ways: Ways, state: State) -> bool:
+    last = len(ways) - 1
     return last in state.outputs or last in dict(state.kept)
 
 
-def _turned(links: Links, state: State) -> State:
-    last = len(links) - 1
+def _turned(ways: Ways, state: State) -> State:
+    last = len(ways) - 1
     outputs = state.outputs - ({last} - {0})
     return State(outputs, state.kept, state.pinned - {last}, last)
 
@@ -168,33 +168,33 @@ _Steps = list[Operation]
 
 
 def _nested(join: Join, reached: list[int]) -> Iterator[tuple[_Steps, _Steps]]:
-    left = [k for k, links in enumerate(join.branches) if reached[k] <= len(links)]
+    left = [k for k, ways in enumerate(join.branches) if reached[k] <= len(ways)]
     if not left:
         yield [], []
     for k in left[:1] if join.ordered else left:
-        links, s = join.branches[k], reached[k]
-        for before, after, following in _items(links, k + 1, s):
+        ways, s = join.branches[k], reached[k]
+        for before, after, following in _items(ways, k + 1, s):
             further = [*reached[:k], following, *reached[k + 1 :]]
             for inner, outer in _nested(join, further):
                 yield [*before, *inner], [*outer, *after]
 
 
-def _items(links: Links, branch: int, s: int) -> Iterator[tuple[_Steps, _Steps, int]]:
-    for way in links.at(s).ways:
+def _items(ways: Ways, branch: int, s: int) -> Iterator[tuple[_Steps, _Steps, int]]:
+    for way in ways.at(s).ways:
         yield [_forward(s, way, branch)], [Operation("B", s, branch=branch)], s + 1
-    for r in range(s, len(links) + 1):
-        for tail in _segments(links, branch, s, r):
+    for r in range(s, len(ways) + 1):
+        for tail in _segments(ways, branch, s, r):
             yield _passed(s, r, branch), tail, r + 1
 
 
-def _segments(links: Links, branch: int, s: int, t: int) -> Iterator[_Steps]:
+def _segments(ways: Ways, branch: int, s: int, t: int) -> Iterator[_Steps]:
     """All persistent sequences of positions s..t."""
-    for way in links.at(s).ways:
-        for inner in _segments(links, branch, s + 1, t) if s < t else [[]]:
+    for way in ways.at(s).ways:
+        for inner in _segments(ways, branch, s + 1, t) if s < t else [[]]:
             yield [_forward(s, way, branch), *inner, Operation("B", s, branch=branch)]
     for r in range(s, t):
-        for inner in _segments(links, branch, r + 1, t):
-            for outer in _segments(links, branch, s, r):
+        for inner in _segments(ways, branch, r + 1, t):
+            for outer in _segments(ways, branch, s, r):
                 yield [*_passed(s, r, branch), *inner, *outer]
 
 

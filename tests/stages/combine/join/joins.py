@@ -7,9 +7,9 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from schemas.chain import Chain
-from stages.combine.chain.links import Link, Way
+from stages.combine.chain.ways import PositionWays, Way
 from stages.combine.join.branches import Join
-from tests.stages.combine.chains import QUARTERS, SIZES, chains, links
+from tests.stages.combine.chains import QUARTERS, SIZES, chains, ways
 
 
 @st.composite
@@ -18,10 +18,10 @@ def joins(draw: st.DrawFn, most: int = 2, longest: int = 2, most_ways: int = 2) 
     branch goes on at a time."""
     branches = []
     for _ in range(draw(st.integers(1, most))):
-        chain = draw(links(longest=longest, most_ways=most_ways))
-        branches.append(replace(chain, links=chain.links[:-1], loss=False))
+        chain = draw(ways(longest=longest, most_ways=most_ways))
+        branches.append(replace(chain, positions=chain.positions[:-1], loss=False))
     way = Way(-1, 0, draw(SIZES), draw(SIZES), draw(QUARTERS), draw(QUARTERS))
-    loss = Link(0, draw(SIZES), draw(st.integers(0, 3)), 0.0, 0, [way])
+    loss = PositionWays(0, draw(SIZES), draw(st.integers(0, 3)), 0.0, 0, [way])
     return Join(branches, loss, ordered=draw(st.booleans()))
 
 

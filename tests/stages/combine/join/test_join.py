@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from schemas.chain import Chain
 from schemas.sequence import Operation
 from stages.combine.chain.frontier import ChainFrontier
-from stages.combine.chain.links import links_of_chain
+from stages.combine.chain.ways import ways_of_chain
 from stages.combine.join.branches import Join, join_of_chains, unit_join
 from stages.combine.join.frontier import JoinFrontier
 from stages.combine.join.replay import join_replay
@@ -62,7 +62,7 @@ def test_the_smallest_budget_is_the_smallest_of_nested_sequences(join: Join) -> 
 @given(chains(longest=6), st.integers(0, 60))
 @settings(max_examples=60, deadline=None)
 def test_one_branch_is_a_chain(chain: Chain, budget: int) -> None:
-    plan = ChainFrontier(links_of_chain(chain)).within(budget)
+    plan = ChainFrontier(ways_of_chain(chain)).within(budget)
     expected = inf if plan is None else plan.seconds
     assert seconds(join_of_chains([chain]), budget) == expected
 
@@ -77,7 +77,7 @@ def test_is_no_slower_than_branches_planned_one_by_one(
     join = join_of_chains(branches)
     sequences = []
     for chain in branches:
-        plans = ChainFrontier(links_of_chain(chain)).plans()
+        plans = ChainFrontier(ways_of_chain(chain)).plans()
         sequences.append(data.draw(st.sampled_from(plans)).sequence)
     for order in permutations(range(len(branches))):
         sequence = one_by_one(sequences, order)

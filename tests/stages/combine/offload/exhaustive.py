@@ -12,8 +12,9 @@ from pathlib import Path
 from schemas.errors import ScheduleError
 from schemas.link import HostLink
 from schemas.sequence import Kind, Operation
-from stages.combine.chain.links import Links
+from stages.combine.chain.ways import Ways
 from stages.combine.offload.replay import LinkedPlayer
+from stages.replay.link_lanes import LinkLanes
 
 CASES = Path(__file__).parents[3] / "cases" / "offload.json"
 Key = tuple[object, ...]
@@ -28,18 +29,18 @@ def offload_cases() -> list[dict]:
     return json.loads(CASES.read_text())["cases"]
 
 
-def optimum(links: Links, link: HostLink, budget: int, again: bool) -> float:
+def optimum(ways: Ways, link: HostLink, budget: int, recomputes: bool) -> float:
     """The least seconds of any sequence within `budget` bytes, infinite without one; none runs
-    anything twice unless `again`."""
+    anything twice unless it `recomputes`."""
     best, number = math.inf, 0
-    queue: list[tuple[float, int, LinkedPlayer]] = [(0.0, 0, LinkedPlayer(links, link))]
+    queue: list[tuple[float, int, LinkedPlayer]] = [(0.0, 0, LinkedPlayer(ways, link))]
     known: dict[Key, list[Times]] = {}
     while queue and queue[0][0] < best:
         _, _, player = heapq.heappop(queue)
         if player.gradient == 0:
-            best = min(best, max(player.clock, *player.free_at.values()))
+            best = min(best, player.lanes.through(player.clock))
             continue
-        for operation in _operations(links, player, again):
+        for operation in _operations(ways, player, recomputes):
             after = _played(player, operation)
             if after is None or after.peak > budget or after.clock >= best:
                 continue
@@ -49,17 +50,17 @@ def optimum(links: Links, link: HostLink, budget: int, again: bool) -> float:
     return best
 
 
-def _operations(links: Links, player: LinkedPlayer, again: bool) -> Iterator[Operation]:
+def _operations(ways: Ways, player: LinkedPlayer, recomputes: bool) -> Iterator[Operation]:
     for kind in INPUTS:
         if kind != "free" or (False, 0) in player.leaving:
             yield Operation(kind, 0)
     for position in range(1, player.gradient + 1):
-        for kind in AGAIN if again else ONCE:
-            if position == len(links) and kind not in ("F_all", "B"):
+        for kind in AGAIN if recomputes else ONCE:
+            if position == len(ways) and kind not in ("F_all", "B"):
                 continue
-            if kind == "F_all" and not again and position in player.ran:
+            if kind == "F_all" and not recomputes and position in player.ran:
                 continue
-            if kind == "free_all" and not again and (True, position) not in player.leaving:
+            if kind == "free_all" and not recomputes and (True, position) not in player.leaving:
                 continue
             yield Operation(kind, position)
 
@@ -67,9 +68,10 @@ def _operations(links: Links, player: LinkedPlayer, again: bool) -> Iterator[Ope
 def _played(player: LinkedPlayer, operation: Operation) -> LinkedPlayer | None:
     """The player after one more operation, None where the referee refuses it."""
     after = copy(player)
-    for name in ("outputs", "kept", "ran", "free_at", "sent", "leaving", "arrives"):
+    for name in ("outputs", "kept", "ran", "sent", "leaving", "arrives"):
         setattr(after, name, getattr(player, name).copy())
     after.steps = []
+    after.lanes = LinkLanes(player.link, dict(player.lanes.free_at))
     try:
         after.play(0, operation, None)
     except ScheduleError:
@@ -91,7 +93,7 @@ def _is_new(known: dict[Key, list[Times]], player: LinkedPlayer) -> bool:
     )
     times = (
         player.clock,
-        *player.free_at.values(),
+        *(player.lanes.free(player.link.lane(leaves)) for leaves in (True, False)),
         *(end for _, (end, _) in sent),
         *(end for _, end in arrives),
     )

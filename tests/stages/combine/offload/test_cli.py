@@ -18,7 +18,7 @@ from schemas.plan import read_plan, write_plan
 from schemas.sequence import read_sequence, write_sequence
 from schemas.store import header
 from stages.__main__ import main
-from stages.combine.chain.links import links_of_chain
+from stages.combine.chain.ways import ways_of_chain
 from stages.combine.offload.registry import planner
 from stages.combine.offload.replay import linked_replay
 from tests.stages.combine.chain.test_cli import layers
@@ -53,12 +53,12 @@ def plan(folder: Path, strategy: str, budget: str, *more: str, **changed: Any) -
 
 @pytest.mark.parametrize("name", OFFLOADERS)
 def test_a_plan_is_written_as_its_referee_plays_it(name: str, tmp_path: Path) -> None:
-    assert planner(name).again == OFFLOADERS[name].again
+    assert planner(name).recomputes == OFFLOADERS[name].recomputes
     assert plan(tmp_path, name, "60%") == 0
     made, out = read_plan(tmp_path / "out" / "plan.json"), tmp_path / "out"
     sequence, lanes = read_sequence(out / "sequence.arrow"), read_lanes(out / "lanes.arrow")
     link = HostLink(BANDWIDTH, 0.01, False, 10**9)
-    played = linked_replay(links_of_chain(read_chain(tmp_path / "chain.arrow")), link, sequence)
+    played = linked_replay(ways_of_chain(read_chain(tmp_path / "chain.arrow")), link, sequence)
     assert played.steps == lanes
     assert (made.time, made.peak, made.recomputed) == (
         played.seconds,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stages.combine.chain.links import Links, links_of_chain
+from stages.combine.chain.ways import Ways, ways_of_chain
 from stages.combine.offload.bound import bound, simple_bound
 from stages.combine.offload.fluid import fluid_seconds
 from stages.combine.offload.sets import dynprog_sets, greedy_set
@@ -16,51 +16,51 @@ CASES = [pytest.param(case, id=case["id"]) for case in offload_cases()]
 EXACT = "expected_exact_int"
 
 
-def given_by(case: dict) -> tuple[Links, int, float, int]:
-    links = links_of_chain(chain_of_case(case))
-    peak = linked("offload_greedy", links, case["bandwidth"]).keep_all.peak
-    return links, case["memory"], case["bandwidth"], peak
+def given_by(case: dict) -> tuple[Ways, int, float, int]:
+    ways = ways_of_chain(chain_of_case(case))
+    peak = linked("offload_greedy", ways, case["bandwidth"]).keep_all.peak
+    return ways, case["memory"], case["bandwidth"], peak
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_bounds_and_fractional_communications_are_those_known(case: dict) -> None:
-    links, budget, bandwidth, peak = given_by(case)
+    ways, budget, bandwidth, peak = given_by(case)
     assert peak == case["expected_m_peak"]
-    assert simple_bound(links, bandwidth, budget, peak) == case["expected_lower_bound"]
-    first = greedy_set(links, budget, peak)
+    assert simple_bound(ways, bandwidth, budget, peak) == case["expected_lower_bound"]
+    first = greedy_set(ways, budget, peak)
     assert list(first) == case["expected_greedy_set"]
-    seconds = fluid_seconds(links, budget, bandwidth, shares_of(links, first))
+    seconds = fluid_seconds(ways, budget, bandwidth, shares_of(ways, first))
     assert seconds == case["expected_greedy_comm"]
     shares, left = [], float(max(0, peak - budget))
-    for position in range(len(links)):
-        size = links.at(position).ways[0].save if position else links.throughout
+    for position in range(len(ways)):
+        size = ways.at(position).ways[0].save if position else ways.throughout
         shares.append(min(1.0, left / size) if size else 0.0)
         left -= shares[-1] * size
-    assert fluid_seconds(links, budget, bandwidth, shares) == case["expected_frac_greedy"]
+    assert fluid_seconds(ways, budget, bandwidth, shares) == case["expected_frac_greedy"]
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_dynprog_is_exact_where_communications_are_fractional(case: dict) -> None:
-    links, budget, bandwidth, _ = given_by(case)
-    found = dynprog_sets(links, budget, bandwidth)
+    ways, budget, bandwidth, _ = given_by(case)
+    found = dynprog_sets(ways, budget, bandwidth)
     assert found.complete
     assert found.seconds[0] == case["expected_dynprog"] == case["expected_best_comm"]
-    assert found.seconds[0] == least_fluid(links, budget, bandwidth)
+    assert found.seconds[0] == least_fluid(ways, budget, bandwidth)
     best = tuple(case["one_best_comm_set"])
-    assert fluid_seconds(links, budget, bandwidth, shares_of(links, best)) == found.seconds[0]
+    assert fluid_seconds(ways, budget, bandwidth, shares_of(ways, best)) == found.seconds[0]
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_plans_with_whole_transfers_are_those_known(case: dict) -> None:
-    links, budget, bandwidth, _ = given_by(case)
-    greedy = linked("offload_greedy", links, bandwidth).within(budget)
-    dynprog = linked("offload_dynprog", links, bandwidth).within(budget)
+    ways, budget, bandwidth, _ = given_by(case)
+    greedy = linked("offload_greedy", ways, bandwidth).within(budget)
+    dynprog = linked("offload_dynprog", ways, bandwidth).within(budget)
     assert greedy is not None and dynprog is not None
     assert greedy.seconds == case["expected_greedy_int"]
     assert dynprog.seconds == case.get(EXACT, case["expected_best_int_ordered"])
     assert max(greedy.peak, dynprog.peak) <= budget
     for again in (False, True):
-        assert bound(links, bandwidth, budget, again) <= dynprog.seconds
-    pofo = linked("pofo", links, bandwidth).within(budget)
+        assert bound(ways, bandwidth, budget, again) <= dynprog.seconds
+    pofo = linked("pofo", ways, bandwidth).within(budget)
     assert pofo is not None and pofo.peak <= budget
-    assert bound(links, bandwidth, budget, True) <= pofo.seconds <= dynprog.seconds
+    assert bound(ways, bandwidth, budget, True) <= pofo.seconds <= dynprog.seconds

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from schemas.link import HostLink
 from schemas.offloaders import OFFLOADERS
 from stages.combine.chain.frontier import ChainFrontier
-from stages.combine.chain.links import Links, links_of_chain
+from stages.combine.chain.ways import Ways, ways_of_chain
 from stages.combine.offload.bound import simple_bound
 from stages.combine.offload.replay import linked_replay
 from stages.combine.offload.sets import dynprog_sets
@@ -18,7 +18,7 @@ from tests.stages.combine.offload.exhaustive import offload_cases, optimum
 from tests.stages.combine.offload.linked import least_fluid, linked, linked_chains
 from tests.stages.combine.persistent import chain_of_case
 
-Given = tuple[Links, HostLink, int]
+Given = tuple[Ways, HostLink, int]
 CLOSE = 1 + 1e-9
 FEW = settings(max_examples=25, deadline=None)
 
@@ -27,22 +27,22 @@ FEW = settings(max_examples=25, deadline=None)
 @FEW
 @given(linked_chains())
 def test_every_plan_is_played_within_its_budget_and_bounds(name: str, given: Given) -> None:
-    links, link, budget = given
-    plans = linked(name, links, link)
+    ways, link, budget = given
+    plans = linked(name, ways, link)
     plan = plans.within(budget)
     if plan is None:
         assert plans.smallest_budget > budget
         return
-    played = linked_replay(links, link, plan.sequence)
+    played = linked_replay(ways, link, plan.sequence)
     assert played == plan.replay
     assert (played.seconds, played.peak) == (plan.seconds, plan.peak)
     assert plan.peak <= budget
     assert played.host_peak <= link.room
     assert plans.bound(budget) <= plan.seconds * CLOSE
     assert plans.keep_all.seconds <= plan.seconds * CLOSE
-    if not OFFLOADERS[name].again:
+    if not OFFLOADERS[name].recomputes:
         assert played.recomputed == 0
-        simple = simple_bound(links, link.bandwidth, budget, plans.keep_all.peak)
+        simple = simple_bound(ways, link.bandwidth, budget, plans.keep_all.peak)
         assert simple <= plan.seconds * CLOSE if link.shared else True
 
 
@@ -50,21 +50,21 @@ def test_every_plan_is_played_within_its_budget_and_bounds(name: str, given: Giv
 @FEW
 @given(linked_chains())
 def test_the_smallest_budget_known_to_work_does(name: str, given: Given) -> None:
-    links, link, _ = given
-    plans = linked(name, links, link)
+    ways, link, _ = given
+    plans = linked(name, ways, link)
     smallest = plans.within(plans.smallest_budget)
     assert smallest is not None and smallest.peak <= plans.smallest_budget
     assert plans.within(min(plans.needed()[0], plans.smallest_budget) - 1) is None
 
 
-@pytest.mark.parametrize("name", [name for name, about in OFFLOADERS.items() if about.again])
+@pytest.mark.parametrize("name", [name for name, about in OFFLOADERS.items() if about.recomputes])
 @FEW
 @given(linked_chains())
 def test_a_link_never_makes_a_plan_slower(name: str, given: Given) -> None:
-    links, link, budget = given
-    without = ChainFrontier(links).within(budget)
-    plan = linked(name, links, link).within(budget)
-    none = linked(name, links, HostLink(0.0)).within(budget)
+    ways, link, budget = given
+    without = ChainFrontier(ways).within(budget)
+    plan = linked(name, ways, link).within(budget)
+    none = linked(name, ways, HostLink(0.0)).within(budget)
     assert (without is None) == (none is None)
     if without is not None and none is not None:
         assert plan is not None and plan.seconds <= without.seconds * CLOSE
@@ -77,8 +77,8 @@ def test_a_link_never_makes_a_plan_slower(name: str, given: Given) -> None:
 @FEW
 @given(linked_chains())
 def test_without_a_bandwidth_only_keeping_everything_is_left(name: str, given: Given) -> None:
-    links, _, budget = given
-    plans = linked(name, links, HostLink(0.0))
+    ways, _, budget = given
+    plans = linked(name, ways, HostLink(0.0))
     found = plans.within(budget)
     assert found == (plans.keep_all if budget >= plans.keep_all.peak else None)
 
@@ -87,9 +87,9 @@ def test_without_a_bandwidth_only_keeping_everything_is_left(name: str, given: G
 @FEW
 @given(linked_chains())
 def test_transfers_that_take_no_time_cost_nothing(name: str, given: Given) -> None:
-    links, _, budget = given
-    plans = linked(name, links, HostLink(math.inf))
-    needed = linked("offload_greedy", links, HostLink(math.inf)).needed()[0]
+    ways, _, budget = given
+    plans = linked(name, ways, HostLink(math.inf))
+    needed = linked("offload_greedy", ways, HostLink(math.inf)).needed()[0]
     plan = plans.within(max(budget, needed))
     assert plan is not None and plan.seconds == pytest.approx(plans.keep_all.seconds)
 
@@ -97,10 +97,10 @@ def test_transfers_that_take_no_time_cost_nothing(name: str, given: Given) -> No
 @FEW
 @given(linked_chains())
 def test_pofo_is_never_slower_than_what_it_tries(given: Given) -> None:
-    links, link, budget = given
-    plan = linked("pofo", links, link).within(budget)
+    ways, link, budget = given
+    plan = linked("pofo", ways, link).within(budget)
     for name in ("autocapper", "opportunist"):
-        other = linked(name, links, link).within(budget)
+        other = linked(name, ways, link).within(budget)
         if other is not None:
             assert plan is not None and plan.seconds <= other.seconds * CLOSE
 
@@ -108,9 +108,9 @@ def test_pofo_is_never_slower_than_what_it_tries(given: Given) -> None:
 @FEW
 @given(linked_chains())
 def test_dynprog_is_never_slower_than_greedy(given: Given) -> None:
-    links, link, budget = given
-    greedy = linked("offload_greedy", links, link).within(budget)
-    dynprog = linked("offload_dynprog", links, link).within(budget)
+    ways, link, budget = given
+    greedy = linked("offload_greedy", ways, link).within(budget)
+    dynprog = linked("offload_dynprog", ways, link).within(budget)
     if greedy is not None:
         assert dynprog is not None and dynprog.seconds <= greedy.seconds * CLOSE
 
@@ -118,19 +118,19 @@ def test_dynprog_is_never_slower_than_greedy(given: Given) -> None:
 @settings(max_examples=60, deadline=None)
 @given(linked_chains(6))
 def test_the_program_of_dynprog_finds_the_best_of_all_sets(given: Given) -> None:
-    links, link, budget = given
-    found = dynprog_sets(links, budget, link.bandwidth)
+    ways, link, budget = given
+    found = dynprog_sets(ways, budget, link.bandwidth)
     assert found.complete
     least = found.seconds[0] if found.seconds else math.inf
-    assert least == pytest.approx(least_fluid(links, budget, link.bandwidth))
+    assert least == pytest.approx(least_fluid(ways, budget, link.bandwidth))
 
 
 @settings(max_examples=12, deadline=None)
 @given(linked_chains(2))
 def test_no_sequence_of_all_beats_a_bound(given: Given) -> None:
-    links, link, budget = given
-    best = optimum(links, link, budget, False)
-    plans = linked("offload_dynprog", links, link)
+    ways, link, budget = given
+    best = optimum(ways, link, budget, False)
+    plans = linked("offload_dynprog", ways, link)
     plan = plans.within(budget)
     assert plans.bound(budget) <= best * CLOSE
     if plan is not None:
@@ -140,9 +140,9 @@ def test_no_sequence_of_all_beats_a_bound(given: Given) -> None:
 @settings(max_examples=8, deadline=None)
 @given(linked_chains(1))
 def test_no_sequence_that_runs_again_beats_a_bound(given: Given) -> None:
-    links, link, budget = given
-    best = optimum(links, link, budget, True)
-    plans = linked("pofo", links, link)
+    ways, link, budget = given
+    best = optimum(ways, link, budget, True)
+    plans = linked("pofo", ways, link)
     plan = plans.within(budget)
     assert plans.bound(budget) <= best * CLOSE
     if plan is not None:
@@ -154,6 +154,6 @@ QUICK = ("offload-public-3", "offload-public-4", "offload-public-5")
 
 @pytest.mark.parametrize("case", [case for case in offload_cases() if case["id"] in QUICK])
 def test_all_sequences_have_the_known_optimum(case: dict) -> None:
-    links = links_of_chain(chain_of_case(case))
-    best = optimum(links, HostLink(case["bandwidth"]), case["memory"], False)
+    ways = ways_of_chain(chain_of_case(case))
+    best = optimum(ways, HostLink(case["bandwidth"]), case["memory"], False)
     assert best == case["expected_exact_int"]

@@ -8,11 +8,11 @@ from schemas.chain import Chain, Position
 from schemas.errors import ConfigError, ScheduleError
 from schemas.link import HostLink
 from schemas.sequence import Operation
-from stages.combine.chain.links import links_of_chain
+from stages.combine.chain.ways import ways_of_chain
 from stages.combine.offload.registry import planner
 from stages.combine.offload.replay import LinkedReplay, linked_replay
 
-LINKS = links_of_chain(
+LINKS = ways_of_chain(
     Chain(
         [
             Position(1, 1.0, 2.0, 4, 6, 4, 0, 0, 0, 0, "one"),

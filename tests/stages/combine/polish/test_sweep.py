@@ -14,7 +14,7 @@ from schemas.problem import Problem
 from stages.combine.bounds import least_seconds
 from stages.combine.choose import choose
 from stages.combine.fixed import fixed_bytes
-from stages.combine.frontier import frontier
+from stages.combine.frontier import Subject, frontier
 from stages.combine.schedule.executions import runs
 from stages.combine.schedule.opening import Opener
 from stages.combine.strategies.registry import strategy
@@ -63,7 +63,9 @@ def model(traced_step: tuple[Any, Any, TrainingStep]) -> tuple[Any, Any, Problem
     chosen = strategy("rockmate")
     [everything] = strategy("unplanned").candidates(step)
     candidates = chosen.candidates(step)
-    made = frontier(graph, "digest", costs, step.problem, chosen.about, candidates, everything)
+    made = frontier(
+        Subject(graph, "digest", costs, step.problem), chosen.about, candidates, everything
+    )
     return graph, costs, step.problem, made
 
 
@@ -126,7 +128,9 @@ def test_where_memory_is_no_matter_nothing_is_slower_than_the_plain_step(
     )
     problem = condense(graph, costs)
     everything = Candidate(runs(problem, [node.op for node in problem.nodes]), [], "plain")
-    made = frontier(graph, "digest", costs, problem, strategy("rockmate").about, [], everything)
+    made = frontier(
+        Subject(graph, "digest", costs, problem), strategy("rockmate").about, [], everything
+    )
     assert made.points[0].seconds == made.keep_all_seconds
     assert made.points[0].peak <= made.keep_all_peak
 
@@ -168,7 +172,9 @@ def test_where_a_form_in_place_takes_longer_only_memory_asks_for_it(
     costs = Costs(slower, costs.device)
     problem = condense(graph, costs)
     everything = Candidate(runs(problem, [node.op for node in problem.nodes]), [], "plain")
-    made = frontier(graph, "digest", costs, problem, strategy("rockmate").about, [], everything)
+    made = frontier(
+        Subject(graph, "digest", costs, problem), strategy("rockmate").about, [], everything
+    )
     for point in made.points:
         position = {node.op: index for index, node in enumerate(problem.nodes)}
         sequence = [position[op] for op in point.executions]

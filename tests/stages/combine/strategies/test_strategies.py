@@ -10,8 +10,8 @@ from schemas.errors import ArtifactError, ConfigError
 from schemas.options import Option
 from schemas.problem import Problem
 from schemas.sequence import Operation
-from stages.combine.chain.links import keep_all, links_of_blocks
 from stages.combine.chain.replay import chain_replay
+from stages.combine.chain.ways import keep_all, ways_of_blocks
 from stages.combine.schedule.executions import executions_of
 from stages.combine.strategies.registry import strategy
 from stages.combine.strategies.strategy import Candidate, TrainingStep
@@ -32,12 +32,12 @@ def blocks_of(facts: Facts) -> Blocks:
     described = [describe_block(division, index) for index in range(len(division.blocks))]
     problem = facts.problem
     loss = problem.nodes[problem.loss]
-    held_by_loss = sum(problem.storages[s].bytes for s in loss.outputs if s in division.held)
+    held_by_loss = sum(problem.storages[s].bytes for s in loss.outputs if s in division.throughout)
     return Blocks(
         model="random",
         prelude=[],
         prelude_seconds=0.0,
-        held_bytes=sum(problem.storages[s].bytes for s in division.held),
+        held_bytes=sum(problem.storages[s].bytes for s in division.throughout),
         loss=loss.op,
         loss_seconds=loss.seconds,
         loss_peak=loss.peak - held_by_loss,
@@ -70,12 +70,12 @@ def test_what_the_dynamic_program_predicts_holds_for_the_ops(facts: Facts) -> No
     blocks, problem = blocks_of(facts), facts.problem
     options = options_of(blocks)
     for name in ("rotor", "rockmate"):
-        links = links_of_blocks(blocks, options, keep_all_only=name == "rotor")
+        ways = ways_of_blocks(blocks, options, keep_all_only=name == "rotor")
         candidates = strategy(name).candidates(TrainingStep(problem, blocks, options))
         assert candidates
         for candidate in candidates:
             peak, seconds = check_candidate(problem, candidate)
-            predicted = chain_replay(links, candidate.sequence)
+            predicted = chain_replay(ways, candidate.sequence)
             assert peak <= predicted.peak
             assert seconds == pytest.approx(predicted.seconds)
 
@@ -142,13 +142,13 @@ def test_a_second_run_of_a_batch_norm_costs_what_it_takes() -> None:
     shorter = [node for block in blocks.distinct.values() for node in block.nodes if node.repeat]
     assert any(node.form(True).seconds != node.seconds for node in shorter)
     options = options_of(blocks)
-    links = links_of_blocks(blocks, options, keep_all_only=True)
+    ways = ways_of_blocks(blocks, options, keep_all_only=True)
     position = {node.op: index for index, node in enumerate(problem.nodes)}
     candidates = strategy("rotor").candidates(TrainingStep(problem, blocks, options))
     assert max(len(candidate.executions) for candidate in candidates) > len(problem.nodes)
     for candidate in candidates:
         sequence = [position[op] for op in candidate.executions]
         line, seconds = plain_line(problem, sequence, in_place=False)
-        predicted = chain_replay(links, candidate.sequence)
+        predicted = chain_replay(ways, candidate.sequence)
         assert seconds == pytest.approx(predicted.seconds)
         assert max(line) <= predicted.peak

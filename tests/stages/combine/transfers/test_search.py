@@ -21,7 +21,7 @@ from schemas.link import HostLink
 from schemas.problem import Problem
 from schemas.strategies import About
 from stages.combine.choose import choose
-from stages.combine.frontier import frontier
+from stages.combine.frontier import Subject, frontier
 from stages.combine.schedule.executions import runs
 from stages.combine.schedule.leaving import leaving
 from stages.combine.schedule.opening import Opener
@@ -142,8 +142,8 @@ def both(made: Problem, link: HostLink) -> tuple[Frontier, Frontier, Graph, Cost
     graph, costs, problem = step_of(made)
     keep_all = Candidate(runs(problem, [node.op for node in problem.nodes]), [], "captured order")
     about = About("strategy", "")
-    plain = frontier(graph, "", costs, problem, about, [keep_all], keep_all)
-    linked = frontier(graph, "", costs, problem, about, [keep_all], keep_all, link=link)
+    plain = frontier(Subject(graph, "", costs, problem), about, [keep_all], keep_all)
+    linked = frontier(Subject(graph, "", costs, problem, link), about, [keep_all], keep_all)
     return plain, linked, graph, costs, problem
 
 

@@ -1,6 +1,6 @@
 """The chain that the dynamic programs plan: positions with the ways to run them.
 
-Links are made from a chain alone (each position keeps everything or nothing), from a chain with the
+Ways are made from a chain alone (each position keeps everything or nothing), from a chain with the
 options of its blocks, or from the blocks of a model with their options.
 """
 
@@ -46,7 +46,7 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Link:
+class PositionWays:
     """One position: the sizes of its output, of the output's gradient and of the parameter
     gradients that its backward leaves; `pass_seconds` and `pass_peak` (at least the output) of a
     forward that keeps nothing; and its ways, at least one. One that is `in_place` writes over an
@@ -62,32 +62,32 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Links:
-    """Positions 1..L+1 (`links[0]` is position 1, the last is the loss) and the bytes that
-    are there `throughout`: the chain's input and what planning with positions does not see.
+class Ways:
+    """Positions 1..L+1 (`positions[0]` is position 1, the last is the loss) and the bytes that are
+    there `throughout`: the chain's input and what planning with positions does not see.
 
     The seconds of ways are those of further forwards; the first ones of all positions together,
     which every sequence runs, take `first_seconds` more. A branch of a join has no position for the
     `loss`, and `released` of those bytes are given back by its last backward.
     """
 
-    links: list[Link]
+    positions: list[PositionWays]
     throughout: int
     first_seconds: float = 0.0
     loss: bool = True
     released: int = 0
 
     def __len__(self) -> int:
-        return len(self.links)
+        return len(self.positions)
 
     @property
     def loss_position(self) -> int:
         """The position of the loss, 0 where there is none."""
-        return len(self.links) if self.loss else 0
+        return len(self.positions) if self.loss else 0
 
-    def at(self, position: int) -> Link:
-        """The link at a position 1..L+1."""
-        return self.links[position - 1]
+    def at(self, position: int) -> PositionWays:
+        """The position at a place 1..L+1."""
+        return self.positions[position - 1]
 
     def way(self, position: int, option: int) -> Way:
         """The way with the given option number; raises ArtifactError when there is none."""
@@ -97,47 +97,47 @@ class Links:
         raise ArtifactError(f"position {position} has no option {option}")
 
 
-def links_of_chain(chain: Chain, options: Mapping[str, list[Option]] | None = None) -> Links:
-    """The links of a chain.
+def ways_of_chain(chain: Chain, options: Mapping[str, list[Option]] | None = None) -> Ways:
+    """The ways of a chain.
 
     Positions whose label is a block of `options` are run with those options, the others keep
     everything or nothing. Random states that option 0 leaves behind are there throughout.
     """
-    links = []
+    ways = []
     throughout = chain.a_0
     before = chain.delta_0
     for position in chain.positions:
         if options is None or position.label not in options:
-            links.append(_plain_link(position, before))
+            ways.append(_plain_position(position, before))
         else:
             rows = options_of(options, position.label)
-            links.append(_link(rows, position.a, position.delta, position.grad))
+            ways.append(_position(rows, position.a, position.delta, position.grad))
             throughout += max(0, rows[0].save - position.a)
         before = position.delta
-    return Links(links, throughout)
+    return Ways(ways, throughout)
 
 
-def links_of_blocks(
+def ways_of_blocks(
     blocks: Blocks, options: Mapping[str, list[Option]], keep_all_only: bool = False
-) -> Links:
-    """The links of a model: its blocks, then the loss. With `keep_all_only` each block has the one
+) -> Ways:
+    """The ways of a model: its blocks, then the loss. With `keep_all_only` each block has the one
     way that `keep_all` picks, as option NO_OPTION."""
-    links = []
+    ways = []
     throughout, first = blocks.held_bytes, 0.0
     for block in blocks.blocks:
         rows = options_of(options, block.digest)
         more = _first_seconds(blocks.distinct[block.digest])
         chosen = [rows[0], keep_all(rows)] if keep_all_only else rows
         further = [replace(row, forward_seconds=row.forward_seconds - more) for row in chosen]
-        link = _link(
+        one = _position(
             further, block.output_bytes, block.incoming_bytes, block.gradient_bytes, keep_all_only
         )
-        links.append(link)
+        ways.append(one)
         throughout += max(0, rows[0].save - block.output_bytes)
         first += more
     loss = Way(NO_OPTION, 0, 0, blocks.loss_peak, 0.0, blocks.loss_seconds)
-    links.append(Link(0, 0, 0, 0.0, 0, [loss]))
-    return Links(links, throughout, first)
+    ways.append(PositionWays(0, 0, 0, 0.0, 0, [loss]))
+    return Ways(ways, throughout, first)
 
 
 def _first_seconds(problem: Problem) -> float:
@@ -168,7 +168,7 @@ def _runs_once(row: Option) -> bool:
     return len(set(nodes)) == len(nodes)
 
 
-def _plain_link(position: Position, delta_before: int) -> Link:
+def _plain_position(position: Position, delta_before: int) -> PositionWays:
     way = Way(
         option=NO_OPTION,
         save=position.abar,
@@ -177,7 +177,7 @@ def _plain_link(position: Position, delta_before: int) -> Link:
         forward_seconds=position.u_f,
         backward_seconds=position.u_b,
     )
-    return Link(
+    return PositionWays(
         output=position.a,
         delta=position.delta,
         gradient=position.grad,
@@ -187,9 +187,9 @@ def _plain_link(position: Position, delta_before: int) -> Link:
     )
 
 
-def _link(
+def _position(
     rows: Sequence[Option], output: int, delta: int, gradient: int, plain: bool = False
-) -> Link:
+) -> PositionWays:
     nothing = rows[0]
     ways = [
         Way(
@@ -204,4 +204,4 @@ def _link(
         for row in rows[1:]
     ]
     peak = max(nothing.forward_peak, output)
-    return Link(output, delta, gradient, nothing.forward_seconds, peak, ways)
+    return PositionWays(output, delta, gradient, nothing.forward_seconds, peak, ways)
