@@ -7,6 +7,11 @@ import gc
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How fast examples are drawn says something of the machine, nothing of the code.
+settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared")
 
 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:

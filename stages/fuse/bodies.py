@@ -108,7 +108,7 @@ class _Writer:
 
     def label(self, op: Op) -> str:
         """A digest of a call and of all that it reads; those of its inputs are there already."""
-        args, kwargs = decode_arguments(op.arguments)
+        args, kwargs = _arguments(op)
         call = _renamed([args, kwargs], {value: self.input_label(value) for value in op.inputs})
         made = [value == NONE for value in op.outputs]
         label = _digest([op.target, call, made])
@@ -130,13 +130,22 @@ class _Writer:
 
     def call(self, op: Op) -> GroupCall:
         """An op with the body's own numbers."""
-        args, kwargs = decode_arguments(op.arguments)
+        args, kwargs = _arguments(op)
         args, kwargs = _renamed([args, kwargs], {at: self.numbers[at] for at in op.inputs})
         for value in op.outputs:
             if value != NONE:
                 self.numbers[value] = len(self.numbers)
         outputs = [NONE if value == NONE else self.numbers[value] for value in op.outputs]
         return GroupCall(op.target, encode_arguments(args, kwargs), outputs)
+
+
+_PLACES = ("device", "layout")
+"""Arguments that say where a result is: where the operands are, which bodies leave open."""
+
+
+def _arguments(op: Op) -> tuple[list[Any], dict[str, Any]]:
+    args, kwargs = decode_arguments(op.arguments)
+    return args, {name: value for name, value in kwargs.items() if name not in _PLACES}
 
 
 def _read_by(op: Op) -> list[int]:

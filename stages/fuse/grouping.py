@@ -33,13 +33,14 @@ def is_replayed(graph: Graph, op: Op) -> bool:
 
 def is_groupable(graph: Graph, op: Op) -> bool:
     """Whether an op may be a member: pointwise or normalising, each output in a new storage, not
-    random, free to run whenever its inputs are there."""
+    random, free to run whenever its inputs are there, and of no complex numbers, which inductor
+    leaves to ATen."""
     if not may_group(op.target) or op.random or not op.repeatable or op.writes:
         return False
     values = [graph.values[value] for value in (*op.inputs, *op.outputs) if value != NONE]
     made = [graph.values[value].storage for value in op.outputs if value != NONE]
     read = {graph.values[value].storage for value in op.inputs}
-    here = not any(value.device for value in values)
+    here = not any(value.device or value.dtype.startswith("complex") for value in values)
     return bool(made) and here and len(set(made)) == len(made) and not read & set(made)
 
 

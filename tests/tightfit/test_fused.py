@@ -18,7 +18,8 @@ from schemas.groups import is_group
 from stages.device import kernels
 from stages.device.factory import Built, Sample
 from stages.trace.trace import trace
-from stages.validate.fused import beside_eager
+from stages.validate.compare import Trail
+from stages.validate.fused import _errors, beside_eager
 from stages.validate.load import load_planned
 from stages.validate.measure import measure_memory
 from stages.validate.step import Stepper
@@ -164,6 +165,48 @@ def test_other_numbers_than_eager_are_refused(
         wrong.layers[2].weight.mul_(1.001)  # type: ignore[operator]
     said, _ = beside_eager(graph_of(store), Built(net(), [((ROWS,), {})]), wrong)
     assert "4 times eager's are taken" in said
+
+
+class Casting(nn.Module):
+    """A step that float64 parameters do not run: it casts to float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.last((self.first(x).double().tanh() * 2).float())
+        return made
+
+
+def test_a_model_that_casts_is_compared_with_eager_alone(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    fitted, made = tightfit.plan(
+        Casting(), (ROWS,), budget="100%", kernels="fused", store=tmp_path, progress=False
+    )
+    assert any(is_group(op.target) for op in graph_of(tmp_path).ops)
+    assert re.search(r"; fused kernels differ from eager by \S+ in outputs", made.sentence)
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "error"),
+    [
+        ([1.0, NAN, INF], [1.0, NAN, INF], 0.0),
+        ([1.0, NAN], [1.0, 2.0], INF),
+        ([1.0, 2.0], [1.0, NAN], INF),
+        ([1.0, 0.0], [1.0, NAN], INF),
+        ([INF, 1.0], [-INF, 1.0], INF),
+        ([3.0, 4.0], [3.0, 0.0], 4 / 3),
+    ],
+)
+def test_numbers_that_are_not_finite_are_alike_or_wrong(
+    mine: list[float], theirs: list[float], error: float
+) -> None:
+    trails = [Trail({"a": torch.tensor(at)}, {}, {}) for at in (mine, theirs)]
+    assert _errors(*trails).outputs == pytest.approx(error)
 
 
 def test_what_are_no_kernels(tmp_path: Path) -> None:

@@ -100,6 +100,26 @@ def test_blocks_give_the_bits_of_eager(tmp_path: Path) -> None:
     assert [op.random for op in fused.ops if "dropout" in op.target and op.phase == "forward"]
 
 
+class Rotating(nn.Module):
+    """Real and complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pairs = torch.view_as_complex((self.line(x).tanh() * 2).view(-1, 2, 2))
+        return torch.view_as_real(pairs * pairs.conj() + pairs).flatten(1).sigmoid() * 3
+
+
+def test_complex_numbers_are_in_no_group(tmp_path: Path) -> None:
+    fused = check_bits((Rotating(), [((torch.randn(4, 4),), {})]), tmp_path / "graph.arrow")
+    groups = [op for op in fused.ops if is_group(op.target)]
+    assert groups
+    for op in groups:
+        assert not any("complex" in fused.values[at].dtype for at in (*op.inputs, *op.outputs))
+
+
 def test_fewer_ops_and_the_graph_itself_is_left_alone() -> None:
     graph, _ = traced(blocks())
     before = repr(graph)
