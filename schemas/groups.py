@@ -64,11 +64,13 @@ class GroupCall:
 @dataclass(frozen=True)
 class Body:
     """The calls of a group in their order. The values 0, 1, ... are the `inputs`; `outputs` are the
-    values that the group makes, in the order of the op's outputs."""
+    values that the group makes, in the order of the op's outputs, and `forms` what they are like:
+    the calls alone may leave strides open."""
 
     inputs: list[Leaf]
     calls: list[GroupCall]
     outputs: list[int]
+    forms: list[Leaf]
 
 
 def may_group(target: str) -> bool:
@@ -138,6 +140,7 @@ def read_body(written: str) -> Body:
             [Leaf(**leaf) for leaf in row["inputs"]],
             [GroupCall(**call) for call in row["calls"]],
             row["outputs"],
+            [Leaf(**leaf) for leaf in row["forms"]],
         )
         _check(body)
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
@@ -146,12 +149,12 @@ def read_body(written: str) -> Body:
 
 
 def _check(body: Body) -> None:
-    for leaf in body.inputs:
+    for leaf in (*body.inputs, *body.forms):
         if leaf.dtype not in DTYPES or len(leaf.shape) != len(leaf.strides):
-            raise ArtifactError("a group reads a tensor of no known form")
+            raise ArtifactError("a group has a tensor of no known form")
         numbers = [*leaf.shape, *leaf.strides, leaf.offset]
         if any(type(number) is not int or number < 0 for number in numbers):
-            raise ArtifactError("a group reads a tensor of no known form")
+            raise ArtifactError("a group has a tensor of no known form")
     known = set(range(len(body.inputs)))
     for call in body.calls:
         if not (may_group(call.target) or may_replay(call.target)):
@@ -161,6 +164,8 @@ def _check(body: Body) -> None:
         if made & known or any(type(value) is not int for value in call.outputs):
             raise ArtifactError("a group makes a value twice")
         known |= made
+    if len(body.forms) != len(body.outputs) or any(leaf.offset for leaf in body.forms):
+        raise ArtifactError("a group has other forms than outputs")
     if not body.outputs or len(set(body.outputs)) != len(body.outputs):
         raise ArtifactError("a group makes nothing, or a value twice")
     _require_known(body.outputs, known - set(range(len(body.inputs))))

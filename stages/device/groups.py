@@ -6,13 +6,14 @@ On tensors without memory it is run by ATen, call by call.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from schemas.graph import Graph
-from schemas.groups import DIGITS, Body, body_digest, body_of, body_text, is_group
+from schemas.groups import DIGITS, Body, Leaf, body_digest, body_of, body_text, is_group
 from stages.device.evaluate import evaluate
 from stages.device.kernels import Form, Kernel, build_key, compile_function
 
@@ -36,12 +37,15 @@ def register_groups(graph: Graph) -> None:
 def compile_body(body: Body, device: torch.device) -> Kernel:
     """The kernel of a body on a device; see `compile_function`."""
     digest = body_digest(body_text(body))
-    forms = [
-        Form(tuple(leaf.shape), tuple(leaf.strides), leaf.offset, leaf.dtype)
-        for leaf in body.inputs
-    ]
     name = f"the group {digest[:DIGITS]}"
-    return compile_function(name, lambda *given: evaluate(body, given), forms, device)
+    inputs, outputs = _forms(body.inputs), _forms(body.forms)
+    return compile_function(name, lambda *given: evaluate(body, given), inputs, outputs, device)
+
+
+def _forms(leaves: Iterable[Leaf]) -> list[Form]:
+    return [
+        Form(tuple(leaf.shape), tuple(leaf.strides), leaf.offset, leaf.dtype) for leaf in leaves
+    ]
 
 
 def kernel(body: Body, device: torch.device) -> Kernel:
@@ -67,13 +71,21 @@ def _register(target: str, body: Body) -> None:
         return shown(_run(target, given))
 
     def formed(*given: Tensor, body: str | None = None) -> Any:
-        return shown(evaluate(_bodies[target], given))
+        return shown(_formed(_bodies[target], given))
 
     for key in ("CPU", "CUDA"):
         library.impl(name, compiled, key)
     library.impl(name, formed, "Meta")
     _libraries.append(library)
     _bodies[target] = body
+
+
+def _formed(body: Body, given: tuple[Tensor, ...]) -> list[Tensor]:
+    """The outputs of a body on tensors without memory, with the strides that it gives them."""
+    return [
+        torch.empty_strided(made.shape, form.strides, dtype=made.dtype, device=made.device)
+        for made, form in zip(evaluate(body, given), body.forms, strict=True)
+    ]
 
 
 def _run(target: str, given: tuple[Tensor, ...]) -> list[Tensor]:

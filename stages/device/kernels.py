@@ -89,10 +89,11 @@ def compile_function(
     name: str,
     function: Callable[..., Sequence[Tensor]],
     inputs: Sequence[Form],
+    outputs: Sequence[Form],
     device: torch.device,
 ) -> Kernel:
     """The kernel of a function of calls of ATen, for inputs of these forms on a device; it makes
-    outputs of the strides that ATen makes, each in a storage of its own.
+    outputs of these forms, each in a storage of its own.
 
     Raises RuntimeError where nothing can be compiled at all, KernelError, with `name`, where this
     function cannot, each in one sentence. The kernel raises RuntimeError where an output has
@@ -102,10 +103,10 @@ def compile_function(
     try:
         with torch.no_grad(), FakeTensorMode():
             fakes = [_fake(form, device) for form in inputs]
-            expected = [_form(made) for made in function(*fakes)]
+            _check_made(function(*fakes), outputs)
             traced = make_fx(function, decomposition_table=table)(*fakes)
         with torch.no_grad():
-            _ask_for_strides(traced, [strides for _, strides, _ in expected])
+            _ask_for_strides(traced, [form.strides for form in outputs])
             compiled = compile_inner(traced, fakes)
     except Exception as error:
         lines = str(error).strip().splitlines() or [""]
@@ -114,16 +115,16 @@ def compile_function(
     checked: list[bool] = []
 
     def run(given: Sequence[Tensor]) -> list[Tensor]:
-        outputs = list(compiled(list(given)))
+        results = list(compiled(list(given)))
         if not checked:
-            if [_form(made) for made in outputs] != expected:
+            if [_form(made) for made in results] != list(outputs):
                 raise RuntimeError(f"{name} was compiled with outputs of another form")
-            if len({made.untyped_storage()._cdata for made in (*outputs, *given)}) < len(
-                outputs
+            if len({made.untyped_storage()._cdata for made in (*results, *given)}) < len(
+                results
             ) + len({made.untyped_storage()._cdata for made in given}):
                 raise RuntimeError(f"{name} was compiled with outputs that share memory")
             checked.append(True)
-        return outputs
+        return results
 
     return run
 
@@ -136,12 +137,20 @@ def _fake(form: Form, device: torch.device) -> Tensor:
     return base.as_strided(form.shape, form.strides, form.offset)
 
 
-def _form(tensor: Tensor) -> tuple[list[int], list[int], torch.dtype]:
-    return list(tensor.shape), list(tensor.stride()), tensor.dtype
+def _form(tensor: Tensor) -> Form:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return Form(tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()), dtype)
 
 
-def _ask_for_strides(traced: torch.fx.GraphModule, strides: list[list[int]]) -> None:
+def _check_made(made: Sequence[Tensor], outputs: Sequence[Form]) -> None:
+    """Raises RuntimeError where a function makes other shapes or dtypes than it should."""
+    found = [(form.shape, form.dtype) for form in map(_form, made)]
+    if found != [(form.shape, form.dtype) for form in outputs]:
+        raise RuntimeError("its outputs have other shapes or dtypes than they should")
+
+
+def _ask_for_strides(traced: torch.fx.GraphModule, strides: Sequence[tuple[int, ...]]) -> None:
     """Tells inductor which strides the outputs have, which it may change otherwise."""
     output = next(node for node in traced.graph.nodes if node.op == "output")
     output.meta["user_visible_output_idxs"] = list(range(len(strides)))
-    output.meta["original_output_strides"] = [tuple(at) for at in strides]
+    output.meta["original_output_strides"] = list(strides)

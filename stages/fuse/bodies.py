@@ -62,7 +62,9 @@ class _Writer:
         calls = [self.call(op) for op in order]
         outputs = [value for op in order for value in op.outputs if value in wanted]
         leaves = [self.leaf(value) for value in inputs]
-        return Group(Body(leaves, calls, [self.numbers[at] for at in outputs]), inputs, outputs)
+        forms = [self.leaf(value) for value in outputs]
+        body = Body(leaves, calls, [self.numbers[at] for at in outputs], forms)
+        return Group(body, inputs, outputs)
 
     def needed(self, wanted: Collection[int]) -> dict[int, Op]:
         """The members and views that the wanted values need, by id."""

@@ -7,7 +7,9 @@ can be put in an order. Views are no members: a group replays those that it read
 from __future__ import annotations
 
 import itertools
+import math
 
+from schemas.dtypes import DTYPES
 from schemas.graph import NONE, PHASES, Graph, Op
 from schemas.groups import may_group, may_replay
 
@@ -41,7 +43,15 @@ def is_groupable(graph: Graph, op: Op) -> bool:
     made = [graph.values[value].storage for value in op.outputs if value != NONE]
     read = {graph.values[value].storage for value in op.inputs}
     here = not any(value.device or value.dtype.startswith("complex") for value in values)
-    return bool(made) and here and len(set(made)) == len(made) and not read & set(made)
+    apart = bool(made) and len(set(made)) == len(made) and not read & set(made)
+    return here and apart and all(_fills(graph, value) for value in op.outputs if value != NONE)
+
+
+def _fills(graph: Graph, value: int) -> bool:
+    """Whether a value is all of its storage, as what a kernel makes is."""
+    at = graph.values[value]
+    size = math.prod(at.shape) * DTYPES[at.dtype]
+    return at.offset == 0 and graph.storages[at.storage] == size
 
 
 class Units:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from schemas.arguments import decode_arguments
 from schemas.graph import NONE, Graph, Op
-from schemas.groups import Body, GroupCall, body_of, group_name, is_group
+from schemas.groups import GroupCall, Leaf, body_of, group_name, is_group
 from stages.device.operators import decode, resolve
 from stages.generate.calls import Text, literal
 from stages.generate.naming import comment
@@ -49,7 +49,15 @@ def _function(ops: list[Op]) -> list[str]:
     lines = [f"def _{name}({', '.join(given)}):{where}"]
     lines += [f"    {_call(call)}" for call in body.calls]
     lines += [f"    return [{', '.join(f'v{number}' for number in body.outputs)}]", "", ""]
-    return [*lines, f"{name} = Group(", f'    "{name}",', f"    _{name},", *_forms(body), ")"]
+    return [
+        *lines,
+        f"{name} = Group(",
+        f'    "{name}",',
+        f"    _{name},",
+        *_forms(body.inputs),
+        *_forms(body.forms),
+        ")",
+    ]
 
 
 def _call(call: GroupCall) -> str:
@@ -73,10 +81,10 @@ class _Values(dict[int, Text]):
         return Text(f"v{key}")
 
 
-def _forms(body: Body) -> list[str]:
+def _forms(leaves: Iterable[Leaf]) -> list[str]:
     forms = [
         f"        Form({tuple(leaf.shape)!r}, {tuple(leaf.strides)!r}, {leaf.offset}, "
         f'"{leaf.dtype}"),'
-        for leaf in body.inputs
+        for leaf in leaves
     ]
     return ["    (", *forms, "    ),"]

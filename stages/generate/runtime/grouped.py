@@ -17,11 +17,16 @@ class Group:
     threads of the process. Raises RuntimeError, in one sentence, where it cannot be compiled."""
 
     def __init__(
-        self, name: str, function: Callable[..., Sequence[Tensor]], inputs: tuple[Form, ...]
+        self,
+        name: str,
+        function: Callable[..., Sequence[Tensor]],
+        inputs: tuple[Form, ...],
+        outputs: tuple[Form, ...],
     ) -> None:
         self.name = name
         self.function = function
         self.inputs = inputs
+        self.outputs = outputs
         self.kernels: dict[tuple[str, int], Kernel] = {}
 
     def __call__(self, *given: Tensor) -> Any:
@@ -37,8 +42,9 @@ class Group:
         """The kernel for a device, compiled where there is none."""
         key = device.type, torch.get_num_threads()
         if key not in self.kernels:
-            place = torch.device(device.type)
-            self.kernels[key] = compile_function(self.name, self.function, self.inputs, place)
+            self.kernels[key] = compile_function(
+                self.name, self.function, self.inputs, self.outputs, torch.device(device.type)
+            )
         return self.kernels[key]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -38,6 +39,7 @@ BODY = Body(
         call("_softmax.default", '{"value":3},1,false', 4),
     ],
     [2, 4],
+    [Leaf([3, 4], [1, 3], 0, "float32"), Leaf([4, 3], [3, 1], 0, "float32")],
 )
 
 
@@ -107,10 +109,29 @@ def test_outputs_of_another_form_are_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_outputs_that_share_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     both = torch.zeros(2, 12)
-    shared = [both[0].view(4, 3).t(), both[1].view(4, 3)]
+    shared = [both[0].view(4, 3).t(), both[0].view(4, 3)]
     monkeypatch.setattr(device_kernels, "inductor", lambda: (lambda *given: lambda at: shared, {}))
     with pytest.raises(RuntimeError, match="share memory"):
         compile_body(BODY, CPU)(inputs())
+
+
+def test_a_kernel_with_other_strides_than_are_asked_for_is_refused() -> None:
+    body = replace(BODY, forms=[BODY.forms[0], Leaf([4, 3], [1, 4], 0, "float32")])
+    with pytest.raises(GroupError, match="outputs of another form"):
+        compile_group(body, CPU)
+
+
+def test_a_kernel_that_does_not_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_kernels, "inductor", lambda: (lambda *given: failing, {}))
+    monkeypatch.setattr(device_groups, "_kernels", {})
+    with pytest.raises(GroupError, match=r"does not run: RuntimeError: no kernel$"):
+        compile_group(BODY, CPU)
+
+
+def test_other_shapes_than_the_calls_make_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = replace(BODY, forms=[BODY.forms[1], BODY.forms[1]])
+    with pytest.raises(GroupError, match="other shapes or dtypes"):
+        compile_group(wrong, CPU)
 
 
 def groups(graph: Graph) -> list[str]:
@@ -136,7 +157,7 @@ def test_a_group_that_fails_stays_aten_and_is_told(monkeypatch: pytest.MonkeyPat
 
 def test_a_body_that_writes_over_an_input_is_refused_before_it_runs() -> None:
     arguments = '{"args":[{"value":0},{"value":1}],"kwargs":{"out":{"value":0}}}'
-    body = Body([LEAF, LEAF], [GroupCall("aten.add.out", arguments, [2])], [2])
+    body = Body([LEAF, LEAF], [GroupCall("aten.add.out", arguments, [2])], [2], [LEAF])
     given = inputs()
     before = given[0].clone()
     with pytest.raises(ArtifactError, match="writes over"):

@@ -113,7 +113,7 @@ class Rotating(nn.Module):
 
 
 def test_complex_numbers_are_in_no_group(tmp_path: Path) -> None:
-    fused = check_bits((Rotating(), [((torch.randn(4, 4),), {})]), tmp_path / "graph.arrow")
+    fused = check_bits((Rotating(), ((torch.randn(4, 4),), {})), tmp_path / "graph.arrow")
     groups = [op for op in fused.ops if is_group(op.target)]
     assert groups
     for op in groups:
