@@ -10,8 +10,10 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import os
 import platform
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -57,6 +59,7 @@ def build_key(device: torch.device) -> str:
 def check_compiler(device: torch.device) -> None:
     """Raises RuntimeError, in one sentence, where no kernel can be compiled for a device."""
     inductor()
+    _check_folder()
     try:
         if device.type == "cpu":
             from torch._inductor.cpp_builder import get_cpp_compiler
@@ -69,6 +72,19 @@ def check_compiler(device: torch.device) -> None:
         raise RuntimeError(
             f"groups need a compiler for {device.type} and there is none ({said}): install one, "
             "or use kernels: eager"
+        ) from error
+
+
+def _check_folder() -> None:
+    """Raises RuntimeError where inductor's folder cannot be there."""
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")
+    try:
+        if folder:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RuntimeError(
+            f"groups are compiled in {folder} (TORCHINDUCTOR_CACHE_DIR), which cannot be made "
+            f"({error.strerror}): name another folder, or use kernels: eager"
         ) from error
 
 

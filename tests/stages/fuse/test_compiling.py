@@ -87,6 +87,12 @@ def test_without_a_compiler_there_is_one_sentence(monkeypatch: pytest.MonkeyPatc
     assert not isinstance(raised.value, GroupError)
 
 
+def test_a_folder_that_cannot_be_made_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", f"{__file__}/cache")
+    with pytest.raises(ModelError, match=r"which cannot be made \(Not a directory\): name another"):
+        check_compiler(CPU)
+
+
 def failing(*given: Any) -> None:
     raise RuntimeError("no kernel\nfor this")
 
