@@ -38,11 +38,12 @@ def compile_body(body: Body, device: torch.device) -> Kernel:
     """The kernel of a body on a device; see `compile_function`."""
     digest = body_digest(body_text(body))
     name = f"the group {digest[:DIGITS]}"
-    inputs, outputs = _forms(body.inputs), _forms(body.forms)
+    inputs, outputs = forms_of(body.inputs), forms_of(body.forms)
     return compile_function(name, lambda *given: evaluate(body, given), inputs, outputs, device)
 
 
-def _forms(leaves: Iterable[Leaf]) -> list[Form]:
+def forms_of(leaves: Iterable[Leaf]) -> list[Form]:
+    """What kernels take and make, as they are told."""
     return [
         Form(tuple(leaf.shape), tuple(leaf.strides), leaf.offset, leaf.dtype) for leaf in leaves
     ]

@@ -118,7 +118,7 @@ def compile_function(
     compile_inner, table = inductor()
     try:
         with torch.no_grad(), FakeTensorMode():
-            fakes = [_fake(form, device) for form in inputs]
+            fakes = [zeros_of(form, device) for form in inputs]
             _check_made(function(*fakes), outputs)
             traced = make_fx(function, decomposition_table=table)(*fakes)
         with torch.no_grad():
@@ -145,11 +145,11 @@ def compile_function(
     return run
 
 
-def _fake(form: Form, device: torch.device) -> Tensor:
-    """A tensor without memory; called under a fake mode."""
+def zeros_of(form: Form, device: torch.device) -> Tensor:
+    """A tensor of a form."""
     pairs = zip(form.shape, form.strides, strict=True)
     span = 0 if 0 in form.shape else 1 + sum((size - 1) * stride for size, stride in pairs)
-    base = torch.empty(form.offset + span, dtype=getattr(torch, form.dtype), device=device)
+    base = torch.zeros(form.offset + span, dtype=getattr(torch, form.dtype), device=device)
     return base.as_strided(form.shape, form.strides, form.offset)
 
 

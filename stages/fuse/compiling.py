@@ -8,10 +8,10 @@ import torch
 
 from schemas.errors import ModelError
 from schemas.graph import Graph
-from schemas.groups import Body, Leaf, body_of, is_group
+from schemas.groups import Body, body_of, is_group
 from stages.device import kernels as device_kernels
-from stages.device.groups import kernel
-from stages.device.kernels import Kernel, KernelError
+from stages.device.groups import forms_of, kernel
+from stages.device.kernels import Kernel, KernelError, zeros_of
 from stages.fuse.fusing import fuse
 
 Report = Callable[[int, int], None]
@@ -32,20 +32,12 @@ def compile_group(body: Body, device: torch.device) -> Kernel:
     except RuntimeError as error:
         raise ModelError(str(error)) from error
     try:
-        made([_zeros(leaf, device) for leaf in body.inputs])
+        made([zeros_of(form, device) for form in forms_of(body.inputs)])
     except Exception as error:
         said = (str(error).strip().splitlines() or [""])[0]
         kind = type(error).__name__
         raise GroupError(f"the kernel of a group does not run: {kind}: {said}") from error
     return made
-
-
-def _zeros(leaf: Leaf, device: torch.device) -> torch.Tensor:
-    """A tensor of a form."""
-    pairs = zip(leaf.shape, leaf.strides, strict=True)
-    span = 0 if 0 in leaf.shape else 1 + sum((size - 1) * stride for size, stride in pairs)
-    base = torch.zeros(leaf.offset + span, dtype=getattr(torch, leaf.dtype), device=device)
-    return base.as_strided(leaf.shape, leaf.strides, leaf.offset)
 
 
 def check_compiler(device: torch.device) -> None:
