@@ -72,6 +72,14 @@ class Body:
     outputs: list[int]
     forms: list[Leaf]
 
+    def reads(self) -> tuple[tuple[int, ...], ...]:
+        """For each output, the inputs that it depends on."""
+        behind = {number: {number} for number in range(len(self.inputs))}
+        for call in self.calls:
+            read = set[int]().union(*(behind[value] for value in _values(call)))
+            behind |= dict.fromkeys(call.outputs, read)
+        return tuple(tuple(sorted(behind[value])) for value in self.outputs)
+
 
 def may_group(target: str) -> bool:
     """Whether a body may name an operator ("aten.add.Tensor") that makes new storages."""

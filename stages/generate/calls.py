@@ -125,13 +125,22 @@ def statements(
     ]
 
 
-def joining(call: Statement, gradients: Container[str], loose: bool) -> Statement:
-    """A statement in which operands named in `gradients` meet, some of which may be absent; where
-    it is `loose`, its result may have other strides then."""
+def joining(op: Op, call: Statement, gradients: Container[str], loose: bool) -> Statement:
+    """A statement of an op in which operands named in `gradients` meet, some of which may be
+    absent; where it is `loose`, its result may have other strides then."""
+    if is_group(op.target):
+        places = tuple(place for place, name in enumerate(call.arguments) if name in gradients)
+        arguments = [repr(places), *call.arguments]
+        return Statement(call.target, f"{call.function}.joining", arguments, call.suffix)
     given = {argument.split("=")[-1].strip("[]") for argument in call.arguments}
     names = {name for text in given for name in text.split(", ") if name in gradients}
     arguments = [call.function, str(len(names)), str(loose), *call.arguments]
     return Statement(call.target, "joining", arguments, call.suffix)
+
+
+def joining_names(graph: Graph, joined: Iterable[int]) -> list[str]:
+    """What a program imports for ops in which gradients meet; groups do that themselves."""
+    return ["joining"] if any(not is_group(graph.ops[at].target) for at in joined) else []
 
 
 def literal(argument: Any) -> str:

@@ -56,6 +56,7 @@ def _function(ops: list[Op]) -> list[str]:
         f"    _{name},",
         *_forms(body.inputs),
         *_forms(body.forms),
+        f"    {body.reads()!r},",
         ")",
     ]
 

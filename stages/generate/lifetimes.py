@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from schemas.actions import Gradient, Loss
 from schemas.errors import ScheduleError
-from schemas.graph import FIXED_KINDS, LOSS_TARGET, NONE, Graph
+from schemas.graph import FIXED_KINDS, LOSS_TARGET, NONE, Graph, Op
+from schemas.groups import body_of, is_group
 from stages.replay.walk import Effect, last_named
 
 
@@ -93,8 +94,10 @@ def joined(graph: Graph) -> set[int]:
         arriving = [sources[value] for value in op.inputs if value in sources]
         if op.phase != "backward" or not arriving:
             continue
-        together = frozenset().union(*arriving)
-        sources.update(dict.fromkeys(op.outputs, together))
+        for output, read in dependencies(op):
+            behind = [sources[value] for value in read if value in sources]
+            if behind:
+                sources[output] = frozenset().union(*behind)
         if len(arriving) > 1 and any(each != arriving[0] for each in arriving):
             found.add(op.id)
     return found
@@ -104,9 +107,21 @@ def flowing(graph: Graph) -> set[int]:
     """The values that depend on gradients of outputs."""
     found: set[int] = set()
     for op in graph.ops:
-        if op.target == LOSS_TARGET or not found.isdisjoint(op.inputs):
-            found.update(op.outputs)
+        found |= {
+            output
+            for output, read in dependencies(op)
+            if op.target == LOSS_TARGET or not found.isdisjoint(read)
+        }
     return found - {NONE}
+
+
+def dependencies(op: Op) -> Iterator[tuple[int, Sequence[int]]]:
+    """Each output of an op with the inputs that it depends on: all, but for those of groups."""
+    if not is_group(op.target):
+        yield from ((output, op.inputs) for output in op.outputs)
+        return
+    for output, places in zip(op.outputs, body_of(op).reads(), strict=True):
+        yield output, [op.inputs[place] for place in places]
 
 
 def watched(graph: Graph, read: set[int]) -> list[int]:

@@ -29,7 +29,7 @@ from schemas.errors import ScheduleError
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op
 from schemas.repeat import repeat_of
 from schemas.schedule import Step
-from stages.generate.calls import Operators, Statement, joining, statements
+from stages.generate.calls import Operators, Statement, joining, joining_names, statements
 from stages.generate.layouts import RESHAPE, VIEW, layouts, view_shape
 from stages.generate.lifetimes import flowing, joined, uses, watched
 from stages.generate.lines import INDENT, WIDTH, line, statement_lines
@@ -176,7 +176,7 @@ class _Writer:
     def head(self, title: str, arguments: list[int]) -> list[str]:
         """Everything above the body."""
         lines = [f'"""{comment(title)}"""', "", "import torch", ""]
-        absent = [*(["for_view"] if self.copies else []), *(["joining"] if self.joined else [])]
+        absent = ["for_view"] * bool(self.copies) + joining_names(self.graph, self.joined)
         if absent:
             lines += [f"from .absent import {', '.join(absent)}"]
         if self.shortened:
@@ -286,7 +286,7 @@ class _Writer:
         calls = statements(self.graph, op, in_place, self.names, self.operators)
         if op.id in self.joined:
             loose = op.id in self.layouts.loose
-            return [joining(call, self.gradients, loose) for call in calls]
+            return [joining(op, call, self.gradients, loose) for call in calls]
         form = repeat_of(self.graph, op) if repeated else None
         if form is None:
             return calls

@@ -188,6 +188,49 @@ def test_a_model_that_casts_is_compared_with_eager_alone(tmp_path: Path) -> None
     assert re.search(r"; fused kernels differ from eager by \S+ in outputs", made.sentence)
 
 
+class Heads(nn.Module):
+    """Two outputs, which meet in one backward, and parameters that only one of them needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.one, self.other = (nn.Linear(16, 16) for _ in range(3))
+        self.scale = nn.Parameter(torch.ones(16))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        inner = self.body(x).tanh() * 2 + x
+        one = self.one((inner.sigmoid() * inner).cos()).tanh() * 3
+        other = self.other((inner * self.scale).sin()) * one.detach().sigmoid() + inner
+        return one.square().sum(), other * 2 + one
+
+
+@pytest.mark.parametrize("wanted", [(0,), (1,), (0, 1)])
+def test_gradients_that_do_not_arrive_are_absent_as_in_eager(
+    wanted: tuple[int, ...], heads: tuple[nn.Module, nn.Module]
+) -> None:
+    fitted, model = heads
+    eager = copy.deepcopy(model)
+    for module in (fitted, eager):
+        module.zero_grad()
+        outputs = module(ROWS)
+        sum((outputs[number] * 0.5).sum() for number in wanted).backward()
+    mine, theirs = dict(fitted.named_parameters()), dict(eager.named_parameters())
+    for name, parameter in theirs.items():
+        gradient = mine[name].grad
+        assert (gradient is None) == (parameter.grad is None), name
+        if gradient is not None:
+            torch.testing.assert_close(gradient, parameter.grad)
+
+
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(0)
+    model, store = Heads(), tmp_path_factory.mktemp("heads")
+    fitted, _ = tightfit.plan(
+        model, (ROWS,), budget="100%", kernels="fused", store=store, progress=False
+    )
+    return fitted, model
+
+
 NAN, INF = float("nan"), float("inf")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .absent import Absent
 from .kernels import Form, Kernel, check_compiler, compile_function
 
 
@@ -22,20 +23,44 @@ class Group:
         function: Callable[..., Sequence[Tensor]],
         inputs: tuple[Form, ...],
         outputs: tuple[Form, ...],
+        reads: tuple[tuple[int, ...], ...],
     ) -> None:
         self.name = name
         self.function = function
         self.inputs = inputs
         self.outputs = outputs
+        self.reads = reads
         self.kernels: dict[tuple[str, int], Kernel] = {}
 
-    def __call__(self, *given: Tensor) -> Any:
-        """The output, or a tuple of all."""
+    def __call__(self, *given: Any) -> Any:
+        """The output, or a tuple of all. Where operands are absent, which are the only gradients
+        among them, so is what depends on them."""
+        if any(isinstance(operand, Absent) for operand in given):
+            return self.joining((), *given)
         key = given[0].device.type, torch.get_num_threads()
         kernel = self.kernels.get(key)
         if kernel is None:
             kernel = self.compiled(given[0].device)
         outputs = kernel(given)
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def joining(self, gradients: tuple[int, ...], *given: Any) -> Any:
+        """The same where several gradients meet, some of which may be absent: what depends on
+        absent ones alone is absent, anything else sees zeros for them, as in autograd."""
+        absent = {place for place, operand in enumerate(given) if isinstance(operand, Absent)}
+        if not absent:
+            return self(*given)
+        present = set(gradients) - absent
+        gone = [bool(absent & set(at)) and not present & set(at) for at in self.reads]
+        made: Sequence[Any] = [None] * len(gone)
+        if not all(gone):
+            device = next(operand.device for operand in given if isinstance(operand, Tensor))
+            result = self(*(_there(operand, device) for operand in given))
+            made = result if isinstance(result, tuple) else (result,)
+        outputs = [
+            Absent(_meta(form)) if lacking else output
+            for form, lacking, output in zip(self.outputs, gone, made, strict=True)
+        ]
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def compiled(self, device: torch.device) -> Kernel:
@@ -46,6 +71,16 @@ class Group:
                 self.name, self.function, self.inputs, self.outputs, torch.device(device.type)
             )
         return self.kernels[key]
+
+
+def _meta(form: Form) -> Tensor:
+    dtype = getattr(torch, form.dtype)
+    return torch.empty_strided(form.shape, form.strides, dtype=dtype, device="meta")
+
+
+def _there(operand: Tensor | Absent, device: torch.device) -> Tensor:
+    """An operand, or zeros in place of one that is absent."""
+    return torch.zeros_like(operand.meta, device=device) if isinstance(operand, Absent) else operand
 
 
 def prepare(groups: Sequence[Group], device: str) -> None:
