@@ -12,6 +12,7 @@ from stages.device.factory import Built
 from stages.device.trees import read_tree
 from stages.trace.forward import Leaf
 from stages.trace.layout import storage_of
+from stages.trace.refusals import looks, shapes_by_data
 
 
 def output_gradients(
@@ -69,12 +70,20 @@ def _loss_of(
     except ModelError:
         raise
     except Exception as error:
-        first = (str(error).strip().splitlines() or [""])[0]
-        raise ModelError(
-            f"{built.label}: the loss raises {type(error).__name__}: {first}"
-        ) from error
+        raise ModelError(f"{built.label}: the loss {_refused(error)}") from error
     finally:
         mode.allow_non_fake_inputs = allowed
+
+
+def _refused(error: Exception) -> str:
+    """Why a loss cannot be planned, and what helps."""
+    first = (str(error).strip().splitlines() or [""])[0]
+    if looks(error) or shapes_by_data(error):
+        return (
+            f"asks for the data of a tensor, or has shapes that depend on it ({first}): plan "
+            "without loss, and compute it from what the planned module gives"
+        )
+    return f"raises {type(error).__name__}: {first}"
 
 
 def _leaf(output: torch.Tensor) -> torch.Tensor:

@@ -84,13 +84,19 @@ def reason(model: nn.Module, error: BaseException) -> str:
             "buffer, as a plain attribute or a global: register it as a buffer (register_buffer)"
         )
     first = text.splitlines()[0] if text else ""
-    if any(word in said for word in _SHAPED):
+    if shapes_by_data(error):
         return (
             f"the shape of what {first or 'an operator'} gives depends on the data of a tensor: "
             "let all shapes follow from the inputs' shapes, with a mask for instance, or compute "
             "it outside of the model"
         )
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def shapes_by_data(error: BaseException) -> bool:
+    """Whether an error of the capture says that a shape depends on the data of a tensor."""
+    said = f"{type(error).__name__} {error}"
+    return any(word in said for word in _SHAPED)
 
 
 def looks(error: BaseException) -> bool:

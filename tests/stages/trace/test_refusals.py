@@ -230,3 +230,26 @@ def test_random_numbers_of_the_system_that_nobody_draws() -> None:
     model = Model(lambda m, x: m(x))
     object.__setattr__(model.layer, "held", random.SystemRandom())
     trace(built_of((model, ((X,), {}))), "m")
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda out: out[out > 0].sum(),
+        lambda out: out.sum() * float(out.detach().sum()),
+        lambda out: nn.functional.ctc_loss(
+            out.log_softmax(-1)[:, None],
+            torch.ones(1, 1).long(),
+            torch.tensor([2]),
+            torch.ones(1).long(),
+        ),
+    ],
+)
+def test_a_loss_that_asks_for_data(loss: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(ModelError, match=r"asks for the data .*: plan without loss, and compute"):
+        trace(built_of((Model(lambda m, x: m(x)), ((X,), {}), loss)), "m")
+
+
+def test_a_loss_that_raises() -> None:
+    with pytest.raises(ModelError, match=r"the loss raises KeyError: 'none'$"):
+        trace(built_of((Model(lambda m, x: m(x)), ((X,), {}), lambda out: TABLES["none"])), "m")
