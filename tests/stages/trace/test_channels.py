@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from schemas.graph import Graph, Op, Value
 from stages.device.factory import Built
 from stages.trace.trace import trace
+from tests.stages.trace import compare
 from tests.stages.trace.compare import check_against_eager
 
 
@@ -69,6 +70,40 @@ def test_the_program_does_what_eager_does_with_channels_last(tmp_path: Path) -> 
     graph = trace(given, "net", channels_last=True)
     assert [op.target for op in graph.ops] == [op.target for op in trace(given, "net").ops]
     check_against_eager(graph, given, tmp_path / "graph.arrow")
+
+
+class Mixed(nn.Module):
+    """Norms, random numbers and what else has a layout of its own between convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.group = nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8)
+        self.drop, self.maps = nn.Dropout(0.3), nn.Dropout2d(0.3)
+        self.middle, self.layer = nn.Conv2d(8, 8, 3, padding=1), nn.LayerNorm(8)
+        self.up, self.last = nn.Upsample(scale_factor=2), nn.Conv2d(8, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.drop(self.group(self.first(x)).sigmoid())
+        x = self.layer((self.maps(self.middle(x)) + x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        weights = x.flatten(2).softmax(-1)
+        x = (weights @ x.flatten(2).transpose(1, 2)).square().mean(-1)[..., None, None] * self.up(x)
+        made: Tensor = self.last(nn.functional.max_pool2d(x, 2)).roll(1, 2).cumsum(3)
+        return made
+
+
+def test_what_depends_on_a_layout_is_given_that_of_eager(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    given = Built(Mixed().train(), [((torch.randn(2, 3, 8, 8),), {})], loss=total)
+    graph = trace(given, "net", channels_last=True)
+    assert any(op.target == "aten.native_group_norm_backward.default" for op in graph.ops)
+    monkeypatch.setattr(compare, "equal", close)
+    check_against_eager(graph, given, tmp_path / "graph.arrow")
+
+
+def close(mine: Tensor, theirs: Tensor) -> bool:
+    return torch.allclose(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_outputs_in_one_memory_keep_their_layout() -> None:
