@@ -39,6 +39,11 @@ class Repeat:
         """No in-place forms."""
         return []
 
+    @property
+    def least_seconds(self) -> float:
+        """The seconds that it takes."""
+        return self.seconds
+
 
 @dataclass(frozen=True)
 class Node:
@@ -62,6 +67,16 @@ class Node:
     def form(self, repeated: bool) -> Node | Repeat:
         """What a run reads, makes, costs and may overwrite."""
         return self if self.repeat is None or not repeated else self.repeat
+
+    @property
+    def least_seconds(self) -> float:
+        """The seconds that a first run takes at least, in place or not."""
+        return min([self.seconds, *(reuse.seconds for reuse in self.reuses)])
+
+    @property
+    def least_peak(self) -> int:
+        """The bytes above what is live before it that a first run needs at least."""
+        return min([self.peak, *(reuse.peak for reuse in self.reuses)])
 
     @property
     def lasting(self) -> list[int]:

@@ -23,9 +23,8 @@ def least_peak(problem: Problem) -> int:
         there = set(node.inputs)
         if position > problem.loss:
             there |= held
-        reused = min((reuse.peak for reuse in node.reuses), default=node.peak)
         bytes_there = sum(problem.storages[storage].bytes for storage in there)
-        largest = max(largest, bytes_there + min(node.peak, reused))
+        largest = max(largest, bytes_there + node.least_peak)
     return largest
 
 
@@ -104,9 +103,9 @@ def at_loss(problem: Problem, budget: int) -> AtLoss:
             groups[maker] = groups.get(maker, 0) + problem.storages[storage].bytes
     items = [(size, _fastest_again(problem.nodes[maker])) for maker, size in groups.items()]
     return AtLoss(
-        once=sum(_fastest(node) for node in problem.nodes),
-        before=sum(_fastest(problem.nodes[position]) for position in needed),
-        after=sum(_fastest(node) for node in problem.nodes if node.phase == "backward"),
+        once=sum(node.least_seconds for node in problem.nodes),
+        before=sum(problem.nodes[position].least_seconds for position in needed),
+        after=sum(node.least_seconds for node in problem.nodes if node.phase == "backward"),
         missing=sum(groups.values()) - max(room, 0),
         groups=sorted(items, key=lambda pair: pair[1] / max(pair[0], 1)),
     )
@@ -130,12 +129,8 @@ def seconds_of_views(graph: Graph, costs: Costs) -> float:
     return sum(costs.of(graph, op).seconds for op in views if op.id in needed)
 
 
-def _fastest(node: Node) -> float:
-    return min([node.seconds, *(reuse.seconds for reuse in node.reuses)])
-
-
 def _fastest_again(node: Node) -> float:
-    return _fastest(node) if node.repeat is None else min(node.repeat.seconds, _fastest(node))
+    return min(node.form(True).least_seconds, node.least_seconds)
 
 
 def _cheapest(items: Sequence[tuple[int, float]], size: int) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from schemas.blocks import Block, problem_digest
 from schemas.graph import NONE
-from schemas.problem import Node, Problem, Repeat, Storage
+from schemas.problem import Node, Problem, Repeat, Reuse, Storage
 from stages.partition.cuts import Segments
 from stages.partition.facts import Facts
 
@@ -164,7 +164,7 @@ class _Local:
             peak=self.peak(node),
             inputs=inputs,
             outputs=outputs,
-            reuses=[],
+            reuses=self.reuses(node),
             random=node.random,
             repeatable=repeatable,
             repeat=self.repeat(node.repeat) if node.repeat and repeatable else None,
@@ -175,10 +175,24 @@ class _Local:
         inputs, outputs = self.number(form.inputs), self.number(form.outputs)
         return Repeat(inputs, outputs, form.seconds, self.peak(form))
 
+    def reuses(self, node: Node) -> list[Reuse]:
+        """The in-place forms that take no longer, of storages that the block counts."""
+        if not node.outputs or not self.bytes_of(node.outputs[0]):
+            return []
+        spared = self.uncounted(node)
+        return [
+            Reuse(self.numbers[reuse.storage], reuse.seconds, reuse.peak - spared)
+            for reuse in node.reuses
+            if reuse.seconds <= node.seconds and self.bytes_of(reuse.storage)
+        ]
+
     def peak(self, form: Node | Repeat) -> int:
         """The bytes of a run's peak that the block counts."""
-        made = form.outputs
-        return form.peak - sum(self.whole.storages[s].bytes - self.bytes_of(s) for s in made)
+        return form.peak - self.uncounted(form)
+
+    def uncounted(self, form: Node | Repeat) -> int:
+        """The bytes of what a run makes that the block does not count."""
+        return sum(self.whole.storages[s].bytes - self.bytes_of(s) for s in form.outputs)
 
     def between(self, order: int) -> Node:
         """The loss of the block: everything between its forward and its backward."""

@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from schemas.graph import NONE
 from schemas.problem import Node, Problem, Repeat, Reuse
 
+FASTEST = 1 << 62
+"""A ceiling under which a node overwrites an input only where that takes no longer."""
+
 
 @dataclass(frozen=True)
 class Execution:
@@ -78,6 +81,36 @@ def executions(
         live = made - sum(s.bytes for s in gone if s.producer >= 0) - states[2]
         found.append(Execution(node, is_repeat, form, reuse, dropped, before, peak))
     return found
+
+
+def limits(
+    problem: Problem, form: Node | Repeat, gone: Collection[int], undecided: Collection[int]
+) -> list[tuple[int, frozenset[int]]]:
+    """What a run needs, in place where that takes no longer, as limits that hold together: bytes
+    above what is live before it, and the inputs of which only those count that are still there
+    after it. Of its inputs some are `gone` after it, and some `undecided`.
+
+    Together they are what a run needs where its in-place forms need alike, and as many bytes less
+    as they overwrite; else they are below that.
+    """
+    made = sum(problem.storages[storage].bytes for storage in form.outputs)
+    plain = max(form.peak, made)
+    own = {
+        reuse.storage: max(reuse.peak, made - problem.storages[reuse.storage].bytes)
+        for reuse in form.reuses
+        if reuse.seconds <= form.seconds
+    }
+    ending = [own[storage] for storage in own if storage in gone]
+    if ending:
+        return [(min(ending), frozenset())]
+    found = {storage: own[storage] for storage in own if storage in undecided}
+    if not found:
+        return [(plain, frozenset())]
+    after = [problem.storages[storage].bytes + peak for storage, peak in found.items()]
+    return [
+        (min(plain, *found.values()), frozenset()),
+        (min(plain, *after), frozenset(found)),
+    ]
 
 
 def forms(problem: Problem, sequence: Sequence[int]) -> list[Node | Repeat]:

@@ -11,6 +11,9 @@ need[t,i,k] >= R[t,k'] for each user k' >= k and >= S[t+1,i], the storage is liv
 exactly where it is needed at or after it. Phantoms are outputs that the forward does not read, so
 running a forward node without saving them is to delete them at once (their bytes are in the node's
 own peak either way).
+
+A node that may overwrite an input has two rows of memory: in the one it needs the least, in the
+other an input that ends with it is not there any more (`stages.replay.line.limits`).
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from typing import TypeAlias
 import pulp
 
 from schemas.problem import Node, Problem, Repeat
+from stages.replay.line import limits
 from stages.solve.hand import needed_only
 from stages.solve.simulate import Run
 
@@ -119,6 +123,11 @@ class Checkmate:
             for stage in stages
         ]
         self.readers = [_readers(forms) for forms in self.forms]
+        self.dropped = {
+            storage
+            for storage, stored in enumerate(problem.storages)
+            if stored.bytes and stored.producer >= 0 and not stored.stays
+        }
         self.scale = sum(node.seconds for node in problem.nodes[: problem.loss]) or 1.0
         self.unit = max(peak, 1) / 1000
         self.program = pulp.LpProblem("checkmate", pulp.LpMinimize)
@@ -194,7 +203,7 @@ class Checkmate:
         self.program.setObjective(
             pulp.LpAffineExpression(
                 [
-                    (self.runs[t][k], self.forms[t][k].seconds / self.scale)
+                    (self.runs[t][k], self.forms[t][k].least_seconds / self.scale)
                     for t, stage in enumerate(self.stages)
                     for k in stage.candidates
                 ]
@@ -245,27 +254,32 @@ class Checkmate:
         """(2.18) for each step of stage t, and (2.19) at the loss, whose own peak is not the
         block's."""
         steps = self.stages[t].steps
-        live = [list[tuple[int, Term]]() for _ in steps]
+        live: list[dict[int, Term]] = [{} for _ in range(len(steps) + 1)]
         for storage, stored in enumerate(self.problem.storages):
             if stored.bytes:
                 for step, term in enumerate(self._live(t, storage)):
-                    live[step].append((stored.bytes, term))
+                    live[step][storage] = term
         for step, k in enumerate(steps):
             if k == self.problem.loss:
-                self._at_most(live[step], min(save, peak), self.unit)
-            else:
-                own = (self.forms[t][k].peak, self.runs[t][k])
-                self._at_most([*live[step], own], peak, self.unit)
+                self._at_most(self._sizes(live[step]), min(save, peak), self.unit)
+                continue
+            for own, ending in limits(self.problem, self.forms[t][k], (), self.dropped):
+                there = {**live[step], **{storage: live[step + 1][storage] for storage in ending}}
+                need = (own, self.runs[t][k])
+                self._at_most([*self._sizes(there), need], peak, self.unit)
+
+    def _sizes(self, live: Mapping[int, Term]) -> list[tuple[int, Term]]:
+        return [(self.problem.storages[storage].bytes, term) for storage, term in live.items()]
 
     def _live(self, t: int, storage: int) -> list[Term]:
-        """Whether a storage is live before each step of stage t."""
+        """Whether a storage is live before each step of stage t, and at its end."""
         steps = self.stages[t].steps
         maker = self._maker(t, storage)
         made = -1 if maker is None else steps.index(maker)
         here, after = self.kept[t][storage], self.kept[t + 1][storage]
         if made < 0 and isinstance(here, int) and here == 0:
-            return [0] * len(steps)
-        terms: list[Term] = []
+            return [0] * (len(steps) + 1)
+        terms: list[Term] = [after]
         need = after
         for step in reversed(range(len(steps))):
             if step <= made:

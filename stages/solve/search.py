@@ -103,7 +103,7 @@ def _search(
         return 0
     clock = 0
     slack = grid.gap * found[0].figures.seconds
-    base = sum(node.seconds for node in problem.nodes)
+    base = sum(node.least_seconds for node in problem.nodes)
     for peak, save in grid_points(problem, grid, found):
         known = _fastest(found, peak, save)
         if known and known.figures.seconds - _lower(bounds, peak, save) <= slack:
@@ -156,7 +156,7 @@ def least_peak_of_block(problem: Problem) -> int:
     for position, node in enumerate(problem.nodes):
         if position != problem.loss:
             inputs = {s for s in node.inputs if not problem.storages[s].stays}
-            own = sum(problem.storages[storage].bytes for storage in inputs) + node.peak
+            own = sum(problem.storages[storage].bytes for storage in inputs) + node.least_peak
             least = max(least, own + staying)
         staying += sum(problem.storages[s].bytes for s in node.outputs if problem.storages[s].stays)
     return least

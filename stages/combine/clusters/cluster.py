@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 from schemas.errors import ArtifactError
 from schemas.graph import NONE
 from schemas.hierarchy import Hierarchy
-from schemas.problem import Node, Problem, Repeat, Storage
+from schemas.problem import Node, Problem, Repeat, Reuse, Storage
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,20 @@ def local(problem: Problem, cluster: Cluster, lasting: Collection[int]) -> tuple
         own = problem.storages[storage].producer in place and storage not in lasting
         return problem.storages[storage].bytes if own else 0
 
+    def uncounted(form: Node | Repeat) -> int:
+        return sum(problem.storages[s].bytes - size(s) for s in form.outputs)
+
     def peak(form: Node | Repeat) -> int:
-        return form.peak - sum(problem.storages[s].bytes - size(s) for s in form.outputs)
+        return form.peak - uncounted(form)
+
+    def reuses(node: Node) -> list[Reuse]:
+        if not node.outputs or not size(node.outputs[0]):
+            return []
+        return [
+            Reuse(number[reuse.storage], reuse.seconds, reuse.peak - uncounted(node))
+            for reuse in node.reuses
+            if reuse.seconds <= node.seconds and size(reuse.storage)
+        ]
 
     def copied(index: int, node: int) -> Node:
         if node == NONE:
@@ -115,7 +127,7 @@ def local(problem: Problem, cluster: Cluster, lasting: Collection[int]) -> tuple
             peak=peak(found),
             inputs=numbers(found.inputs),
             outputs=numbers(found.outputs),
-            reuses=[],
+            reuses=reuses(found),
             repeatable=problem.can_repeat(found),
             repeat=repeat
             and Repeat(

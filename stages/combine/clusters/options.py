@@ -14,7 +14,7 @@ from stages.combine.clusters.ways import Option, Optional, tasks_of_clusters
 from stages.combine.moment.solver import Limits
 from stages.combine.unrolled.frontier import fastest, nodes_of
 from stages.combine.unrolled.tasks import Tasks, stages_after_loss, tasks_of_nodes
-from stages.replay.line import executions
+from stages.replay.line import FASTEST, executions
 from stages.replay.useless import without_useless
 
 Key: TypeAlias = tuple[str, str]
@@ -116,7 +116,7 @@ class Options:
 def figures_of(problem: Problem, option: Option) -> Figures:
     """What an option of a cluster costs that is a problem by itself."""
     order = [*option.forward, problem.loss, *option.backward]
-    played = executions(problem, order, in_place=False)
+    played = executions(problem, order, in_place=True, ceiling=FASTEST)
     return Figures(
         save=played[len(option.forward)].before,
         peak=max(run.peak for run in played),

@@ -15,7 +15,7 @@ from stages.combine.moment.solver import Limits
 from stages.combine.unrolled.frontier import Solution, fastest, nodes_of, worth
 from stages.combine.unrolled.program import Chosen
 from stages.combine.unrolled.tasks import NOTHING_KEPT, Stage, Tasks, Way, stages_after_loss
-from stages.replay.line import executions
+from stages.replay.line import FASTEST, executions
 from stages.replay.useless import without_useless
 
 BUDGETS = 12
@@ -106,5 +106,5 @@ def _sequence(problem: Problem, chosen: Sequence[Chosen]) -> list[int]:
 
 def _cost(problem: Problem, chosen: Sequence[Chosen]) -> tuple[int, float]:
     """The peak of runs, and what the program counts as their seconds."""
-    played = executions(problem, _sequence(problem, chosen), in_place=False)
+    played = executions(problem, _sequence(problem, chosen), in_place=True, ceiling=FASTEST)
     return max(run.peak for run in played), sum(way.seconds for _, _, way in chosen)

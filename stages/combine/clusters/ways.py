@@ -16,7 +16,7 @@ from stages.combine.unrolled.tasks import (
     Value,
     Way,
 )
-from stages.replay.line import ended
+from stages.replay.line import ended, limits
 
 Form = Node | Repeat
 
@@ -195,13 +195,14 @@ def _way_of(
     there, levels = set(given), []
     for index, (form, gone) in enumerate(zip(forms, ended(forms, final), strict=True)):
         before = sum(problem.storages[s].bytes for s in there)
-        outputs = sum(problem.storages[s].bytes for s in form.outputs)
         read = frozenset(s for s in reads if last[s] < index)
-        levels.append(Level(before + max(form.peak, outputs), read))
+        undecided = {s for s in reads if last[s] == index and not problem.storages[s].stays}
+        for own, ending in limits(problem, form, there.intersection(gone), undecided):
+            levels.append(Level(before + own, read | ending))
         there = (there | set(form.outputs)) - set(gone)
     return Way(
         option,
-        sum(form.seconds for form in forms),
+        sum(form.least_seconds for form in forms),
         frozenset(reads),
         frozenset(final & made),
         tuple(_highest(levels)),

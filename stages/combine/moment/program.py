@@ -262,5 +262,4 @@ class Program:
 
 def fastest_again(node: Node) -> float:
     """The seconds that a further run takes at least."""
-    form = node.form(True)
-    return min([form.seconds, *(reuse.seconds for reuse in form.reuses)])
+    return node.form(True).least_seconds

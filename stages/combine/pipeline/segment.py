@@ -14,6 +14,7 @@ from schemas.schedule import Step
 from stages.combine.pipeline.division import Divided, Part
 from stages.combine.schedule.opening import Opener
 from stages.replay.condense import condense
+from stages.replay.line import FASTEST
 from stages.replay.referee import replay
 
 NO_GUARDS = '{"plain_backward": false}'
@@ -69,7 +70,7 @@ def segment_steps(
     as they were captured where none is given."""
     problem = condense(graph, costs)
     order = [node.op for node in problem.nodes] if executions is None else executions
-    steps = Opener(graph, problem).schedule(order, in_place=True, ceiling=1 << 62)
+    steps = Opener(graph, problem).schedule(order, in_place=True, ceiling=FASTEST)
     return replay(graph, costs, steps).steps
 
 

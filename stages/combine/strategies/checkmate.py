@@ -18,7 +18,7 @@ from stages.combine.unrolled.tasks import (
     stages_after_loss,
     tasks_of_nodes,
 )
-from stages.replay.line import executions
+from stages.replay.line import FASTEST, executions
 
 LARGEST = 120
 """Ops of the largest step that is planned."""
@@ -79,4 +79,4 @@ def _solutions(problem: Problem, tasks: Tasks, stages: Sequence[Stage]) -> Itera
 
 
 def _peak(problem: Problem, sequence: Sequence[int]) -> int:
-    return max(run.peak for run in executions(problem, sequence, in_place=False))
+    return max(run.peak for run in executions(problem, sequence, in_place=True, ceiling=FASTEST))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from schemas.graph import NONE
 from schemas.problem import Node, Problem, Repeat
+from stages.replay.line import limits
 
 NOTHING_KEPT = 0
 """The option of a way that keeps nothing for a backward."""
@@ -108,15 +109,15 @@ def tasks_of_nodes(problem: Problem) -> Tasks:
 
 
 def _way_of_node(problem: Problem, position: int, form: Node | Repeat) -> Way:
-    made = sum(problem.storages[storage].bytes for storage in form.outputs)
-    reads = (storage for storage in form.inputs if problem.storages[storage].producer >= 0)
-    level = Level(max(form.peak, made), frozenset())
+    reads = {storage for storage in form.inputs if problem.storages[storage].producer >= 0}
+    dropped = {storage for storage in reads if not problem.storages[storage].stays}
+    levels = (Level(own, ended) for own, ended in limits(problem, form, (), dropped))
     return Way(
         NOTHING_KEPT,
-        form.seconds,
+        form.least_seconds,
         frozenset(reads),
         frozenset(form.outputs),
-        (level,),
+        tuple(levels),
         (position,),
     )
 

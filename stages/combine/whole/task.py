@@ -137,5 +137,4 @@ def _needed(task: Task, node: Node) -> int:
     graph = task.graph
     reads = {graph.values[value].storage for value in graph.ops[node.op].inputs}
     moving = {storage for storage in reads if storage in task.remote} | set(node.inputs)
-    own = min([node.peak, *(reuse.peak for reuse in node.reuses)])
-    return own + sum(task.problem.storages[storage].bytes for storage in moving)
+    return node.least_peak + sum(task.problem.storages[storage].bytes for storage in moving)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from schemas.costs import REPEATED, Cost, Costs, Device
 from schemas.graph import NONE, Graph
-from schemas.problem import Node, Problem, Storage
+from schemas.problem import Node, Problem, Reuse, Storage
 from stages.partition.facts import Facts, partial_gradients
 from stages.profile.forms import distinct_forms
 
@@ -17,7 +17,8 @@ from stages.profile.forms import distinct_forms
 @st.composite
 def random_steps(draw: st.DrawFn, most: int = 12) -> Facts:
     """A forward whose nodes read recent storages, and the backward that autograd would run:
-    contributions to the gradients of what was read, summed up where there are several."""
+    contributions to the gradients of what was read, summed up where there are several. Some nodes
+    overwrite an input of the size of what they make."""
     count = draw(st.integers(2, most))
     nodes: list[Node] = []
     storages: list[Storage] = []
@@ -30,6 +31,8 @@ def random_steps(draw: st.DrawFn, most: int = 12) -> Facts:
         spare = draw(st.integers(0, 3)) if phase != "loss" else 0
         seconds = float(draw(st.integers(1, 9)))
         peak = sum(sizes) + spare
+        alike = [s for s in sorted(set(inputs)) if storages[s].bytes == sizes[0]]
+        in_place = phase != "loss" and draw(st.booleans())
         nodes.append(
             Node(
                 op=len(nodes),
@@ -38,7 +41,7 @@ def random_steps(draw: st.DrawFn, most: int = 12) -> Facts:
                 peak=peak,
                 inputs=sorted(set(inputs)),
                 outputs=made,
-                reuses=[],
+                reuses=[Reuse(s, seconds, peak - sizes[0]) for s in alike if in_place],
                 random=False,
                 repeatable=phase != "loss",
             )

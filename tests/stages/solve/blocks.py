@@ -8,7 +8,7 @@ from itertools import product
 
 from hypothesis import strategies as st
 
-from schemas.problem import Node, Problem, Repeat, Storage
+from schemas.problem import Node, Problem, Repeat, Reuse, Storage
 from stages.solve.checkmate import Stage
 from stages.solve.hand import needed_only
 from stages.solve.simulate import Figures, Run, check_order, simulate
@@ -68,7 +68,8 @@ def perceptron(state_bytes: int = 0, random: bool = False) -> Problem:
 def tiny_blocks(draw: st.DrawFn, forward: int = 3) -> Problem:
     """At most 2 * forward + 1 nodes; sizes and seconds are small integers, so that ties and exact
     fits occur; some nodes cannot run again, some of two outputs make only the first when they do,
-    some storages stay."""
+    some storages stay. Some nodes overwrite an input, which takes as long and needs as many bytes
+    less, or takes longer."""
     small = st.integers(0, 5)
     times = small.map(float)
     count = draw(st.integers(1, forward))
@@ -89,7 +90,18 @@ def tiny_blocks(draw: st.DrawFn, forward: int = 3) -> Problem:
         if phase == "forward" and len(made) == 2 and again and draw(st.booleans()):
             shorter = Repeat([*nodes[-1].inputs, made[1]], made[:1], draw(times), sizes[0])
             nodes[-1] = replace(nodes[-1], repeat=shorter)
+        if phase != "loss" and draw(st.booleans()):
+            nodes[-1] = replace(nodes[-1], reuses=overwriting(nodes[-1]))
         return made
+
+    def overwriting(node: Node) -> list[Reuse]:
+        taken = [s for s in node.inputs if storages[s].bytes == storages[node.outputs[0]].bytes]
+        slower = draw(st.booleans())
+        return [
+            Reuse(s, node.seconds + slower, max(node.peak - storages[s].bytes, 0))
+            for s in taken
+            if storages[s].producer >= 0
+        ]
 
     made: list[int] = [0]
     for _ in range(count):

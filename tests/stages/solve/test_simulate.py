@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from schemas.actions import Compute, Loss
 from schemas.problem import Problem
 from stages.combine.schedule.opening import Opener
-from stages.replay.line import forms
+from stages.replay.line import FASTEST, forms
 from stages.replay.referee import replay
 from stages.solve.hand import (
     backward_nodes,
@@ -41,16 +41,18 @@ def played(problem: Problem, run: Run) -> tuple[int, int, int]:
             save = sum(problem.storages[s].bytes for s in live)
             phase = "loss"
         before = sum(problem.storages[s].bytes for s in live)
-        peaks[phase] = max(peaks[phase], before + form.peak)
-        live |= set(form.outputs)
-        for storage in set(live):
+        there = live | set(form.outputs)
+        live = set()
+        for storage in there:
             later = [
                 "read" if storage in other.inputs else "made"
                 for other in formed[step + 1 :]
                 if storage in other.inputs or storage in other.outputs
             ]
-            if not problem.storages[storage].stays and later[:1] != ["read"]:
-                live.remove(storage)
+            if problem.storages[storage].stays or later[:1] == ["read"]:
+                live.add(storage)
+        over = [r.peak for r in form.reuses if r.seconds <= form.seconds and r.storage not in live]
+        peaks[phase] = max(peaks[phase], before + (over[0] if over else form.peak))
     return save, max(save, peaks["forward"]), peaks["backward"]
 
 
@@ -104,7 +106,7 @@ def test_peaks_with_random_states_are_the_referees(problem: Problem, chance: ran
     figures = simulate(problem, run)
     graph, costs = graph_of(problem, views=False)
     order = [*run.forward, problem.loss, *run.backward]
-    played = replay(graph, costs, Opener(graph, problem).schedule(order, in_place=False))
+    played = replay(graph, costs, Opener(graph, problem).schedule(order, True, FASTEST))
     peaks = [step.peak for step in played.steps if isinstance(step.action, Compute)]
     runs = [step.action for step in played.steps if isinstance(step.action, Compute | Loss)]
     computed = [run.op for run in runs]

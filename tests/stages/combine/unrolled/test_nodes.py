@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.problem import Problem
+from schemas.problem import Node, Problem, Reuse
 from stages.combine.moment.solver import Limits
 from stages.combine.strategies.checkmate import LARGEST, STRATEGY
 from stages.combine.strategies.strategy import TrainingStep
@@ -22,7 +22,7 @@ from stages.combine.unrolled.tasks import (
     stages_after_loss,
     tasks_of_nodes,
 )
-from stages.replay.line import executions
+from stages.replay.line import FASTEST, executions
 from tests.stages.combine.moment.brute import optimum
 from tests.stages.combine.problems import problems, two_layers
 
@@ -30,8 +30,28 @@ LIMITS = Limits(gap=0.0, nodes=10_000, checks=100_000)
 CLASSES = {"any": every_stage, "after the loss": stages_after_loss}
 
 
+def played(problem: Problem, sequence: Sequence[int]) -> tuple[int, float]:
+    """The peak and the seconds of a sequence, in place where that takes no longer."""
+    runs = executions(problem, sequence, in_place=True, ceiling=FASTEST)
+    return max(run.peak for run in runs), sum(run.seconds for run in runs)
+
+
 def peak_of(problem: Problem, sequence: Sequence[int]) -> int:
-    return max(run.peak for run in executions(problem, sequence, in_place=False))
+    return played(problem, sequence)[0]
+
+
+def alike(problem: Problem) -> Problem:
+    """The problem with in-place forms that take as long and need as many bytes less, or take
+    longer."""
+
+    def form(node: Node, reuse: Reuse) -> Reuse:
+        less = max(node.peak - problem.storages[reuse.storage].bytes, 0)
+        return Reuse(reuse.storage, max(reuse.seconds, node.seconds), less)
+
+    nodes = [
+        replace(node, reuses=[form(node, reuse) for reuse in node.reuses]) for node in problem.nodes
+    ]
+    return replace(problem, nodes=nodes, state_bytes=0)
 
 
 def every_order(problem: Problem, stages: Sequence[Stage]) -> Iterator[list[int]]:
@@ -55,16 +75,15 @@ def every_order(problem: Problem, stages: Sequence[Stage]) -> Iterator[list[int]
 
 
 def within(problem: Problem, orders: Sequence[list[int]], budget: int) -> float | None:
-    fitting = [order for order in orders if peak_of(problem, order) <= budget]
-    times = [sum(r.seconds for r in executions(problem, order, False)) for order in fitting]
-    return min(times, default=None)
+    costs = [played(problem, order) for order in orders]
+    return min((seconds for peak, seconds in costs if peak <= budget), default=None)
 
 
 @pytest.mark.parametrize("kind", list(CLASSES))
 @settings(deadline=None, max_examples=60)
 @given(problem=problems(forward=2, repeats=True), share=st.floats(0.5, 1.0))
 def test_it_finds_what_trying_all_runs_finds(kind: str, problem: Problem, share: float) -> None:
-    problem = replace(problem, state_bytes=0)
+    problem = alike(problem)
     tasks = tasks_of_nodes(problem)
     stages = CLASSES[kind](tasks)
     budget = int(peak_of(problem, range(len(problem.nodes))) * share)
@@ -76,8 +95,21 @@ def test_it_finds_what_trying_all_runs_finds(kind: str, problem: Problem, share:
     assert found is not None and found.optimal
     assert found.seconds == pytest.approx(best)
     sequence = nodes_of(found.chosen)
-    assert peak_of(problem, sequence) <= budget
-    assert sum(r.seconds for r in executions(problem, sequence, False)) == pytest.approx(best)
+    peak, seconds = played(problem, sequence)
+    assert peak <= budget and seconds == pytest.approx(best)
+
+
+@settings(deadline=None, max_examples=40)
+@given(problem=problems(forward=2, repeats=True), share=st.floats(0.5, 1.0))
+def test_its_bound_holds_for_any_forms_in_place(problem: Problem, share: float) -> None:
+    problem = replace(problem, state_bytes=0)
+    tasks = tasks_of_nodes(problem)
+    stages = every_stage(tasks)
+    budget = int(peak_of(problem, range(len(problem.nodes))) * share)
+    best = within(problem, list(every_order(problem, stages)), budget)
+    found = fastest(tasks, stages, budget, None, LIMITS)
+    if best is not None:
+        assert found is not None and found.bound <= best + 1e-9
 
 
 @settings(deadline=None, max_examples=25)
