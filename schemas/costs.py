@@ -168,7 +168,7 @@ def write_costs(path: Path | str, costs: Costs) -> str:
     """Writes the costs, ordered by key, and returns the digest. Allocations stand in the metadata,
     where there are any."""
     rows = [asdict(costs.rows[key]) for key in sorted(costs.rows)]
-    known = {row["key"]: made for row in rows if (made := row.pop("allocations")) is not None}
+    known = {row["key"]: counts for row in rows if (counts := row.pop("allocations")) is not None}
     about = {f"device_{key}": str(value) for key, value in asdict(costs.device).items()}
     if known:
         about["allocations"] = json.dumps(known, separators=(",", ":"))
@@ -210,7 +210,7 @@ def _device(path: Path | str, metadata: Mapping[str, str]) -> Device:
 def _allocations(path: Path | str, written: str) -> dict[str, Allocations]:
     """The allocations of ops by their keys."""
     try:
-        return {key: Allocations(**made) for key, made in json.loads(written).items()}
+        return {key: Allocations(**counts) for key, counts in json.loads(written).items()}
     except (AttributeError, TypeError, ValueError) as error:
         raise ArtifactError(f"{path}: the metadata does not hold allocations") from error
 

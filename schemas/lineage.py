@@ -66,21 +66,21 @@ def described(record: Path) -> Path:
     return record.parent.parent / record.name.removesuffix(".json")
 
 
-def keep_records(stage: str, made: Derived) -> None:
+def keep_records(stage: str, derived: Derived) -> None:
     """Writes a record of each output; raises ArtifactError where one cannot be written."""
     code, source = stage_fingerprint(stage), ""
     versions = {"python": platform.python_version(), **stage_versions(stage)}
-    if made.factory:
-        source = factory_fingerprint(made.factory, made.search_path)
-        versions |= factory_versions(made.factory, made.search_path)
-    digests = {str(path): digest_of(path) for path in made.inputs}
-    for output in made.outputs:
+    if derived.factory:
+        source = factory_fingerprint(derived.factory, derived.search_path)
+        versions |= factory_versions(derived.factory, derived.search_path)
+    digests = {str(path): digest_of(path) for path in derived.inputs}
+    for output in derived.outputs:
         inputs = [
             Input(os.path.relpath(path, Path(output).parent), digest)
             for path, digest in sorted(digests.items())
         ]
         record = Record(
-            digest_of(output), stage, code, source, dict(made.settings), versions, inputs
+            digest_of(output), stage, code, source, dict(derived.settings), versions, inputs
         )
         store.write_json(record_path(output), asdict(record))
 

@@ -153,16 +153,16 @@ class _Reader:
         self.require(found == ARTIFACT, f"is {_shown(found)}, {ARTIFACT} was expected")
         names = ("devices", "memories", "links", "sources")
         self.keys(document, "the machine", ("artifact", "name", "devices"), names[1:])
-        made = Machine(
+        machine = Machine(
             name=self.text(document["name"], "name"),
             devices=[self.device(*item) for item in self.items(document, "devices")],
             memories=[self.memory(*item) for item in self.items(document, "memories")],
             links=[self.link(*item) for item in self.items(document, "links")],
             sources=self.sources(document.get("sources", {})),
         )
-        self.require(bool(made.devices), "has no devices")
-        self.places(made)
-        return made
+        self.require(bool(machine.devices), "has no devices")
+        self.places(machine)
+        return machine
 
     def device(self, where: str, given: dict[str, Any]) -> Device:
         self.keys(given, where, ("name", "memory"), ("flops", "bandwidth", "latency"))
@@ -219,13 +219,13 @@ class _Reader:
         self.require(plain, "sources is no mapping from figures to texts")
         return {key: self.text(source, f"sources.{key}") for key, source in given.items()}
 
-    def places(self, made: Machine) -> None:
+    def places(self, machine: Machine) -> None:
         """Each name stands for one place, and links lead from place to place."""
-        names = [device.name for device in made.devices]
-        names += [memory.name for memory in made.memories]
+        names = [device.name for device in machine.devices]
+        names += [memory.name for memory in machine.memories]
         for name in names:
             self.require(names.count(name) == 1, f"names {name} twice")
-        for link in made.links:
+        for link in machine.links:
             for end in link.between:
                 self.require(end in names, f"has a link to {end}, which is no device or memory")
 

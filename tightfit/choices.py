@@ -53,19 +53,19 @@ class Choices(Sequence[Choice]):
     `plan(..., budget=made.frontier[3])` takes one of them; `chosen` is the number of the one that
     was. `totals` are the bytes in all of each plan of a frontier for a GPU, which are reserved."""
 
-    def __init__(self, frontier: Frontier, made: Plan, totals: Sequence[int] | None = None) -> None:
+    def __init__(self, frontier: Frontier, plan: Plan, totals: Sequence[int] | None = None) -> None:
         self.model = frontier.model
         self.strategy = frontier.strategy
-        before, base = made.fixed.there_before, made.fixed.floor
-        self.keep_all = made.keep_all_total
+        before, base = plan.fixed.there_before, plan.fixed.floor
+        self.keep_all = plan.keep_all_total
         sizes = totals or [before + point.peak for point in frontier.points]
         figures = [
             (total, point.peak, point.seconds)
             for total, point in zip(sizes, frontier.points, strict=True)
         ]
-        if made.peak is not None and made.time is not None:
-            total = before + made.peak if made.gpu is None else made.gpu.reserved
-            figures.append((total, made.peak, made.time))
+        if plan.peak is not None and plan.time is not None:
+            total = before + plan.peak if plan.gpu is None else plan.gpu.reserved
+            figures.append((total, plan.peak, plan.time))
 
         def choice(total: int, peak: int, seconds: float) -> Choice:
             room = self.keep_all - base
@@ -79,7 +79,7 @@ class Choices(Sequence[Choice]):
 
         self._choices = _best(choice(*figure) for figure in figures)
         peaks = [choice.peak for choice in self._choices]
-        self.chosen = peaks.index(made.peak) if made.peak in peaks else None
+        self.chosen = peaks.index(plan.peak) if plan.peak in peaks else None
 
     def __len__(self) -> int:
         return len(self._choices)

@@ -164,8 +164,8 @@ def _read_artifact(path: Path) -> None:
 def _records(found: _Found, damaged: set[Path]) -> list[str]:
     """What is wrong with the records of how files were made, or with the files by their records."""
     sentences = []
-    made = [*found.artifacts, *found.plans, *found.modules, *found.pages]
-    for path in made:
+    files = [*found.artifacts, *found.plans, *found.modules, *found.pages]
+    for path in files:
         if path not in damaged and not record_path(path).exists() and not _of_a_store(path):
             sentences.append(f"{path}: there is no record of how it was made")
     for record in found.records:

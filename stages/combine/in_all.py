@@ -148,9 +148,13 @@ class InAll:
         low = fits.peak
         for _ in range(RAISES if frontier.link is not None else 0):
             middle = (low + above) // 2
-            made = refined(self.player, frontier, middle, [], SWEEP)
-            if made is not None and made.seconds < fits.seconds and self.of(made, total) <= total:
-                fits, low = made, middle
+            found = refined(self.player, frontier, middle, [], SWEEP)
+            if (
+                found is not None
+                and found.seconds < fits.seconds
+                and self.of(found, total) <= total
+            ):
+                fits, low = found, middle
             else:
                 above = middle
         return fits

@@ -81,10 +81,10 @@ def refined(
     below = [point for point in plain if point.peak <= budget][:AROUND]
     for point in (*above, *below):
         player.played(point)
-    made = _searched(player, below, above, budget, sequences)
-    found = [point for point in (within, made) if point is not None and point.peak <= budget]
+    searched = _searched(player, below, above, budget, sequences)
+    found = [point for point in (within, searched) if point is not None and point.peak <= budget]
     if player.link is not None:
-        linked = _linked(player, player.link, made, [*below, *above], budget, effort)
+        linked = _linked(player, player.link, searched, [*below, *above], budget, effort)
         found += [point for point in linked if point.peak <= budget]
     return min(found, key=lambda point: point.seconds, default=None)
 
@@ -114,7 +114,7 @@ def _searched(
 def _linked(
     player: Player,
     link: HostLink,
-    made: Point,
+    searched: Point,
     around: Sequence[Point],
     budget: int,
     effort: Effort,
@@ -123,12 +123,12 @@ def _linked(
     problem, positions = player.opener.problem, player.opener.positions
     early = frees_early(player.costs)
     linker = Linker(problem, link, leaving(player.graph, problem), early)
-    starts = [[positions[op] for op in point.executions] for point in (made, *around)]
+    starts = [[positions[op] for op in point.executions] for point in (searched, *around)]
     placed = linker.plan(budget, starts, effort)
     if placed is None:
         return []
     actions = linker.placer.actions(placed)
-    point = linked_point(made, actions, placed.ceiling, Cost(placed.seconds, budget))
+    point = linked_point(searched, actions, placed.ceiling, Cost(placed.seconds, budget))
     return [player.at_cost(point)]
 
 

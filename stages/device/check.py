@@ -115,17 +115,17 @@ class _Check:
         if any(_size(self.tensors[value]) != size for value, size in sizes.items()):
             raise self.fail(f"{what} reaches beyond the memory of what it reads")
         if not op.writes:
-            made = pytree.tree_leaves(results)
-            if op.target == LAYER and len(op.outputs) == len(made):
-                made[WORKSPACE] = self.workspace(op, what)
+            tensors = pytree.tree_leaves(results)
+            if op.target == LAYER and len(op.outputs) == len(tensors):
+                tensors[WORKSPACE] = self.workspace(op, what)
             elif op.target == BACKWARD:
-                made = [torch.empty_like(result) for result in made]
+                tensors = [torch.empty_like(result) for result in tensors]
             for number, dtype in true_dtypes(overload._schema.name, args).items():
-                made[number] = torch.empty_like(made[number], dtype=dtype)
+                tensors[number] = torch.empty_like(tensors[number], dtype=dtype)
             for number in SEEDS.get(overload._schema.name, ()):
                 if number < len(op.outputs) and op.outputs[number] != NONE:
-                    made[number] = self.seed(self.graph.values[op.outputs[number]], what)
-            self.results(op, what, made)
+                    tensors[number] = self.seed(self.graph.values[op.outputs[number]], what)
+            self.results(op, what, tensors)
 
     def workspace(self, op: Op, what: str) -> torch.Tensor:
         """The workspace that the graph says: a fake layer makes none."""

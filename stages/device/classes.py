@@ -87,22 +87,22 @@ def _rebuild_namedtuple(kind: Any, parts: Parts) -> Any:
 
 
 def _rebuild_dataclass(kind: Any, parts: Parts) -> Any:
-    made = object.__new__(kind)
+    instance = object.__new__(kind)
     fields = {field.name for field in dataclasses.fields(kind)}
     for key, item in zip(parts.keys, parts.items, strict=True):
         if key in fields:
-            object.__setattr__(made, key, item)
+            object.__setattr__(instance, key, item)
         else:
-            vars(made)[key] = item
-    return made
+            vars(instance)[key] = item
+    return instance
 
 
 def _rebuild_output(kind: Any, parts: Parts) -> Any:
-    made: Any = OrderedDict.__new__(kind)
+    instance: Any = OrderedDict.__new__(kind)
     for key, item in zip(parts.keys[: parts.context], parts.items, strict=False):
-        OrderedDict.__setitem__(made, key, item)
-    vars(made).update(zip(parts.keys, parts.items, strict=True))
-    return made
+        OrderedDict.__setitem__(instance, key, item)
+    vars(instance).update(zip(parts.keys, parts.items, strict=True))
+    return instance
 
 
 def _rebuild_registered(kind: Any, parts: Parts) -> Any:

@@ -39,16 +39,16 @@ def in_backward(
     check(optimizer)
     settings = {"defaults": optimizer.defaults, "param_groups": optimizer.param_groups}
     body = {"__doc__": kind.__doc__, "__module__": kind.__module__, "_kind": kind}
-    made: Any = object.__new__(type(kind.__name__, (_InBackward, kind), body))
+    derived: Any = object.__new__(type(kind.__name__, (_InBackward, kind), body))
     folder = None if folder is None else os.fspath(folder)
-    made._updates = Updates(kind, optimizer.param_groups, folder, piece_bytes)
-    made._numbers = {id(p): number for number, p in enumerate(made._updates.parameters)}
-    made.__setstate__({**settings, "state": _States(made)})
-    for number, parameter in enumerate(made._updates.parameters):
-        made._updates.store(number, optimizer.state.get(parameter, {}))
+    derived._updates = Updates(kind, optimizer.param_groups, folder, piece_bytes)
+    derived._numbers = {id(p): number for number, p in enumerate(derived._updates.parameters)}
+    derived.__setstate__({**settings, "state": _States(derived)})
+    for number, parameter in enumerate(derived._updates.parameters):
+        derived._updates.store(number, optimizer.state.get(parameter, {}))
     optimizer.state.clear()
-    made._begin()
-    return made
+    derived._begin()
+    return derived
 
 
 class _States(Mapping[Any, Any]):

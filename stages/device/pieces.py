@@ -43,7 +43,7 @@ def pieces_of(
 ) -> list[list[Piece]]:
     """The pieces of each parameter, of `piece_bytes` at most, one after the other."""
     place = 0
-    made = []
+    pieces = []
     for number, (parameter, count) in enumerate(zip(parameters, states, strict=True)):
         own = []
         whole = parameter.numel()
@@ -53,8 +53,8 @@ def pieces_of(
             stride = -(-(end - begin) * parameter.element_size() // _ALIGNED) * _ALIGNED
             own.append(Piece(number, begin, end, place, stride, count, end == whole))
             place += stride * count
-        made.append(own)
-    return made
+        pieces.append(own)
+    return pieces
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:

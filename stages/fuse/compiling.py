@@ -26,18 +26,18 @@ def compile_group(body: Body, device: torch.device) -> Kernel:
     where there is no compiler or the build lacks what this needs, GroupError where this body does
     not compile, or its kernel does not run."""
     try:
-        made = kernel(body, device)
+        compiled = kernel(body, device)
     except KernelError as error:
         raise GroupError(str(error)) from error
     except RuntimeError as error:
         raise ModelError(str(error)) from error
     try:
-        made([zeros_of(form, device) for form in forms_of(body.inputs)])
+        compiled([zeros_of(form, device) for form in forms_of(body.inputs)])
     except Exception as error:
         said = (str(error).strip().splitlines() or [""])[0]
         kind = type(error).__name__
         raise GroupError(f"the kernel of a group does not run: {kind}: {said}") from error
-    return made
+    return compiled
 
 
 def check_compiler(device: torch.device) -> None:

@@ -233,5 +233,5 @@ def _meta(graph: Graph, value: int) -> torch.Tensor:
 def _ordered(value: Value, order: Sequence[int]) -> torch.Tensor:
     """A tensor without memory whose dimensions lie in an order."""
     shape = [value.shape[dimension] for dimension in order]
-    made = torch.empty(shape, dtype=getattr(torch, value.dtype), device="meta")
-    return made.permute([order.index(dimension) for dimension in range(len(order))])
+    blank = torch.empty(shape, dtype=getattr(torch, value.dtype), device="meta")
+    return blank.permute([order.index(dimension) for dimension in range(len(order))])

@@ -130,17 +130,17 @@ def write_directory(directory: Path, files: Mapping[str, bytes]) -> None:
     """
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+        fresh = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
         try:
-            made.chmod(0o755)
+            fresh.chmod(0o755)
             for name, data in sorted(files.items()):
-                with (made / name).open("wb") as file:
+                with (fresh / name).open("wb") as file:
                     file.write(data)
                     file.flush()
                     os.fsync(file.fileno())
-            _take_place(made, directory)
+            _take_place(fresh, directory)
         except BaseException:
-            shutil.rmtree(made, ignore_errors=True)
+            shutil.rmtree(fresh, ignore_errors=True)
             raise
     except OSError as error:
         raise ArtifactError(
@@ -148,14 +148,14 @@ def write_directory(directory: Path, files: Mapping[str, bytes]) -> None:
         ) from error
 
 
-def _take_place(made: Path, directory: Path) -> None:
+def _take_place(fresh: Path, directory: Path) -> None:
     if not directory.exists():
-        made.replace(directory)
+        fresh.replace(directory)
         return
     old = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     try:
         directory.replace(old)
-        made.replace(directory)
+        fresh.replace(directory)
     except OSError:
         if not directory.exists():
             old.replace(directory)

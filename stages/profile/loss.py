@@ -59,9 +59,9 @@ def _measure_loss(graph: Graph, loss: Loss, known: Cost | None, device: torch.de
         to_tangents, whole = running.usage("start", "tangents"), running.usage("start", "end")
         del result
         asked = Allocations(to_tangents.moves, *lasting) if on_cuda else None
-        made = make_cost(graph, op, NONE, UNTIMED, whole.peak, to_tangents.net)
-        if known is not None and (known.peak, known.net) == (made.peak, made.net):
-            return replace(known, key=made.key, allocations=asked)
+        anew = make_cost(graph, op, NONE, UNTIMED, whole.peak, to_tangents.net)
+        if known is not None and (known.peak, known.net) == (anew.peak, anew.net):
+            return replace(known, key=anew.key, allocations=asked)
         timing = time_calls(device, run.step, run.prepare, limit=0.3)
     except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]

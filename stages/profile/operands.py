@@ -176,12 +176,12 @@ def _tile(base: Tensor, numbers: Tensor) -> None:
         done += more
 
 
-def _laid_out(made: Tensor, value: Value) -> Tensor:
+def _laid_out(operand: Tensor, value: Value) -> Tensor:
     """A forward's output with the shape and strides that the graph gives it."""
-    if list(made.shape) == value.shape and list(made.stride()) == value.strides:
-        return made
-    tensor = make_tensor(value, normal, made.device)
-    tensor.copy_(made.reshape(value.shape))
+    if list(operand.shape) == value.shape and list(operand.stride()) == value.strides:
+        return operand
+    tensor = make_tensor(value, normal, operand.device)
+    tensor.copy_(operand.reshape(value.shape))
     return tensor
 
 

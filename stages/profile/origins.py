@@ -140,10 +140,10 @@ def constant(value: Value, device: torch.device) -> Tensor:
     return flat.reshape(value.shape).to(device)
 
 
-def laid_out(made: Tensor, value: Value, device: torch.device) -> Tensor:
+def laid_out(operand: Tensor, value: Value, device: torch.device) -> Tensor:
     """A copy of a tensor in a storage of its own, with the shape and strides of a value."""
     tensor = make_tensor(value, normal, device)
-    target, source = tensor, made.reshape(value.shape)
+    target, source = tensor, operand.reshape(value.shape)
     for dimension, stride in enumerate(value.strides):
         if stride == 0 and value.shape[dimension] > 1:
             target, source = target.narrow(dimension, 0, 1), source.narrow(dimension, 0, 1)

@@ -141,8 +141,8 @@ def _index_files(folder: Path) -> list[Path]:
 
 def _is_model(path: Path) -> bool:
     names = ("graph.arrow", "*/frontier.arrow", "*/*/plan.json")
-    made = path.is_dir() and any(True for name in names for _ in path.glob(name))
-    return made or any(map(error_of, [path, *path.glob("*")]))
+    whole = path.is_dir() and any(True for name in names for _ in path.glob(name))
+    return whole or any(map(error_of, [path, *path.glob("*")]))
 
 
 def _plan(folder: Path, whole: bool, described: Device | None) -> PlanResult:

@@ -86,15 +86,15 @@ def model_page(results: ModelResults) -> Page:
         _panel(results, result, ids[result.folder], colours, lines.get(result.folder), keep_all)
         for result in plans
     ]
-    made = cards(plans, lines)
-    shown = [card.best for card in made if card.outcome.fits][-1:] or plans[:1]
+    found = cards(plans, lines)
+    shown = [card.best for card in found if card.outcome.fits][-1:] or plans[:1]
     graph, costs = results.graph, results.costs
     return Page(
         title=results.graph.model if results.graph else results.name,
         subtitle=_subtitle(results),
         error=results.error,
         failures=sorted(results.failures.items()),
-        cards=made,
+        cards=found,
         curve=trade_off(results, ids),
         panels=panels,
         ids=ids,

@@ -133,14 +133,14 @@ def _models(folder: Path, config: Config | None) -> list[str]:
 def _lines(folder: Path, config: Config | None) -> Iterator[Line]:
     """The lines of one model: the points of the configuration, or whatever was planned."""
     results = _load(folder)
-    made = {plan.folder: plan for plan in results.plans} if results else {}
+    plans = {plan.folder: plan for plan in results.plans} if results else {}
     report = str(folder / "report.html") if (folder / "report.html").exists() else ""
     if config is None:
-        for plan in made.values():
+        for plan in plans.values():
             yield _line(folder.name, plan, report)
         return
     for request in config.requests(folder.name):
-        plan_here = made.get(f"{request.strategy}/{request.directory}")
+        plan_here = plans.get(f"{request.strategy}/{request.directory}")
         if plan_here is not None:
             yield _line(folder.name, plan_here, report)
         else:

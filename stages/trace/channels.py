@@ -60,18 +60,18 @@ class ChannelsLast(Layout):
     def copies(self, call: Call) -> list[Call]:
         """Those that any layout needs, operands of convolutions in the form that they want, and
         operands of what does not take any layout as they are without."""
-        made = super().copies(call)
+        found = super().copies(call)
         if call.target in _OPERANDS:
             for place in _OPERANDS[call.target]:
                 form = _FORMS.get(call.args[place].fake.dim())
-                made += self.formed(call, place, form)
+                found += self.formed(call, place, form)
         elif call.target == _NORM_BACKWARD and _form_of(call.args[1].fake) is not None:
-            made += self.formed(call, 0, _form_of(call.args[1].fake))
+            found += self.formed(call, 0, _form_of(call.args[1].fake))
         elif call.target == _NORM and _form_of(call.args[0].fake) is not None:
-            return made
+            return found
         elif call.target._schema.name.removeprefix("aten::") not in _FREE:
-            made += self.as_without(call)
-        return made
+            found += self.as_without(call)
+        return found
 
     def formed(self, call: Call, place: int, form: torch.memory_format | None) -> list[Call]:
         """The copy of an operand in a form, where it has another one."""
@@ -82,7 +82,7 @@ class ChannelsLast(Layout):
 
     def as_without(self, call: Call) -> list[Call]:
         """Copies of operands that lie otherwise than they do without."""
-        made = []
+        copies = []
         for operand in call.inputs():
             like = self.plain.get(operand)
             if like is not None and like.stride() != operand.fake.stride():
@@ -90,12 +90,12 @@ class ChannelsLast(Layout):
                 for each in calls:
                     run_fake(each, self.mode)
                 call.replace(operand, calls[-1].made()[0])
-                made += calls
-        return made
+                copies += calls
+        return copies
 
     def restored(self, program: Program) -> list[Call]:
         """Copies of the outputs that lie otherwise than the model's own."""
-        made: list[Call] = []
+        copies: list[Call] = []
         for number, output in enumerate(program.outputs):
             like = self.plain[output]
             if output.fake.stride() == like.stride():
@@ -103,9 +103,9 @@ class ChannelsLast(Layout):
             calls = copy_calls(output, like)
             for call in calls:
                 run_fake(call, self.mode)
-            made += calls
+            copies += calls
             program.outputs[number] = calls[-1].made()[0]
-        return made
+        return copies
 
 
 def _form_of(tensor: torch.Tensor) -> torch.memory_format | None:

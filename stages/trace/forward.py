@@ -115,7 +115,7 @@ class Forward:
 
     def tensors(self, mode: Any) -> list[torch.Tensor]:
         """The tensors to run it on, without memory."""
-        made = []
+        found = []
         for path, leaf in zip(self.tree.paths("input"), self.given, strict=True):
             check_advancing(leaf, path)
         for place in self.places:
@@ -124,12 +124,12 @@ class Forward:
                 kind = type(like).__name__
                 raise ModelError(f"{self.built.label}: an input is a {kind}, no plain tensor")
             with mode:
-                made.append(
+                found.append(
                     torch.empty_strided(
                         like.shape, like.stride(), dtype=like.dtype, device=like.device
                     ).requires_grad_(like.requires_grad)
                 )
-        return made
+        return found
 
     @contextlib.contextmanager
     def tied(self) -> Iterator[None]:

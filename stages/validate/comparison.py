@@ -91,9 +91,9 @@ class Comparer:
 
     def original_here(self) -> nn.Module:
         """A copy of the model on the device."""
-        made = copied(self.original)
-        move_tensors(made, self.device)
-        return made
+        copied_model = copied(self.original)
+        move_tensors(copied_model, self.device)
+        return copied_model
 
     def compare(self, planned: nn.Module, itself: bool = False) -> Comparison:
         """Runs all rounds, up to the first in which the planned module differs.
@@ -236,14 +236,14 @@ def copied(module: nn.Module, on_host: bool = False) -> nn.Module:
     if on_host:
         known |= {id(tensor): _host_copy(tensor) for tensor in _plain_state(module)}
     try:
-        made = copy.deepcopy(module, known)
+        copied_module = copy.deepcopy(module, known)
     except Exception as error:
         raise ModelError(
             "the model cannot be compared with its plan, since it cannot be copied by "
             f"copy.deepcopy ({describe(error)}): let it be copied, or plan with check=False"
         ) from error
     for one, other in zip(
-        (*made.parameters(), *made.buffers()),
+        (*copied_module.parameters(), *copied_module.buffers()),
         (*module.parameters(), *module.buffers()),
         strict=True,
     ):
@@ -251,7 +251,7 @@ def copied(module: nn.Module, on_host: bool = False) -> nn.Module:
             size, strides = other.shape, other.stride()
             one.data = torch.empty_strided(size, strides, dtype=one.dtype, device=one.device)
             one.data.copy_(other.data)
-    return made
+    return copied_module
 
 
 def _plain_state(module: nn.Module) -> Iterator[torch.Tensor]:

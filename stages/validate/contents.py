@@ -27,8 +27,8 @@ def fresh_contents(sample: Sample, seed: int, tied: bool = False) -> Sample:
             return leaf
         if tied and id(leaf) in known:
             return known[id(leaf)]
-        known[id(leaf)] = made = _like(leaf, _values(leaf.detach(), generator))
-        return made
+        known[id(leaf)] = filled = _like(leaf, _values(leaf.detach(), generator))
+        return filled
 
     return map_leaves(renew, sample)
 
@@ -81,13 +81,13 @@ def _like(tensor: Tensor, values: Tensor) -> Tensor:
     dimensions that do are those of their first place."""
     if tensor.layout != torch.strided:
         return values.clone().requires_grad_(tensor.requires_grad)
-    made = torch.empty_strided(
+    filled = torch.empty_strided(
         tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
     )
-    target = made
+    target = filled
     for dimension, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         if stride == 0 and size > 1:
             target = target.narrow(dimension, 0, 1)
             values = values.narrow(dimension, 0, 1)
     target.copy_(values)
-    return made.requires_grad_(tensor.requires_grad)
+    return filled.requires_grad_(tensor.requires_grad)

@@ -109,24 +109,24 @@ class Inner:
     def _again(self, first: int, last: int, end: bool) -> Integers:
         """Forward and backward of a segment once the gradient of its last output is there."""
         family = "end" if end else "inner"
-        made = []
+        rows = []
         for number, way in enumerate(self._position(first, last, end).ways):
             right = _NOTHING if first == last else self._known(family, first + 1, last)
-            made.append(self._kept(number, way, right, False))
+            rows.append(self._kept(number, way, right, False))
         for split in range(first, last):
             right, left = self._known(family, split + 1, last), self._known("inner", first, split)
-            made.append(self._passed(first, split, right, left, False))
-        return np.concatenate(made)
+            rows.append(self._passed(first, split, right, left, False))
+        return np.concatenate(rows)
 
     def _stage(self, first: int, last: int) -> Integers:
         """Forward of a segment, and its backward after a while."""
-        made = []
+        rows = []
         for number, way in enumerate(self._position(first, last, True).ways):
             right = _NOTHING if first == last else self._known("stage", first + 1, last)
-            made.append(self._kept(number, way, right, True))
+            rows.append(self._kept(number, way, right, True))
         for split in range(first, last):
             right, left = self._known("stage", split + 1, last), self._known("inner", first, split)
-            made.append(self._passed(first, split, right, left, True))
+            rows.append(self._passed(first, split, right, left, True))
         ended = self._known("end", first, last)
         dropped = ended.copy()
         ticks, peak = self._pass(first, last, last)
@@ -135,19 +135,19 @@ class Inner:
         dropped[:, TICKS] += ticks
         dropped[:, FORWARD], dropped[:, WAY] = ticks, DROPS
         dropped[:, LEFT] = np.arange(len(ended))
-        return np.concatenate([*made, dropped])
+        return np.concatenate([*rows, dropped])
 
     def _kept(self, number: int, way: Way, right: Integers, saves: bool) -> Integers:
         """The first position is run in a way, then the others."""
-        made = right.copy()
+        rows = right.copy()
         own = max(way.forward_peak, way.backward_peak)
-        made[:, PEAK] = np.maximum(right[:, PEAK] + way.save, own)
-        made[:, SAVED] = right[:, SAVED] + way.save if saves else 0
+        rows[:, PEAK] = np.maximum(right[:, PEAK] + way.save, own)
+        rows[:, SAVED] = right[:, SAVED] + way.save if saves else 0
         forward = self._ticks(way.forward_seconds)
-        made[:, TICKS] += forward + self._ticks(way.backward_seconds)
-        made[:, FORWARD] += forward
-        made[:, WAY], made[:, RIGHT] = number, np.arange(len(right))
-        return made
+        rows[:, TICKS] += forward + self._ticks(way.backward_seconds)
+        rows[:, FORWARD] += forward
+        rows[:, WAY], rows[:, RIGHT] = number, np.arange(len(right))
+        return rows
 
     def _passed(
         self, first: int, split: int, right: Integers, left: Integers, saves: bool
@@ -158,15 +158,15 @@ class Inner:
         output = self.ways[split - 1].output
         ahead = np.repeat(right, len(left), axis=0)
         behind = np.tile(left, (len(right), 1))
-        made = ahead.copy()
-        made[:, PEAK] = np.maximum(np.maximum(ahead[:, PEAK] + output, behind[:, PEAK]), peak)
-        made[:, SAVED] = ahead[:, SAVED] + output if saves else 0
-        made[:, TICKS] += behind[:, TICKS] + ticks
-        made[:, FORWARD] += ticks
-        made[:, WAY], made[:, SPLIT] = PASSES, split - first
-        made[:, RIGHT] = np.repeat(np.arange(len(right)), len(left))
-        made[:, LEFT] = np.tile(np.arange(len(left)), len(right))
-        return made
+        rows = ahead.copy()
+        rows[:, PEAK] = np.maximum(np.maximum(ahead[:, PEAK] + output, behind[:, PEAK]), peak)
+        rows[:, SAVED] = ahead[:, SAVED] + output if saves else 0
+        rows[:, TICKS] += behind[:, TICKS] + ticks
+        rows[:, FORWARD] += ticks
+        rows[:, WAY], rows[:, SPLIT] = PASSES, split - first
+        rows[:, RIGHT] = np.repeat(np.arange(len(right)), len(left))
+        rows[:, LEFT] = np.tile(np.arange(len(left)), len(right))
+        return rows
 
     def _pass(self, first: int, last: int, end: int) -> tuple[int, int]:
         """Ticks and the most bytes of forwards that keep the output of the last one alone; `end` is
@@ -319,6 +319,6 @@ def _served(inner: Inner, layers: Layers, first: int, last: int) -> Integers:
     own = [plain.forward + plain.backward, plain.stored, plain.work, -1]
     stored = rows[:, SAVED] + inner.inputs[first - 1]
     work = rows[:, PEAK] - rows[:, SAVED]
-    made = np.stack([rows[:, TICKS], stored, work, np.arange(len(rows))], axis=1)
-    whole = np.concatenate([np.array([own], np.int64), made])
+    keys = np.stack([rows[:, TICKS], stored, work, np.arange(len(rows))], axis=1)
+    whole = np.concatenate([np.array([own], np.int64), keys])
     return whole[np.argsort(whole[:, 0], kind="stable")]

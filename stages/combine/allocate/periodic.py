@@ -212,7 +212,7 @@ class _Program:
 def _operations(allocation: Allocation) -> list[_Operation]:
     """Forwards in order, then backwards in the other."""
     tasks, sizes = allocation.tasks, allocation.bytes()
-    made: list[_Operation] = []
+    operations: list[_Operation] = []
     for forward in (True, False):
         numbers = range(len(tasks)) if forward else range(len(tasks) - 1, -1, -1)
         for number in numbers:
@@ -220,12 +220,19 @@ def _operations(allocation: Allocation) -> list[_Operation]:
             own = sizes[task.stage - 1]
             work = 0 if task.transfer else own.forward if forward else own.backward
             ticks = task.forward if forward else task.backward
-            made.append(
+            operations.append(
                 _Operation(
-                    len(made), number, task.stage, task.transfer, forward, task.lane, ticks, work
+                    len(operations),
+                    number,
+                    task.stage,
+                    task.transfer,
+                    forward,
+                    task.lane,
+                    ticks,
+                    work,
                 )
             )
-    return made
+    return operations
 
 
 def shortest_period(

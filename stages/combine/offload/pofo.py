@@ -59,9 +59,9 @@ class _Forward:
         self.trail = np.zeros((len(self.labels), 2), dtype=np.int64)
         self.ranges = np.zeros((2 * (length + 2), 2), dtype=np.int64)
         self.ranges[2] = 0, 1
-        made = Labels(self.labels, self.trail, self.ranges)
+        spread = Labels(self.labels, self.trail, self.ranges)
         sizes = Sizes(_early(self), self.outputs, self.stored)
-        spread_labels(made, spans.cost, chain, sizes, Bounds(self.budget, limit, labels))
+        spread_labels(spread, spans.cost, chain, sizes, Bounds(self.budget, limit, labels))
         self.limit = limit
 
     def plans(self, most: int) -> Iterator[Relaxed]:
@@ -128,9 +128,9 @@ class _Forward:
         raise IndexError(index)
 
 
-def _early(made: _Forward) -> Seconds:
+def _early(forward: _Forward) -> Seconds:
     """What passing on from s to t needs at most where memory empties from its beginning on."""
-    ways, chain = made.ways, made.chain
+    ways, chain = forward.ways, forward.chain
     late = np.zeros((chain.length + 2, chain.length + 1))
     for s in range(1, chain.length + 1):
         found = -np.inf

@@ -34,11 +34,11 @@ class Frees:
         ways = ways_of_blocks(step.blocks, step.options, True)
         persistent = ChainFrontier(ways).plans()
         chosen = [persistent[index] for index in spread(len(persistent), BUDGETS)]
-        search, made = Search(ways), []
+        search, candidates = Search(ways), []
         for plan in chosen:
             sequence = search.fastest(plan.peak, STATES).sequence or plan.sequence
-            made.append(candidate_of(step, sequence, f"search within {plan.peak} bytes"))
-        return made
+            candidates.append(candidate_of(step, sequence, f"search within {plan.peak} bytes"))
+        return candidates
 
     def plans_of_chain(self, ways: Ways, slots: int) -> FreedChain:
         """The plans of a chain from a file; nothing is rounded to slots."""

@@ -77,10 +77,10 @@ def _only(present: list[torch.Tensor], result: torch.Tensor, loose: bool) -> tor
         return present[-1]
     [one] = present
     if has_layout(one, result.stride()) or is_spread(one, result.stride()):
-        made = torch.empty_strided(
+        laid_out = torch.empty_strided(
             result.shape, result.stride(), dtype=result.dtype, device=one.device
         )
-        return made.copy_(one)
+        return laid_out.copy_(one)
     copy = one.to(result.dtype, copy=True)
     if loose and not has_layout(copy, one.stride()):
         copy = torch.empty_strided(one.shape, one.stride(), dtype=copy.dtype, device=one.device)

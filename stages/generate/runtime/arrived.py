@@ -32,10 +32,10 @@ def arrived(
             f"plan was made for {expected.strides}: plan with the loss (loss=), or lay it out by a "
             f"hook of that output, output.register_hook({_hook(expected)})"
         )
-    made = torch.empty_strided(
+    copied = torch.empty_strided(
         expected.shape, expected.strides, dtype=getattr(torch, expected.dtype), device=device
     )
-    return made.copy_(tangent)
+    return copied.copy_(tangent)
 
 
 def _hook(expected: Tangent) -> str:
@@ -43,8 +43,8 @@ def _hook(expected: Tangent) -> str:
     described = torch.empty_strided(expected.shape, expected.strides, device="meta")
     if described.is_contiguous():
         return "torch.Tensor.contiguous"
-    made = f"new_empty_strided({expected.shape}, {expected.strides})"
-    return f"lambda gradient: gradient.{made}.copy_(gradient)"
+    call = f"new_empty_strided({expected.shape}, {expected.strides})"
+    return f"lambda gradient: gradient.{call}.copy_(gradient)"
 
 
 def own(tangents: list[Any], expected: Sequence[Tangent | None]) -> None:

@@ -72,9 +72,9 @@ class Call:
         elif expected.unread and type(item) is type(expected.value):
             return
         elif not _same(item, expected.value):
-            made = expected.value
-            clause = f"{path} is {_short(item)}, the plan was made for {made!r}"
-            moves = isinstance(item, float) and isinstance(made, float)
+            planned = expected.value
+            clause = f"{path} is {_short(item)}, the plan was made for {planned!r}"
+            moves = isinstance(item, float) and isinstance(planned, float)
             raise Difference(clause, _AS_TENSOR if moves else "")
 
 

@@ -252,16 +252,16 @@ class Captured:
 
     def _capturing(self, sent: Any) -> tuple[Any, list[Any]]:
         """A graph of what the program does up to its next stop, and what it yields there."""
-        made = torch.cuda.CUDAGraph()
+        graph = torch.cuda.CUDAGraph()
         capturing = torch.cuda.graph(
-            made, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"
+            graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"
         )
         # Where the end of a capture fails, torch.cuda.graph leaves its stream the current one.
         with torch.cuda.stream(torch.cuda.current_stream(self.device)), capturing:
             if not self.graphs:
                 Ahead(self.owner.arena).take(self.device)
             yielded = self.program.send(sent)
-        return made, yielded
+        return graph, yielded
 
     def _lent(self) -> list[tuple[torch.UntypedStorage, int]]:
         """See `lent`. The storage that is kept here is one holder more."""
@@ -316,8 +316,8 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:
     """A new tensor of the same shape and strides, whatever overlaps or is left out."""
-    made = torch.empty(_extent(tensor), dtype=tensor.dtype, device=tensor.device)
-    return made.as_strided(tensor.shape, tensor.stride())
+    buffer = torch.empty(_extent(tensor), dtype=tensor.dtype, device=tensor.device)
+    return buffer.as_strided(tensor.shape, tensor.stride())
 
 
 def _fill(static: torch.Tensor, tensor: torch.Tensor) -> None:
@@ -327,6 +327,6 @@ def _fill(static: torch.Tensor, tensor: torch.Tensor) -> None:
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
     """A copy with the same strides."""
-    made = _like(tensor)
-    _fill(made, tensor)
-    return made.detach()
+    buffer = _like(tensor)
+    _fill(buffer, tensor)
+    return buffer.detach()

@@ -217,9 +217,11 @@ class _Modules:
                 )
         for number, wanted in self.modes:
             if modules[number].training != wanted:
-                found, made = ("evaluation", "training") if wanted else ("training", "evaluation")
+                found, planned = (
+                    ("evaluation", "training") if wanted else ("training", "evaluation")
+                )
                 raise PlanMismatch(
-                    f"{self.paths[number]} is in {found} mode, the plan was made in {made} mode"
+                    f"{self.paths[number]} is in {found} mode, the plan was made in {planned} mode"
                 )
         return modules
 
@@ -312,11 +314,11 @@ class _Constants:
 
 def _constant(tensor: Tensor, data: bytearray, device: torch.device) -> torch.Tensor:
     dtype = getattr(torch, tensor.dtype)
-    made = torch.empty_strided(tensor.shape, tensor.strides, dtype=dtype, device=device)
-    if made.numel():
-        read = torch.frombuffer(data, dtype=dtype, count=made.numel(), offset=tensor.start)
-        made.copy_(read.reshape(tensor.shape))
-    return made
+    copied = torch.empty_strided(tensor.shape, tensor.strides, dtype=dtype, device=device)
+    if copied.numel():
+        read = torch.frombuffer(data, dtype=dtype, count=copied.numel(), offset=tensor.start)
+        copied.copy_(read.reshape(tensor.shape))
+    return copied
 
 
 def _lay_out(name: str, expected: Tensor, copied: bool) -> str:

@@ -17,10 +17,10 @@ def _class_of_process() -> type[RuntimeError]:
     if isinstance(known, type) and issubclass(known, RuntimeError):
         return known
     said = "The call differs from what the plan was made for; the message is one sentence."
-    made = type("PlanMismatch", (RuntimeError,), {"__module__": _PLACE, "__doc__": said})
+    kind = type("PlanMismatch", (RuntimeError,), {"__module__": _PLACE, "__doc__": said})
     place = sys.modules.setdefault(_PLACE, types.ModuleType(_PLACE, said))
-    vars(place)["PlanMismatch"] = made
-    return made
+    vars(place)["PlanMismatch"] = kind
+    return kind
 
 
 PlanMismatch = _class_of_process()

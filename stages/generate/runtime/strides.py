@@ -32,8 +32,8 @@ def _laid_out(gradient: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     once = gradient
     for dim, stride in enumerate(strides):
         once = once.narrow(dim, 0, min(once.shape[dim], 1)) if stride == 0 else once
-    made = torch.empty_strided(once.shape, strides, dtype=once.dtype, device=once.device)
-    return made.copy_(once).expand(gradient.shape)
+    copied = torch.empty_strided(once.shape, strides, dtype=once.dtype, device=once.device)
+    return copied.copy_(once).expand(gradient.shape)
 
 
 def has_layout(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
@@ -57,8 +57,8 @@ def laid_out_as(tensor: torch.Tensor, shape: Sequence[int], strides: Sequence[in
     another shape, or that lies so, as it is."""
     if tuple(tensor.shape) != tuple(shape) or has_layout(tensor, strides):
         return tensor
-    made = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
-    return made.copy_(tensor)
+    copied = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
+    return copied.copy_(tensor)
 
 
 def in_order(shape: Sequence[int], strides: Sequence[int]) -> bool:

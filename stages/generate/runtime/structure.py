@@ -65,8 +65,8 @@ def compare_type(path: str, module: torch.nn.Module, kind: list[str]) -> None:
     found = type_of(module)
     if not agree(["class", *kind], ["class", *found]):
         name = ".".join(found) if found[1] == kind[1] else found[1]
-        made = ".".join(kind) if found[1] == kind[1] else kind[1]
-        raise Difference(f"{path or 'the model'} is a {name}, the plan was made with a {made}")
+        expected = ".".join(kind) if found[1] == kind[1] else kind[1]
+        raise Difference(f"{path or 'the model'} is a {name}, the plan was made with a {expected}")
 
 
 def compare_classes(
