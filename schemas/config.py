@@ -57,8 +57,8 @@ class Config:
     """A valid configuration with its defaults filled in; the fields are those of the schema.
 
     `operators` maps the namespaces of operators that graphs may call beside PyTorch's own to the
-    modules that register them, `machine` is the description of the device, None where the device is
-    here, and `linked` that of the machine whose link to another memory strategies take, None where
+    modules that register them. `machine` is the description of the device, None where the device is
+    here. `linked` is that of the machine whose link to another memory strategies take, None where
     none is named."""
 
     models: dict[str, Model]

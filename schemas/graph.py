@@ -130,16 +130,16 @@ class Graph:
     """A traced training step.
 
     `storages` are sizes in bytes on the graph's device, indexed by storage id, 0 for those that lie
-    elsewhere; `values` and `ops` are indexed by id.
-    `inputs` are the leaves of (args, kwargs): a value id, or NONE for a leaf that is no tensor,
-    whose JSON text stands in `input_constants`. `input_tree` and `output_tree` are texts of
-    `stages.device.trees`. `gradients` may name one owner several times: what autograd adds up, in
-    its order. `model` is the label from the configuration, `device` a device type. `guards` is JSON
-    text of what the trace was specialised to beyond tensors: `{"eval_modules": [...], "autocast":
-    {...}, "plain_backward": true, "watch": {...}, "assigned": [...], "unread": [...]}`: a plain
-    backward is one that runs no Python, assigned are the buffers that the forward puts another
-    tensor in the place of, unread the plain leaves of (args, kwargs) that it does not look at.
-    `has_loss` says whether a loss function stood between forward and backward.
+    elsewhere; `values` and `ops` are indexed by id. `inputs` are the leaves of (args, kwargs): a
+    value id, or NONE for a leaf that is no tensor, whose JSON text stands in `input_constants`.
+    `input_tree` and `output_tree` are texts of `stages.device.trees`. `gradients` may name one
+    owner several times: what autograd adds up, in its order. `model` is the label from the
+    configuration, `device` a device type. `guards` is JSON text of what the trace was specialised
+    to beyond tensors: `{"eval_modules": [...], "autocast": {...}, "plain_backward": true, "watch":
+    {...}, "assigned": [...], "unread": [...]}`. A plain backward runs no Python. Assigned are the
+    buffers that the forward puts another tensor in the place of. Unread are the plain leaves of
+    (args, kwargs) that it does not look at. `has_loss` says whether a loss function stood between
+    forward and backward.
     """
 
     model: str

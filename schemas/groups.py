@@ -1,4 +1,5 @@
-"""A group: several ATen calls that run as one op of a graph. Its body is data, never code.
+"""A group: several ATen calls that run as one op of a graph. The body of a group is data, never
+code.
 
 The op's target is `tightfit.group.d` and the digest of the body; its arguments are the values that
 it reads, in the body's order, and the keyword `body`, the body's text.

@@ -1,5 +1,5 @@
 """What is known of the strategies that need a link to the host, as `schemas/strategies.py` for
-those that need none. They plan a chain that comes as a file with a machine."""
+those that need none. Such a strategy plans a chain that comes as a file with a machine."""
 
 from __future__ import annotations
 

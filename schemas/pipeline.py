@@ -1,9 +1,9 @@
 """`tightfit.pipeline/1`: how the ranks of a pipeline run one training step, with a flush.
 
-A JSON file beside a folder for each stage, `stage-1` and so on, which holds the `graph.arrow` and
-`schedule.arrow` of a training step of its own: its inputs are those of the model and what earlier
-stages made, its tangents what later stages made in the backward. Values have the ids that they have
-in the graph of the whole model.
+A JSON file beside a folder for each stage, `stage-1` and so on. The folder holds the `graph.arrow`
+and `schedule.arrow` of a training step of its own. The inputs of that step are those of the model
+and what earlier stages made, its tangents what later stages made in the backward. Values have the
+ids that they have in the graph of the whole model.
 
 A step runs `microbatches` calls of the model. On each microbatch every stage has two units, its
 forward and its backward, and the last one the loss between them. What a unit makes and others read

@@ -30,7 +30,7 @@ class TimedAction:
 @dataclass(frozen=True)
 class MeasuredRank:
     """A rank: bytes of its parameters and buffers (`fixed`), of its step beyond these as predicted
-    and as measured, and what its device has; the median seconds of `steps` steps; the largest
+    and as measured, and what its device has. Then the median seconds of `steps` steps, the largest
     differences from one process, and the name of the first thing that differs in a bit, "" where
     none does. `timeline` is one of the steps."""
 

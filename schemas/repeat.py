@@ -1,8 +1,8 @@
 """Ops that run again by a shorter form, from what their first run left.
 
 The batch statistics of a batch norm are its second and third output and stay for its backward. A
-second run need not find them again: it scales and shifts. That takes a quarter of the time, and
-reads the same numbers into the same formula. `stages.device.repeat` has the calls.
+second run need not find them again: it scales and shifts. Scaling and shifting take a quarter of
+the time, and read the same numbers into the same formula. `stages.device.repeat` has the calls.
 """
 
 from __future__ import annotations

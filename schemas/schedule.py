@@ -20,9 +20,9 @@ from schemas.updates import Updates, updates_of
 class Step:
     """One action on its lane.
 
-    `start` and `end` are seconds from the beginning of the step; `memory` names the memory that
-    `live` (after the action) and `peak` (within it) count, in bytes above what was allocated when
-    the step began: the one that the action changes, that of the device where it changes none. Lanes
+    `start` and `end` are seconds from the beginning of the step. `live` (after the action) and
+    `peak` (within it) are bytes above what was allocated when the step began, of the memory that
+    `memory` names: the one that the action changes, that of the device where it changes none. Lanes
     and memories are resources by name ("cpu/compute", "cpu/to-host", "cpu/memory", "host/memory").
     """
 

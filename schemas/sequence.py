@@ -17,8 +17,8 @@ Position 0 is the chain's input, which can leave and come back.
 Of a join each operation but the loss names its branch: "B 5 of branch 2". Of a pipeline the branch
 is a stage, and the loss a position as others are.
 
-These are the operations of S Table 2.1 (Shilova's thesis) with the options of Z 2.5 (Zhao's), and
-those that only free, which it lacks. `offload` and `prefetch` are O and P of S ch. 3 and 4.
+The operations are those of S Table 2.1 (Shilova's thesis) with the options of Z 2.5 (Zhao's), and
+those that only free, which S lacks. `offload` and `prefetch` are O and P of S ch. 3 and 4.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ ROWS = 12
 @dataclass(frozen=True)
 class Choice:
     """A plan of a frontier: the smallest budget that it is within, in bytes of the whole step and
-    in percent (None where it is no percentage); the peak of the step alone, in bytes; its predicted
-    seconds, and these in relation to the step that keeps everything."""
+    in percent (None where it is no percentage). Its peak is that of the step alone, in bytes; its
+    predicted seconds stand also in relation to the step that keeps everything."""
 
     budget: int
     percent: float | None
@@ -40,7 +40,7 @@ def _rounded_up(percent: float, digits: int) -> float:
 
 
 def _best(choices: Iterable[Choice]) -> list[Choice]:
-    """Those that no other beats in both budget and time, by falling budget."""
+    """The choices that no other beats in both budget and time, by falling budget."""
     found: list[Choice] = []
     for choice in sorted(choices, key=lambda choice: (choice.budget, choice.seconds)):
         if not found or choice.seconds < found[-1].seconds:

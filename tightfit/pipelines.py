@@ -146,8 +146,8 @@ def load_pipeline(
     light: bool = False,
 ) -> Any:
     """What this process runs of a pipeline, by its package in a folder: see the package's own
-    `load_pipeline`. Its `step(calls, loss)` is one training step, its `parameters()` are those to
-    optimise.
+    `load_pipeline`. The `step(calls, loss)` of what is loaded is one training step, its
+    `parameters()` are those to optimise.
 
     Raises ArtifactError where the folder holds no pipeline, or one of another model or group.
     """

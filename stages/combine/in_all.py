@@ -38,7 +38,7 @@ class InAll:
     def of_step(
         cls, graph: Graph, costs: Costs, problem: Problem, link: HostLink | None = None
     ) -> InAll:
-        """That of a graph, its costs and its condensed form; plans may take the `link`."""
+        """The player of a graph, its costs and its condensed form; plans may take the `link`."""
         return cls(Player(graph, costs, Opener(graph, problem), link), fixed_bytes(graph))
 
     @property
@@ -103,9 +103,9 @@ class InAll:
     def fitted(self, frontier: Frontier, first: Point | None, total: int) -> Point | None:
         """The fastest plan known whose reserved bytes are within a total, None where none is.
 
-        It starts from the `first`, whose requested bytes are, lowers these by what is reserved in
-        excess, a few times, and looks at the points of the frontier. With a link it does so without
-        transfers, too.
+        The search starts from the `first`, whose requested bytes are within the budget, lowers
+        these by what is reserved in excess, a few times, and looks at the points of the frontier.
+        With a link it does so without transfers, too.
         """
         found = self._fitted(frontier, first, total)
         if frontier.link is None:

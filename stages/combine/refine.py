@@ -70,9 +70,9 @@ def refined(
     from the points without transfers around the budget and from further `sequences` of node
     positions, and with a link what is found from there with an `effort`.
 
-    It counts as a plan that comes from the frontier's point, of the least peak where none fits.
-    None where neither has one. Raises ArtifactError where a point costs something else than it
-    says.
+    What is found counts as a plan that comes from the frontier's point, of the least peak where
+    none fits. None where neither has one. Raises ArtifactError where a point costs something else
+    than it says.
     """
     within, plain = frontier.within(budget), frontier.without_transfers
     if not plain:

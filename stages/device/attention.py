@@ -2,7 +2,7 @@
 
 The kernels say it only when they run: the memory-efficient one leaves them on the host unless a
 CUDA graph is captured, the flash one on the device, as uint64 since PyTorch 2.7 (ATen,
-native/transformers/cuda/attention.cu). Their fake versions put all of them on the device.
+native/transformers/cuda/attention.cu). The kernels' fake versions put all of them on the device.
 """
 
 from __future__ import annotations

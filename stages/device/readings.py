@@ -1,7 +1,7 @@
 """What a model's forward reads beside tensors, written down as JSON so that it can be compared.
 
 A value that Python code may read is written as itself where it is None, a truth value, an integer,
-a finite float or a text, and else as a list that begins with a word: a container with its items, a
+a finite float or a text. Any other is a list that begins with a word: a container with its items, a
 function with its name and the digest of its code, a tensor with the digest of its bytes, any other
 object with its type. The file travels with a generated package and needs only PyTorch.
 """

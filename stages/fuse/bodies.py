@@ -1,7 +1,7 @@
 """The body of a group in canonical form: equal groups have equal texts, whatever their ids.
 
-A body holds the group's calls and the views that they read. Its calls are ordered by what they
-compute (a digest of the call and all below it), its inputs by where the calls first read them.
+A body holds the group's calls and the views that they read. The calls are ordered by what they
+compute (a digest of the call and all below it), the inputs by where the calls first read them.
 """
 
 from __future__ import annotations

@@ -60,9 +60,9 @@ def temporaries(graph: Graph, op: Op) -> int:
 
     Known are those of the backward of flash attention, which runs for half precision: the gradient
     of the queries in float32, a number a query, and gradients of keys and values for each head of
-    the queries where these have more heads (`mha_bwd` in PyTorch's
-    aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp). Workspaces of
-    cuBLAS and cuDNN are not known.
+    the queries where these have more heads. The source is `mha_bwd` in PyTorch's
+    aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp. Workspaces of cuBLAS and cuDNN
+    are not known.
     """
     name = op.target.split(".")[1]
     if not (name.startswith(_ATTENTION) and "backward" in name):

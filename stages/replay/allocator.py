@@ -2,11 +2,11 @@
 
 The rules are those of PyTorch's `c10/cuda/CUDACachingAllocator.cpp`, told in the comment at its
 head and in the note "CUDA semantics, Memory management" of its documentation
-(`docs/source/notes/cuda.rst`): sizes are multiples of 512 bytes; requests up to 1 MiB are served
+(`docs/source/notes/cuda.rst`). Sizes are multiples of 512 bytes. Requests up to 1 MiB are served
 from segments of 2 MiB, those below 10 MiB from segments of 20 MiB, larger ones from segments of
-their own, a multiple of 2 MiB; the smallest free block that fits is taken, of equal ones that with
-the lowest address, and split where more than 1 MiB is left over (512 bytes in small segments); a
-freed block joins its free neighbours; segments stay until memory runs out.
+their own, a multiple of 2 MiB. The smallest free block that fits is taken, of equal ones that with
+the lowest address, and split where more than 1 MiB is left over (512 bytes in small segments). A
+freed block joins its free neighbours. Segments stay until memory runs out.
 
 One stream, one thread. Segments are taken to lie in the order in which they were made, as they
 mostly do: it matters where free blocks of different segments have the same size. This module needs

@@ -5,8 +5,8 @@ second one the gradients and outputs of the first are gone. Then it goes on as a
 before each further step new inputs are made, while the old ones are still there. Ops take what was
 measured of them, or where nothing was, their outputs and then one block for all else. What
 libraries keep, such as the workspaces of cuBLAS, is taken by the first op of each thread that uses
-it: what is before the loss and the loss itself run in the thread of the caller, the loss's backward
-and what comes after in autograd's.
+it. The thread of the caller runs the loss and what is before it, autograd's thread the loss's
+backward and what comes after.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ ARENAS = (1.0, 0.95)
 @dataclass(frozen=True)
 class OnGpu:
     """The most bytes of a GPU at any moment, by the three ways to count them, with all that the
-    process had before the step; `renewed` is what is reserved where steps on new inputs follow,
-    `workspaces` are those of the requested bytes that libraries keep, `arena` the segment that was
-    taken ahead."""
+    process had before the step. `renewed` is what is reserved where steps on new inputs follow,
+    `workspaces` are those of the requested bytes that libraries keep, `arena` is the segment that
+    was taken ahead."""
 
     most: Taken
     renewed: int
@@ -98,9 +98,9 @@ def _arenas(graph: Graph, plain: OnGpu) -> list[int]:
 class _Process:
     """The blocks of a process, by the storage that they hold.
 
-    `inputs` are the storages of inputs, `further` are blocks of a step that hold no storage,
-    `states` those of random states by op, `restoring` that of one while it is set again, `kept` how
-    many blocks of a size libraries keep, by whether it is in autograd's thread.
+    `inputs` are the storages of inputs, `further` the blocks of a step that hold no storage,
+    `states` the blocks of random states by op, and `restoring` that of one while it is set again.
+    `kept` is how many blocks of a size libraries keep, by whether these are in autograd's thread.
     """
 
     graph: Graph

@@ -1,8 +1,8 @@
 """The referee of a pipeline's ranks: the memory of each, from the order of its own actions.
 
 A storage that a stage makes and others read (a parcel), an output, a tangent and a gradient live as
-long as somebody holds them: the program of the stage up to its last use, the rank until the last
-taker has it, a message until its `wait`. All else is the program's own.
+long as somebody holds them. The program of the stage holds one up to its last use, the rank until
+the last taker has it, a message until its `wait`. All else is the program's own.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class Moment:
-    """A step of a stage's program: `own` bytes live after it and `peak` within it without what
-    others may hold, the storages of these that it makes (`makes`), and those that the program holds
-    no more after it (`ends`); `given` is the value that it hands over, NONE where it is none."""
+    """A step of a stage's program: `own` bytes live after it and `peak` within it, without what
+    others may hold. Of what others may hold, it makes the storages `makes`, and the program holds
+    the storages `ends` no more after it. `given` is the value that it hands over, NONE where it is
+    none."""
 
     own: int
     peak: int

@@ -24,9 +24,9 @@ class Away:
     `span` the start and end of the last transfer. `left` and `returned` are bytes, `waited` the
     seconds for which the compute lane stood still.
 
-    Of the parameters that live there, as storages, `stale` are those whose copy is older than what
-    is on the device, `old` those that were updated there since they came to it, `dropped` those
-    that left it; `ready` says when each that was updated there can be brought. `passing` are the
+    The storages of parameters that live there: `stale` are those whose copy is older than what is
+    on the device, `old` those that were updated there since they came to it, `dropped` those that
+    left it. `ready` says when each that was updated there can be brought. `passing` are the
     transfers of states: lane, begin and end.
     """
 

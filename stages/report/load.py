@@ -80,7 +80,7 @@ class ModelResults:
 
     @property
     def pace(self) -> float:
-        """That of its plans."""
+        """The pace of its plans."""
         return next((result.pace for result in self.plans), 1.0)
 
 

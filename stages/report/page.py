@@ -52,8 +52,8 @@ class Matrix:
 class Page:
     """A model's page.
 
-    `subtitle` says where it was planned; `ids` names the panels and `outcomes` has the verdicts
-    by the folder of their plan; `first` is the panel that is open at first; `failures` are points
+    `subtitle` says where it was planned. `ids` names the panels, `first` is the panel that is open
+    at first, and `outcomes` has the verdicts by the folder of their plan. `failures` are points
     that have no plan, with the sentence of what went wrong; `notes` say what is missing.
     """
 

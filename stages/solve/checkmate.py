@@ -1,7 +1,7 @@
 """RK-Checkmate (Z 2.3-2.19): one block's fastest run within a peak and a save limit, as an ILP.
 
-The order of nodes is unrolled into stages. A stage recomputes some of its candidates, in order,
-and then runs its tail, the nodes that run for the first time. Its variables are R[t,k] (node k is
+The order of nodes is unrolled into stages. A stage recomputes some of its candidates, in order, and
+then runs its tail, the nodes that run for the first time. The variables are R[t,k] (node k is
 recomputed in stage t) and S[t,i] (storage i is there when stage t begins).
 
 Every storage has one producer here, since sums of gradients are nodes of their own. Therefore what

@@ -29,9 +29,9 @@ _PRINTED = 5e-4
 
 @dataclass(frozen=True)
 class Limits:
-    """When a solve ends before the optimum is proven: at an absolute `gap` of the objective; at
-    `nodes` of the search tree; when HiGHS has asked `checks` times whether to go on, which it does
-    between rounds of its work, within a node too; and, as the last guard, after `seconds`."""
+    """When a solve ends before the optimum is proven: at an absolute `gap` of the objective, at
+    `nodes` of the search tree, after `checks` questions of HiGHS whether to go on, and, as the last
+    guard, after `seconds`. HiGHS asks between rounds of its work, within a node too."""
 
     gap: float = 0.0
     nodes: int = 100_000

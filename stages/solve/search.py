@@ -21,11 +21,11 @@ Solver = Engine | Literal["none"]
 class Grid:
     """How densely and how long a block's options are searched.
 
-    `peaks` x `saves` pairs of limits; a share `gap` of a run's seconds that need not be gained;
-    at most `nodes` of the search tree and `checks` of HiGHS a solve, and `seconds` as the last
-    guard; programs of up to `variables` binary variables may recompute any node, larger ones
-    forward nodes only; no ILP beyond `largest`, where a solve takes most of a minute and a block a
-    quarter of an hour: the polish finds there what the ILPs would.
+    `peaks` x `saves` pairs of limits are solved. A share `gap` of a run's seconds need not be
+    gained. A solve takes at most `nodes` of the search tree and `checks` of HiGHS, and `seconds` as
+    the last guard. Programs of up to `variables` binary variables may recompute any node, larger
+    ones forward nodes only. There is no ILP beyond `largest`, where a solve takes most of a minute
+    and a block a quarter of an hour: the polish finds there what the ILPs would.
     """
 
     peaks: int = 4

@@ -1,8 +1,8 @@
 """Functions that keep what they return (functools.cache, functools.lru_cache), while a model runs.
 
-A plan makes anew what such a function makes when it is first called, and eager keeps it. That is
-the same where it only makes constants. What it makes of inputs, weights or random numbers is
-refused, and so is a forward that changes what is kept.
+A plan makes anew what such a function makes when it is first called, and eager keeps it. Both are
+the same where the function only makes constants. What it makes of inputs, weights or random numbers
+is refused, and so is a forward that changes what is kept.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Making:
         self._fresh = WeakTensorKeyDictionary()
 
     def begin(self) -> None:
-        """Such a function is called."""
+        """A cached function is called."""
         self._changing.append(False)
 
     def end(self, result: Any) -> bool:
-        """It has returned; True where it made tensors of what can change."""
+        """A cached function has returned; True where it made tensors of what can change."""
         changing = self._changing.pop() if self._changing else False
         made = list(tensors_in(result))
         for tensor in made:

@@ -1,10 +1,10 @@
 """Convolutions on tensors whose channels are last in memory, which many kernels take faster.
 
 What convolutions read is copied into that form where it has another one. What comes after them
-keeps it through operators that are known to take any layout; all others read what they do without,
-in the same layout: numbers are drawn in the order of memory, and what autograd does before it calls
-an operator, such as a copy of a gradient in its operand's form, is not in a graph. Outputs of the
-model lie as they do without.
+keeps it through operators that are known to take any layout; all others read what they do without.
+Numbers are drawn in the order of memory. What autograd does before it calls an operator, such as a
+copy of a gradient in its operand's form, is not in a graph. Outputs of the model lie as they do
+without.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class ChannelsLast(Layout):
         self.plain = {variable: variable.fake for variable in (*given, *made)}
 
     def copies(self, call: Call) -> list[Call]:
-        """Those that any layout needs, operands of convolutions in the form that they want, and
-        operands of what does not take any layout as they are without."""
+        """The copies that any layout needs, operands of convolutions in the form that they want,
+        and operands of what does not take any layout as they are without."""
         found = super().copies(call)
         if call.target in _OPERANDS:
             for place in _OPERANDS[call.target]:

@@ -18,8 +18,9 @@ aten = torch.ops.aten
 
 def own_gradients(program: Program) -> None:
     """Inserts copies where a gradient shares its storage with what the caller holds or with another
-    gradient, is part of a larger storage, or has other strides than its parameter; and where it is
-    a view of what was made before the part of the sum that it is added to."""
+    gradient, is part of a larger storage, or has other strides than its parameter. A gradient is
+    copied, too, where it is a view of what was made before the part of the sum that it is added to.
+    """
     held = [*program.fixed, *program.inputs.values(), *program.tangents.values(), *program.outputs]
     taken = {storage_of(variable.fake) for variable in held}
     makers = _Makers(program)

@@ -50,8 +50,8 @@ def _is_ones(leaf: Any) -> bool:
 def looking_through(supposed: Callable[[torch.Tensor], bool]) -> Iterator[None]:
     """Within it transformers looks at the masks of which something is supposed, as in eager.
 
-    It asks whether it is traced before it looks at a mask, and of one that masks nothing it takes
-    none at all.
+    Such a model asks whether it is traced before it looks at a mask, and then takes no shortcut for
+    one that masks nothing.
     """
     with contextlib.ExitStack() as stack:
         for name, module in [*sys.modules.items()]:

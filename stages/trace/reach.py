@@ -178,8 +178,9 @@ class Reach(abc.ABC):
                 self.discover(inside, (*place, ("cell", name)), name)
 
     def discover(self, value: Any, place: Place, shown: str, far: int = 0) -> bool:
-        """Follows a value that was found at a place: containers, objects, functions. It is followed
-        so far; what lies `far`ther is when that before it is read. False where that is so."""
+        """Follows a value that was found at a place: containers, objects, functions. The value is
+        followed so far; what lies `far`ther is followed when that before it is read. False where
+        that is so."""
         if far > _FARTHEST:
             return False
         if id(value) in self._seen and id(value) not in self._cut:

@@ -74,15 +74,15 @@ def validate(
     two forwards before their backwards, each with other random numbers in Python and NumPy. Memory
     follows, and the time of `pairs` alternating pairs of steps (none where 0), on the first sample.
     The verdict "failed" is for a plan that differs by one bit on the CPU, misses its budget or its
-    predicted peak, or fails to run. Its sentence says so, and what that is likely to come from.
-    Where the original model's own results differ from run to run, a plan may differ by ten times as
-    much, and its sentence says so; where the original runs kernels of a library that the plan does
-    not have, it may differ within the tolerance of its dtypes, and its sentence names them. Where
-    the original's step does not fit on the device, the plan is measured alone, and the sentence
-    says what was not compared. A plan of fused kernels is compared, bit for bit, with the module in
-    the directory `unplanned`, which runs them unplanned, and by its distance from float64 with the
-    original; memory and time stand beside the original's. Nothing is run for a plan without a
-    program (verdict "infeasible"). Raises ArtifactError when the plan lacks a key.
+    predicted peak, or fails to run. The sentence of the verdict says so, and what that is likely to
+    come from. Where the original model's own results differ from run to run, a plan may differ by
+    ten times as much, and its sentence says so. Where the original runs kernels of a library that
+    the plan does not have, a plan may differ within the tolerance of its dtypes, and its sentence
+    names them. Where the original's step does not fit on the device, the plan is measured alone,
+    and the sentence says what was not compared. A plan of fused kernels is compared, bit for bit,
+    with the module in the directory `unplanned`, which runs them unplanned, and by its distance
+    from float64 with the original; memory and time stand beside the original's. Nothing is run for
+    a plan without a program (verdict "infeasible"). Raises ArtifactError when the plan lacks a key.
     """
     base = _base(graph, plan, plan_seconds)
     if base.verdict == "infeasible" or base.predicted_peak is None:

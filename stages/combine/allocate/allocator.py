@@ -55,4 +55,4 @@ class Allocator(Protocol):
         """What is known of it."""
 
     def allocate(self, instance: Instance) -> Answer | None:
-        """Its answer, None where it finds none that fits."""
+        """The allocator's answer, None where there is none that fits."""

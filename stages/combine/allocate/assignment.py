@@ -1,5 +1,6 @@
 """Which layer goes to which device: an integer program over loads of devices and links and over
-what memory needs at least, without a schedule. Its value bounds the period of every pattern."""
+what memory needs at least, without a schedule. The value of the program bounds the period of every
+pattern."""
 
 from __future__ import annotations
 
@@ -35,9 +36,10 @@ def assign(
 ) -> Assigned:
     """The allocation with the least load under `below` ticks that could fit `memory`.
 
-    At any moment a device stores of each of its layers at least one batch less than are in flight,
-    and these are as many as periods of less than `below` ticks pass from the layer's forward to
-    its backward; and when its last layer runs a forward, one batch of each of its layers.
+    A device stores of each of its layers, at any moment, at least one batch less than are in
+    flight. In flight are as many as periods of less than `below` ticks pass from the layer's
+    forward to its backward. When the device's last layer runs a forward, it stores one batch of
+    each layer.
     """
     program = _Program(layers, min(len(names), layers.count), max(below - 1, 1))
     program.place()

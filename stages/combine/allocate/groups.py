@@ -13,7 +13,7 @@ from stages.combine.allocate.allocation import Allocation, Timing
 
 def groups_of(loads: Sequence[int], period: int) -> list[int]:
     """The group of each task of a chain, from the last one, which is in group 1: tasks of a group
-    take no more than a period together. It is the number of its batches in flight, and no
+    take no more than a period together. A group's number is that of its batches in flight; no
     1-periodic pattern has fewer (S Theorem 15). `period` is at least the largest load."""
     found: list[int] = []
     group, taken = 1, 0

@@ -222,8 +222,8 @@ class Inner:
 
 
 def _handed_on(way: Way, output: int) -> Way:
-    """A way whose output leaves. That it is not there in the backward either is known of positions
-    that keep everything."""
+    """A way whose output leaves. Only positions that keep everything are known to do without the
+    output in the backward, too."""
     there = output if way.option == NO_OPTION else 0
     return replace(
         way, save=max(way.save - output, 0), backward_peak=max(way.backward_peak - there, 0)

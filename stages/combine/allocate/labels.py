@@ -47,9 +47,9 @@ class Sizes(NamedTuple):
 
 class Within(NamedTuple):
     """Devices beside the special one, the bytes of each, the period that batches in flight are
-    counted by, the load that a lane may have, whether to count as M prints, and whether the special
-    device stores all batches in flight; places by load and by memory, and labels in each; whether
-    stages may compute again."""
+    counted by, and the load that a lane may have. Two rules: whether to count as M prints, and
+    whether the special device stores all batches in flight. The places by load and by memory, the
+    labels in each, and whether stages may compute again."""
 
     normal: int
     memory: int

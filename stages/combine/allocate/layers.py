@@ -1,8 +1,8 @@
 """A chain as the allocators see it: layers with times in ticks and sizes in bytes.
 
-A layer is a position of the chain, the loss among them. Ticks are seconds on a grid so fine that
-rounding up to it changes no time by more than a millionth of a millionth of all, and so coarse that
-sums of them are exact: two groups of layers take equally long, or one takes longer.
+A layer is a position of the chain, the loss among them. Ticks are seconds on a grid. The grid is so
+fine that rounding up to it changes no time by more than a millionth of a millionth of all, and so
+coarse that sums are exact: two groups of layers take equally long, or one takes longer.
 """
 
 from __future__ import annotations
@@ -170,9 +170,9 @@ def layers_of_chain(chain: Chain, wire: Wire, weight_copies: int, buffers: bool)
     """The layers of a chain whose cuts go over links of one kind.
 
     A stage keeps for its backward the input of its first layer and all that the backwards of its
-    layers read (`abar`), but for its own output, which the next stage stores as its input; where
-    `abar` is the output alone, as in M and in part III of S, these are the inputs of its layers.
-    With `buffers` a cut takes, on both sides, room for the output and its gradient.
+    layers read (`abar`), but for its own output, which the next stage stores as its input. Where
+    `abar` is the output alone, as in M and in part III of S, a stage keeps the inputs of its
+    layers. With `buffers` a cut takes, on both sides, room for the output and its gradient.
     """
     rows = chain.positions
     length = len(rows)

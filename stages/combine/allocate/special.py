@@ -37,9 +37,9 @@ class Rules:
     `printed` does as M prints: every two stages meet over a link, a link carries the largest of its
     cuts, the special device stores one batch less for each stage than fly, and where no other
     device is left it takes all in one stage. Else neighbours on the special device meet in its
-    memory, the cuts of a link add up, and the special device stores for each stage as many batches
-    as it must at the moment when its last one does, or, where `all_flying`, all that are in flight:
-    less is seldom possible.
+    memory, and the cuts of a link add up. The special device then stores for each stage as many
+    batches as it must at the moment when its last one does, or, where `all_flying`, all that are in
+    flight: less is seldom possible.
     """
 
     printed: bool = False
@@ -135,9 +135,10 @@ def _halved(
 
 
 def least_bytes(layers: Layers, target: int, rules: Rules = SOUND) -> Integers:
-    """The bytes that layers 1..l add to their devices at least, by l: of each layer a device stores
-    all the time one batch less than are in flight, and these are as many as periods of `target`
-    ticks pass from its forward to its backward. Where stages may compute again, weights alone."""
+    """The bytes that layers 1..l add to their devices at least, by l. A device stores of each
+    layer, all the time, one batch less than are in flight. In flight are as many as periods of
+    `target` ticks pass from the layer's forward to its backward. Where stages may compute again,
+    weights alone."""
     if layers.menu is not None:
         return layers.weights
     later = layers.load[-1] - layers.load[:-1]

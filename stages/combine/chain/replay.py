@@ -37,10 +37,10 @@ def chain_replay(ways: Ways, sequence: Sequence[Operation]) -> ChainReplay:
 class Player:
     """Plays the operations of a chain, or of one branch of a join.
 
-    It knows what is stored: outputs (0 is the chain's input, held), kept ways by position,
+    A player knows what is stored: outputs (0 is the chain's input, held), kept ways by position,
     parameter gradients (together `stored` bytes), and the gradient of the output of position
-    `gradient`, which is above the last one until the loss of a join has run. `beside` are the bytes
-    of other branches.
+    `gradient`. That position is above the last one until the loss of a join has run. `beside` are
+    the bytes of other branches.
     """
 
     def __init__(self, ways: Ways) -> None:

@@ -37,9 +37,10 @@ class Intervals:
 
 
 class Order:
-    """What of a step has to run before what, whatever the plan: the makers of what a node reads
-    when it first runs, the loss ahead of the backward, and ahead of the loss what of the forward
-    draws random numbers or has to run once: it writes buffers, or reads what is written."""
+    """What of a step has to run before what, whatever the plan. The makers of what a node reads run
+    ahead of its first run, the loss ahead of the backward. Ahead of the loss run those nodes of the
+    forward that draw random numbers or run once, since they write buffers or read what is written.
+    """
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem

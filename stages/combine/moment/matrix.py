@@ -72,8 +72,8 @@ class Matrix:
     def at_least(
         self, least: float, terms: Iterable[tuple[float, Term]], unit: float = 1.0
     ) -> None:
-        """Adds the row: the weighted sum of terms is at least so much. It is handed on in `unit`s;
-        bytes are whole numbers until then, whose sums are exact."""
+        """Adds the row: the weighted sum of terms is at least so much. A row is handed on in
+        `unit`s; bytes are whole numbers until then, whose sums are exact."""
         weights: dict[int, float] = {}
         for weight, term in terms:
             if term.column < 0:

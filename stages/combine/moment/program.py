@@ -1,8 +1,8 @@
 """What a plan keeps across a few moments and what it runs between them, as an integer program.
 
-Its least value is at most the seconds of every plan within the budget, whatever its order, since
-each plan gives a solution of at most its seconds. Read off a plan, for each node, storage, interval
-(`intervals`) and moment:
+The least value of the program is at most the seconds of every plan within the budget, whatever its
+order, since each plan gives a solution of at most its seconds. Read off a plan, for each node,
+storage, interval (`intervals`) and moment:
 
 - `first`: whether the first run is in the interval; known where dependencies say so;
 - `further`: whether further runs are in the interval;

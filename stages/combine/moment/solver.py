@@ -37,9 +37,9 @@ Start = Sequence[tuple[int, float]]
 @dataclass(frozen=True)
 class Limits:
     """When a solve ends before the optimum is proven: at a `gap` in shares of the step, after
-    `nodes` of the search tree, when HiGHS has asked `checks` times whether to go on (which it does
-    between rounds of its work), after `iterations` of an LP, and, as the last guard, after
-    `seconds`."""
+    `nodes` of the search tree, after `checks` questions of HiGHS whether to go on, after
+    `iterations` of an LP, and, as the last guard, after `seconds`. HiGHS asks between rounds of its
+    work."""
 
     gap: float = 2e-4
     nodes: int = 10

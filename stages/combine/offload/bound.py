@@ -30,11 +30,11 @@ def simple_bound(ways: Ways, bandwidth: float, budget: int, peak: int) -> float:
 def bound(ways: Ways, bandwidth: float, budget: int, recomputes: bool) -> float:
     """The seconds that no sequence within the budget goes below, at least `simple_bound`.
 
-    Looks at each operation when it runs for the first time. What its backward or a later one reads
-    and has no room beside it was sent before it began and comes back after it has ended, or, with
-    `recomputes`, is computed again: then as much of it as pays, in the order of what it takes a
-    byte (a relaxation to parts). The chain's parameter gradients are there; its latency is not
-    counted.
+    Looks at each operation when it runs for the first time. What an operation's backward or a later
+    one reads, and has no room beside the operation, was sent before it began and comes back after
+    it has ended. With `recomputes` as much of it as pays is computed again instead, in the order of
+    what it takes a byte (a relaxation to parts). The chain's parameter gradients are there; its
+    latency is not counted.
     """
     return max(
         moment.seconds(min(bandwidth, FASTEST), budget, recomputes)

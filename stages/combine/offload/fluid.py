@@ -25,9 +25,10 @@ FASTEST = 1e30
 
 @dataclass(frozen=True)
 class States:
-    """States before a position: bytes that `stay` on the device of what was made before the last
-    position, bytes that are to be `sent` then and to be back (`due`) there, negative where the link
-    has been idle since for as many; and `seconds` so far, from both ends of the step."""
+    """States before a position: the bytes made before the last position that `stay` on the device,
+    the bytes that are to be `sent` then, and those to be back (`due`) there. Bytes are negative
+    where the link has been idle since for as many. `seconds` are those so far, from both ends of
+    the step."""
 
     stay: Numbers
     sent: Numbers

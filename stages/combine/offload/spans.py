@@ -33,12 +33,12 @@ class SpanChain(NamedTuple):
     """A chain in `room` slots of `unit` bytes, arrays by position 0..L+1; `rate` are the slots
     that the link moves a second.
 
-    `output` and `kept` are whole slots; all else is compared as it is: `all_peak` of a forward that
-    keeps and `back_peak` of a backward, without gradients of later positions, which with the
-    gradient of its output are `beside` a span that ends there, and alone `grown`. `pass_peak[s, r]`
-    is the most that passing on from s to r needs, and `lag_peak[s, r]` the same where memory
-    fills up to the end of it at the rate of the link. `passes` are the seconds of forwards up to a
-    position, `once` those of all up to it with their backwards.
+    `output` and `kept` are whole slots; all else is compared as it is. `all_peak` is that of a
+    forward that keeps, `back_peak` that of a backward without gradients of later positions. With
+    the gradient of the output, these are `beside` a span that ends there, and alone `grown`.
+    `pass_peak[s, r]` is the most that passing on from s to r needs, and `lag_peak[s, r]` the same
+    where memory fills up to the end of it at the rate of the link. `passes` are the seconds of
+    forwards up to a position, `once` those of all up to it with their backwards.
     """
 
     unit: int

@@ -36,7 +36,8 @@ def between(cost: Seconds, row: int, room: int, due: float) -> float:
 def run_once(
     cost: Seconds, chain: SpanChain, s: int, t: int, room: int, due: float
 ) -> tuple[float, float]:
-    """Case 1: position s keeps everything. Its time, and what the positions after it bring back."""
+    """Case 1: position s keeps everything. The time of the span so, and what the positions after s
+    bring back."""
     need_f, need_b = chain.all_peak[s] + chain.beside[t], chain.back_peak[s] + chain.grown[s]
     if need_f > room + CLOSE or need_b > room + CLOSE:
         return math.inf, 0.0

@@ -17,9 +17,9 @@ from stages.combine.pipeline.refusals import check_step
 @dataclass
 class Part:
     """A stage's share of the step: ids of ops of the graph in their order, `forward` and
-    `backward`, views and what runs in every stage included; the values that `arrive` before its
-    forward and those that come `late`, before its backward; those that it `leaves` for others by
-    its forward and `hands` them by its backward."""
+    `backward`, views and what runs in every stage included. Values `arrive` before its forward or
+    come `late`, before its backward. For others the stage `leaves` values by its forward and
+    `hands` them by its backward."""
 
     forward: list[int] = field(default_factory=list)
     backward: list[int] = field(default_factory=list)

@@ -25,7 +25,7 @@ def stage_executions(
     """The ops that a stage runs, by their numbers in its own graph, for the operations of its
     sequence; `graph` and `problem` are those of the whole model.
 
-    Its forward ends with the first forward of its last position.
+    The forward of a stage ends with the first forward of its last position.
     """
     count = len(blocks.blocks)
     own = [

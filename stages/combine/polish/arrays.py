@@ -22,11 +22,11 @@ class Arrays(NamedTuple):
     Costs, inputs, outputs and reuses have a row for each node and, as many rows further, one for
     its further runs.
 
-    `stays` marks storages that never end (held by the caller, or gradients), `remade` those that
-    a further run of their maker makes. `once` marks nodes that run exactly once: not repeatable, or
+    `stays` marks storages that never end (held by the caller, or gradients), `remade` those that a
+    further run of their maker makes. `once` marks nodes that run exactly once: not repeatable, or
     makers of a storage that stays. The first run of a `pinned` node keeps its place: it is not
-    repeatable, or draws random numbers. That of a `lasting` node differs from the further ones.
-    `reuse_input` is the place of what is overwritten among the inputs.
+    repeatable, or draws random numbers. The first run of a `lasting` node differs from its further
+    ones. `reuse_input` is the place of what is overwritten among the inputs.
     """
 
     loss: int

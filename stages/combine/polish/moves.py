@@ -108,9 +108,9 @@ def cascade(s: State, a: Arrays, run: int) -> None:
 
 @inner
 def chain_of(s: State, a: Arrays, storage: int, slot: int) -> int:
-    """Fills `s.chain` with the nodes that make a storage again before a slot; returns how many
-    they are, 0 where one may not run again. Inputs that are missing there are made again too or
-    held, as is drawn. They are in graph order."""
+    """Fills `s.chain` with the nodes that make a storage again before a slot; returns how many they
+    are, 0 where one may not run again. Inputs that are missing there are made again too or held, as
+    is drawn. The nodes are in graph order."""
     maker = a.producer[storage]
     if a.once[maker] or not a.remade[storage]:
         return 0

@@ -1,7 +1,7 @@
 """Polish: improves any sequence of executions at op level, under a budget, at true sizes.
 
-What to keep, what to drop again after a use, when to recompute it and in which order the ops run
-are decided together by local search on the sequence itself (`anneal`), starting from the given
+Local search on the sequence itself (`anneal`) decides together what to keep, what to drop again
+after a use, when to make it again, and in which order the ops run. The search starts from the given
 sequences, from the one that keeps everything, and from what was found for neighbouring budgets.
 """
 

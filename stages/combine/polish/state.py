@@ -2,8 +2,8 @@
 
 Runs lie in slots with gaps between them, and each storage has a list of its events, which are the
 runs that make or read it, in order. A storage is there from one event to the next where that one
-reads it, and to the end where it stays and there is no next (`stages.replay.line`), so that a run
-put in or taken out changes the line only between its own slot and those of its neighbours in the
+reads it, and to the end where it stays and no event follows (`stages.replay.line`). A run put in or
+taken out therefore changes the line only between its own slot and those of its neighbours in the
 lists. The line is that of `memory_line` in which runs overwrite what they can; their seconds are
 those of the faster of both forms.
 """

@@ -73,9 +73,9 @@ class Opener:
         """As `schedule`, of the actions of a plan, which may have transfers.
 
         A storage that was sent leaves where its `Free` stands, after a wait, and comes back where
-        its `Prefetch` stands; what reads it waits first. Its copy is freed when it has come back
-        for the last time; what has one is not sent again. Raises ScheduleError for any other
-        action.
+        its `Prefetch` stands; what reads it waits first. The copy of a storage is freed when it has
+        come back for the last time; a storage that has one is not sent again. Raises ScheduleError
+        for any other action.
         """
         executions: list[int] = []
         linked: dict[int, list[Offload | Prefetch | Free]] = {}

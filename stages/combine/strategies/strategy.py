@@ -23,8 +23,8 @@ from stages.combine.chain.ways import Ways
 @dataclass(frozen=True)
 class TrainingStep:
     """A training step as strategies see it: the condensed graph, its blocks, the options of each
-    distinct block by digest, its hierarchy of clusters and the link to another memory, where it
-    came with one, and the graph itself, for the values that may take the link."""
+    distinct block by digest, and its hierarchy of clusters. Where plans may take a link to another
+    memory, the link and the graph itself, for the values that may take it."""
 
     problem: Problem
     blocks: Blocks
@@ -63,7 +63,7 @@ class Strategy(Protocol):
         """ "" where it can plan a step, else why it cannot, as a clause for the user."""
 
     def candidates(self, step: TrainingStep) -> list[Candidate]:
-        """Its plans of a step, at least one."""
+        """The strategy's plans of a step, at least one."""
 
 
 class ChainStrategy(Strategy, Protocol):

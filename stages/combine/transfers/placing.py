@@ -49,8 +49,8 @@ class Placed:
 
 class Placer:
     """Places transfers of one problem over one link; `leaving` are the storages that may leave,
-    with the values by which they do. Those that do are freed as late as the budget allows, or
-    `early`: once they have been sent, by the clocks."""
+    with the values by which they do. What leaves is freed as late as the budget allows, or `early`:
+    once it has been sent, by the clocks."""
 
     def __init__(
         self, problem: Problem, link: HostLink, leaving: Mapping[int, int], early: bool = False

@@ -3,8 +3,8 @@
 Where some makers may bring back what they made, for a price a byte, the search of
 `stages.combine.polish` decides it on the problem with prices (`priced`), as if transfers took no
 time. Then transfers are placed and the clocks of the lanes say what the plan takes (`placing`). How
-many may is looked for by halving: fewer where computations wait for the link, else more. Those may
-first that take the longest a byte to run again, and the least of their rates is the price.
+many may is looked for by halving: fewer where computations wait for the link, else more. First may
+leave what takes the longest a byte to run again; the least of these rates is the price.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ BELOW = 1.0 - 1e-9
 
 @dataclass(frozen=True)
 class Effort:
-    """How hard is looked for a plan: for makers of the first `parts` of the forward's time alone,
-    since what is made late has little time to leave, how often what may leave is halved, how often
-    a share beside the best so far is tried, how often the search goes on from the best, and from
-    how many sequences all of that starts."""
+    """How hard is looked for a plan. Makers of the first `parts` of the forward's time alone are
+    tried, since what is made late has little time to leave. Then: how often what may leave is
+    halved, how often a share beside the best so far is tried, how often the search goes on from the
+    best, and from how many sequences all of that starts."""
 
     parts: tuple[float, ...]
     halvings: int

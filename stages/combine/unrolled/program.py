@@ -1,10 +1,10 @@
 """The fastest run of tasks within a peak, as an integer program (Z 2.1.1, 3.4).
 
 The order of tasks is unrolled into stages. A stage runs some of its candidates again, in order, and
-then its tail, the tasks that run for the first time. Its variables are the ways in which tasks run
-(`Comp` in Z), the values that are there when it begins (`P`) and which option of a cluster is kept
-from its forward to its backward (`Sp`). Each value has one maker, so that Z's contributions `S`
-are P.
+then its tail, the tasks that run for the first time. The program's variables are the ways in which
+tasks run (`Comp` in Z), the values that are there when a stage begins (`P`), and which option of a
+cluster is kept from its forward to its backward (`Sp`). Each value has one maker, so that Z's
+contributions `S` are P.
 
 What Z's C, D and A say is how long a value is there. With need >= every later read in the stage,
 and >= P of the next stage, a value is there before a step where it is needed at or after it; this

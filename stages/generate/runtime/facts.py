@@ -67,29 +67,28 @@ class Tangent:
 class Interface:
     """How the step meets the model.
 
-    `tensors` are the arguments of the step in order. `leaves` are the leaves of the call's
-    (args, kwargs), whose structure is `input_tree`: positions in `tensors`, or plain. `tangents`
-    are, for each differentiable output, the layout of its gradient, or None where the plan was
-    made for a loss that gives it none. `slices` lists, for each part of the backward in order, the
-    positions in `tensors` that its gradients belong to, a position repeated where its gradient
-    arrives in parts; `unlike` are the strides that these gradients have in eager before they are
-    accumulated, None where they are their own. `watched` are, for each part, the positions of
-    tensors, `watched_outputs` of outputs of the step, that it reads and that nothing may change
-    before. `assigned` are the buffers that the forward puts another tensor in the place of.
-    `aliased` are outputs that share memory with another output or a tensor, `inner` outputs that
-    the step goes on from, `unwritable` outputs that nobody may write into, as one of several views
-    of one function. `spaced` are the inputs that may come with other gaps between their
-    elements, of which the step takes a copy; `copied` those that may come in any strides where
-    the caller asks for copies. `order` is the one in which autograd comes to the
-    outputs. `alike` has for each input the first one that is the same object, where the forward
-    asks for that; `asked` what else it asks, of inputs (True) or of the model's own. `ones` are
-    inputs that the step rests on being nothing but ones. `all_arrive` says that Python ran in the
-    backward which is not that of the model where the gradient of an output is absent.
-    `eval_modules` are the submodules that were in evaluation mode. `autocast` is, by device type,
-    the dtype that autocast was on with, or None, and `autocast_cache` whether it kept its casts.
-    `cast` are the positions of the tensors that are cast as autocast would, `spared` the dtypes of
-    autocast under which the backward is what it is without autocast.
-    `constants` is the SHA-256 of `constants.bin`, "" where there is none.
+    `tensors` are the arguments of the step in order. `leaves` are the leaves of the call's (args,
+    kwargs), whose structure is `input_tree`: positions in `tensors`, or plain. `tangents` are, for
+    each differentiable output, the layout of its gradient, or None where the plan was made for a
+    loss that gives it none. `slices` lists, for each part of the backward in order, the positions
+    in `tensors` that its gradients belong to, a position repeated where its gradient arrives in
+    parts. `unlike` are the strides that these gradients have in eager before they are accumulated,
+    None where they are their own. `watched` are, for each part, the positions of tensors,
+    `watched_outputs` of outputs of the step, that it reads and that nothing may change before.
+    `assigned` are the buffers that the forward puts another tensor in the place of. `aliased` are
+    outputs that share memory with another output or a tensor, `inner` outputs that the step goes on
+    from, `unwritable` outputs that nobody may write into, as one of several views of one function.
+    `spaced` are the inputs that may come with other gaps between their elements, of which the step
+    takes a copy; `copied` those that may come in any strides where the caller asks for copies.
+    `order` is the one in which autograd comes to the outputs. `alike` has for each input the first
+    one that is the same object, where the forward asks for that; `asked` what else it asks, of
+    inputs (True) or of the model's own. `ones` are inputs that the step rests on being nothing but
+    ones. `all_arrive` says that Python ran in the backward which is not that of the model where the
+    gradient of an output is absent. `eval_modules` are the submodules that were in evaluation mode.
+    `autocast` is, by device type, the dtype that autocast was on with, or None, and
+    `autocast_cache` whether it kept its casts. `cast` are the positions of the tensors that are
+    cast as autocast would, `spared` the dtypes of autocast under which the backward is what it is
+    without autocast. `constants` is the SHA-256 of `constants.bin`, "" where there is none.
     """
 
     model: str

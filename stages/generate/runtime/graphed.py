@@ -1,13 +1,13 @@
 """Runs a step as CUDA graphs: one launch for its forward, and one for each slice of its backward.
 
-What is launched is captured by `torch.cuda.graph`, once, and replayed from then on, in the order in
-which it was captured and with one private pool of memory, which is why the pool has the size of the
-plan; what a plan takes ahead of its steps is taken in that pool.
-`torch.cuda.make_graphed_callables` captures too, but runs three steps more to warm up, which
-write buffers and draw random numbers; hands all gradients over at once; holds on to the parameters
-that it has seen; and lets a gradient that was accumulated lie where the next run writes. Here
-the guards of a planned module are looked at before each replay, gradients are handed over slice by
-slice, and what is about to be written over while somebody still has it is told.
+`torch.cuda.graph` captures once what is launched. The graph is replayed from then on, in the order
+of its capture and with one private pool of memory, which therefore has the size of the plan. What a
+plan takes ahead of its steps is taken in that pool. `torch.cuda.make_graphed_callables` captures,
+too, but runs three steps more to warm up, which write buffers and draw random numbers. It hands all
+gradients over at once, holds on to the parameters that it has seen, and lets a gradient that was
+accumulated lie where the next run writes. Here the guards of a planned module are looked at before
+each replay, gradients are handed over slice by slice, and what is about to be written over while
+somebody still has it is told.
 
 The step says how it is run: it is a generator that yields what leaves it (see `chain`), and so is
 what stands in for it here. The first run is one of plain calls, in which libraries make what may

@@ -1,10 +1,10 @@
 """One rank of a pipeline: runs its actions, sends and receives, and adds up gradients.
 
-The ranks are the processes of a group of torch.distributed, on the CPU. They send and receive
-themselves: the stages of torch.distributed.pipelining pass tensors to the next stage alone, a
-parameter that several of them share is added up in another order than in one process, and what they
-receive lies in buffers that are there for the whole step. `schedule.csv` beside this file says
-their order in the words of that module.
+The ranks are the processes of a group of torch.distributed, on the CPU. Ranks send and receive
+themselves. The stages of torch.distributed.pipelining pass tensors to the next stage alone, add up
+a parameter that several of them share in another order than one process does, and receive into
+buffers that are there for the whole step. `schedule.csv` beside this file says their order in the
+words of that module.
 """
 
 from __future__ import annotations
@@ -86,10 +86,10 @@ class Pipeline:
 
         Adds the gradients of `loss(output)` of each microbatch, in their order, to `.grad` of this
         rank's parameters; `loss` is needed where the pipeline was planned with one. Gives the
-        losses on the rank of the last stage, nothing on others. That rank appends the outputs to
-        `outputs` where given; (kind, subject, microbatch, start, end) of each action is appended to
-        `record`. Raises PlanMismatch for calls that differ from the plan, RuntimeError where
-        another rank is lost.
+        losses on the rank of the last stage, nothing on others. The rank of the last stage appends
+        the outputs to `outputs` where given; (kind, subject, microbatch, start, end) of each action
+        is appended to `record`. Raises PlanMismatch for calls that differ from the plan,
+        RuntimeError where another rank is lost.
         """
         for call in calls:
             pair = isinstance(call, (tuple, list)) and len(call) == 2
@@ -153,7 +153,7 @@ class Pipeline:
 
 
 def _package_digest() -> str:
-    """That of what the ranks do: their actions and the programs of all stages."""
+    """The digest of what the ranks do: their actions and the programs of all stages."""
     package = Path(__file__).parent
     digest = hashlib.sha256((package / "pipeline.json").read_bytes())
     for path in sorted(package.glob("stage_*.py")):

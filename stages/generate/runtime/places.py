@@ -1,8 +1,8 @@
 """Finds again, from a model, what its forward read: a place is a list of steps.
 
-The first step names a module of the model (`["module", path]`) or of Python (`["python", name]`);
-the others go to a field, an item, what a class says, one of the classes that a thing or class is
-made of, a function's globals, closure or defaults.
+The first step names a module of the model (`["module", path]`) or of Python (`["python", name]`). A
+further step goes to a field, an item, what a class says, one of the classes that a thing or class
+is made of, or a function's globals, closure or defaults.
 """
 
 from __future__ import annotations

@@ -13,11 +13,11 @@ def places_of(problem: Problem, forward: Sequence[int], origin: Sequence[Hashabl
     """For each node of the backward the place in `forward`, which are nodes in an order that they
     can run in, where it belongs.
 
-    That is the place of a node of the same origin (`origin` has one for each node of the problem)
-    that reads or makes the most of what it reads, the last one of several; but ahead of what it
-    reads of the backward, where that is earlier. So along the reads of the backward places do not
-    rise. Without a node of its origin it belongs where the last of what it reads of the backward
-    does.
+    The place is that of a node of the same origin (`origin` has one for each node of the problem)
+    that reads or makes the most of what the node reads, the last one of several. What the node
+    reads of the backward comes first: its place is ahead of that, where that is earlier. So along
+    the reads of the backward places do not rise. Without a node of its origin it belongs where the
+    last of what it reads of the backward does.
     """
     alike: dict[Hashable, list[int]] = {}
     touching: dict[tuple[Hashable, int], list[int]] = {}

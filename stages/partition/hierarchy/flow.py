@@ -52,7 +52,7 @@ class Limits:
 class Flow:
     """A forward: nodes that read and make values.
 
-    Node i is of kind `labels[kind[i]]`: equal labels say equal work. It reads the values
+    Node i is of kind `labels[kind[i]]`: equal labels say equal work. Node i reads the values
     `input_item[input_start[i]:input_start[i + 1]]`, in the order of its operands, and makes those
     of `output_item` in the same way. A value has `bytes` and is a `result` where it outlives the
     forward; one that no node makes is given from outside.

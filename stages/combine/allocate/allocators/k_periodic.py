@@ -1,5 +1,5 @@
-"""k-periodic patterns (S 5.2.2): 1F1B* with every (k+1)-th batch left out. It stores fewer batches
-of the stages that had more than k in flight, and takes (k+1)/k of the period."""
+"""k-periodic patterns (S 5.2.2): 1F1B* with every (k+1)-th batch left out. Such a pattern stores
+fewer batches of the stages that had more than k in flight, and takes (k+1)/k of the period."""
 
 from __future__ import annotations
 
