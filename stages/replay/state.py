@@ -12,7 +12,7 @@ from schemas.graph import FIXED_KINDS, NONE, Graph
 from schemas.link import HostLink
 from schemas.updates import Updates
 from stages.replay.link_lanes import LinkLanes
-from stages.replay.staging import Staging
+from stages.replay.staging import AwayLane, Staging
 
 
 @dataclass
@@ -59,7 +59,7 @@ class State:
     forward that may run only once. `clock` is when the compute lane is free; what concerns the
     `link` and the memory behind it is in `away`. Of `updates`, the optimiser, `updated` are the
     parameters that have been updated; `remote` the storages of those that live in the other
-    memory.
+    memory, in whose lane `beside` they may be updated.
     """
 
     graph: Graph
@@ -86,6 +86,7 @@ class State:
     updates: Updates | None = None
     updated: list[int] = field(default_factory=list)
     staging: Staging | None = None
+    beside: AwayLane | None = None
 
     def __post_init__(self) -> None:
         graph = self.graph

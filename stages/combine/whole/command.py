@@ -10,6 +10,7 @@ from schemas.derived import Derived
 from schemas.errors import ConfigError, ScheduleError
 
 if TYPE_CHECKING:
+    from schemas.link import HostLink
     from schemas.plan import Plan
     from stages.combine.whole.search import Found
     from stages.combine.whole.task import Task
@@ -45,7 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--machine",
         type=Path,
         required=True,
-        help="machine.json: a device with its speeds, a memory and the link between them",
+        help="machine.json: a device with its speeds, a memory and the link between them; and, "
+        "where that has no room for all states, a memory linked with it",
     )
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
     parser.add_argument(
@@ -61,14 +63,13 @@ def run(options: argparse.Namespace) -> None:
     from schemas.plan import write_plan
     from schemas.schedule import write_schedule
     from schemas.store import read
-    from stages.combine.whole.search import Search
 
     found: list[tuple[Task, Found, Path]] = []
     refused = None
     for graph, costs, count in cases_of(options):
         try:
-            task = read_task(options, graph, costs, count)
-            found.append((task, Search(task).best(), graph))
+            task, best = planned(*read_task(options, graph, costs, count))
+            found.append((task, best, graph))
         except ScheduleError as error:
             raise ConfigError(f"{graph}: no whole step is planned: {error}") from error
         except ConfigError as error:
@@ -100,14 +101,33 @@ def cases_of(options: argparse.Namespace) -> list[tuple[Path, Path, int]]:
     return list(zip(options.graph, options.costs, counts, strict=True))
 
 
-def read_task(options: argparse.Namespace, traced: Path, paid: Path, microbatches: int) -> Task:
-    """The task of a graph; raises ConfigError where it cannot be planned."""
+def planned(task: Task, beyond: HostLink | None) -> tuple[Task, Found]:
+    """The plan with the fewest states in the memory `beyond` the other one, and its task; raises
+    ConfigError where none is found."""
+    from stages.combine.whole.far import with_states_far
+    from stages.combine.whole.search import Search
+
+    refused = None
+    for each in with_states_far(task, beyond):
+        try:
+            return each, Search(each).best()
+        except ConfigError as error:
+            refused = refused or error
+    assert refused is not None
+    raise refused
+
+
+def read_task(
+    options: argparse.Namespace, traced: Path, paid: Path, microbatches: int
+) -> tuple[Task, HostLink | None]:
+    """The task of a graph, and the link to a third memory where there is one; raises ConfigError
+    where it cannot be planned."""
     from dataclasses import replace
 
     from schemas.budget import parse_budget
     from schemas.costs import read_costs
     from schemas.graph import read_graph
-    from schemas.link import host_link
+    from schemas.link import host_link, link_beyond
     from schemas.machine import read_machine
     from stages.combine.whole.described import described_costs
     from stages.combine.whole.task import task_of
@@ -126,7 +146,8 @@ def read_task(options: argparse.Namespace, traced: Path, paid: Path, microbatche
     beside = next(memory for memory in machine.memories if memory.name == link.to)
     updates = described_costs(graph, device, beside.bandwidth, options.optimizer)
     own = replace(link, device=graph.device)
-    return task_of(graph, costs, own, updates, budget.size, LEAST, microbatches)
+    task = task_of(graph, costs, own, updates, budget.size, LEAST, microbatches)
+    return task, link_beyond(machine, link, options.machine)
 
 
 def plan_of(task: Task, found: Found, budget: str) -> Plan:
@@ -153,7 +174,7 @@ def plan_of(task: Task, found: Found, budget: str) -> Plan:
         f"feasible: {total:,} bytes of the device for the whole step{parts}, in "
         f"{seconds / task.unconstrained:.3f} times the predicted time of having everything "
         f"there, no plan is more than {gap:.1%} faster; {there.host_peak if there else 0:,} bytes "
-        f"in {task.link.other}, and computations wait for "
+        f"in {task.link.other}{_beyond(task)}, and computations wait for "
         f"{waited / played.seconds:.1%} of the time"
     )
     return Plan(
@@ -174,6 +195,12 @@ def plan_of(task: Task, found: Found, budget: str) -> Plan:
         solver="local search",
         transfers=there,
     )
+
+
+def _beyond(task: Task) -> str:
+    """What a sentence says of a third memory."""
+    far = task.far
+    return "" if far is None else f" and {far.states(task.updates):,} in {far.link.other}"
 
 
 def _kept(task: Task) -> int:

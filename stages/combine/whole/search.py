@@ -78,7 +78,9 @@ class Search:
         self.refused = ""
 
     def best(self) -> Found:
-        """The fastest plan found; raises ConfigError where none is found."""
+        """The fastest plan found; raises ConfigError where none is found, or a memory has no room
+        for what is always in it."""
+        self.task.check_rooms()
         host = any(cost.away_seconds != float("inf") for cost in self.task.updates.values())
         several = self.task.microbatches > 1
         if several and not host:
@@ -173,7 +175,8 @@ class Search:
 
     def _here(self, base: Base, share: float) -> frozenset[int]:
         """A part of the parameters, by bytes, evenly along the backward."""
-        values = {value: storage for storage, value in self.task.remote.items()}
+        far = self.task.far.values if self.task.far else frozenset()
+        values = {value: s for s, value in self.task.remote.items() if value not in far}
         due, found = 0.0, []
         for value in sorted(base.wholes, key=base.wholes.__getitem__):
             if value not in values:

@@ -10,7 +10,7 @@ from schemas.errors import ConfigError
 from schemas.graph import Graph
 from schemas.link import HostLink
 from schemas.problem import Node, Problem
-from schemas.updates import LinkSpeed, UpdateCost, Updates
+from schemas.updates import Far, LinkSpeed, UpdateCost, Updates
 from stages.combine.fixed import fixed_bytes
 from stages.replay.condense import condense
 
@@ -25,7 +25,7 @@ class Task:
     `updates` are by parameter; `remote` are the parameters that live in the other memory, by
     storage, in the order of their first use. The small others stay on the device with their states.
     `budget` are the bytes of the device for everything. Of several `microbatches` each runs the
-    graph, and the last one updates.
+    graph, and the last one updates. Some states are in a third memory, where they are `far`.
     """
 
     graph: Graph
@@ -36,6 +36,7 @@ class Task:
     remote: Mapping[int, int]
     budget: int
     microbatches: int = 1
+    far: Far | None = None
 
     @property
     def small(self) -> frozenset[int]:
@@ -71,6 +72,7 @@ class Task:
             there=there,
             adds=adds,
             summed=self.microbatches > 1 and not adds,
+            far=self.far,
         )
 
     @property
@@ -78,6 +80,29 @@ class Task:
         """The step as planning sees it where gradients do not stay: they are used up at once."""
         storages = [replace(storage, gradient=False) for storage in self.problem.storages]
         return replace(self.problem, storages=storages)
+
+    def check_rooms(self) -> None:
+        """Raises ConfigError where a memory has no room for what is always in it, or cannot be
+        reached."""
+        link, far = self.link, self.far
+        there = self.played(frozenset(), here=False).stays(self.graph)
+        if there > link.room:
+            raise ConfigError(
+                f"parameters and states take {there} bytes in {link.other}, which has "
+                f"{int(link.room)}"
+            )
+        if far is None:
+            return
+        states = far.states(self.updates)
+        if states > far.link.room:
+            raise ConfigError(
+                f"states take {states} bytes in {far.link.other}, which has {int(far.link.room)}"
+            )
+        if far.link.bandwidth == 0:
+            raise ConfigError(
+                f"the link between {link.to} and {far.link.to} has no bandwidth, and states have "
+                "to take it"
+            )
 
     @property
     def unconstrained(self) -> float:
@@ -96,7 +121,7 @@ def task_of(
     microbatches: int = 1,
 ) -> Task:
     """The task in which parameters of at least `least` bytes live in the other memory. Raises
-    ConfigError where the budget is below what an op needs, or the other memory has no room."""
+    ConfigError where the budget is below what an op needs, or the link has no bandwidth."""
     found: dict[int, int] = {}
     for op in graph.ops:
         for value in op.inputs:
@@ -114,11 +139,6 @@ def _check(task: Task) -> None:
         raise ConfigError(
             f"the link between {link.device} and {link.to} has no bandwidth, and parameters and "
             "states have to take it"
-        )
-    there = task.played(frozenset(), here=False).stays(graph)
-    if there > link.room:
-        raise ConfigError(
-            f"parameters and states take {there} bytes in {link.other}, which has {int(link.room)}"
         )
     needed, node = max(
         (_needed(task, node), -place) for place, node in enumerate(task.problem.nodes)
