@@ -18,7 +18,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stages.combine.moment.matrix import NOTHING, ONE, Floats, Matrix, SparseProgram, Term
-from stages.combine.unrolled.tasks import Stage, Tasks, Way
+from stages.combine.unrolled.tasks import Tasks, Way
+from stages.replay.unrolling import ProgramStage
 
 Sum = list[tuple[float, Term]]
 Chosen = tuple[int, int, Way]
@@ -30,7 +31,7 @@ class Unrolled:
     (`save`), where that is limited. The value of `matrix` are seconds in shares of `unit`."""
 
     def __init__(
-        self, tasks: Tasks, stages: Sequence[Stage], peak: int, save: int | None = None
+        self, tasks: Tasks, stages: Sequence[ProgramStage], peak: int, save: int | None = None
     ) -> None:
         self.tasks = tasks
         self.stages = stages

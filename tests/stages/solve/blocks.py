@@ -9,7 +9,7 @@ from itertools import product
 from hypothesis import strategies as st
 
 from schemas.problem import Node, Problem, Repeat, Reuse, Storage
-from stages.solve.checkmate import Stage
+from stages.replay.unrolling import ProgramStage
 from stages.solve.hand import needed_only
 from stages.solve.simulate import Figures, Run, check_order, simulate
 
@@ -115,7 +115,7 @@ def tiny_blocks(draw: st.DrawFn, forward: int = 3) -> Problem:
     return Problem(nodes, storages, 0)
 
 
-def every_run(problem: Problem, stages: list[Stage]) -> Iterator[tuple[Run, Figures]]:
+def every_run(problem: Problem, stages: list[ProgramStage]) -> Iterator[tuple[Run, Figures]]:
     """All runs of a class of stages that are possible, with what they cost."""
     choices = [(t, k) for t, stage in enumerate(stages) for k in stage.candidates]
     for chosen in product((False, True), repeat=len(choices)):
