@@ -11,7 +11,7 @@ from schemas.errors import ArtifactError, ScheduleError
 from schemas.frontier import Frontier, Point, pareto
 from schemas.graph import NONE, Graph
 from schemas.link import HostLink
-from schemas.plan import Cost
+from schemas.plan import PlanCost
 from schemas.problem import Problem
 from stages.combine.bounds import least_peak, least_seconds
 from stages.combine.moment.deciding import Moments
@@ -165,16 +165,16 @@ class _Played:
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
         self.opener = Opener(subject.graph, subject.problem)
-        self._given: dict[tuple[Action, ...], Cost] = {}
+        self._given: dict[tuple[Action, ...], PlanCost] = {}
 
-    def cost(self, actions: Sequence[Action], in_place: bool, ceiling: int) -> Cost:
+    def cost(self, actions: Sequence[Action], in_place: bool, ceiling: int) -> PlanCost:
         """What replay says of a plan."""
         steps = self.opener.of_actions(actions, in_place, ceiling)
         subject = self.subject
         played = replay(subject.graph, subject.costs, steps, link=subject.link)
-        return Cost(played.seconds, played.peak)
+        return PlanCost(played.seconds, played.peak)
 
-    def given(self, candidate: Candidate) -> Cost:
+    def given(self, candidate: Candidate) -> PlanCost:
         """A candidate as its strategy gave it."""
         key = tuple(candidate.actions)
         if key not in self._given:

@@ -10,23 +10,25 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-Transfer = Callable[[int, bool, float], tuple[float, float]]
+TransferTimes = Callable[[int, bool, float], tuple[float, float]]
 """From bytes, whether they leave, and a moment before which they do not: begin and end."""
 
 
 @dataclass
-class Staging:
+class StagingClocks:
     """The buffers: when each of the `free` ones is free, and the ends of the pieces that are
     `coming`; `expected` are the bytes of the pieces still to come. In a `first` step none come."""
 
-    transfer: Transfer
+    transfer: TransferTimes
     first: bool
     free: deque[float]
     expected: deque[int]
     coming: deque[float] = field(default_factory=deque)
 
     @classmethod
-    def of(cls, transfer: Transfer, first: bool, buffers: int, sizes: Iterable[int]) -> Staging:
+    def of(
+        cls, transfer: TransferTimes, first: bool, buffers: int, sizes: Iterable[int]
+    ) -> StagingClocks:
         """The buffers before a step that updates pieces of these sizes, in order."""
         return cls(transfer, first, deque([0.0] * buffers), deque(sizes))
 

@@ -27,7 +27,7 @@ from schemas.problem import Node, Problem, Repeat
 from stages.replay.line import limits
 from stages.replay.unrolling import ProgramStage, every_stage, stages_after_loss
 from stages.solve.hand import needed_only
-from stages.solve.simulate import Run
+from stages.solve.simulate import BlockRun
 
 Term: TypeAlias = int | pulp.LpVariable
 """A 0/1 quantity: a constant where the class of runs decides it, a variable otherwise."""
@@ -128,16 +128,16 @@ class Checkmate:
             self._dependencies(t)
             self._memory(t, peak, save)
 
-    def solution(self) -> Run:
+    def solution(self) -> BlockRun:
         """The run that the solved program describes, without useless recomputations."""
         order: list[int] = []
         for t, stage in enumerate(self.stages):
             order += [k for k in stage.candidates if _value(self.runs[t][k]) > 0.5]
             order += stage.tail
         loss = order.index(self.problem.loss)
-        return needed_only(self.problem, Run(tuple(order[:loss]), tuple(order[loss + 1 :])))
+        return needed_only(self.problem, BlockRun(tuple(order[:loss]), tuple(order[loss + 1 :])))
 
-    def start_from(self, run: Run) -> None:
+    def start_from(self, run: BlockRun) -> None:
         """Gives the variables the values of a known run, for solvers that take a start."""
         order = [*run.forward, self.problem.loss, *run.backward]
         first = {k: order.index(k) for k in set(order)}

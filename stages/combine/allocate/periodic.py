@@ -22,10 +22,10 @@ from itertools import combinations, pairwise
 
 from schemas.errors import ScheduleError
 from stages.combine.allocate.allocation import Allocation, Timing, pattern_of
-from stages.combine.allocate.integer import Found, IntegerProgram, Limits
+from stages.combine.allocate.integer import IntegerLimits, IntegerProgram, IntegerSolution
 from stages.replay.pipeline import play_pattern
 
-Sum = tuple[dict[int, float], float]
+LinearSum = tuple[dict[int, float], float]
 """Columns with their weights, and a constant."""
 
 
@@ -54,7 +54,7 @@ class _Operation:
 
 
 def schedule(
-    allocation: Allocation, memory: int, below: int, limits: Limits, start: bool = True
+    allocation: Allocation, memory: int, below: int, limits: IntegerLimits, start: bool = True
 ) -> Scheduled:
     """The 1-periodic timing of an allocation with the least period under `below` ticks that fits
     `memory` bytes a device. Stages run whole; `Allocation.layer_by_layer` makes one of each layer.
@@ -131,7 +131,7 @@ class _Program:
             self.program.at_least(0.0, weights)
             self.program.at_most(1.0, weights)
 
-    def _begun(self, x: _Operation, y: _Operation) -> Sum:
+    def _begun(self, x: _Operation, y: _Operation) -> LinearSum:
         """The last batch on which y has begun when x runs on batch 0."""
         if x.number == y.number:
             return {}, 0.0
@@ -139,7 +139,7 @@ class _Program:
             return {self.first[x.number, y.number]: 1.0}, -1.0
         return {self.first[y.number, x.number]: -1.0}, 0.0
 
-    def _ended(self, x: _Operation, y: _Operation) -> Sum:
+    def _ended(self, x: _Operation, y: _Operation) -> LinearSum:
         """The last batch on which y has ended when x runs on batch 0."""
         return ({}, -1.0) if x.number == y.number else self._begun(x, y)
 
@@ -169,7 +169,7 @@ class _Program:
             scaled = {column: weight / unit for column, weight in weights.items() if weight}
             self.program.at_most(left / unit, scaled)
 
-    def solve(self, limits: Limits, start: bool) -> Found:
+    def solve(self, limits: IntegerLimits, start: bool) -> IntegerSolution:
         """Solves it, from one batch after the other where that is allowed."""
         together = max(sum(x.ticks for x in self.operations), self.least)
         values: list[float] = []

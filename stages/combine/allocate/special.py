@@ -17,9 +17,9 @@ import numpy as np
 
 from stages.combine.allocate.allocation import Allocation, Stage, inner_of
 from stages.combine.allocate.halving import least_found
-from stages.combine.allocate.labels import Sizes, Within, label_stages
+from stages.combine.allocate.labels import LayerSizes, Within, label_stages
 from stages.combine.allocate.layers import Layers
-from stages.combine.allocate.menu import Integers
+from stages.combine.vectors import Integers
 
 ROUNDS = 10
 """Periods that are tried for a long chain."""
@@ -63,7 +63,7 @@ def allocate(
     normal = len(names) - 1
     menu = layers.menu or layers.everything
     recomputes = layers.menu is not None
-    sizes = Sizes(
+    sizes = LayerSizes(
         np.cumsum(menu.least), layers.weights, least_bytes(layers, target, rules),
         layers.buffer, layers.cut, menu.begin, menu.ticks, menu.stored, menu.work,
     )  # fmt: skip

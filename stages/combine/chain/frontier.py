@@ -70,7 +70,7 @@ class Smallest(Protocol):
         """A sequence within the smallest budget."""
 
 
-class Program(Protocol):
+class DynamicProgram(Protocol):
     """A dynamic program with its referee, as a frontier needs it: of a chain or of a join."""
 
     @property
@@ -175,7 +175,7 @@ class ProgramFrontier:
     """Plans that do not depend on the budgets that are asked for. Budgets and peaks
     count all that the chain or join counts. One table is in memory at a time."""
 
-    def __init__(self, program: Program, slots: int = SLOTS) -> None:
+    def __init__(self, program: DynamicProgram, slots: int = SLOTS) -> None:
         self.program = program
         self.slots = slots
         self.kind = program.kind

@@ -14,16 +14,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from schemas.sequence import Operation
 from stages.combine.chain.slots import Needs, slot_size
 from stages.combine.chain.table import Steps, pass_on, run_block
 from stages.combine.chain.ways import Ways
 from stages.combine.offload.fluid import FASTEST
-
-Seconds = npt.NDArray[np.float64]
-Integers = npt.NDArray[np.int64]
+from stages.combine.vectors import Integers, Seconds
 
 MOST_NUMBERS = 24_000_000
 """Numbers of a table; where there would be more, it has fewer slots."""

@@ -28,7 +28,7 @@ BUDGETS = 8
 LIMITS = Limits(gap=1e-4, nodes=50, checks=500)
 
 
-class Checkmate:
+class CheckmateStrategy:
     """The integer program of the whole step, at budgets spread over those that it can keep."""
 
     about = STRATEGIES["checkmate"]
@@ -54,7 +54,7 @@ class Checkmate:
         ]
 
 
-STRATEGY = Checkmate()
+STRATEGY = CheckmateStrategy()
 
 
 def _program(problem: Problem) -> tuple[str, Tasks, list[ProgramStage]]:
