@@ -33,9 +33,9 @@ _MEMORY_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "cha
 def resolve(target: str) -> torch._ops.OpOverload:
     """The operator that "namespace.name.overload" names.
 
-    Raises ArtifactError unless it is an existing operator of PyTorch itself, or of a namespace that
-    the user allows (`stages.device.foreign`), that takes and makes tensors without side effects, an
-    in-place form of the table below, or the write of a buffer.
+    It is one of PyTorch itself, or of a namespace that the user allows (`stages.device.foreign`).
+    Raises ArtifactError unless that operator exists and takes and makes tensors without side
+    effects, is an in-place form of the table below, or writes a buffer.
     """
     match = _TARGET.fullmatch(target)
     if match is None:

@@ -25,9 +25,12 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class StageBytes:
-    """What a stage takes: `stored` for each batch in flight, from the start of its forward to the
-    end of its backward; `output` and `gradient` of this output, while they wait for the next
-    operation on the same device; `forward` and `backward` while these run."""
+    """The bytes that a stage takes.
+
+    `stored` are taken for each batch in flight, from the start of its forward to the end of its
+    backward. `output` and its `gradient` are, while they wait for the next operation on the same
+    device, and `forward` and `backward` while these run.
+    """
 
     stored: int
     output: int = 0

@@ -240,9 +240,11 @@ def _without_gradients(chain: Chain) -> Chain:
 
 
 def _best(rows: Integers, most: int, figures: int) -> Integers:
-    """Rows that no other one equals or betters in saved bytes, peak and ticks (in peak and ticks
-    where two `figures` count), the fastest first; where there are more than `most`, those with the
-    fewest bytes of each kind and others that are spread."""
+    """Rows that no other one equals or betters in saved bytes, peak and ticks, the fastest first.
+
+    Where two `figures` count, these are peak and ticks. Of more than `most` rows those stay that
+    have the fewest bytes of each kind, and others that are spread.
+    """
     rows = rows[np.lexsort((rows[:, PEAK], rows[:, SAVED], rows[:, TICKS]))]
     if figures == 2:
         lowest = np.minimum.accumulate(rows[:, PEAK])

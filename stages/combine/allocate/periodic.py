@@ -1,10 +1,9 @@
 """The 1-periodic schedule of an allocation, contiguous or not: the integer program of S chapter 6
 with the allocation fixed, in another form (M 4.3).
 
-Times are counted in periods, so that the unknown is the rate r, periods a unit of time, and
-nothing is multiplied: operation x begins at phase p_x on batch 0 and at p_x + i on batch i, and
-takes d_x r. For two operations on a lane, K_xy says on which batch y begins first after x has
-worked on batch 0:
+Times are counted in periods. So the unknown is the rate r, periods a unit of time, and nothing is
+multiplied. Operation x begins at phase p_x on batch 0, at p_x + i on batch i, and takes d_x r. For
+two operations on a lane, K_xy says on which batch y begins first after x has worked on batch 0:
 
     p_x + d_x r <= p_y + K_xy   and   p_y + K_xy + d_y r <= p_x + 1
 

@@ -28,10 +28,12 @@ tolerance of the solver of integer programs."""
 
 @dataclass(frozen=True)
 class Settings:
-    """What a user may set: the seconds that a batch may take (`period`, None for the fewest), how
-    many times the parameters are stored (3 as in M; 1 with a flush), whether cuts take buffers, and
-    the k of k-periodic patterns. `inside` is how stages compute again: not at all (""), by blocks
-    that keep everything or nothing ("rotor"), or by `options` of blocks ("rockmate")."""
+    """What a user may set.
+
+    A batch may take the seconds of `period`, None for the fewest. The parameters are stored as many
+    times as `weight_copies` say (3 as in M, 1 with a flush). Cuts may take `buffers`. `k` is that
+    of k-periodic patterns. `inside` is how stages compute again: not at all (""), by blocks that
+    keep everything or nothing ("rotor"), or by `options` of blocks ("rockmate")."""
 
     period: float | None = None
     weight_copies: int = 3

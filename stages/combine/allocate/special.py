@@ -34,9 +34,9 @@ where stages may compute again."""
 class Rules:
     """How memory and links are counted.
 
-    `printed` does as M prints: every two stages meet over a link, a link carries the largest of its
-    cuts, the special device stores one batch less for each stage than fly, and where no other
-    device is left it takes all in one stage. Else neighbours on the special device meet in its
+    `printed` does as M prints. Every two stages meet over a link, and a link carries the largest of
+    its cuts. The special device stores one batch less for each stage than fly, and takes all in one
+    stage where no other device is left. Else neighbours on the special device meet in its
     memory, and the cuts of a link add up. The special device then stores for each stage as many
     batches as it must at the moment when its last one does, or, where `all_flying`, all that are in
     flight: less is seldom possible.

@@ -82,9 +82,12 @@ def branch_of(ways: Ways) -> Branch:
 
 @dataclass(frozen=True)
 class BranchState:
-    """A state seen from one branch: the plain inputs of all branches and the gradient of the loss
-    while what is left runs forward (`flagged`), what the other branches leave while the branch runs
-    backward as the last one (`others`), and its own `plain` input. Bytes."""
+    """A state seen from one branch, in bytes.
+
+    `flagged` are the plain inputs of all branches and the gradient of the loss, which are there
+    while what is left runs forward. `others` is what the other branches leave while the branch runs
+    backward as the last one. `plain` is the branch's own input.
+    """
 
     position: int
     flagged: int

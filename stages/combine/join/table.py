@@ -1,9 +1,9 @@
 """The dynamic program over the states of a join, for all budgets up to a limit at once.
 
 `T(q, m)` is the least time for forward, loss and backward of what is left in state q within m
-slots, plain inputs counted (S Theorem 3, eq. 1.4, with sizes and times of their own for each
-position and with the ways of S eq. 2.9-2.10; S has one output size, and its b is here what a branch
-leaves `after` it). The table holds it above the sum of the least times of the positions run once.
+slots, plain inputs counted (S Theorem 3, eq. 1.4). Here each position has sizes, times and ways of
+its own (S eq. 2.9-2.10), where S has one output size. The b of S is here what a branch leaves
+`after` it. The table holds times above the sum of the least times of the positions run once.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """POFO: what to keep, what to run again and what leaves, together (S ch. 4).
 
-The forward phase is a program over labels: a position with what stays on the device, what is to be
-sent still and what has to be back there, as in S 4.2.1, at true sizes; the backward phase is the
-table of `spans`. S keeps slots of memory in both. Both take communications to be fractional and in
-step with the loss (Assumptions 4); places of transfers are found afterwards, by the law of lanes.
+The forward phase is a program over labels, as in S 4.2.1, at true sizes: a position with what stays
+on the device, what is to be sent still and what has to be back there. The backward phase is the
+table of `spans`. S keeps slots of memory in both phases. Here and there communications are
+fractional and in step with the loss (Assumptions 4). Places of transfers are found afterwards, by
+the law of lanes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Parts of a chain whose backward runs while data comes back: C_Delta of POFO (S 4.2.3, eq. 4.4).
 
 `cost(s, t, m, d)` is the least time for forward and backward of positions s..t beside their input,
-within m slots of memory of which d are taken at the end by data that comes back meanwhile, as late
-as it can. Without such data it is Rotor's program. What is stored is rounded to whole slots so that
-neighbours together are off by a slot at most, where S rounds up and loses as much as there are
-positions; what does not fit at true sizes is seen when it is played. d need not be whole: between
+within m slots of memory. Data comes back meanwhile, as late as it can, and takes d of the slots at
+the end. Without such data this is Rotor's program. What is stored is rounded to whole slots so that
+neighbours together are off by a slot at most. S rounds up, and loses as much as there are
+positions. What does not fit at true sizes is seen when it is played. d need not be whole: between
 two slots times are taken to lie on a line.
 """
 

@@ -6,11 +6,11 @@ tasks run (`Comp` in Z), the values that are there when a stage begins (`P`), an
 cluster is kept from its forward to its backward (`Sp`). Each value has one maker, so that Z's
 contributions `S` are P.
 
-What Z's C, D and A say is how long a value is there. With need >= every later read in the stage,
-and >= P of the next stage, a value is there before a step where it is needed at or after it; this
-takes no whole numbers and a variable a read. A task has a row of memory for each of its levels.
-There a value that the task has read for the last time counts as after it, which are the correction
-terms (Z 3.34). Backwards of clusters run once.
+What Z's C, D and A say is how long a value is there. Here need >= every later read in the stage,
+and need >= P of the next stage. A value is there before a step where it is needed at the step or
+after it. This takes no whole numbers and a variable a read. A task has a row of memory for each of
+its levels. There a value that the task has read for the last time counts as after it, which are the
+correction terms (Z 3.34). Backwards of clusters run once.
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
-"""Allocation and 1-periodic schedule by integer programming (S ch. 6), in two programs: one gives
-layers to devices with the least load, one schedules what it gave, layer by layer; what cannot be
-scheduled any faster is excluded, until no other allocation has a load below the best schedule."""
+"""Allocation and 1-periodic schedule by integer programming (S ch. 6).
+
+One program gives layers to devices with the least load, another schedules an allocation layer by
+layer. An allocation that cannot be scheduled any faster is excluded, until no other one has a load
+below the best schedule.
+"""
 
 from __future__ import annotations
 
