@@ -50,10 +50,11 @@ def frontier(
 
     `candidates` are what the strategy made of the step and `keep_all` is the captured order; polish
     starts from both and from what `moment` decides. The candidates are points as they were given,
-    and with ops in place where that takes no more memory or time, beside what polish made. A
-    baseline keeps its candidates as they are. The result does not depend on `workers`, the number
-    of threads; `report` is told of polish, as `Polisher.sweep` says. Raises ScheduleError when a
-    candidate has an action that is added to it, or replay refuses a plan.
+    and with ops in place where that takes no more memory or time, beside what polish made. Plans
+    are optimal in the strategy's class where all of its candidates are. A baseline keeps its
+    candidates as they are. The result does not depend on `workers`, the number of threads; `report`
+    is told of polish, as `Polisher.sweep` says. Raises ScheduleError when a candidate has an action
+    that is added to it, or replay refuses a plan.
     """
     if about.baseline and not candidates:
         raise ScheduleError(f"{about.name} makes no plan")
@@ -79,11 +80,16 @@ def frontier(
         keep_all_seconds=everything.time,
         lower_bound_peak=least_peak(problem),
         lower_bound_seconds=least_seconds(graph, costs, problem, everything.peak),
-        optimal_in=about.optimal_in,
+        optimal_in=about.optimal_in if _optimal(candidates) else "",
         points=best,
         link=subject.link,
         beaten=_beaten(points, best),
     )
+
+
+def _optimal(candidates: Sequence[Candidate]) -> bool:
+    """Whether what a strategy gave is optimal in its class, whatever the budget."""
+    return bool(candidates) and all(candidate.optimal for candidate in candidates)
 
 
 def _linked(played: _Played, points: Sequence[Point], workers: int) -> Iterator[Point]:
