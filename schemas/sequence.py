@@ -34,7 +34,7 @@ from schemas import store
 from schemas.arrow import integer, text
 from schemas.errors import ArtifactError
 
-Kind = Literal[
+OperationKind = Literal[
     "F_all", "F_ck", "F_none", "F", "loss", "B", "free", "free_all",
     "offload", "offload_all", "prefetch", "prefetch_all",
 ]  # fmt: skip
@@ -56,7 +56,7 @@ class Operation:
     `branch` (1, 2, ..) is that of a join, NO_BRANCH of a chain and of the loss.
     """
 
-    action: Kind
+    action: OperationKind
     block: int
     option: int = NO_OPTION
     branch: int = NO_BRANCH
@@ -107,7 +107,7 @@ def read_sequence(path: Path | str) -> list[Operation]:
 def operation(row: Mapping[str, Any], what: str) -> Operation:
     """The operation of a row; raises ArtifactError, naming `what`, where it is none."""
     found = Operation(**row)
-    if found.action not in get_args(Kind):
+    if found.action not in get_args(OperationKind):
         raise ArtifactError(f"{what} has the unknown action {found.action!r}")
     least = 0 if found.action in OF_INPUTS else 1
     if found.block < least or (found.action == "F") != (found.option >= 0):

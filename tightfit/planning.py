@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from schemas.budget import NO_BUDGET
+from schemas.engines import Solver
 from schemas.errors import ConfigError
 from schemas.strategies import baselines
 from tightfit.checked import check_plan, check_updates
@@ -53,7 +54,7 @@ def plan(
     store: Path | str | None = None,
     device: str | None = None,
     operators: Iterable[str] = (),
-    engine: Literal["highs", "cbc", "none"] = "none",
+    engine: Solver = "none",
     peaks: int = 4,
     saves: int = 6,
     jobs: int | None = None,

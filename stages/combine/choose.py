@@ -9,7 +9,7 @@ from schemas.budget import NO_BUDGET
 from schemas.costs import Costs
 from schemas.frontier import Frontier, Point
 from schemas.graph import Graph
-from schemas.plan import Cost, Plan, Verdict, gap_of
+from schemas.plan import Plan, PlanCost, Verdict, gap_of
 from schemas.problem import Problem
 from schemas.schedule import Step
 from stages.combine.bounds import (
@@ -71,9 +71,9 @@ class _Asked:
         return None if self.total is None else self.total - self.in_all.fixed.there_before
 
     @property
-    def keep_all(self) -> Cost:
+    def keep_all(self) -> PlanCost:
         """The step that keeps everything."""
-        return Cost(self.frontier.keep_all_seconds, self.frontier.keep_all_peak)
+        return PlanCost(self.frontier.keep_all_seconds, self.frontier.keep_all_peak)
 
     def refused(self) -> Plan:
         """What is known where nothing fits."""
@@ -121,7 +121,7 @@ class _Asked:
             gap=gap,
             optimal_in=_optimal_in(verdict, point, frontier, is_first),
             smallest_budget=min(in_all.of(frontier.points[-1]), in_all.of(point)),
-            before_polish=Cost(point.before_seconds, point.before_peak),
+            before_polish=PlanCost(point.before_seconds, point.before_peak),
             keep_all=self.keep_all,
             fixed=in_all.fixed,
             recomputed=played.repeated,

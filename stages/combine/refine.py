@@ -11,7 +11,7 @@ from schemas.errors import ArtifactError
 from schemas.frontier import Frontier, Point
 from schemas.graph import Graph
 from schemas.link import HostLink
-from schemas.plan import Cost
+from schemas.plan import PlanCost
 from schemas.schedule import Step
 from stages.combine.polish.polisher import Polisher
 from stages.combine.schedule.executions import runs
@@ -37,10 +37,10 @@ class Player:
     def played(self, point: Point) -> Replay:
         """The replay of a point; raises ArtifactError where the frontier says something else."""
         found = self._replayed(point)
-        _compare("a plan", Cost(point.seconds, point.peak), found)
+        _compare("a plan", PlanCost(point.seconds, point.peak), found)
         return found
 
-    def check_keep_all(self, said: Cost) -> None:
+    def check_keep_all(self, said: PlanCost) -> None:
         """Raises ArtifactError where the captured order costs something else."""
         found = replay(self.graph, self.costs, self.keep_all_steps())
         _compare("keeping everything", said, found)
@@ -128,11 +128,11 @@ def _linked(
     if placed is None:
         return []
     actions = linker.placer.actions(placed)
-    point = linked_point(searched, actions, placed.ceiling, Cost(placed.seconds, budget))
+    point = linked_point(searched, actions, placed.ceiling, PlanCost(placed.seconds, budget))
     return [player.at_cost(point)]
 
 
-def _compare(what: str, said: Cost, found: Replay) -> None:
+def _compare(what: str, said: PlanCost, found: Replay) -> None:
     if (said.peak, said.time) != (found.peak, found.seconds):
         raise ArtifactError(
             f"the frontier says that {what} takes {said.peak:,} bytes and {said.time:g} s, which "

@@ -21,7 +21,7 @@ from schemas.pipeline import BACKWARD, FORWARD, LOSS, SUM, Pipeline, RankAction,
 from schemas.schedule import Step
 from stages.replay.walk import effects, last_named
 
-Key = tuple[int, int]
+BatchStorage = tuple[int, int]
 """A storage on a microbatch."""
 
 
@@ -40,7 +40,7 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Segment:
+class StageProgram:
     """A stage's program: its graph, its moments up to the one between forward and backward, and the
     later ones."""
 
@@ -60,7 +60,7 @@ class Extra:
     draws: Mapping[int, int] = field(default_factory=dict)
 
 
-def segment_of(graph: Graph, steps: Sequence[Step]) -> Segment:
+def segment_of(graph: Graph, steps: Sequence[Step]) -> StageProgram:
     """What a stage's program does to memory; `steps` are as the referee filled them in."""
     storage = [value.storage for value in graph.values]
     walked = list(effects(graph, steps))
@@ -95,11 +95,11 @@ def segment_of(graph: Graph, steps: Sequence[Step]) -> Segment:
                 given=action.value if isinstance(action, HandedOver) else NONE,
             )
         )
-    return Segment(graph, moments[:split], moments[split:])
+    return StageProgram(graph, moments[:split], moments[split:])
 
 
 def play_ranks(
-    pipeline: Pipeline, graph: Graph, segments: Sequence[Segment], extra: Extra
+    pipeline: Pipeline, graph: Graph, segments: Sequence[StageProgram], extra: Extra
 ) -> Pipeline:
     """The pipeline with the bytes of all actions and the peak of each rank filled in; `graph` is
     that of the whole model. Gradients are absent when the step begins.
@@ -118,19 +118,19 @@ class _Player:
         self,
         pipeline: Pipeline,
         graph: Graph,
-        segments: Sequence[Segment],
+        segments: Sequence[StageProgram],
         extra: Extra,
         rank: int,
     ) -> None:
         self.pipeline, self.graph, self.segments = pipeline, graph, segments
         self.extra, self.rank = extra, rank
         self.storage = [value.storage for value in graph.values]
-        self.holders: dict[Key, int] = defaultdict(int)
-        self.own: dict[Key, int] = {}
+        self.holders: dict[BatchStorage, int] = defaultdict(int)
+        self.own: dict[BatchStorage, int] = {}
         self.bytes = self.peak = 0
         self.left = self.takers_left()
-        self.waiting: dict[Key, int] = {}
-        self.lasting: set[Key] = set()
+        self.waiting: dict[BatchStorage, int] = {}
+        self.lasting: set[BatchStorage] = set()
         self.grads: set[int] = set()
         self.parts = contributions(graph)
         self.drawing: list[int] = [

@@ -13,23 +13,25 @@ from dataclasses import dataclass, field
 from schemas.updates import UpdateCost, Updates
 from stages.replay.link_lanes import LinkLanes
 
-Transfer = Callable[[int, bool, float], tuple[float, float]]
+TransferTimes = Callable[[int, bool, float], tuple[float, float]]
 """From bytes, whether they leave, and a moment before which they do not: begin and end."""
 
 
 @dataclass
-class Staging:
+class StagingClocks:
     """The buffers: when each of the `free` ones is free, and the ends of the pieces that are
     `coming`; `expected` are the bytes of the pieces still to come. In a `first` step none come."""
 
-    transfer: Transfer
+    transfer: TransferTimes
     first: bool
     free: deque[float]
     expected: deque[int]
     coming: deque[float] = field(default_factory=deque)
 
     @classmethod
-    def of(cls, transfer: Transfer, first: bool, buffers: int, sizes: Iterable[int]) -> Staging:
+    def of(
+        cls, transfer: TransferTimes, first: bool, buffers: int, sizes: Iterable[int]
+    ) -> StagingClocks:
         """The buffers before a step that updates pieces of these sizes, in order."""
         return cls(transfer, first, deque([0.0] * buffers), deque(sizes))
 
@@ -65,7 +67,7 @@ class AwayLane:
     name: str
     updates: Updates
     free_at: dict[str, float]
-    staging: Staging | None = None
+    staging: StagingClocks | None = None
     lanes: LinkLanes | None = None
     passing: list[tuple[str, float, float]] = field(default_factory=list)
 
@@ -80,7 +82,7 @@ class AwayLane:
         sizes = [size for value in values for size in updates.costs[value].pieces]
         if far is not None and sizes:
             found.lanes = LinkLanes(far.link, free_at)
-            found.staging = Staging.of(found.transfer, updates.first, far.buffers, sizes)
+            found.staging = StagingClocks.of(found.transfer, updates.first, far.buffers, sizes)
             found.staging.ahead()
         return found
 

@@ -12,7 +12,7 @@ from schemas.graph import FIXED_KINDS, NONE, Graph
 from schemas.link import HostLink
 from schemas.updates import Updates
 from stages.replay.link_lanes import LinkLanes
-from stages.replay.staging import AwayLane, Staging
+from stages.replay.staging import AwayLane, StagingClocks
 
 
 @dataclass
@@ -85,7 +85,7 @@ class State:
     away: Away = field(default_factory=Away)
     updates: Updates | None = None
     updated: list[int] = field(default_factory=list)
-    staging: Staging | None = None
+    staging: StagingClocks | None = None
     beside: AwayLane | None = None
 
     def __post_init__(self) -> None:

@@ -26,7 +26,7 @@ def chain_replay(ways: Ways, sequence: Sequence[Operation]) -> ChainReplay:
     Any valid sequence is played, persistent or not. Raises ScheduleError naming the step when an
     action reads what is not there, or when not every backward has run at the end.
     """
-    player = Player(ways)
+    player = ChainPlayer(ways)
     for step, action, following in with_next(sequence):
         player.play(step, action, following)
     if player.gradient != 0:
@@ -34,7 +34,7 @@ def chain_replay(ways: Ways, sequence: Sequence[Operation]) -> ChainReplay:
     return ChainReplay(player.seconds, player.peak, player.recomputed)
 
 
-class Player:
+class ChainPlayer:
     """Plays the operations of a chain, or of one branch of a join.
 
     A player knows what is stored: outputs (0 is the chain's input, held), kept ways by position,

@@ -13,7 +13,7 @@ from stages.combine.clusters.cluster import Cluster, local, throughout
 from stages.combine.clusters.ways import Option, Optional, tasks_of_clusters
 from stages.combine.moment.solver import Limits
 from stages.combine.unrolled.frontier import fastest, nodes_of
-from stages.combine.unrolled.tasks import Tasks, stages_after_loss, tasks_of_nodes
+from stages.combine.unrolled.tasks import Tasks, forward_stages, tasks_of_nodes
 from stages.replay.line import FASTEST, executions
 from stages.replay.useless import without_useless
 
@@ -96,7 +96,7 @@ class Options:
             if cluster.members
             else tasks_of_nodes(problem)
         )
-        stages = stages_after_loss(tasks)
+        stages = forward_stages(tasks)
         figures = [figures_of(problem, option) for option in known]
         proven: list[tuple[int, int, float]] = []
         for peak, save in _limits(figures, self.grid):

@@ -14,8 +14,9 @@ from stages.combine.clusters.ways import tasks_of_clusters
 from stages.combine.moment.solver import Limits
 from stages.combine.unrolled.frontier import Solution, fastest, nodes_of, worth
 from stages.combine.unrolled.program import Chosen
-from stages.combine.unrolled.tasks import NOTHING_KEPT, Stage, Tasks, Way, stages_after_loss
+from stages.combine.unrolled.tasks import NOTHING_KEPT, Tasks, Way, forward_stages
 from stages.replay.line import FASTEST, executions
+from stages.replay.unrolling import ProgramStage
 from stages.replay.useless import without_useless
 
 BUDGETS = 12
@@ -43,7 +44,7 @@ def plans_of(problem: Problem, hierarchy: Hierarchy, grid: Grid | None = None) -
     lasting |= {storage for node in first for storage in problem.nodes[node].outputs}
     options = Options(grid or Grid())
     tasks = tasks_of_clusters(problem, first, options.members(problem, whole), lasting)
-    stages = stages_after_loss(tasks)
+    stages = forward_stages(tasks)
     known = [_start(tasks, stages, recompute=False), _start(tasks, stages, recompute=True)]
     plans = [
         ClusterPlan(_sequence(problem, chosen), origin)
@@ -56,7 +57,7 @@ def plans_of(problem: Problem, hierarchy: Hierarchy, grid: Grid | None = None) -
 
 
 def _solutions(
-    problem: Problem, tasks: Tasks, stages: Sequence[Stage], starts: Sequence[list[Chosen]]
+    problem: Problem, tasks: Tasks, stages: Sequence[ProgramStage], starts: Sequence[list[Chosen]]
 ) -> Iterator[Solution]:
     """Solutions for evenly spread budgets, down to the first that has none."""
     known = [(_cost(problem, chosen), chosen) for chosen in starts]
@@ -77,7 +78,7 @@ def _solutions(
         yield solution
 
 
-def _start(tasks: Tasks, stages: Sequence[Stage], recompute: bool) -> list[Chosen]:
+def _start(tasks: Tasks, stages: Sequence[ProgramStage], recompute: bool) -> list[Chosen]:
     """Every cluster by its first option: kept from the forward, or made again for its backward."""
     found: list[Chosen] = []
     backward = {task.forward: k for k, task in enumerate(tasks.tasks) if task.forward >= 0}

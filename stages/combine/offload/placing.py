@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from schemas.sequence import Kind, Operation
+from schemas.sequence import Operation, OperationKind
 from stages.combine.offload.gaps import Computation, Gap, together
 from stages.replay.lanes import Store
 
@@ -162,7 +162,7 @@ def _later(gap: Gap, slack: list[int], out: int, back: int) -> int:
 
 def _operation(kind: str, store: Store) -> Operation:
     kept, position = store
-    names: dict[str, tuple[Kind, Kind]] = {
+    names: dict[str, tuple[OperationKind, OperationKind]] = {
         "free": ("free", "free_all"),
         "offload": ("offload", "offload_all"),
         "prefetch": ("prefetch", "prefetch_all"),

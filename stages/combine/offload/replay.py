@@ -17,7 +17,7 @@ from schemas.errors import ScheduleError
 from schemas.lanes import LaneStep
 from schemas.link import HostLink
 from schemas.sequence import TRANSFERS, Operation, with_next
-from stages.combine.chain.replay import Player
+from stages.combine.chain.replay import ChainPlayer
 from stages.combine.chain.ways import Way, Ways
 from stages.replay.lanes import Store
 from stages.replay.link_lanes import LinkLanes
@@ -54,8 +54,8 @@ def linked_replay(ways: Ways, link: HostLink, sequence: Sequence[Operation]) -> 
     return player.verdict()
 
 
-class LinkedPlayer(Player):
-    """Plays computations as a `Player`, and transfers beside them.
+class LinkedPlayer(ChainPlayer):
+    """Plays computations as a `ChainPlayer`, and transfers beside them.
 
     `clock` is when the compute lane is free; `lanes` are those of transfers. `sent` has what is on
     the host or on the way to it, with when its transfer ends and, where it was kept, its way;

@@ -12,13 +12,13 @@ from stages.combine.schedule.executions import runs
 from stages.combine.strategies.strategy import Candidate, TrainingStep
 from stages.combine.unrolled.frontier import Solution, fastest, nodes_of, worth
 from stages.combine.unrolled.tasks import (
-    Stage,
     Tasks,
-    every_stage,
-    stages_after_loss,
+    forward_stages,
+    full_stages,
     tasks_of_nodes,
 )
 from stages.replay.line import FASTEST, executions
+from stages.replay.unrolling import ProgramStage
 
 LARGEST = 120
 """Ops of the largest step that is planned."""
@@ -28,7 +28,7 @@ BUDGETS = 8
 LIMITS = Limits(gap=1e-4, nodes=50, checks=500)
 
 
-class Checkmate:
+class CheckmateStrategy:
     """The integer program of the whole step, at budgets spread over those that it can keep."""
 
     about = STRATEGIES["checkmate"]
@@ -54,18 +54,20 @@ class Checkmate:
         ]
 
 
-STRATEGY = Checkmate()
+STRATEGY = CheckmateStrategy()
 
 
-def _program(problem: Problem) -> tuple[str, Tasks, list[Stage]]:
+def _program(problem: Problem) -> tuple[str, Tasks, list[ProgramStage]]:
     tasks = tasks_of_nodes(problem)
-    stages = every_stage(tasks)
+    stages = full_stages(tasks)
     if sum(len(stage.candidates) for stage in stages) <= DECISIONS:
         return "any op again at any time", tasks, stages
-    return "ops of the forward again after the loss", tasks, stages_after_loss(tasks)
+    return "ops of the forward again after the loss", tasks, forward_stages(tasks)
 
 
-def _solutions(problem: Problem, tasks: Tasks, stages: Sequence[Stage]) -> Iterator[Solution]:
+def _solutions(
+    problem: Problem, tasks: Tasks, stages: Sequence[ProgramStage]
+) -> Iterator[Solution]:
     """Solutions of falling peaks, evenly spread, down to the first budget that has none."""
     highest = peak = _peak(problem, range(len(problem.nodes)))
     least = least_peak(problem)

@@ -155,7 +155,7 @@ def plan_of(task: Task, found: Found, budget: str) -> Plan:
     everything means to have them on the device, with all states."""
     from dataclasses import replace
 
-    from schemas.plan import Cost, Plan, gap_of
+    from schemas.plan import Plan, PlanCost, gap_of
     from stages.combine.fixed import fixed_bytes
     from stages.combine.whole.bound import least_whole_seconds
 
@@ -188,7 +188,7 @@ def plan_of(task: Task, found: Found, budget: str) -> Plan:
         peak=most,
         lower_bound=bound,
         gap=gap,
-        keep_all=Cost(task.unconstrained, moving + _kept(task)),
+        keep_all=PlanCost(task.unconstrained, moving + _kept(task)),
         fixed=fixed,
         recomputed=played.repeated,
         recomputed_time=played.repeated_seconds,

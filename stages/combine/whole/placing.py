@@ -32,7 +32,7 @@ from schemas.schedule import Step
 from schemas.updates import Updates
 from stages.combine.whole.base import Base
 from stages.replay.link_lanes import LinkLanes
-from stages.replay.staging import AwayLane, Staging
+from stages.replay.staging import AwayLane, StagingClocks
 from stages.replay.walk import effects
 
 
@@ -116,7 +116,7 @@ class _Walk:
         here = [value for value in order if value in self.moved.here]
         passing = [updates.costs[value] for value in here if value not in updates.on_device]
         sizes = [size for cost in passing for size in cost.pieces]
-        self.staging = Staging.of(self.transfer, updates.first, updates.buffers, sizes)
+        self.staging = StagingClocks.of(self.transfer, updates.first, updates.buffers, sizes)
         away = [value for value in order if value not in self.moved.here and not updates.adds]
         lane = f"{self.link.to}/compute"
         self.away_bytes = updates.stays(graph)

@@ -13,7 +13,7 @@ from schemas.errors import ScheduleError
 from schemas.schedule import Step
 from schemas.updates import UpdateCost, Updates
 from stages.replay.rules.rule import Rule
-from stages.replay.staging import AwayLane, Staging
+from stages.replay.staging import AwayLane, StagingClocks
 from stages.replay.state import State
 from stages.replay.walk import Effect
 
@@ -39,7 +39,7 @@ def begin_updates(state: State, steps: Sequence[Step]) -> None:
         raise ScheduleError("states are in another memory, and the link has no bandwidth")
     sizes = [size for cost in passing for size in cost.pieces]
     if sizes:
-        state.staging = Staging.of(state.pass_states, updates.first, updates.buffers, sizes)
+        state.staging = StagingClocks.of(state.pass_states, updates.first, updates.buffers, sizes)
         state.staging.ahead()
 
 

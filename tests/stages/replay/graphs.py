@@ -6,7 +6,7 @@ from dataclasses import replace as with_fields
 
 from schemas.arguments import encode_arguments
 from schemas.costs import RANDOM_STATE_TARGET, REPEATED, Cost, Costs, Device, op_key
-from schemas.graph import LOSS_TARGET, NONE, Gradient, Graph, Op, Output, Value, ValueKind
+from schemas.graph import LOSS_TARGET, NONE, Graph, Op, Output, OwnedGradient, Value, ValueKind
 from schemas.problem import Node, Problem, Storage
 from tests.stages.combine.problems import two_layers
 
@@ -63,7 +63,7 @@ def graph_of(problem: Problem, views: bool, view_seconds: float = 0.0) -> tuple[
         if room.gradient:
             owner = _value(len(values), 1, len(problem.storages), "parameter")
             values.append(owner)
-            gradients.append(Gradient(owner.id, index))
+            gradients.append(OwnedGradient(owner.id, index))
     loss = problem.nodes[problem.loss]
     graph = Graph(
         model="made up",
@@ -121,7 +121,7 @@ def three_parts() -> tuple[Graph, Costs]:
     storages = [Storage(4, index, index in (0, 1), index > 1) for index in range(5)]
     graph, costs = graph_of(Problem(nodes, storages, 0), views=False)
     owner = graph.gradients[0].value
-    return with_fields(graph, gradients=[Gradient(owner, part) for part in (2, 3, 4)]), costs
+    return with_fields(graph, gradients=[OwnedGradient(owner, part) for part in (2, 3, 4)]), costs
 
 
 def batch_norm(loss: bool = False) -> tuple[Graph, Costs]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from schemas.arguments import encode_arguments
 from schemas.costs import Cost, Costs, op_key
 from schemas.errors import ArtifactError
-from schemas.graph import NONE, Gradient, Graph
+from schemas.graph import NONE, Graph, OwnedGradient
 from schemas.problem import Node, Problem, Repeat, Reuse, Storage
 from stages.replay.condense import condense
 from tests.stages.combine.problems import problems, two_layers
@@ -73,7 +73,7 @@ def test_one_op_may_make_several_contributions() -> None:
     storages = [Storage(4, maker, place < 2, place > 1) for place, maker in enumerate(makers)]
     graph, costs = graph_of(Problem(nodes, storages, 0), views=False)
     owner = graph.gradients[0].value
-    parts = [Gradient(owner, part) for part in (2, 3)]
+    parts = [OwnedGradient(owner, part) for part in (2, 3)]
     problem = condense(with_fields(graph, gradients=parts), costs)
     assert problem.nodes[2].repeatable
     assert problem.nodes[2].outputs == [2, 3]

@@ -13,7 +13,7 @@ from schemas.errors import ScheduleError
 from schemas.graph import Graph
 from schemas.pipeline import Pipeline, RankAction
 from stages.combine.pipeline import splitting
-from stages.replay.rank import Extra, Segment, play_ranks
+from stages.replay.rank import Extra, StageProgram, play_ranks
 from tests.stages.generate.turns import blocks_by_hand, hard, split_by_hand
 
 
@@ -23,7 +23,7 @@ class Given:
 
     pipeline: Pipeline
     graph: Graph
-    segments: list[Segment]
+    segments: list[StageProgram]
     extra: Extra
 
     def play(self, change: Callable[[list[RankAction]], list[RankAction]] = list) -> Pipeline:
@@ -41,7 +41,9 @@ class Given:
 def given() -> Given:
     found: list[Given] = []
 
-    def noted(pipeline: Pipeline, graph: Graph, segments: list[Segment], extra: Extra) -> Pipeline:
+    def noted(
+        pipeline: Pipeline, graph: Graph, segments: list[StageProgram], extra: Extra
+    ) -> Pipeline:
         found.append(Given(pipeline, graph, segments, extra))
         return play_ranks(pipeline, graph, segments, extra)
 
