@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace as with_fields
+from itertools import zip_longest
 
 from schemas.arguments import encode_arguments
 from schemas.costs import RANDOM_STATE_TARGET, REPEATED, Cost, Costs, Device, op_key
@@ -77,7 +78,7 @@ def graph_of(problem: Problem, views: bool, view_seconds: float = 0.0) -> tuple[
         input_constants=[],
         outputs=[
             Output(value, tangent, "")
-            for value, tangent in zip(loss.inputs, loss.outputs, strict=True)
+            for value, tangent in zip_longest(loss.inputs, loss.outputs, fillvalue=NONE)
         ]
         + [
             Output(index, NONE, "")
@@ -122,6 +123,17 @@ def three_parts() -> tuple[Graph, Costs]:
     graph, costs = graph_of(Problem(nodes, storages, 0), views=False)
     owner = graph.gradients[0].value
     return with_fields(graph, gradients=[OwnedGradient(owner, part) for part in (2, 3, 4)]), costs
+
+
+def with_flags() -> tuple[Graph, Costs]:
+    """Two layers, and between them an op with whose result, an output, the loss does nothing."""
+    problem = two_layers()
+    first, second, loss, last = problem.nodes
+    flags = Node(1, "forward", 1.0, 4, [0], [4], [], False, True)
+    later = [with_fields(node, op=node.op + 1) for node in (second, loss, last)]
+    made = [with_fields(s, producer=s.producer + (s.producer > 0)) for s in problem.storages]
+    storages = [*made, Storage(4, 1, True, False)]
+    return graph_of(with_fields(problem, nodes=[first, flags, *later], storages=storages), False)
 
 
 def batch_norm(loss: bool = False) -> tuple[Graph, Costs]:

@@ -15,7 +15,7 @@ from schemas.graph import NONE, Graph, OwnedGradient
 from schemas.problem import Node, Problem, Repeat, Reuse, Storage
 from stages.replay.condense import condense
 from tests.stages.combine.problems import problems, two_layers
-from tests.stages.replay.graphs import batch_norm, graph_of, three_parts
+from tests.stages.replay.graphs import batch_norm, graph_of, three_parts, with_flags
 
 
 @settings(max_examples=100, deadline=None)
@@ -39,6 +39,13 @@ def test_views_are_no_nodes_and_nodes_name_their_ops() -> None:
     assert [node.op for node in condense(graph, costs).nodes] == [
         op.id for op in graph.ops if not graph.is_view(op)
     ]
+
+
+def test_the_loss_reads_outputs_that_it_does_nothing_with() -> None:
+    graph, costs = with_flags()
+    problem = condense(graph, costs)
+    assert problem.nodes[problem.loss].inputs == [1, 4]
+    assert graph.ops[problem.nodes[problem.loss].op].inputs == [1]
 
 
 def test_further_contributions_are_made_once_one_after_the_other() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from math import inf
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.chain import Chain, Position
+from schemas.errors import ArtifactError
 from schemas.sequence import Operation
 from stages.combine.chain import frontier as chain_frontier
 from stages.combine.chain.frontier import ChainFrontier
@@ -48,6 +50,15 @@ def test_the_persistent_optimum_of_every_known_case(case: dict) -> None:
 @settings(max_examples=150, deadline=None)
 def test_equals_exhaustive_search_with_growing_gradients(chain: Chain, budget: int) -> None:
     assert best(chain, budget) == optimum(ways_of_chain(chain), budget)
+
+
+def test_sizes_beyond_all_memory_are_refused() -> None:
+    ways = ways_of_chain(Chain([Position(1, 1.0, 1.0, 1, 1, 1, 0, 0, 0, 0, "")] * 9, 1, 1))
+    way = replace(ways.positions[0].ways[0], backward_peak=2**57)
+    large = replace(ways.positions[0], ways=[way])
+    assert ChainFrontier(replace(ways, positions=[large] * 7)).smallest_budget > 2**57
+    with pytest.raises(ArtifactError, match="more bytes than there are anywhere"):
+        replace(ways, positions=[large] * 8)
 
 
 @given(chains())
