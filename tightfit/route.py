@@ -182,6 +182,16 @@ class Route:
         if said:
             raise ModelError(said)
 
+    def own_peak(self, graph: Path, built: Built) -> int | None:
+        """The bytes of one step of the model as it is, above what is there before it, where it
+        checkpoints itself and fits on the device."""
+        from schemas.graph import read_graph
+        from stages.validate.itself import checkpoints_itself
+        from stages.validate.validate import own_peak
+
+        traced = read_graph(graph)
+        return own_peak(traced, built) if checkpoints_itself(traced) else None
+
     def check_fused(
         self, graph: Path, built: Built, planned: nn.Module, unplanned: nn.Module
     ) -> str:
