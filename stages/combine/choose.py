@@ -9,6 +9,7 @@ from schemas.budget import NO_BUDGET
 from schemas.costs import Costs
 from schemas.frontier import Frontier, Point
 from schemas.graph import Graph
+from schemas.link import HostLink
 from schemas.plan import Plan, PlanCost, Verdict, gap_of
 from schemas.problem import Problem
 from schemas.schedule import Step
@@ -22,7 +23,9 @@ from stages.combine.bounds import (
 from stages.combine.holding import holding
 from stages.combine.in_all import InAll, margin
 from stages.combine.refine import Player, refined
+from stages.combine.schedule.leaving import leaving
 from stages.combine.transfers.bound import least_seconds_linked
+from stages.combine.transfers.deciding import LinkedMoments
 from stages.replay.referee import Replay
 
 TOLERANCE = 1e-9
@@ -183,7 +186,14 @@ def _within(player: Player, frontier: Frontier, budget: int | None) -> tuple[Poi
     proven = proven_seconds(graph, costs, problem, asked)
     if budget is not None:
         point = refined(player, frontier, budget, proven.sequences)
-    return point, _Limit(simple, None if link else proven)
+    return point, _Limit(simple, proven if link is None else _linked(player, link, asked))
+
+
+def _linked(player: Player, link: HostLink, budget: int) -> Proven:
+    """What no plan with transfers goes below."""
+    problem = player.opener.problem
+    bound = LinkedMoments(problem, link, leaving(player.graph, problem)).bound(budget)
+    return Proven(bound.seconds + seconds_of_views(player.graph, player.costs), [], bound.clock)
 
 
 def _optimal_in(verdict: Verdict, point: Point, frontier: Frontier, asked: bool) -> str:

@@ -80,14 +80,21 @@ class Placer:
         for each in self._fastest_first(
             [each for each in found if each is not None], order, computed
         ):
-            placed = self._timed(sequence, each, order, budget)
-            if placed is None:
-                continue
-            if not self.early:
+            placed = self.exact(sequence, each, order, budget)
+            if placed is not None:
                 return placed
-            early = self._timed(sequence, self._freed_early(placed), order, budget)
-            return placed if early is None or early.seconds > placed.seconds else early
         return None
+
+    def exact(
+        self, sequence: Sequence[int], found: list[Stay], order: list[Sent], budget: int
+    ) -> Placed | None:
+        """The plan with these stays, or with earlier frees (`early`) where that is as fast; None
+        where the other memory is too small or the budget in bytes is exceeded."""
+        placed = self._timed(sequence, found, order, budget)
+        if placed is None or not self.early:
+            return placed
+        early = self._timed(sequence, self._freed_early(placed), order, budget)
+        return placed if early is None or early.seconds > placed.seconds else early
 
     def _fastest_first(
         self, found: Sequence[list[Stay]], order: list[Sent], computed: Computation
