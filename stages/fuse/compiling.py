@@ -13,6 +13,7 @@ from stages.device import kernels as device_kernels
 from stages.device.groups import forms_of, kernel
 from stages.device.kernels import Kernel, KernelError, zeros_of
 from stages.fuse.fusing import fuse
+from stages.fuse.overwriting import exact_and_smaller, with_forms_in_place
 
 Report = Callable[[int, int], None]
 
@@ -51,9 +52,10 @@ def check_compiler(device: torch.device) -> None:
 def fuse_compiled(
     graph: Graph, device: torch.device, tell: Callable[[str], None], report: Report | None = None
 ) -> Graph:
-    """The fused graph, each distinct group of it compiled; a group that does not compile stays
-    ATen, and `tell` is given the sentence. `report` is told how many are compiled, of how many.
-    Raises ModelError where there is no compiler."""
+    """The fused graph, each distinct group of it compiled, with the forms in place that are exact
+    and take fewer bytes; a group that does not compile stays ATen, and `tell` is given the
+    sentence. `report` is told how many kernels are compiled, of how many. Raises ModelError where
+    there is no compiler."""
     check_compiler(device)
     refused: set[str] = set()
     while True:
@@ -69,5 +71,7 @@ def fuse_compiled(
                 tell(f"{error}; it stays ATen")
                 failed.add(op.target)
         if not failed:
-            return fused
+            return with_forms_in_place(
+                fused, lambda body, over: exact_and_smaller(body, over, device), report
+            )
         refused |= failed
