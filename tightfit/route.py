@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 Parts = Callable[[str], "tuple[int, int] | None"]
 """Finds in a line how many parts are done, of how many."""
+EAGER = "eager"
 FUSED = "fused"
 FUSE = "fuse"
 PLANNING = ("partition", "solve", "combine")
@@ -56,7 +57,7 @@ class Route:
     jobs: int | None = None
     progress: Progress = field(default_factory=Progress)
     machine: Path | None = None
-    kernels: str = "eager"
+    kernels: str = EAGER
 
     def trace(self, built: Built) -> Path:
         """The path of the traced graph in the store."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from stages.validate.fused import _errors, beside_eager
 from stages.validate.load import load_planned
 from stages.validate.measure import measure_memory
 from stages.validate.step import Stepper
+from tightfit.kernels import Rivals
 
 
 class Net(nn.Module):
@@ -45,6 +47,14 @@ def net() -> Net:
 
 
 ROWS = torch.linspace(-1, 1, 64 * 16).reshape(64, 16)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fused_alone() -> Iterator[None]:
+    """No plan of eager's kernels takes the place of one of fused ones, whatever was measured."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Rivals, "compete", False)
+        yield
 
 
 @pytest.fixture(scope="module")
