@@ -6,7 +6,7 @@ On tensors without memory it is run by ATen, call by call.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from schemas.groups import (
     overwritten_output,
 )
 from stages.device.evaluate import evaluate
-from stages.device.kernels import Form, Kernel, Over, build_key, compile_function
+from stages.device.kernels import Form, Kernel, Over, build_key, compile_function, zeros_of
 
 _libraries: list[torch.library.Library] = []
 """One a group: PyTorch ends a process badly that lets go of one library of many operators."""
@@ -60,6 +60,18 @@ def forms_of(leaves: Iterable[Leaf]) -> list[Form]:
     return [
         Form(tuple(leaf.shape), tuple(leaf.strides), leaf.offset, leaf.dtype) for leaf in leaves
     ]
+
+
+def filled(form: Form, fill: Callable[[Tensor], Tensor], device: torch.device) -> Tensor:
+    """A tensor of a form, with contents; what is no floating-point number is zero or one."""
+    tensor = zeros_of(form, device)
+    size = tensor.untyped_storage().nbytes() // tensor.element_size()
+    whole = tensor.as_strided((size,), (1,), 0)
+    if tensor.is_floating_point():
+        fill(whole)
+    else:
+        whole.copy_(torch.rand(size, device=device) < 0.5)
+    return tensor
 
 
 def kernel(body: Body, device: torch.device, over: Over | None = None) -> Kernel:

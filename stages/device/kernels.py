@@ -218,14 +218,15 @@ def _write_over(traced: torch.fx.GraphModule, over: Over, given: Tensor) -> None
 
 def _readers(node: torch.fx.Node) -> list[torch.fx.Node]:
     """The nodes that read a node or a view of it."""
-    found, pending = [], [node]
+    found: dict[torch.fx.Node, None] = {}
+    pending = [node]
     while pending:
         for user in pending.pop().users:
-            found.append(user)
             returns = getattr(getattr(user.target, "_schema", None), "returns", ())
-            if any(at.alias_info is not None for at in returns):
+            if user not in found and any(at.alias_info is not None for at in returns):
                 pending.append(user)
-    return found
+            found[user] = None
+    return [*found]
 
 
 def _lain(given: Tensor, form: Form) -> Tensor:

@@ -12,8 +12,8 @@ from torch import Tensor
 from schemas.graph import NONE, Graph, Op
 from schemas.groups import Body, body_of, is_group, overwritten_output
 from stages.device.devices import kept_random_states
-from stages.device.groups import forms_of, kernel
-from stages.device.kernels import Form, Kernel, Over, zeros_of
+from stages.device.groups import filled, forms_of, kernel
+from stages.device.kernels import Form, Kernel, Over
 from stages.device.meter import measure
 
 Judge = Callable[[Body, Over], bool]
@@ -69,7 +69,7 @@ def _compared(
     plain: Kernel, written: Kernel, forms: list[Form], position: int, device: torch.device
 ) -> bool:
     for fill in (torch.Tensor.normal_, _positive):
-        given = [_filled(form, fill, device) for form in forms]
+        given = [filled(form, fill, device) for form in forms]
         before = [tensor.clone() for tensor in given]
         usage, expected = measure(device, lambda given=given: plain(given))  # type: ignore[misc]
         less, found = measure(device, lambda given=given: written(given))  # type: ignore[misc]
@@ -84,19 +84,6 @@ def _compared(
 
 def _positive(tensor: Tensor) -> Tensor:
     return tensor.uniform_(0.5, 1.5)
-
-
-def _filled(form: Form, fill: Callable[[Tensor], Tensor], device: torch.device) -> Tensor:
-    """A tensor of a form; what is no floating-point number is zero or one."""
-    tensor = zeros_of(form, device)
-    whole = tensor.as_strided(
-        (tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0
-    )
-    if tensor.is_floating_point():
-        fill(whole)
-    else:
-        whole.copy_(torch.rand(whole.shape, device=device) < 0.5)
-    return tensor
 
 
 def _same(mine: Sequence[Tensor], others: Sequence[Tensor]) -> bool:

@@ -18,6 +18,7 @@ from schemas.graph import Graph, read_graph
 from schemas.groups import is_group
 from stages.device import kernels
 from stages.device.factory import Built, Sample
+from stages.fuse import compiling
 from stages.trace.trace import trace
 from stages.validate.compare import Trail
 from stages.validate.fused import _errors, beside_eager
@@ -51,8 +52,10 @@ ROWS = torch.linspace(-1, 1, 64 * 16).reshape(64, 16)
 
 @pytest.fixture(scope="module", autouse=True)
 def fused_alone() -> Iterator[None]:
-    """No plan of eager's kernels takes the place of one of fused ones, whatever was measured."""
+    """No calls of ATen take the place of groups, and no plan of eager's kernels that of one of
+    fused ones, whatever was measured."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiling, "slower_than_aten", lambda body, device: False)
         patch.setattr(Rivals, "compete", False)
         yield
 

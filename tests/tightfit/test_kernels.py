@@ -14,6 +14,7 @@ import tightfit
 from schemas.costs import Cost
 from schemas.groups import is_group
 from schemas.plan import Plan
+from stages.fuse import compiling
 from stages.profile import measure
 from tests.tightfit.test_fused import ROWS, net, step
 from tightfit.kernels import _is_better
@@ -30,6 +31,7 @@ def paced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
         return replace(made(graph, op, *more), seconds=seconds)
 
     monkeypatch.setattr(measure, "make_cost", priced)
+    monkeypatch.setattr(compiling, "slower_than_aten", lambda body, device: False)
 
 
 def planned(store: Path, budget: str) -> tuple[nn.Module, tightfit.ChosenPlan]:
