@@ -159,13 +159,15 @@ class Choices(Sequence[Choice]):
 
 
 class ChosenPlan(Plan):
-    """A plan with the folder of its package, and the plans of all shapes that were planned
-    together; where it was made with an optimiser, `optimizer` takes the place of that and `whole`
-    is what is predicted of the step with its updates."""
+    """A plan with the folder of its package, the kernels that it runs ("eager" or "fused"), and the
+    plans of all shapes that were planned together; where it was made with an optimiser,
+    `optimizer` takes the place of that and `whole` is what is predicted of the step with its
+    updates."""
 
     optimizer: torch.optim.Optimizer | None = None
     whole: WholeStep | None = None
     module: Path
+    kernels: str
     plans: tuple[ChosenPlan, ...]
     _whole: Callable[[], Frontier]
     _totals: Callable[[Frontier], Sequence[int]]

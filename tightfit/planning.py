@@ -19,6 +19,7 @@ from schemas.strategies import baselines
 from tightfit.checked import check_plan, check_updates
 from tightfit.choices import Choice, ChosenPlan
 from tightfit.house import default_store
+from tightfit.kernels import plans_of
 from tightfit.progress import FUSED_STAGES, STAGES, Progress
 from tightfit.route import ALONE, FUSED, Route
 from tightfit.settings import (
@@ -30,7 +31,7 @@ from tightfit.settings import (
     samples_of,
 )
 from tightfit.several import Plans
-from tightfit.variants import Variant, plans_of, shapes_of, written_budget
+from tightfit.variants import Variant, shapes_of, written_budget
 
 if TYPE_CHECKING:
     import torch
@@ -96,10 +97,12 @@ def plan(
     step with all updates, and the plan's `whole` says what is predicted of it; on the CPU `check`
     compares three steps, too. With `kernels` "fused" groups of small ops run as single compiled
     kernels, see docs/fused.md: `check` holds the step to the bits of these kernels unplanned, and
-    to a few times eager's distance from float64. An interruption while the frontier is made gives
-    the best plan so far, where one fits. Threads that plan do so one after the other; no other is
-    to run a model meanwhile. Raises ConfigError when the budget is no size or too small, ModelError
-    when the model cannot be captured or the planned module does not do what the original does.
+    to a few times eager's distance from float64; where eager's kernels take less time in the same
+    bytes, or fused ones do not fit, the plan is one of eager's and says so. An interruption while
+    the frontier is made gives the best plan so far, where one fits. Threads that plan do so one
+    after the other; no other is to run a model meanwhile. Raises ConfigError when the budget is no
+    size or too small, ModelError when the model cannot be captured or the planned module does not
+    do what the original does.
     """
     import torch
 
@@ -165,12 +168,13 @@ def _planned(
     from tightfit.carried import loader
 
     variants = [Variant.of(route, built, written) for built in given]
-    plans = plans_of(route, variants, written)
-    loads = [loader(made.module, cuda_graphs=cuda_graphs) for made in plans]
+    made = plans_of(route, variants, written)
+    plans = [one.plan for one in made]
+    loads = [loader(plan.module, cuda_graphs=cuda_graphs) for plan in plans]
     model = given[0].model
-    for number, (variant, load_one) in enumerate(zip(variants, loads, strict=True)):
+    for one, load_one in zip(made, loads, strict=True):
         if check:
-            check_plan(route, variant, plans[number], load_one)
+            check_plan(one.route, one.variant, one.plan, load_one)
     object.__setattr__(plans[0], "plans", tuple(plans))
     if len(variants) == 1:
         return loads[0](model, otherwise), plans[0]

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
 Parts = Callable[[str], "tuple[int, int] | None"]
 """Finds in a line how many parts are done, of how many."""
+EAGER = "eager"
 FUSED = "fused"
+FUSE = "fuse"
 PLANNING = ("partition", "solve", "combine")
 """The stages whose code decides a frontier."""
 
@@ -55,7 +57,7 @@ class Route:
     jobs: int | None = None
     progress: Progress = field(default_factory=Progress)
     machine: Path | None = None
-    kernels: str = "eager"
+    kernels: str = EAGER
 
     def trace(self, built: Built) -> Path:
         """The path of the traced graph in the store."""
@@ -70,15 +72,18 @@ class Route:
         return path
 
     def fuse(self, graph: Path) -> Path:
-        """The path of the fused graph in the store: one for each build and number of threads."""
+        """The path of the fused graph in the store: one for each build, number of threads and code
+        of the stage."""
         import torch
 
         from stages.device.kernels import build_key
 
-        path = graph.parent / f"fused-{build_key(torch.device(self.device))[:16]}" / "graph.arrow"
+        made_by = f"{build_key(torch.device(self.device))} {stage_fingerprint(FUSE)}"
+        key = hashlib.sha256(made_by.encode()).hexdigest()[:16]
+        path = graph.parent / f"fused-{key}" / "graph.arrow"
         if not path.exists():
             words = ("--graph", graph, "--device", self.device, "--out", path)
-            self.run("fuse", *words, parts=_groups)
+            self.run(FUSE, *words, parts=_groups)
         return path
 
     def unplanned(self, graph: Path, costs: Path) -> Path:

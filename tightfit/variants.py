@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from schemas.budget import NO_BUDGET, parse_budget
 from schemas.errors import ConfigError
 from schemas.frontier import Frontier, read_frontier
+from schemas.plan import Plan
 from tightfit.choices import Choice, ChosenPlan
 from tightfit.interrupted import frontier_so_far
 from tightfit.route import ALONE, FUSED, Route
@@ -41,7 +41,13 @@ class Variant:
         graph = route.trace(built)
         if route.kernels == FUSED:
             graph = route.fuse(graph)
-        costs = route.profile(built, graph)
+        return cls.with_frontier(route, built, graph, route.profile(built, graph), written)
+
+    @classmethod
+    def with_frontier(
+        cls, route: Route, built: Built, graph: Path, costs: Path, written: str
+    ) -> Variant:
+        """Makes the frontier of a graph and its costs, where it is not in the store yet."""
         path, more = _frontier(route, graph, costs, written)
         return cls(built, graph, costs, path, read_frontier(path), more)
 
@@ -54,11 +60,19 @@ class Variant:
 
     def made(self, route: Route, budget: str) -> ChosenPlan:
         """The plan for a budget; raises ConfigError where none fits."""
+        return self.made_of(route, *self.chosen(route, budget))
+
+    def chosen(self, route: Route, budget: str) -> tuple[Plan, Path]:
+        """The plan for a budget, which may be infeasible, and its folder."""
         plan, point = route.choose(self.graph, self.costs, self.path, budget)
         if not plan.feasible and not self.more:
             path = route.frontier(self.graph, self.costs)
             if path != self.path:
                 plan, point = route.choose(self.graph, self.costs, path, budget)
+        return plan, point
+
+    def made_of(self, route: Route, plan: Plan, point: Path) -> ChosenPlan:
+        """A plan with its package; raises ConfigError where it is infeasible."""
         if not plan.feasible:
             raise ConfigError(plan.sentence)
         module = route.module(self.graph, point)
@@ -66,7 +80,9 @@ class Variant:
         known = partial(read_frontier, self.path)
         whole = partial(_whole, route, self.graph, self.costs)
         totals = partial(totals_of, self.graph, self.costs)
-        return ChosenPlan.of(said, known if self.more else whole, totals, module)
+        made = ChosenPlan.of(said, known if self.more else whole, totals, module)
+        object.__setattr__(made, "kernels", route.kernels)
+        return made
 
 
 def written_budget(budget: str | int | Choice) -> str:
@@ -74,36 +90,6 @@ def written_budget(budget: str | int | Choice) -> str:
     if isinstance(budget, Choice):
         return str(budget.budget)
     return LEAST if budget == LEAST else parse_budget(budget).text
-
-
-def budgets_of(variants: Sequence[Variant], written: str) -> list[str]:
-    """What the plan of each variant is to be within: as written where it takes the most, and
-    for the others the bytes that this is. Of the smallest budgets it is the largest."""
-    if written == NO_BUDGET:
-        return [written for _ in variants]
-    sizes = [variant.bytes_of(written) for variant in variants]
-    most = max(sizes)
-    return [written if size == most and written != LEAST else str(most) for size in sizes]
-
-
-def plans_of(route: Route, variants: Sequence[Variant], written: str) -> list[ChosenPlan]:
-    """The plans of all variants within one budget; raises ConfigError naming one that has none."""
-    made = []
-    for number, (variant, budget) in enumerate(
-        zip(variants, budgets_of(variants, written), strict=True)
-    ):
-        try:
-            made.append(variant.made(route, budget))
-        except ConfigError as error:
-            which = (
-                f"the samples of shapes {shapes_of(variant.built)}: " if len(variants) > 1 else ""
-            )
-            raise ConfigError(f"{which}{error}") from error
-        if len(variants) > 1:
-            route.progress.say(
-                f"planned {number + 1} of {len(variants)}: {shapes_of(variant.built)}"
-            )
-    return made
 
 
 def shapes_of(built: Built) -> str:

@@ -8,11 +8,13 @@ import torch
 
 from schemas.errors import ModelError
 from schemas.graph import Graph
-from schemas.groups import Body, body_of, is_group
+from schemas.groups import Body, body_of, is_group, may_group
 from stages.device import kernels as device_kernels
 from stages.device.groups import forms_of, kernel
 from stages.device.kernels import Kernel, KernelError, zeros_of
 from stages.fuse.fusing import fuse
+from stages.fuse.overwriting import exact_and_smaller, with_forms_in_place
+from stages.fuse.pace import slower_than_aten
 
 Report = Callable[[int, int], None]
 
@@ -51,9 +53,10 @@ def check_compiler(device: torch.device) -> None:
 def fuse_compiled(
     graph: Graph, device: torch.device, tell: Callable[[str], None], report: Report | None = None
 ) -> Graph:
-    """The fused graph, each distinct group of it compiled; a group that does not compile stays
-    ATen, and `tell` is given the sentence. `report` is told how many are compiled, of how many.
-    Raises ModelError where there is no compiler."""
+    """The fused graph, each distinct group of it compiled, with the forms in place that are exact
+    and take fewer bytes. A group that does not compile stays ATen, as does one that takes longer
+    than ATen's calls; `tell` is given the sentence. `report` is told how many kernels are compiled,
+    of how many. Raises ModelError where there is no compiler."""
     check_compiler(device)
     refused: set[str] = set()
     while True:
@@ -63,11 +66,24 @@ def fuse_compiled(
         for number, op in enumerate(groups.values()):
             if report is not None:
                 report(number, len(groups))
-            try:
-                compile_group(body_of(op), device)
-            except GroupError as error:
-                tell(f"{error}; it stays ATen")
+            said = _objection(body_of(op), device)
+            if said:
+                tell(f"{said}; it stays ATen")
                 failed.add(op.target)
         if not failed:
-            return fused
+            return with_forms_in_place(
+                fused, lambda body, over: exact_and_smaller(body, over, device), report
+            )
         refused |= failed
+
+
+def _objection(body: Body, device: torch.device) -> str:
+    """Why a body is not to be one kernel, "" where it is."""
+    try:
+        compile_group(body, device)
+    except GroupError as error:
+        return str(error)
+    if not slower_than_aten(body, device):
+        return ""
+    calls = [call.target.split(".")[1] for call in body.calls if may_group(call.target)]
+    return f"the kernel of a group of {', '.join(dict.fromkeys(calls))} is slower than ATen"

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from schemas.arguments import decode_arguments
 from schemas.graph import NONE, Graph, Op
-from schemas.groups import GroupCall, Leaf, body_of, group_name, is_group
+from schemas.groups import GroupCall, Leaf, body_of, group_name, is_group, over_name
 from stages.device.operators import decode, resolve
 from stages.generate.calls import Text, literal
 from stages.generate.naming import comment
@@ -21,9 +21,10 @@ def groups_text(graph: Graph, names: Iterable[str]) -> str:
     wanted = set(names)
     found: dict[str, list[Op]] = {}
     for op in graph.ops:
-        if is_group(op.target) and group_name(op.target) in wanted:
+        if is_group(op.target):
             found.setdefault(op.target, []).append(op)
-    ordered = sorted(found, key=group_name)
+    forms = {target: _forms_of(ops[0], wanted) for target, ops in found.items()}
+    ordered = sorted((target for target in found if forms[target]), key=group_name)
     lines = [
         '"""The groups of the step: each function runs as one compiled kernel."""',
         "",
@@ -36,8 +37,20 @@ def groups_text(graph: Graph, names: Iterable[str]) -> str:
     ]
     for target in ordered:
         lines += ["", "", *_function(found[target])]
-    made = ", ".join(map(group_name, ordered))
+        lines += [line for line in forms[target].values() if line]
+    made = ", ".join(name for target in ordered for name in forms[target])
     return "\n".join([*lines, "", "", f"GROUPS = ({made},)", ""])
+
+
+def _forms_of(op: Op, wanted: set[str]) -> dict[str, str]:
+    """The names among the wanted ones of a group and of its forms in place, with the line that
+    makes these."""
+    name, body = group_name(op.target), body_of(op)
+    found = {name: ""}
+    for position in range(len(body.inputs)):
+        placed, over = body.placed(position), over_name(name, position)
+        found[over] = f"{over} = {name}.over({position}, {placed})"
+    return {name: line for name, line in found.items() if name in wanted}
 
 
 def _function(ops: list[Op]) -> list[str]:

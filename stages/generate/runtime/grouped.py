@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .absent import Absent
-from .kernels import Form, Kernel, check_compiler, compile_function
+from .kernels import Form, Kernel, Over, check_compiler, compile_function
 
 
 class Group:
@@ -24,13 +24,20 @@ class Group:
         inputs: tuple[Form, ...],
         outputs: tuple[Form, ...],
         reads: tuple[tuple[int, ...], ...],
+        place: Over | None = None,
     ) -> None:
         self.name = name
         self.function = function
         self.inputs = inputs
         self.outputs = outputs
         self.reads = reads
+        self.place = place
         self.kernels: dict[tuple[str, int], Kernel] = {}
+
+    def over(self, position: int, output: int) -> Group:
+        """The same in place: an output takes the memory of the input at a position."""
+        name, place = f"{self.name}_over_{position}", Over(position, output)
+        return Group(name, self.function, self.inputs, self.outputs, self.reads, place)
 
     def __call__(self, *given: Any) -> Any:
         """The output, or a tuple of all. Where operands are absent, which are the only gradients
@@ -68,7 +75,12 @@ class Group:
         key = device.type, torch.get_num_threads()
         if key not in self.kernels:
             self.kernels[key] = compile_function(
-                self.name, self.function, self.inputs, self.outputs, torch.device(device.type)
+                self.name,
+                self.function,
+                self.inputs,
+                self.outputs,
+                torch.device(device.type),
+                self.place,
             )
         return self.kernels[key]
 
