@@ -100,10 +100,11 @@ class LinkedProgram(Program):
         return min(seconds / self.unit, LONGEST)
 
     def _points(self, order: Order) -> Iterator[tuple[float, int]]:
-        """Some nodes of the forward: when each has run at least, and a bit for it and for each of
-        those that depend on it."""
+        """Some nodes of the forward that run ahead of the moment: when each has run at least, and a
+        bit for it and for each of those that depend on it."""
         nodes = self.problem.nodes
-        chain = order.forward
+        moment = self.intervals.moments[0]
+        chain = [node for node in order.forward if order.precedes(node, moment)]
         for point in chain[:: max(len(chain) // POINTS, 1)]:
             ready = nodes[point].least_seconds
             behind = 1 << point

@@ -53,7 +53,7 @@ class Effort:
 
 SWEEP = Effort((0.7,), 4, 3, 1)
 """For one of many budgets."""
-AGAIN = Effort((0.7,), 4, 3, 1, 200, 2)
+AGAIN = Effort((0.7,), 4, 3, 1, 100, 1)
 """For one of a few budgets that are tried for one that is asked for."""
 ASKED = Effort((1.0, 0.7, 0.4), 4, 5, 2, 400, 12)
 """For a budget that is asked for."""
