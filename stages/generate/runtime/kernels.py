@@ -1,5 +1,5 @@
 """What generated packages have as `kernels.py`: `stages.device.kernels`, under the same name."""
 
-from stages.device.kernels import Form, Kernel, check_compiler, compile_function
+from stages.device.kernels import Form, Kernel, Over, check_compiler, compile_function
 
-__all__ = ["Form", "Kernel", "check_compiler", "compile_function"]
+__all__ = ["Form", "Kernel", "Over", "check_compiler", "compile_function"]
