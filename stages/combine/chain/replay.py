@@ -71,7 +71,7 @@ class ChainPlayer:
         elif action.action == "loss":
             self._forward(where, action, self._way(action), None)
             self._backward(action.block, where)
-        elif action.action in ("free", "free_all"):
+        elif action.move == "free":
             self._free(where, action)
         elif action.action in ("F_all", "F"):
             self._forward(where, action, self._way(action), following)
@@ -132,10 +132,10 @@ class ChainPlayer:
 
     def _free(self, where: str, action: Operation) -> None:
         """An output goes, or what was kept for a backward."""
-        position = action.block
-        if action.action == "free" and position in self.outputs:
+        kept, position = action.store
+        if not kept and position in self.outputs:
             self._forget(position)
-        elif action.action == "free_all" and position in self.kept:
+        elif kept and position in self.kept:
             self.stored -= self.kept.pop(position).save
         else:
             raise ScheduleError(f"{where} frees what is not there")

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from schemas.sequence import Operation, with_next
+from schemas.sequence import Operation, Store, with_next
 from stages.combine.chain.replay import ChainPlayer
 from stages.combine.chain.ways import Ways
-from stages.replay.lanes import Store
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,13 @@ import numpy as np
 
 from schemas.link import HostLink
 from schemas.offloaders import OffloaderAbout
-from schemas.sequence import Operation
+from schemas.sequence import Operation, Store
 from stages.combine.chain.frontier import ChainFrontier, ChainPlan, keep_all_sequence
 from stages.combine.chain.ways import Ways
 from stages.combine.offload.bound import bound, neediest
 from stages.combine.offload.gaps import Computation, Gap, computation
 from stages.combine.offload.placing import Sent, first_made_first, placed, stays
 from stages.combine.offload.replay import LinkedReplay, linked_replay
-from stages.replay.lanes import Store
 
 ROUNDING = 1e-9
 PLAYED = 4_000

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schemas.sequence import Operation
+from schemas.sequence import Operation, Store
 from stages.combine.chain.table import pass_on
 from stages.combine.chain.ways import Ways
 from stages.combine.offload.spans import Spans
 from stages.combine.vectors import Seconds
-from stages.replay.lanes import Store
 
 LABELS = 600
 """Labels of a position that are kept."""

@@ -156,6 +156,9 @@ def test_settings_are_read() -> None:
             parse_settings(text)
     with pytest.raises(ConfigError, match="have 'odd', which is no option"):
         parse_settings("odd")
+    for item in ("64:", "a:8", ">:a"):
+        with pytest.raises(ConfigError, match=f"have the divisions '{item}'"):
+            parse_settings(f"roundup_power2_divisions:[{item}]")
 
 
 def test_expandable_segments_grow_by_pages_and_split_everything() -> None:

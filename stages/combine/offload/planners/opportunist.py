@@ -8,14 +8,13 @@ import numpy as np
 
 from schemas.link import HostLink
 from schemas.offloaders import OFFLOADERS
-from schemas.sequence import Operation
+from schemas.sequence import Operation, Store
 from stages.combine.chain.frontier import keep_all_sequence
 from stages.combine.chain.table import Table, cell, pass_on
 from stages.combine.chain.ways import Ways
 from stages.combine.offload.gaps import Computation, Gap, computation
 from stages.combine.offload.planners.autocapper import rotor_table
 from stages.combine.offload.plans import OffloadInstance, gaps_of
-from stages.replay.lanes import Store
 
 
 class Opportunist:
