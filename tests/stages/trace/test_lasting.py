@@ -177,6 +177,6 @@ def test_what_is_kept_for_the_tensors_of_the_capture_is_planned(tmp_path: Path) 
 @pytest.mark.parametrize("does", [counts_classes, other_way], ids=lambda does: does.__name__)
 def test_what_eager_does_not_find_for_tensors_is_refused(does: Any) -> None:
     with pytest.raises(
-        ModelError, match="changes <class 'torch.Tensor'> in the global (WAYS|SEEN)"
+        ModelError, match=r"changes <class 'torch.Tensor'> in the global (WAYS|SEEN)"
     ):
         traced((Model(does), sample()))
