@@ -134,3 +134,49 @@ def test_planning_leaves_counters_as_they_were(tmp_path: Path) -> None:
     twin, given = copy.deepcopy(model), built.samples[0]
     planned = generated(graph, tmp_path / "plan").load(model)
     check_equal((planned, *step(planned, given, 0)), (twin, *step(twin, given, 0)))
+
+
+class Way:
+    """How something is done for one class of tensors."""
+
+    def run(self, x: torch.Tensor) -> torch.Tensor:
+        return x.tanh()
+
+
+WAY = Way()
+WAYS: dict[type, Way] = {torch.Tensor: WAY}
+SEEN: dict[type, int] = {torch.Tensor: 1}
+
+
+def by_class(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """Keeps the way for each class of tensors, as einops does."""
+    if type(x) not in WAYS:
+        WAYS[type(x)] = WAY
+    return WAYS[type(x)].run(x)
+
+
+def counts_classes(self: Any, x: torch.Tensor) -> torch.Tensor:
+    SEEN[type(x)] = SEEN.get(type(x), 0) + 1
+    return x.tanh()
+
+
+def other_way(self: Any, x: torch.Tensor) -> torch.Tensor:
+    if type(x) not in WAYS:
+        WAYS[type(x)] = Way()
+    return WAYS[type(x)].run(x)
+
+
+def test_what_is_kept_for_the_tensors_of_the_capture_is_planned(tmp_path: Path) -> None:
+    model = Model(by_class)
+    graph, built = traced((model, sample()))
+    assert {torch.Tensor: WAY} == WAYS
+    planned, given = generated(graph, tmp_path / "plan").load(copy.deepcopy(model)), built.samples
+    check_equal((planned, *step(planned, given[0], 0)), (model, *step(model, given[0], 0)))
+
+
+@pytest.mark.parametrize("does", [counts_classes, other_way], ids=lambda does: does.__name__)
+def test_what_eager_does_not_find_for_tensors_is_refused(does: Any) -> None:
+    with pytest.raises(
+        ModelError, match=r"changes <class 'torch.Tensor'> in the global (WAYS|SEEN)"
+    ):
+        traced((Model(does), sample()))
