@@ -77,7 +77,8 @@ class Updates:
     are none yet in a `first` step. The `remote` ones live in the other memory; those of them that
     are `there` are on the device, too, when the step begins and when it ends. Of several
     microbatches the last one updates, and all others `add` their gradients up: the sums of remote
-    parameters are in the other memory then, and in a last one that is `summed`.
+    parameters are in the other memory then, and in a last one that is `summed`. Measured costs are
+    those of an `optimizer`, a class of `torch.optim`, in pieces of `piece` bytes of a parameter.
     """
 
     costs: Mapping[int, UpdateCost]
@@ -89,6 +90,8 @@ class Updates:
     there: frozenset[int] = frozenset()
     adds: bool = False
     summed: bool = False
+    optimizer: str = ""
+    piece: int = 0
 
     @property
     def staging(self) -> int:
@@ -122,6 +125,7 @@ class Updates:
         sets = {name: sorted(getattr(self, name)) for name in _SETS}
         plain = {"buffers": self.buffers, "first": self.first, "speed": asdict(self.speed)}
         plain |= {"adds": self.adds, "summed": self.summed}
+        plain |= {"optimizer": self.optimizer, "piece": self.piece}
         return json.dumps({"costs": costs, **sets, **plain}, sort_keys=True)
 
 
@@ -175,10 +179,16 @@ def _plausible(made: Updates) -> bool:
     for cost in made.costs.values():
         more += [cost.away_seconds, cost.add_seconds]
     flags = (made.first, made.adds, made.summed)
-    sizes = [made.buffers, *(size for name in _SETS for size in getattr(made, name)), *made.costs]
+    sizes = [
+        made.buffers,
+        made.piece,
+        *(size for name in _SETS for size in getattr(made, name)),
+        *made.costs,
+    ]
     for cost in made.costs.values():
         sizes += [*cost.pieces, cost.peak, *cost.first]
     texts = all(isinstance(cost.path, str) for cost in made.costs.values())
+    texts = texts and isinstance(made.optimizer, str)
     whole = all(type(size) is int and size >= 0 for size in sizes)
     numbers = all(not isinstance(t, bool) and t >= 0 for t in (*times, *more))
     return (

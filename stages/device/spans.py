@@ -1,0 +1,47 @@
+"""Parts of one slow memory: what is sent to them takes turns in the lanes of the whole."""
+
+from __future__ import annotations
+
+import torch
+
+from .slow import Slow, Ticket, check_span
+
+
+class Span:
+    """`size` bytes of a memory from `begin` on; see `Slow`. All of it is closed with a part."""
+
+    def __init__(self, memory: Slow, begin: int, size: int) -> None:
+        self.memory = memory
+        self.begin = begin
+        self.size = size
+
+    @property
+    def sound(self) -> bool:
+        """See `Slow`."""
+        return self.memory.sound
+
+    @sound.setter
+    def sound(self, value: bool) -> None:
+        self.memory.sound = value
+
+    def write(self, tensor: torch.Tensor, offset: int, *after: Ticket) -> Ticket:
+        """See `Slow.write`."""
+        check_span(tensor, offset, self.size)
+        return self.memory.write(tensor, self.begin + offset, *after)
+
+    def read(self, tensor: torch.Tensor, offset: int, *after: Ticket) -> Ticket:
+        """See `Slow.read`."""
+        check_span(tensor, offset, self.size)
+        return self.memory.read(tensor, self.begin + offset, *after)
+
+    def wait(self, ticket: Ticket) -> None:
+        """See `Slow.wait`."""
+        self.memory.wait(ticket)
+
+    def idle(self) -> None:
+        """See `Slow.idle`."""
+        self.memory.idle()
+
+    def close(self) -> None:
+        """See `Slow.close`."""
+        self.memory.close()
