@@ -208,8 +208,10 @@ class WholeStep:
     states pass through, and `peak`, what the step takes beyond these; `first_peak` is that of the
     first step, which makes the states, and `accumulating_peak` that of a last microbatch, which
     finds gradients there. `slow` bytes are in `slow_memory`, of which `moved` leave
-    and return in each step. It takes `seconds`, and waits for states for `waited` of them.
-    `schedule` is the path of its actions, as the referee played them (`schemas.schedule`).
+    in each step, and as many or more return. It takes `seconds`, and waits for the other memory for
+    `waited` of them. `schedule` is the path of its actions, as the referee played them
+    (`schemas.schedule`). Where parameters live in the other memory, `remote` are their bytes, and
+    `parameters` those that are on the device between two steps, too.
     """
 
     optimizer: str
@@ -227,13 +229,16 @@ class WholeStep:
     seconds: float
     waited: float
     schedule: str
+    remote: int = 0
 
     @property
     def places(self) -> dict[str, str]:
         """Which memory each part of the step lives in."""
         device = "device"
         return {
-            "parameters": device,
+            "parameters": f"{self.slow_memory}, each on the {device} while it is used"
+            if self.remote
+            else device,
             "gradients": f"{device}, each until its parameter is updated",
             "optimiser states": f"{self.slow_memory}, pieces of them on the {device}",
         }

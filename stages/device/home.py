@@ -16,7 +16,8 @@ import torch
 
 from .away import Layout, away_class
 from .pieces import flat, is_dense
-from .slow import Slow, Ticket
+from .slow import Ticket
+from .spans import Span
 
 _OTHER = "make model and optimiser anew, and load a state_dict() that was saved"
 
@@ -34,8 +35,8 @@ class Home:
         parameters: Sequence[torch.Tensor],
         paths: Sequence[str],
         there: Collection[int],
-        memory: Slow,
-        copies: Slow,
+        memory: Span,
+        copies: Span,
     ) -> None:
         check(parameters, paths)
         self.parameters = list(parameters)

@@ -26,6 +26,7 @@ class Lodging:
     are on the device between two steps, too (as places in `paths`); states are updated in pieces of
     `piece` bytes of a parameter, and pass through `staging` bytes of the device. In the slow memory
     parameters take `parameters` bytes, `states` states, and `copies` what a step sends beside them.
+    A step takes `peak` bytes of the device above what was there before, the first `first_peak`.
     """
 
     optimizer: str
@@ -36,6 +37,8 @@ class Lodging:
     parameters: int
     states: int
     copies: int
+    peak: int
+    first_peak: int
 
 
 def lodge(

@@ -211,13 +211,19 @@ class _InBackward(torch.optim.Optimizer):
 
     @property
     def waited_seconds(self) -> float:
-        """Seconds for which updates have waited for states so far, on the CPU."""
-        return self._updates.ring.waited
+        """Seconds for which steps have waited for states so far, on the CPU, and for parameters
+        that live in the slow memory."""
+        home = self._updates.home
+        return self._updates.ring.waited + (
+            0.0 if home is None else home.memory.waited + home.copies.waited
+        )
 
     @property
     def slow_bytes(self) -> int:
-        """Bytes of the slow memory that the states have."""
-        return self._updates.ring.memory.size
+        """Bytes of the slow memory that the states have, and parameters that live there."""
+        home = self._updates.home
+        own = self._updates.ring.memory.size
+        return own if home is None else own + home.memory.size + home.copies.size
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise RuntimeError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 
 from .slow import Slow, Ticket, check_span
@@ -14,6 +16,8 @@ class Span:
         self.memory = memory
         self.begin = begin
         self.size = size
+        self.waited = 0.0
+        """Seconds for which the host has stood still for transfers."""
 
     @property
     def sound(self) -> bool:
@@ -36,7 +40,9 @@ class Span:
 
     def wait(self, ticket: Ticket) -> None:
         """See `Slow.wait`."""
+        begin = time.perf_counter()
         self.memory.wait(ticket)
+        self.waited += time.perf_counter() - begin
 
     def idle(self) -> None:
         """See `Slow.idle`."""

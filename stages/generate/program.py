@@ -158,7 +158,7 @@ class _Writer:
 
     def head(self, title: str, arguments: list[int]) -> list[str]:
         """Everything above the body."""
-        lines = [f'"""{comment(title)}"""', "", "import torch", ""]
+        lines = [f'"""{comment(title)}"""', "", "import torch", "", *self.remote.imports()]
         absent = ["for_view"] * bool(self.copies) + joining_names(self.graph, self.joined)
         if absent:
             lines += [f"from .absent import {', '.join(absent)}"]
@@ -168,7 +168,6 @@ class _Writer:
             lines += ["from .chain import drawing_from, random_state"]
         if self.places.begins:
             lines += ["from .transfers import Transfers"]
-        lines += self.remote.imports()
         lines += self.operators.imports()
         if len(lines) > 4:
             lines += [""]
@@ -308,6 +307,7 @@ class _Writer:
         self.flush()
         self.remark("backward")
         self.line("tangents = yield outputs")
+        self.lines += self.remote.goes_on()
         self.line(f"[{', '.join(self.names[value] for value in made)}] = tangents")
         self.line("tangents.clear()", step.live)
         for value in made:

@@ -48,7 +48,7 @@ class Remote:
         """The line that a program with such parameters begins with."""
         return [line(f"{VISIT} = Visit({HOME})")] if self else []
 
-    def begins(self, names: Mapping[int, str]) -> Iterator[tuple[Statement, int]]:
+    def begins(self, names: Sequence[str]) -> Iterator[tuple[Statement, int]]:
         """The statements that name what is on the device when a step begins, each with its
         parameter."""
         for number in self.there:
@@ -72,6 +72,10 @@ class Remote:
     def frees(self, storage: int) -> str:
         """The line that frees the bytes of a parameter."""
         return f"{VISIT}.free({self.numbers[storage]})"
+
+    def goes_on(self) -> list[str]:
+        """The line that the backward begins with."""
+        return [line(f"{VISIT}.go_on()")] if self else []
 
     def ends(self) -> list[str]:
         """The lines behind the last gradients: what is left to do has been done by then."""

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from schemas.actions import Accumulate, OptimiseAway
+from schemas.actions import Accumulate, Optimise, OptimiseAway
 from schemas.errors import ScheduleError
 from schemas.graph import Graph
 from schemas.schedule import Step
 from schemas.updates import LinkSpeed, Updates
 from stages.generate.naming import comment
 from stages.generate.transfers import places
+from stages.replay.referee import device_memory
 
 _RUNTIME = Path(__file__).parent / "runtime"
 _DEVICE = Path(__file__).parents[1] / "device"
@@ -69,6 +70,27 @@ def copies_bytes(graph: Graph, steps: Sequence[Step], updates: Updates) -> int:
     return places(graph, steps, remote).size
 
 
+def peaks(graph: Graph, steps: Sequence[Step], updates: Updates) -> tuple[int, int]:
+    """The most bytes of a step above those from before it, and of the first one, which makes the
+    states, as the referee has written them into the schedule."""
+    there = {graph.values[value].storage for value in updates.there}
+    before = sum(graph.storages[storage] for storage in there)
+    own = device_memory(graph)
+    most = first = more = 0
+    for step in steps:
+        if step.memory != own:
+            continue
+        peak = step.peak
+        begun = peak + more
+        if isinstance(step.action, Optimise):
+            cost = updates.costs[step.action.value]
+            begun += cost.first[0] - cost.peak
+            more += cost.first[1] - cost.net
+            begun = max(begun, step.live + more)
+        most, first = max(most, peak), max(first, begun)
+    return most - before, first - before
+
+
 def lodging_text(graph: Graph, steps: Sequence[Step], updates: Updates) -> str:
     """What the package says of the optimiser and of where parameters live, as Python."""
     values = sorted(updates.remote)
@@ -84,6 +106,7 @@ def lodging_text(graph: Graph, steps: Sequence[Step], updates: Updates) -> str:
         "parameters": own,
         "states": updates.slow_states,
         "copies": copies_bytes(graph, steps, updates),
+        **dict(zip(("peak", "first_peak"), peaks(graph, steps, updates), strict=True)),
     }
     return "\n".join(["Lodging(", *(f"    {name}={fact!r}," for name, fact in facts.items()), ")"])
 

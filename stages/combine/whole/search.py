@@ -134,7 +134,8 @@ class Search:
         seconds_of = {s: task.link.seconds(task.graph.storages[s]) for s in task.remote}
         beside = max((_most(task.updates[value], task) for value in own), default=0)
         room = task.room - updates.staging - beside
-        stays = updates.there if updates.adds else updates.there & here
+        frozen = updates.remote - updates.costs.keys()
+        stays = updates.there if updates.adds else updates.there & (here | frozen)
         windows = windows_of(
             base, task.remote, updates.there, here, stays, room - margin, seconds_of
         )

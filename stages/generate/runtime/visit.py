@@ -50,6 +50,10 @@ class Visit:
         """A parameter's bytes of the device are free."""
         self._home().free(number)
 
+    def go_on(self) -> None:
+        """The backward begins; raises RuntimeError where it cannot, before anything is updated."""
+        self._home().check()
+
     def leave(self) -> None:
         """The step has done all that it does with parameters."""
         self._home().visit = None
