@@ -113,11 +113,13 @@ def task_of(
     ConfigError where the budget is below what an op needs, the other memory has no room, or a
     parameter has no measured update."""
     found: dict[int, int] = {}
-    may = _movable(graph)
+    may = _movable(graph) if measured is not None else frozenset(range(len(graph.values)))
     for op in graph.ops:
         for value in op.inputs:
             described = graph.values[value]
-            if value in may and graph.storages[described.storage] >= least:
+            if described.kind != "parameter" or value not in may:
+                continue
+            if graph.storages[described.storage] >= least:
                 found.setdefault(described.storage, value)
     problem = condense(graph, costs)
     task = Task(graph, costs, problem, link, updates, found, budget, microbatches, measured)
