@@ -182,7 +182,7 @@ def _whole(task: Task, found: Found, updating: Updating, schedule: str) -> Whole
         first_peak=first,
         accumulating_peak=last.peak - there,
         slow_memory=updating.slow_memory,
-        slow=updates.slow_states + own + copies_bytes(graph, steps, updates),
+        slow=updating.slow + own + copies_bytes(graph, steps, updates),
         moved=transfers.left if transfers else 0,
         seconds=found.seconds,
         waited=transfers.waited if transfers else 0.0,

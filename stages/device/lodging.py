@@ -23,15 +23,17 @@ class Lodging:
     """What a plan says of an optimiser whose parameters live in a slow memory, in part.
 
     `optimizer` is its class, `paths` are those of the parameters that live there, of which `there`
-    are on the device between two steps, too (as places in `paths`); states are updated in pieces of
-    `piece` bytes of a parameter, and pass through `staging` bytes of the device. In the slow memory
-    parameters take `parameters` bytes, `states` states, and `copies` what a step sends beside them.
+    are on the device between two steps, too (as places in `paths`), and `updated` those that a step
+    updates. States are updated in pieces of `piece` bytes of a parameter, and pass through
+    `staging` bytes of the device. In the slow memory parameters take `parameters` bytes, `states`
+    the states of those that are updated, and `copies` what a step sends beside them.
     A step takes `peak` bytes of the device above what was there before, the first `first_peak`.
     """
 
     optimizer: str
     paths: tuple[str, ...]
     there: tuple[int, ...]
+    updated: tuple[str, ...]
     piece: int
     staging: int
     parameters: int
@@ -57,20 +59,20 @@ def lodge(
     missing = [path for path in lodging.paths if path not in known]
     if missing:
         raise RuntimeError(f"the plan moves the parameter {missing[0]}, which this model has not")
-    _check_optimizer(known, optimizer, lodging)
+    states = _states_bytes(known, optimizer, lodging)
     parameters = [known[path] for path in lodging.paths]
-    sizes = (lodging.parameters, lodging.states, lodging.copies)
+    sizes = (lodging.parameters, states, lodging.copies)
     if sum(p.numel() * p.element_size() for p in parameters) != lodging.parameters:
         raise RuntimeError("the plan was made for parameters of other sizes or dtypes")
     device = next(p.device for group in optimizer.param_groups for p in group["params"])
     memory = slow_memory(device, sum(sizes), folder)
     begins = [sum(sizes[:number]) for number in range(3)]
-    own, states, copies = (Span(memory, b, s) for b, s in zip(begins, sizes, strict=True))
+    own, beside, copies = (Span(memory, b, s) for b, s in zip(begins, sizes, strict=True))
     home = None
     try:
         home = Home(parameters, lodging.paths, lodging.there, own, copies)
         updates = Updates(
-            type(optimizer), optimizer.param_groups, None, lodging.piece, lambda _: states, home
+            type(optimizer), optimizer.param_groups, None, lodging.piece, lambda _: beside, home
         )
         return home, _stepping(optimizer, updates)
     except BaseException:
@@ -80,33 +82,27 @@ def lodge(
         raise
 
 
-def _check_optimizer(
+def _states_bytes(
     known: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer, lodging: Lodging
-) -> None:
-    """Raises RuntimeError where an optimiser is not the one of the plan."""
+) -> int:
+    """The bytes of all states of an optimiser; raises RuntimeError where it is not the plan's."""
     kind, groups = type(optimizer), optimizer.param_groups
     if kind.__name__ != lodging.optimizer:
         raise RuntimeError(
             f"the plan was made for {lodging.optimizer}, and the optimiser is {kind.__name__}"
         )
-    updated = {id(p) for group in groups for p in group["params"]}
-    trained = {path: p for path, p in known.items() if p.requires_grad}
-    missing = _first(path for path, p in trained.items() if id(p) not in updated)
-    if missing:
-        raise RuntimeError(f"{missing} has a gradient, and is in no group of the optimiser")
-    parameters = [(p, states_of(kind, group)) for group in groups for p in group["params"]]
-    counts = [count for _, count in parameters]
-    pieces = [
-        piece.size
-        for own in pieces_of([p for p, _ in parameters], counts, lodging.piece)
-        for piece in own
-    ]
-    if (sum(pieces), STAGING * max(pieces)) != (lodging.states, lodging.staging):
+    parameters = [p for group in groups for p in group["params"]]
+    counts = [states_of(kind, group) for group in groups for _ in group["params"]]
+    pieces = pieces_of(parameters, counts, lodging.piece)
+    sizes = {id(p): [each.size for each in own] for p, own in zip(parameters, pieces, strict=True)}
+    for path in lodging.updated:
+        if id(known.get(path)) not in sizes:
+            raise RuntimeError(f"{path} has a gradient, and is in no group of the optimiser")
+    found = sum(sum(sizes[id(known[path])]) for path in lodging.updated)
+    staging = STAGING * max(size for own in sizes.values() for size in own)
+    if (found, staging) != (lodging.states, lodging.staging):
         raise RuntimeError(
-            f"the states of the optimiser take {sum(pieces)} bytes, and {lodging.states} in the "
-            f"plan: plan again with its settings"
+            f"the optimiser's states take {found} bytes and pass through {staging}, in the plan "
+            f"{lodging.states} and {lodging.staging}: plan again with its settings"
         )
-
-
-def _first(found: Any) -> str:
-    return next(iter(found), "")
+    return sum(map(sum, sizes.values()))

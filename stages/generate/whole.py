@@ -101,6 +101,7 @@ def lodging_text(graph: Graph, steps: Sequence[Step], updates: Updates) -> str:
         "optimizer": updates.optimizer,
         "paths": paths,
         "there": there,
+        "updated": tuple(graph.values[value].path for value in sorted(updates.costs)),
         "piece": updates.piece,
         "staging": updates.staging,
         "parameters": own,

@@ -185,7 +185,7 @@ def validate_lodged(
         return load_lodged(module, model, optimizer, folder)
 
     def made(model: nn.Module) -> torch.optim.Optimizer:
-        return optimizer_of(lodging.optimizer, lodging.states, model)
+        return optimizer_of(lodging, model)
 
     try:
         said = check_lodged(graph, built, load, made(built.model))
@@ -268,16 +268,17 @@ def _measured(
     return Validation(filled, lines)
 
 
-def optimizer_of(name: str, states: int, model: nn.Module) -> torch.optim.Optimizer:
-    """An optimiser of the class that a plan was made for, over all parameters with a gradient, that
-    keeps as many states; raises ModelError where none of `torch.optim` does."""
+def optimizer_of(lodging: Any, model: nn.Module) -> torch.optim.Optimizer:
+    """An optimiser of the class that a plan was made for, over the parameters that it updates, that
+    keeps states where the plan has some; raises ModelError where none of `torch.optim` does."""
     kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
         "SGD": torch.optim.SGD,
         "Adam": torch.optim.Adam,
         "AdamW": torch.optim.AdamW,
     }
+    name = lodging.optimizer
     if name not in kinds:
         raise ModelError(f"the plan was made for the optimiser {name!r}, which is not known")
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    settings = {"momentum": 0.9} if name == "SGD" and states else {}
-    return kinds[name](trained, lr=1e-3, **settings)
+    updated = [model.get_parameter(path) for path in lodging.updated]
+    settings = {"momentum": 0.9} if name == "SGD" and lodging.states else {}
+    return kinds[name](updated, lr=1e-3, **settings)

@@ -68,7 +68,7 @@ def momentum(model: nn.Module) -> Any:
 
 
 def adam(model: nn.Module) -> Any:
-    return torch.optim.Adam([p for p in model.parameters() if p.requires_grad], amsgrad=True)
+    return torch.optim.Adam(model.parameters(), amsgrad=True)
 
 
 def train(module: Any, optimizer: Any, args: Any, steps: int = 3) -> list[Tensor]:
