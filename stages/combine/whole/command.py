@@ -11,7 +11,8 @@ from schemas.errors import ConfigError, ScheduleError
 
 if TYPE_CHECKING:
     from schemas.graph import Graph
-    from schemas.machine import Device, Memory
+    from schemas.link import HostLink
+    from schemas.machine import Machine
     from schemas.updates import UpdateCost
     from stages.combine.whole.search import Found
     from stages.combine.whole.task import Task
@@ -114,7 +115,8 @@ def read_task(options: argparse.Namespace, traced: Path, paid: Path, microbatche
 
     graph, costs = read_graph(traced), read_costs(paid)
     machine = read_machine(options.machine)
-    device, link = machine.single(options.machine), host_link(machine, options.machine)
+    link = host_link(machine, options.machine)
+    device = machine.devices[0]
     budget = parse_budget(options.budget)
     if budget.size is None:
         raise ConfigError(f"whole: --budget is bytes of the device, not {options.budget!r}")
@@ -123,10 +125,9 @@ def read_task(options: argparse.Namespace, traced: Path, paid: Path, microbatche
             f"{options.machine}: {device.name} has {device.memory} bytes, less than the budget of "
             f"{budget.size}"
         )
-    beside = next(memory for memory in machine.memories if memory.name == link.to)
     measured = None if options.updates is None else read_measured(options.updates)
     if measured is None:
-        updates = _described(options, graph, device, beside)
+        updates = _described(options, graph, machine, link)
     elif options.optimizer is not None:
         raise ConfigError(
             f"whole: {options.updates} says of which optimiser it is, not --optimizer"
@@ -138,17 +139,14 @@ def read_task(options: argparse.Namespace, traced: Path, paid: Path, microbatche
 
 
 def _described(
-    options: argparse.Namespace, graph: Graph, device: Device, beside: Memory
+    options: argparse.Namespace, graph: Graph, machine: Machine, link: HostLink
 ) -> dict[int, UpdateCost]:
     """What updates take by the description of a machine; raises ConfigError where that has no
     speeds."""
     from stages.combine.whole.described import described_costs
 
-    if device.bandwidth is None:
-        raise ConfigError(
-            f"{options.machine}: {device.name} has no bandwidth, by which updates are described: "
-            "give measured ones as --updates"
-        )
+    beside = next(memory for memory in machine.memories if memory.name == link.to)
+    device = machine.single(options.machine)
     return described_costs(graph, device, beside.bandwidth, options.optimizer or "adamw")
 
 

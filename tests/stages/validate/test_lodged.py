@@ -118,7 +118,7 @@ def test_described_updates_are_not_run(
     )
     where = ["--machine", str(folder / "machine.json"), "--budget", "1MB"]
     assert main(["whole", *graph, *costs, *where, "--out", str(tmp_path / "plan")]) == 1
-    assert "cpu has no bandwidth, by which updates are described" in capsys.readouterr().err
+    assert "cpu has no flops, so that no time is known" in capsys.readouterr().err
     updates = ["--updates", str(folder / "updates.json"), "--optimizer", "adamw"]
     assert main(["whole", *graph, *costs, *where, *updates, "--out", str(tmp_path / "plan")]) == 1
     assert "says of which optimiser it is" in capsys.readouterr().err
