@@ -102,7 +102,8 @@ class Updates:
     are `there` are on the device, too, when the step begins and when it ends. Of several
     microbatches the last one updates, and all others `add` their gradients up: the sums of remote
     parameters are in the other memory then, and in a last one that is `summed`. The states of some
-    are in a third memory, where there is one, `far`.
+    are in a third memory, where there is one, `far`. Measured costs are those of an `optimizer`, a
+    class of `torch.optim`, in pieces of `piece` bytes of a parameter.
     """
 
     costs: Mapping[int, UpdateCost]
@@ -115,6 +116,8 @@ class Updates:
     adds: bool = False
     summed: bool = False
     far: Far | None = None
+    optimizer: str = ""
+    piece: int = 0
 
     @property
     def elsewhere(self) -> frozenset[int]:
@@ -157,6 +160,7 @@ class Updates:
         sets = {name: sorted(getattr(self, name)) for name in _SETS}
         plain = {"buffers": self.buffers, "first": self.first, "speed": asdict(self.speed)}
         plain |= {"adds": self.adds, "summed": self.summed}
+        plain |= {"optimizer": self.optimizer, "piece": self.piece}
         if self.far is not None:
             values, link = sorted(self.far.values), self.far.link.text()
             plain["far"] = {"link": link, "values": values, "buffers": self.far.buffers}
@@ -221,12 +225,18 @@ def _plausible(made: Updates) -> bool:
     for cost in made.costs.values():
         more += [cost.away_seconds, cost.add_seconds]
     flags = (made.first, made.adds, made.summed)
-    sizes = [made.buffers, *(size for name in _SETS for size in getattr(made, name)), *made.costs]
     far = made.far
-    sizes += [] if far is None else [far.buffers, *far.values]
+    sizes = [
+        made.buffers,
+        made.piece,
+        *(size for name in _SETS for size in getattr(made, name)),
+        *made.costs,
+        *([] if far is None else [far.buffers, *far.values]),
+    ]
     for cost in made.costs.values():
         sizes += [*cost.pieces, cost.peak, *cost.first]
     texts = all(isinstance(cost.path, str) for cost in made.costs.values())
+    texts = texts and isinstance(made.optimizer, str)
     whole = all(type(size) is int and size >= 0 for size in sizes)
     numbers = all(not isinstance(t, bool) and t >= 0 for t in (*times, *more))
     return (
@@ -247,8 +257,10 @@ class WholeStep:
     states pass through, and `peak`, what the step takes beyond these; `first_peak` is that of the
     first step, which makes the states, and `accumulating_peak` that of a last microbatch, which
     finds gradients there. `slow` bytes are in `slow_memory`, of which `moved` leave
-    and return in each step. It takes `seconds`, and waits for states for `waited` of them.
-    `schedule` is the path of its actions, as the referee played them (`schemas.schedule`).
+    in each step, and as many or more return. It takes `seconds`, and waits for the other memory for
+    `waited` of them. `schedule` is the path of its actions, as the referee played them
+    (`schemas.schedule`). Where parameters live in the other memory, `remote` are their bytes, and
+    `parameters` those that are on the device between two steps, too.
     """
 
     optimizer: str
@@ -266,13 +278,16 @@ class WholeStep:
     seconds: float
     waited: float
     schedule: str
+    remote: int = 0
 
     @property
     def places(self) -> dict[str, str]:
         """Which memory each part of the step lives in."""
         device = "device"
         return {
-            "parameters": device,
+            "parameters": f"{self.slow_memory}, each on the {device} while it is used"
+            if self.remote
+            else device,
             "gradients": f"{device}, each until its parameter is updated",
             "optimiser states": f"{self.slow_memory}, pieces of them on the {device}",
         }

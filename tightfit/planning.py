@@ -16,6 +16,7 @@ from schemas.budget import NO_BUDGET
 from schemas.engines import Solver
 from schemas.errors import ConfigError
 from schemas.strategies import baselines
+from tightfit.away import Parameters, check_parameters, planned_away
 from tightfit.checked import check_plan, check_updates
 from tightfit.choices import Choice, ChosenPlan
 from tightfit.house import default_store
@@ -67,6 +68,7 @@ def plan(
     machine: Path | str | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     disk: Path | str | None = None,
+    parameters: Parameters = "device",
     kernels: Kernels = "eager",
 ) -> tuple[nn.Module, ChosenPlan]:
     """Plans the training step `model(*args, **kwargs)` under a budget.
@@ -95,14 +97,16 @@ def plan(
     takes its place: it updates each parameter in the backward, its states are on the disk, in a
     file of the folder `disk` (on a GPU in the host's memory), a budget in bytes counts the whole
     step with all updates, and the plan's `whole` says what is predicted of it; on the CPU `check`
-    compares three steps, too. With `kernels` "fused" groups of small ops run as single compiled
-    kernels, see docs/fused.md: `check` holds the step to the bits of these kernels unplanned, and
-    to a few times eager's distance from float64; where eager's kernels take less time in the same
-    bytes, or fused ones do not fit, the plan is one of eager's and says so. An interruption while
-    the frontier is made gives the best plan so far, where one fits. Threads that plan do so one
-    after the other; no other is to run a model meanwhile. Raises ConfigError when the budget is no
-    size or too small, ModelError when the model cannot be captured or the planned module does not
-    do what the original does.
+    compares three steps, too. With `parameters` "away" those of 1 MiB and more live there, too, and
+    come to the device for as long as a step uses them: their values are to be had within
+    `made.optimizer.gathered()`, see docs/offloading.md. With `kernels` "fused" groups of small ops
+    run as single compiled kernels, see docs/fused.md: `check` holds the step to the bits of these
+    kernels unplanned, and to a few times eager's distance from float64; where eager's kernels take
+    less time in the same bytes, or fused ones do not fit, the plan is one of eager's and says so. An
+    interruption while the frontier is made gives the best plan so far, where one fits. Threads that
+    plan do so one after the other; no other is to run a model meanwhile. Raises ConfigError when the
+    budget is no size or too small, ModelError when the model cannot be captured or the planned
+    module does not do what the original does.
     """
     import torch
 
@@ -126,6 +130,9 @@ def plan(
         solver = (engine, str(peaks), str(saves))
         linked = None if machine is None else Path(machine)
         route = Route(store, device, strategy, solver, jobs, telling, linked, kernels)
+        check_parameters(parameters, optimizer, route, written, otherwise, cuda_graphs, len(given))
+        if optimizer is not None and parameters == "away":
+            return planned_away(route, given, written, otherwise, check, optimizer, disk)
         if optimizer is not None:
             return _with_optimizer(route, given, written, otherwise, check, optimizer, disk)
         return _planned(route, given, written, otherwise, check, cuda_graphs)
@@ -147,7 +154,8 @@ def _with_optimizer(
     if len(given) > 1:
         raise ConfigError("plan: optimizer: is for samples of one shape")
     variant = Variant.of(route, given[0], written)
-    made, whole = planned_whole(route, variant, measured(route, variant, optimizer, disk), written)
+    updating = measured(route, variant.graph, variant.built.model, optimizer, disk)
+    made, whole = planned_whole(route, variant, updating, written)
     load_one = loader(made.module)
     if check:
         check_plan(route, variant, made, load_one)

@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> None:
     from schemas.errors import ArtifactError, ConfigError
     from schemas.graph import GRAPH, read_graph
     from schemas.plan import plan_digest, read_plan
-    from schemas.schedule import SCHEDULE, read_schedule
+    from schemas.schedule import SCHEDULE, read_schedule, schedule_updates
     from schemas.store import read
     from stages.device.foreign import registered
     from stages.generate.package import infeasible_package, package, signed, write_directory
@@ -49,7 +49,8 @@ def run(options: argparse.Namespace) -> None:
         files = infeasible_package(plan)
     else:
         with registered(options.operators, options.search_path):
-            files = package(read_graph(options.graph), read_schedule(options.schedule), plan, write)
+            steps, updates = read_schedule(options.schedule), schedule_updates(options.schedule)
+            files = package(read_graph(options.graph), steps, plan, write, updates)
     sources = (traced.digest, scheduled.digest, plan_digest(options.plan))
     write_directory(options.out, signed(files, *sources))
 

@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from schemas.actions import Accumulate, OptimiseAway
 from schemas.costs import RANDOM_STATE_TARGET, Cost, Costs, Device
-from schemas.errors import ArtifactError, ScheduleError
+from schemas.errors import ArtifactError
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op
 from schemas.module import MADE_FROM, MadeFrom, digests_of, made_from_bytes
 from schemas.schedule import Step
+from schemas.updates import Updates
 from stages.device.groups import register_groups
 from stages.generate.check import check_interface
 from stages.generate.groups import groups_text
@@ -26,6 +26,7 @@ from stages.generate.naming import comment, megabytes
 from stages.generate.registry import ATEN, BACKENDS, Backend
 from stages.generate.transfers import any_link, any_updates
 from stages.generate.watched import watched_bytes
+from stages.generate.whole import check_whole, lodging_text, played, whole_files, whole_init
 from stages.replay.referee import replay
 
 _RUNTIME = Path(__file__).parent / "runtime"
@@ -63,21 +64,23 @@ def package(
     steps: Sequence[Step],
     plan: Mapping[str, Any],
     write: Backend = BACKENDS[ATEN],
+    updates: Updates | None = None,
 ) -> dict[str, bytes]:
     """The files of the package of a plan, by name, its program as a backend writes it; see
-    `write_package`.
+    `write_package`. Where `updates` have parameters in another memory, it is that of a whole step.
 
     Of the plan it takes strategy, budget, budget_bytes, verdict, sentence, peak and time, and what
     is taken of a GPU ahead of the first step.
     """
     register_groups(graph)
     check_interface(graph)
-    if any(isinstance(step.action, OptimiseAway | Accumulate) for step in steps):
-        raise ScheduleError("the schedule updates in another memory, which no program does yet")
-    replay(graph, timeless(graph), steps, link=any_link(graph), updates=any_updates(steps))
+    check_whole(graph, steps, updates)
+    whole = updates if updates is not None and updates.remote else None
+    known = any_updates(steps) if whole is None else played(whole)
+    replay(graph, timeless(graph), steps, link=any_link(graph), updates=known)
     facts = _facts(plan)
     title = f"The training step of {graph.model} as straight-line code, planned by tightfit."
-    program = write(graph, steps, title)
+    program = write(graph, steps, title, whole)
     texts = {
         "__init__.py": _init(graph, facts, "from .groups import" in program.text),
         "interface.py": interface_text(graph, program),
@@ -87,6 +90,10 @@ def package(
     if groups:
         texts["groups.py"] = groups_text(graph, groups)
     texts |= runtime_files(program.text)
+    if whole is not None:
+        lodging = lodging_text(graph, steps, whole)
+        texts["__init__.py"] = whole_init(graph, lodging, _CONSTANTS, _shown(facts))
+        texts |= whole_files()
     files = {name: text.encode() for name, text in texts.items()}
     files["watched.json"] = watched_bytes(graph)
     data = constants(graph, program)

@@ -85,7 +85,7 @@ def validate(
     from float64 with the original; memory and time stand beside the original's. Nothing is run for
     a plan without a program (verdict "infeasible"). Raises ArtifactError when the plan lacks a key.
     """
-    base = _base(graph, plan, plan_seconds)
+    base = base_of(graph, plan, plan_seconds)
     if base.verdict == "infeasible" or base.predicted_peak is None:
         return Validation(base, [])
     pair = _Pair.of(graph, built, device)
@@ -324,7 +324,7 @@ def _over(measured: Measurement) -> str:
     )
 
 
-def _base(graph: Graph, plan: Mapping[str, Any], plan_seconds: float | None) -> Measurement:
+def base_of(graph: Graph, plan: Mapping[str, Any], plan_seconds: float | None) -> Measurement:
     """The measurement of a plan that nothing was measured of yet."""
     for key in _PLAN_KEYS:
         if key not in plan:

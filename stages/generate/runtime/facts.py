@@ -89,6 +89,8 @@ class Interface:
     `autocast_cache` whether it kept its casts. `cast` are the positions of the tensors that are
     cast as autocast would, `spared` the dtypes of autocast under which the backward is what it is
     without autocast. `constants` is the SHA-256 of `constants.bin`, "" where there is none.
+    `remote` are the positions of the parameters that live in another memory, in the order of their
+    numbers there.
     """
 
     model: str
@@ -120,3 +122,4 @@ class Interface:
     cast: tuple[int, ...]
     spared: tuple[str, ...]
     constants: str = ""
+    remote: tuple[int, ...] = ()

@@ -58,7 +58,7 @@ class Guards:
             raise RuntimeError(f"{said}; {remedy}") from None
         self.answers = Answers(interface, self.names)
         tied = {at for at, first in interface.alike if at != first}
-        self.ties = Ties(tensors, self.names, written, tied)
+        self.ties = Ties(tensors, self.names, written, tied, set(interface.remote))
         self.writes = bool(written)
 
     def gather(

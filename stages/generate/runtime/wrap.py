@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
@@ -23,6 +23,9 @@ from .outputs import assembler
 from .readings import class_of
 from .surroundings import check_kinds, check_surroundings, is_traced, uncompiled
 
+if TYPE_CHECKING:
+    from .lodged import Lodged
+
 Model = TypeVar("Model", bound=torch.nn.Module)
 Otherwise = Literal["error", "original", "copy"]
 
@@ -35,6 +38,7 @@ def wrap(
     load: Callable[..., torch.nn.Module],
     cuda_graphs: bool = False,
     arena: int = 0,
+    lodged: Lodged | None = None,
 ) -> Model:
     """A module of the model's own class that shares all its state and runs the planned step, with
     `cuda_graphs` as CUDA graphs (see `graphed`). Ahead of the first step it takes the bytes of an
@@ -42,7 +46,8 @@ def wrap(
 
     Module and model share the attributes themselves: what is set, moved or replaced on one is so on
     the other. `load` rebuilds it when it is copied or unpickled; where whoever loaded the package
-    has put `carrying` into it, that says how it is pickled.
+    has put `carrying` into it, that says how it is pickled. Parameters that live in another memory
+    are `lodged`.
     """
     if otherwise not in ("error", "original", "copy"):
         raise ValueError(f'otherwise is {otherwise!r}, it can be "error", "original" or "copy"')
@@ -57,7 +62,7 @@ def wrap(
         refused = refusal(step, interface)
         if refused:
             raise RuntimeError(f"{refused}: load the plan without cuda_graphs")
-    loading = Loading(load, otherwise, cuda_graphs, arena)
+    loading = Loading(load, otherwise, cuda_graphs, arena, lodged)
     return _face(_planned_class(base, model, interface, step, loading), model)
 
 
@@ -70,6 +75,15 @@ class Loading:
     otherwise: Otherwise
     cuda_graphs: bool
     arena: int
+    lodged: Lodged | None = None
+
+    def check_copied(self) -> None:
+        """Raises RuntimeError where a planned module is neither copied nor pickled."""
+        if self.lodged is not None:
+            raise RuntimeError(
+                "a planned module whose parameters live in another memory is neither copied nor "
+                "pickled: save its state_dict()"
+            )
 
     def again(self, model: torch.nn.Module) -> torch.nn.Module:
         """The planned module of another model."""
@@ -77,6 +91,7 @@ class Loading:
 
     def reduced(self, model: torch.nn.Module) -> tuple[Any, ...]:
         """How the planned module of a model is pickled."""
+        self.check_copied()
         carrying = getattr(sys.modules.get(self.load.__module__), "carrying", None)
         if carrying is None:
             return self.load, (model, self.otherwise, self.cuda_graphs)
@@ -92,7 +107,10 @@ def _planned_class(
     loading: Loading,
 ) -> type[Model]:
     register_caches()
+    lodged = loading.lodged
     run = Graphed(step, interface, loading.arena) if loading.cuda_graphs else step
+    if lodged is not None:
+        run = functools.partial(step, lodged.home)
     ahead = Ahead(0 if loading.cuda_graphs else loading.arena)
     copying = loading.otherwise == "copy"
     guards = Guards(interface, _face(base, model), Path(__file__).parent, copying)
@@ -108,7 +126,7 @@ def _planned_class(
             try:
                 check_surroundings(guards.writes)
                 tensors = guards.gather(self, args, kwargs)
-                check_kinds(tensors)
+                check_kinds(tensors if lodged is None else lodged.plain(tensors))
             except PlanMismatch:
                 if loading.otherwise != "original":
                     raise
@@ -125,12 +143,14 @@ def _planned_class(
         return loading.reduced(_face(base, self))
 
     def deepcopy(self: Model, memo: dict[int, Any]) -> Any:
+        loading.check_copied()
         copied = object.__new__(base)
         memo[id(self)] = memo[id(model)] = copied
         object.__setattr__(copied, "__dict__", copy.deepcopy(vars(self), memo))
         return loading.again(copied)
 
     def shallow(self: Model) -> Any:
+        loading.check_copied()
         copied = object.__new__(base)
         object.__setattr__(copied, "__dict__", vars(self).copy())
         return loading.again(copied)
@@ -142,6 +162,7 @@ def _planned_class(
         "__reduce_ex__": reduce,
         "_tightfit_original": base,
         "forward": forward,
+        **({} if lodged is None else lodged.members(base)),
     }
     if not hasattr(base, "__copy__"):
         body["__copy__"] = shallow
