@@ -102,11 +102,11 @@ def plan(
     `made.optimizer.gathered()`, see docs/offloading.md. With `kernels` "fused" groups of small ops
     run as single compiled kernels, see docs/fused.md: `check` holds the step to the bits of these
     kernels unplanned, and to a few times eager's distance from float64; where eager's kernels take
-    less time in the same bytes, or fused ones do not fit, the plan is one of eager's and says so. An
-    interruption while the frontier is made gives the best plan so far, where one fits. Threads that
-    plan do so one after the other; no other is to run a model meanwhile. Raises ConfigError when the
-    budget is no size or too small, ModelError when the model cannot be captured or the planned
-    module does not do what the original does.
+    less time in the same bytes, or fused ones do not fit, the plan is one of eager's and says so.
+    An interruption while the frontier is made gives the best plan so far, where one fits. Threads
+    that plan do so one after the other; no other is to run a model meanwhile. Raises ConfigError
+    when the budget is no size or too small, ModelError when the model cannot be captured or the
+    planned module does not do what the original does.
     """
     import torch
 
