@@ -93,10 +93,10 @@ class Operation:
         return f"{self.action} {self.block}{option}{branch}"
 
 
-def moving(move: Move, store: Store) -> Operation:
+def moving(move: Move, what: Store) -> Operation:
     """The operation that moves what is stored."""
-    kept, position = store
-    [action] = [name for name, what in MOVES.items() if what == (move, kept)]
+    kept, position = what
+    [action] = [name for name, said in MOVES.items() if said == (move, kept)]
     return Operation(action, position)
 
 

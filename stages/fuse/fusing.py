@@ -10,6 +10,7 @@ from dataclasses import replace
 from schemas.arguments import encode_arguments
 from schemas.graph import NONE, Graph, Op
 from schemas.groups import GROUP_PREFIX, body_digest, body_text
+from schemas.held import loss_values
 from stages.fuse.bodies import body_for
 from stages.fuse.grouping import (
     Units,
@@ -87,9 +88,8 @@ def _behind(graph: Graph, op: Op) -> list[int]:
 
 def _held(graph: Graph) -> set[int]:
     """The values that the step hands out."""
-    outputs = {value for output in graph.outputs for value in (output.value, output.tangent)}
     gradients = {value for at in graph.gradients for value in (at.value, at.gradient)}
-    return (outputs | gradients) - {NONE}
+    return loss_values(graph) | gradients
 
 
 def _kept_ops(graph: Graph, inside: set[int]) -> set[int]:

@@ -9,6 +9,7 @@ from schemas.actions import Gradient, Loss, Offload
 from schemas.errors import ScheduleError
 from schemas.graph import FIXED_KINDS, LOSS_TARGET, NONE, Graph, Op
 from schemas.groups import body_of, is_group
+from schemas.held import gradient_storages, held_storages
 from stages.replay.walk import Effect, last_named
 
 
@@ -36,9 +37,8 @@ def uses(graph: Graph, walked: Sequence[Effect], remote: Collection[int] = ()) -
     """
     fixed = {value.id for value in graph.values if value.kind in FIXED_KINDS}
     outputs = graph.output_values()
-    gradients = {gradient.gradient for gradient in graph.gradients}
     storage = [value.storage for value in graph.values]
-    held = {storage[value] for value in (*fixed, *gradients, *graph.held_values())}
+    held = graph.fixed_storages() | gradient_storages(graph) | held_storages(graph)
     held.difference_update(remote)
     late: dict[int, list[int]] = {}
     handed: set[int] = set()

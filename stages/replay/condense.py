@@ -8,6 +8,7 @@ from schemas.contributions import further_contributions
 from schemas.costs import REPEATED, Costs
 from schemas.errors import ArtifactError
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op
+from schemas.held import held_storages
 from schemas.problem import Node, Problem, Repeat, Reuse, Storage
 from schemas.repeat import repeat_of
 
@@ -29,7 +30,7 @@ def condense(graph: Graph, costs: Costs, ordered: bool = True) -> Problem:
     producer = {
         storage: position for position, op in enumerate(kept) for storage in _made(graph, op)
     }
-    held = _held(graph) - fixed
+    held = held_storages(graph) - fixed
     further = further_contributions(graph)
     gradients = {
         graph.values[gradient.gradient].storage
@@ -54,11 +55,6 @@ def _made(graph: Graph, op: Op) -> list[int]:
     read = {graph.values[value].storage for value in op.inputs}
     made = [graph.values[value].storage for value in op.outputs if value != NONE]
     return [storage for storage in dict.fromkeys(made) if storage not in read]
-
-
-def _held(graph: Graph) -> set[int]:
-    """Storages that the caller holds until the end of the step."""
-    return {graph.values[value].storage for value in graph.held_values()}
 
 
 def _node(graph: Graph, costs: Costs, op: Op, fixed: set[int]) -> Node:

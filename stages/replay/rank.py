@@ -17,6 +17,7 @@ from schemas.actions import Loss
 from schemas.contributions import contributions
 from schemas.errors import ScheduleError
 from schemas.graph import NONE, Graph
+from schemas.held import gradient_storages, held_storages
 from schemas.pipeline import BACKWARD, FORWARD, LOSS, SUM, Pipeline, RankAction, SharedGradient
 from schemas.schedule import Step
 from stages.replay.walk import effects, last_named
@@ -64,10 +65,8 @@ def segment_of(graph: Graph, steps: Sequence[Step]) -> StageProgram:
     """What a stage's program does to memory; `steps` are as the referee filled them in."""
     storage = [value.storage for value in graph.values]
     walked = list(effects(graph, steps))
-    gradients = {storage[gradient.gradient] for gradient in graph.gradients}
-    held = {storage[value] for value in graph.held_values()}
     inputs = {storage[value] for value in graph.inputs if value != NONE}
-    others = (gradients | held) - graph.fixed_storages()
+    others = (gradient_storages(graph) | held_storages(graph)) - graph.fixed_storages()
     last: dict[int, int] = dict.fromkeys(inputs, 0)
     for value, position in last_named(graph, walked, others | inputs).items():
         last[storage[value]] = max(last.get(storage[value], 0), position)

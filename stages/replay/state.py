@@ -9,6 +9,7 @@ from schemas.contributions import contributions, further_contributions
 from schemas.costs import Costs
 from schemas.errors import ScheduleError
 from schemas.graph import FIXED_KINDS, NONE, Graph
+from schemas.held import held_storages
 from schemas.link import HostLink
 from schemas.updates import Updates
 from stages.replay.link_lanes import LinkLanes
@@ -103,7 +104,7 @@ class State:
         self.parts = contributions(graph)
         self.owners = {part: owner for owner, parts in self.parts.items() for part in parts}
         self.further = further_contributions(graph)
-        self.held = {graph.values[value].storage for value in graph.held_values()} - self.fixed
+        self.held = held_storages(graph) - self.fixed
         for value in graph.values:
             if value.kind in FIXED_KINDS and value.storage not in self.remote - self.there:
                 self.live.setdefault(value.storage, set()).add(value.id)

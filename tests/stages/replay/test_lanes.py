@@ -56,6 +56,9 @@ def test_plain_lanes_are_added_up() -> None:
     soon[4] = replace(soon[4], start=2.0)
     assert check_lanes(soon) == check_lanes(lanes())
     assert check_lanes([]) == Lanes(0.0, 0.0, 0, 0, 0, 0)
+    kept, _, freed, *_ = lanes()
+    alone = [replace(kept, end=0.25), replace(freed, start=0.25, end=0.25, host=0)]
+    assert check_lanes(alone) == Lanes(0.25, 0.0, 4, 0, 0, 0)
 
 
 @pytest.mark.parametrize(
