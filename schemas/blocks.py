@@ -233,13 +233,13 @@ def _check(chain: Blocks, where: str) -> None:
         if block.digest not in chain.distinct:
             raise ArtifactError(f"{what} has no problem")
         problem = chain.distinct[block.digest]
-        sizes = (len(block.forward), len(block.backward), len(block.storages))
+        counts = (len(block.forward), len(block.backward), len(block.storages))
         expected = (
             problem.loss,
             len(problem.nodes) - problem.loss - 1,
             len(problem.storages),
         )
-        if sizes != expected:
+        if counts != expected:
             raise ArtifactError(f"{what} does not fit its problem")
         ops = [*block.forward, *block.backward]
         if seen & set(ops) or len(set(ops)) != len(ops):
@@ -312,6 +312,8 @@ def _check_flow(problem: Problem, what: str) -> None:
     for position, node in enumerate(problem.nodes):
         late = [s for s in node.inputs if problem.storages[s].producer >= position]
         if late:
-            raise ArtifactError(f"{what}: node {position} reads storage {late[0]} ahead of its maker")
+            raise ArtifactError(
+                f"{what}: node {position} reads storage {late[0]} ahead of its maker"
+            )
         if not {reuse.storage for reuse in node.reuses} <= set(node.inputs):
             raise ArtifactError(f"{what}: node {position} overwrites what it does not read")

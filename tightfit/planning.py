@@ -178,7 +178,7 @@ def _planned(
     variants = [Variant.of(route, built, written) for built in given]
     made = plans_of(route, variants, written)
     plans = [one.plan for one in made]
-    loads = [loader(plan.module, cuda_graphs=cuda_graphs) for plan in plans]
+    loads = [loader(each.module, cuda_graphs=cuda_graphs) for each in plans]
     model = given[0].model
     for one, load_one in zip(made, loads, strict=True):
         if check:

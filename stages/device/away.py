@@ -15,7 +15,7 @@ import torch
 
 
 @dataclass(frozen=True)
-class Layout:
+class MemoryLayout:
     """How a parameter lies in memory where it is there."""
 
     dtype: torch.dtype
@@ -24,7 +24,7 @@ class Layout:
     device: torch.device
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> Layout:
+    def of(cls, tensor: torch.Tensor) -> MemoryLayout:
         """That of a tensor."""
         return cls(tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
 
@@ -56,7 +56,7 @@ class Owner(Protocol):
     def number(self, parameter: torch.Tensor) -> int:
         """The number of a parameter."""
 
-    def layout(self, number: int) -> Layout:
+    def layout(self, number: int) -> MemoryLayout:
         """How it lies where it is there."""
 
     def refusal(self, number: int) -> str:

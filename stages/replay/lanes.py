@@ -18,7 +18,7 @@ _LANES: dict[Move | None, str] = {"offload": "to-", "prefetch": "from-"}
 
 
 @dataclass(frozen=True)
-class Lanes:
+class LaneTotals:
     """What all lanes come to: `seconds` until the last one is through, the seconds that
     computations `waited`, the most bytes seen on the device after a step (`live`) and on the host,
     and the bytes that `left` and `returned`."""
@@ -31,12 +31,12 @@ class Lanes:
     returned: int
 
 
-def check_lanes(steps: Sequence[LaneStep]) -> Lanes:
+def check_lanes(steps: Sequence[LaneStep]) -> LaneTotals:
     """What the lanes come to; raises ScheduleError naming the first step that cannot be so."""
     player = _Player()
     for index, step in enumerate(steps):
         player.play(f"step {index} ({step.operation})", step, index == 0)
-    return Lanes(
+    return LaneTotals(
         player.seconds, player.waited, player.most, player.host_peak, player.left, player.returned
     )
 

@@ -46,7 +46,7 @@ class Deep(nn.Module):
         hidden = self.table(tokens)
         for layer in (*self.layers, self.layers[0]):
             hidden = hidden + nn.functional.gelu(layer(hidden))
-        self.seen.add_(1)
+        self.seen.add_(1)  # type: ignore[operator]
         return nn.functional.linear(self.norm(hidden), self.table.weight)
 
 
@@ -57,7 +57,10 @@ def deep() -> tuple[nn.Module, tuple[Tensor]]:
 
 def adamw(model: nn.Module) -> Any:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [{"params": trained[:1], "lr": 0.03, "weight_decay": 0.1}, {"params": trained[1:]}]
+    groups: Any = [
+        {"params": trained[:1], "lr": 0.03, "weight_decay": 0.1},
+        {"params": trained[1:]},
+    ]
     return torch.optim.AdamW(groups, lr=0.01)
 
 
@@ -244,7 +247,7 @@ def test_a_forward_without_its_backward_changes_nothing(store: Path) -> None:
     third = fitted(*args)
     with optimizer.gathered(), pytest.raises(RuntimeError, match=r"gathered\(\), came between"):
         loss(third).backward()
-    plain.seen.add_(2)  # type: ignore[operator,union-attr]
+    plain.seen.add_(2)  # type: ignore[operator]
     loss(plain(*args)).backward()
     expected.step()
     assert alike(dict(fitted.state_dict()), dict(plain.state_dict()))
@@ -292,9 +295,10 @@ def test_what_cannot_be_is_told(store: Path, tmp_path: Path) -> None:
     refused("has no original to run", otherwise="original")
     refused("no plan is known that fits in 40000 bytes", budget=40_000)
     refused("tensors cannot wait in files of /nowhere", disk="/nowhere")
-    some = torch.optim.SGD([model.norm.weight], lr=0.1)  # type: ignore[union-attr,list-item]
+    weights: Any = [model.norm.weight]
+    some = torch.optim.SGD(weights, lr=0.1)
     refused("has a gradient, and is not among the parameters", optimizer=some)
-    kept = model.layers[2].weight.detach()  # type: ignore[index,union-attr,operator]
+    kept = model.layers[2].weight.detach()  # type: ignore[index,union-attr]
     refused(
         "layers.2.weight shares its memory with another tensor", tightfit.ArtifactError, check=False
     )

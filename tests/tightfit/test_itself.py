@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -51,7 +52,7 @@ def planned(store: Path, budget: str, check: bool = True) -> tightfit.ChosenPlan
 
 def test_a_plan_that_takes_more_is_no_success(store: Path) -> None:
     made = planned(store, "100%")
-    sample = ((torch.randn(64, 8, requires_grad=True),), {})
+    sample: Any = ((torch.randn(64, 8, requires_grad=True),), {})
     built = check_result((Checkpointed().train(), sample), "")
     own = own_peak(trace(built, "model"), built)
     assert own is not None and made.peak is not None and made.peak > own
@@ -67,7 +68,7 @@ def test_a_plan_that_takes_less_says_what_it_replaces(store: Path) -> None:
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_both_kinds_of_checkpoints_are_seen(reentrant: bool) -> None:
-    sample = ((torch.randn(4, 8),), {})
+    sample: Any = ((torch.randn(4, 8),), {})
     built = check_result((Checkpointed(reentrant).train(), sample), "")
     assert checkpoints_itself(trace(built, "model"))
     built = check_result((Checkpointed(reentrant).eval(), sample), "")

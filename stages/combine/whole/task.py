@@ -147,7 +147,9 @@ def task_of(
             if graph.storages[described.storage] >= least:
                 found.setdefault(described.storage, value)
     problem = condense(graph, costs)
-    task = Task(graph, costs, problem, link, updates, found, budget, microbatches, measured)
+    task = Task(
+        graph, costs, problem, link, updates, found, budget, microbatches, measured=measured
+    )
     _check(task)
     return task
 
