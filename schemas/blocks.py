@@ -312,6 +312,8 @@ def _check_flow(problem: Problem, what: str) -> None:
     for position, node in enumerate(problem.nodes):
         late = [s for s in node.inputs if problem.storages[s].producer >= position]
         if late:
-            raise ArtifactError(f"{what}: node {position} reads storage {late[0]} ahead of its maker")
+            raise ArtifactError(
+                f"{what}: node {position} reads storage {late[0]} ahead of its maker"
+            )
         if not {reuse.storage for reuse in node.reuses} <= set(node.inputs):
             raise ArtifactError(f"{what}: node {position} overwrites what it does not read")

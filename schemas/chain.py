@@ -17,7 +17,6 @@ from schemas import store
 from schemas.arrow import integer, number, text
 from schemas.errors import ArtifactError
 
-
 MOST_BYTES = 2**60
 """More bytes than there are anywhere. Sizes that come to less together can be added up, in any
 order, in 64 bits."""
@@ -129,4 +128,4 @@ def check_chain(chain: Chain, where: str) -> None:
     sizes = [name for name in numeric if name not in ("position", "u_f", "u_b")]
     total = sum(getattr(row, name) for row in chain.positions for name in sizes)
     if total + chain.a_0 + chain.delta_0 >= MOST_BYTES:
-        raise ArtifactError(f"{where}: the sizes of the chain are more bytes than there are anywhere")
+        raise ArtifactError(f"{where}: the chain's sizes are more bytes than there are anywhere")

@@ -13,6 +13,7 @@ from stages.combine.chain.ways import Ways
 
 Bytes = npt.NDArray[np.int64]
 
+
 class Least:
     """The least bytes of every segment of a chain, `ways.throughout` not counted: the recursion of
     the dynamic program with the largest need in place of the time, and no slots."""
@@ -23,7 +24,9 @@ class Least:
         self.enter = list(self.needs.enter())
         self.skip = dict(self.needs.skip())
         self.output = np.array([0, *(one.output for one in ways.positions)], dtype=np.int64)
-        saves = [[MOST_BYTES if way.at_once else way.save for way in one.ways] for one in ways.positions]
+        saves = [
+            [MOST_BYTES if way.at_once else way.save for way in one.ways] for one in ways.positions
+        ]
         self.save = [np.array(sizes, dtype=np.int64) for sizes in [[], *saves]]
         self.bytes = self._fill()
 

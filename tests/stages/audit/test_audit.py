@@ -45,7 +45,8 @@ def test_nothing_is_wrong_with_a_run(
 ) -> None:
     assert complaints(capsys, folder) == []
     assert main(["audit", folder]) == 0
-    assert "2 plans, 2 modules, 2 measurements" in (said := capsys.readouterr().out)
+    said = capsys.readouterr().out
+    assert "2 plans, 2 modules, 2 measurements" in said
     gap = store.read_json(f"{POINT}/plan.json")["gap"]
     share = re.search(r"no plan could save more than ([0-9.]+)% of its time, by its bound", said)
     assert share is not None and gap <= float(share[1]) / 100 <= gap + 1e-3
