@@ -128,6 +128,4 @@ def check_chain(chain: Chain, where: str) -> None:
     sizes = [name for name in numeric if name not in ("position", "u_f", "u_b")]
     total = sum(getattr(row, name) for row in chain.positions for name in sizes)
     if total + chain.a_0 + chain.delta_0 >= MOST_BYTES:
-        raise ArtifactError(
-            f"{where}: the sizes of the chain are more bytes than there are anywhere"
-        )
+        raise ArtifactError(f"{where}: the chain's sizes are more bytes than there are anywhere")

@@ -11,6 +11,7 @@ from stages.combine.moment.solver import Limits
 from stages.combine.schedule.executions import runs
 from stages.combine.strategies.strategy import Candidate, TrainingStep
 from stages.combine.unrolled.frontier import Solution, fastest, nodes_of, worth
+from stages.combine.unrolled.starts import again, seconds_of
 from stages.combine.unrolled.tasks import (
     Tasks,
     forward_stages,
@@ -68,12 +69,18 @@ def _program(problem: Problem) -> tuple[str, Tasks, list[ProgramStage]]:
 def _solutions(
     problem: Problem, tasks: Tasks, stages: Sequence[ProgramStage]
 ) -> Iterator[Solution]:
-    """Solutions of falling peaks, evenly spread, down to the first budget that has none."""
+    """Solutions of falling peaks, evenly spread, down to the first budget that has none. A program
+    starts from making everything again, where that is within its budget."""
     highest = peak = _peak(problem, range(len(problem.nodes)))
     least = least_peak(problem)
+    known = again(tasks, stages)
+    start = Solution(known, _peak(problem, nodes_of(known)), None, seconds_of(known), 0.0)
     for number in range(1, BUDGETS + 1):
         budget = min(highest - (highest - least) * number // BUDGETS, peak - 1)
-        solution = fastest(tasks, stages, budget, None, LIMITS) if budget >= least else None
+        if budget < least:
+            return
+        fits = start if start.peak <= budget else None
+        solution = fastest(tasks, stages, budget, None, LIMITS, fits)
         if solution is None:
             return
         peak = _peak(problem, nodes_of(solution.chosen))

@@ -125,17 +125,17 @@ def forward_stages(tasks: Tasks) -> list[ProgramStage]:
         task = tasks.tasks[k]
         return task.forward >= 0 or not remade.isdisjoint(_reached(task.first, "reads"))
 
-    def makers(wanted: Iterable[int]) -> set[int]:
-        return _makers(tasks, wanted, repeatable)
+    def needed(wanted: Iterable[int]) -> set[int]:
+        return makers(tasks, wanted, repeatable)
 
-    return stages_after_loss(len(tasks.tasks), tasks.loss, begins, makers)
+    return stages_after_loss(len(tasks.tasks), tasks.loss, begins, needed)
 
 
 def _reached(ways: Iterable[Way], what: str) -> set[int]:
     return {value for way in ways for value in getattr(way, what)}
 
 
-def _makers(tasks: Tasks, wanted: Iterable[int], among: set[int]) -> set[int]:
+def makers(tasks: Tasks, wanted: Iterable[int], among: set[int]) -> set[int]:
     """The tasks `among` some that the wanted ones may need, directly or not."""
     found: set[int] = set()
     pending = list(wanted)
