@@ -259,7 +259,7 @@ class Watcher:
                     self.changed.setdefault(key, sentence)
                     undo(kept, name)
         if self._lasting is not None:
-            self._lasting.runs.append(changed)
+            self._lasting.ran(changed)
 
     def _changes(self, kept: Kept) -> Iterator[tuple[Any, str]]:
         """The names in a dictionary, or None for another thing, that the last run changed."""

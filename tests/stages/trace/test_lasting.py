@@ -3,6 +3,7 @@ numbers the first time, is refused."""
 
 from __future__ import annotations
 
+import collections
 import copy
 from collections.abc import Callable
 from pathlib import Path
@@ -76,6 +77,50 @@ def warms_up(self: Any, x: torch.Tensor) -> torch.Tensor:
     return x.tanh()
 
 
+def fills_a_list(self: Any, x: torch.Tensor) -> torch.Tensor:
+    if self.made is None:
+        self.made = []
+    self.made.append(1)
+    return x.tanh()
+
+
+def counts_inside(self: Any, x: torch.Tensor) -> torch.Tensor:
+    if self.made is None:
+        self.made = {"steps": {"count": 0}}
+    self.made["steps"]["count"] += 1
+    return x.tanh()
+
+
+def fills_a_queue(self: Any, x: torch.Tensor) -> torch.Tensor:
+    if self.made is None:
+        self.made = collections.deque()
+    self.made.append(len(self.made))
+    return x.tanh()
+
+
+def fills_a_set(self: Any, x: torch.Tensor) -> torch.Tensor:
+    if self.made is None:
+        self.made = set()
+    self.made.add(len(self.made))
+    return x.tanh()
+
+
+class Slotted:
+    """An object that has no dictionary."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+def counts_in_a_slot(self: Any, x: torch.Tensor) -> torch.Tensor:
+    if self.made is None:
+        self.made = Slotted()
+    self.made.count += 1
+    return x.tanh()
+
+
 def sample() -> Any:
     return (torch.randn(2, 3),), {}
 
@@ -99,7 +144,10 @@ def test_what_is_made_once_is_planned_and_may_be_there(does: Any, tmp_path: Path
 
 @pytest.mark.parametrize(
     "does",
-    [of_the_input, other_numbers, other_output, other_cache, warms_up],
+    [
+        *(of_the_input, other_numbers, other_output, other_cache, warms_up, fills_a_list),
+        *(fills_a_queue, fills_a_set, counts_inside, counts_in_a_slot),
+    ],
     ids=lambda does: does.__name__,
 )
 def test_what_changes_numbers_or_again_is_refused(does: Any) -> None:
