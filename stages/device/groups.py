@@ -63,11 +63,14 @@ def forms_of(leaves: Iterable[Leaf]) -> list[Form]:
 
 
 def filled(form: Form, fill: Callable[[Tensor], Tensor], device: torch.device) -> Tensor:
-    """A tensor of a form, with contents; what is no floating-point number is zero or one."""
+    """A tensor of a form, with contents; what is no floating-point number is zero or one, such a
+    number of one byte is any."""
     tensor = zeros_of(form, device)
     size = tensor.untyped_storage().nbytes() // tensor.element_size()
     whole = tensor.as_strided((size,), (1,), 0)
-    if tensor.is_floating_point():
+    if tensor.is_floating_point() and tensor.element_size() == 1:
+        whole.view(torch.uint8).random_(0, 256)
+    elif tensor.is_floating_point():
         fill(whole)
     else:
         whole.copy_(torch.rand(size, device=device) < 0.5)

@@ -17,6 +17,7 @@ from stages.fuse.grouping import (
     group_ops,
     is_groupable,
     is_replayed,
+    ordered_pairs,
     phase_of,
 )
 from stages.fuse.renumbering import renumbered
@@ -143,10 +144,11 @@ def _common(paths: list[str]) -> str:
 def _in_order(graph: Graph, units: Units, ops: dict[int, Op]) -> list[Op]:
     """The ops, by unit, each after what it waits for, else where its last member stood."""
     makers = {value: unit for unit, op in ops.items() for value in op.outputs if value != NONE}
-    bound = [at for at in sorted(ops) if ops[at].random or not ops[at].repeatable or ops[at].writes]
     waits = {unit: {makers[at] for at in op.inputs if at in makers} for unit, op in ops.items()}
-    for earlier, later in itertools.pairwise(bound):
-        waits[later].add(earlier)
+    for pair in ordered_pairs(graph):
+        earlier, later = (units.unit[at] for at in pair)
+        if earlier != later and earlier in ops and later in ops:
+            waits[later].add(earlier)
     readers: dict[int, list[int]] = {unit: [] for unit in ops}
     for unit, others in waits.items():
         for other in others:

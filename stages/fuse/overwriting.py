@@ -20,11 +20,18 @@ Judge = Callable[[Body, Over], bool]
 """Whether a group may write an output over an input."""
 Report = Callable[[int, int], None]
 
+WORTH = 0.01
+"""What is overwritten is at least so much of the largest storage that the step makes: it takes time
+to compile a kernel."""
+
 
 def with_forms_in_place(graph: Graph, judge: Judge, report: Report | None = None) -> Graph:
     """The graph whose groups say which of their inputs they may overwrite; each form of each
-    distinct group is judged once, and `report` is told how many are, of how many."""
-    forms = {op.id: _forms(graph, op) for op in graph.ops if is_group(op.target)}
+    distinct group that is `WORTH` it is judged once, and `report` is told how many are, of how
+    many."""
+    made = set(range(len(graph.storages))) - graph.fixed_storages()
+    least = WORTH * max((graph.storages[storage] for storage in made), default=0)
+    forms = {op.id: _forms(graph, op, least) for op in graph.ops if is_group(op.target)}
     distinct = {
         (graph.ops[at].target, over): graph.ops[at]
         for at, found in forms.items()
@@ -39,9 +46,11 @@ def with_forms_in_place(graph: Graph, judge: Judge, report: Report | None = None
     return replace(graph, ops=[_told(op, forms.get(op.id, {}), taken) for op in graph.ops])
 
 
-def _forms(graph: Graph, op: Op) -> dict[int, Over]:
-    """The forms in place that a group may have, by the value that is overwritten."""
-    placed = {value: overwritten_output(graph, op, value) for value in op.inputs}
+def _forms(graph: Graph, op: Op, least: float) -> dict[int, Over]:
+    """The forms in place that a group may have, by the value that is overwritten, of at least so
+    many bytes."""
+    large = [v for v in op.inputs if graph.storages[graph.values[v].storage] >= least]
+    placed = {value: overwritten_output(graph, op, value) for value in large}
     return {
         value: Over(op.inputs.index(value), output)
         for value, output in placed.items()

@@ -112,6 +112,21 @@ def test_each_form_of_equal_groups_is_judged_once(rows: tuple[Graph, Any]) -> No
     assert not any(places)
 
 
+def test_what_saves_little_is_not_compiled(rows: tuple[Graph, Any]) -> None:
+    graph = rows[0]
+    plain = replace(graph, ops=[replace(op, in_place=[]) for op in graph.ops])
+    fixed = min(graph.fixed_storages())
+    assert with_forms_in_place(plain, lambda body, over: True) == graph
+    sizes = [10**9 if at == fixed else size for at, size in enumerate(graph.storages)]
+    assert with_forms_in_place(replace(plain, storages=sizes), lambda body, over: True) == (
+        replace(graph, storages=sizes)
+    )
+    other = next(at for at in graph.values if at.kind == "tangent").storage
+    sizes = [10**9 if at == other else size for at, size in enumerate(graph.storages)]
+    large = replace(plain, storages=sizes)
+    assert with_forms_in_place(large, lambda body, over: True) == large
+
+
 def test_what_no_output_can_take_the_place_of(rows: tuple[Graph, Any]) -> None:
     graph = rows[0]
     fixed = graph.fixed_storages()
