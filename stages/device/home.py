@@ -53,6 +53,8 @@ class Home:
         self.changed: set[int] = set()
         self.moving: dict[int, Ticket] = {}
         self.visit: weakref.ref[Any] | None = None
+        self.stepping: weakref.ref[Any] | None = None
+        """The optimiser that updates them in the backward, where there is one."""
         self.open = 0
         self.closed = False
         self.serving = False
@@ -69,6 +71,11 @@ class Home:
             raise
 
     # ---- what a class of parameters asks (`stages.device.away.Owner`)
+
+    @property
+    def device(self) -> torch.device:
+        """The device that they come to."""
+        return self.layouts[0].device
 
     def number(self, parameter: torch.Tensor) -> int:
         """See `Owner.number`."""
@@ -114,6 +121,11 @@ class Home:
             raise RuntimeError(
                 "a planned step begins within gathered(), where all parameters are on the device: "
                 "leave it, or run the original model there"
+            )
+        if self.stepping is not None and self.stepping() is None:
+            raise RuntimeError(
+                "the optimiser of the plan is gone, and nothing would update the parameters: keep "
+                "the one that was made with the module"
             )
         self.settle()
         self.visit = weakref.ref(visit)

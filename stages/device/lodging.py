@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -74,7 +75,9 @@ def lodge(
         updates = Updates(
             type(optimizer), optimizer.param_groups, None, lodging.piece, lambda _: beside, home
         )
-        return home, _stepping(optimizer, updates)
+        stepping = _stepping(optimizer, updates)
+        home.stepping = weakref.ref(stepping)
+        return home, stepping
     except BaseException:
         if home is not None:
             home.close()

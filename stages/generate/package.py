@@ -80,7 +80,8 @@ def package(
     replay(graph, timeless(graph), steps, link=any_link(graph), updates=known)
     facts = _facts(plan)
     title = f"The training step of {graph.model} as straight-line code, planned by tightfit."
-    program = write(graph, steps, title, whole)
+    more = () if whole is None else (whole,)
+    program = write(graph, steps, title, *more)
     texts = {
         "__init__.py": _init(graph, facts, "from .groups import" in program.text),
         "interface.py": interface_text(graph, program),

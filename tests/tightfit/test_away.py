@@ -254,6 +254,15 @@ def test_a_forward_without_its_backward_changes_nothing(store: Path) -> None:
     optimizer.close()
 
 
+def test_a_module_without_its_optimiser_does_not_train(store: Path) -> None:
+    fitted, optimizer, *_ = planned(store)
+    _, args = deep()
+    del optimizer
+    gc.collect()
+    with pytest.raises(RuntimeError, match="the optimiser of the plan is gone"):
+        fitted(*args)
+
+
 class StopError(Exception):
     """What a hook raises."""
 
@@ -305,3 +314,21 @@ def test_what_cannot_be_is_told(store: Path, tmp_path: Path) -> None:
     del kept
     assert all(type(parameter) is nn.Parameter for parameter in model.parameters())
     assert loss(model(*args)).isfinite()
+
+
+def test_a_model_that_is_not_read_into_memory(store: Path, tmp_path: Path) -> None:
+    plain, args = deep()
+    torch.save(plain.state_dict(), tmp_path / "model.pt")
+    with torch.device("meta"):
+        model = Deep()
+    model.load_state_dict(torch.load(tmp_path / "model.pt", mmap=True), assign=True)
+    model.layers[1].requires_grad_(False)
+    fitted, made = tightfit.plan(
+        model, args, loss=loss, optimizer=adamw(model), budget=100_000, store=store, check=False,
+        **SETTINGS,
+    )  # fmt: skip
+    optimizer: Any = made.optimizer
+    expected = adamw(plain)
+    assert all(map(torch.equal, train(fitted, optimizer, args), train(plain, expected, args)))
+    assert alike(dict(fitted.state_dict()), dict(plain.state_dict()))
+    optimizer.close()

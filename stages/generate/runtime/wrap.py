@@ -109,11 +109,13 @@ def _planned_class(
     register_caches()
     lodged = loading.lodged
     run = Graphed(step, interface, loading.arena) if loading.cuda_graphs else step
-    if lodged is not None:
-        run = functools.partial(step, lodged.home)
     ahead = Ahead(0 if loading.cuda_graphs else loading.arena)
     copying = loading.otherwise == "copy"
     guards = Guards(interface, _face(base, model), Path(__file__).parent, copying)
+    if lodged is not None:
+        run = functools.partial(step, lodged.home)
+        # The first step is to take what was predicted, and reads no constants.
+        guards.constants.on(lodged.home.device)
     assemble = assembler(interface)
 
     @functools.wraps(base.forward)
