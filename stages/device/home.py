@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .away import Layout, away_class
+from .away import MemoryLayout, away_class
 from .pieces import flat, is_dense
 from .slow import Ticket
 from .spans import Span
@@ -45,7 +45,7 @@ class Home:
         self.memory = memory
         self.copies = copies
         """The memory that a step sends other storages to."""
-        self.layouts = [Layout.of(parameter) for parameter in parameters]
+        self.layouts = [MemoryLayout.of(parameter) for parameter in parameters]
         self.places = places_of([layout.bytes for layout in self.layouts])
         self.stand_ins = [layout.stand_in() for layout in self.layouts]
         self.numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
@@ -81,7 +81,7 @@ class Home:
         """See `Owner.number`."""
         return self.numbers[id(parameter)]
 
-    def layout(self, number: int) -> Layout:
+    def layout(self, number: int) -> MemoryLayout:
         """See `Owner.layout`."""
         return self.layouts[number]
 
@@ -258,7 +258,7 @@ class Home:
         """The end of `gathered`."""
         odd = []
         for number, parameter in enumerate(self.parameters):
-            if Layout.of(parameter) != self.layouts[number]:
+            if MemoryLayout.of(parameter) != self.layouts[number]:
                 odd.append(self.paths[number])
                 self._put(number, self.stand_ins[number])
             self._hide(number)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .away import Layout
+from .away import MemoryLayout
 from .home import Home
 from .memories import slow_memory
 from .pieces import Piece, flat, pieces_of, states_of
@@ -44,7 +44,7 @@ class Updates:
         home: Home | None = None,
     ) -> None:
         self.parameters = [p for group in groups for p in group["params"]]
-        self.layouts = [Layout.of(parameter) for parameter in self.parameters]
+        self.layouts = [MemoryLayout.of(parameter) for parameter in self.parameters]
         self.home = home
         self.groups = [number for number, group in enumerate(groups) for _ in group["params"]]
         counts = [states_of(kind, groups[number]) for number in self.groups]
@@ -129,7 +129,7 @@ class Updates:
     def _unmoved(self, number: int) -> torch.Tensor:
         """A parameter, which lies as it did when its states got their places."""
         parameter = self.parameters[number]
-        if Layout.of(parameter) != self.layouts[number]:
+        if MemoryLayout.of(parameter) != self.layouts[number]:
             raise RuntimeError(
                 f"a parameter of shape {tuple(parameter.shape)} has another dtype, layout or "
                 f"device than when its optimiser was made: make it anew"

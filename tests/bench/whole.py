@@ -51,7 +51,7 @@ def rows_of_whole_steps(store: Path, rounds: int) -> Iterator[str]:
     fixed += sum(t.numel() * t.element_size() for t in (*args, *kwargs.values()))
     eager.run()
     whole = fixed + states + eager.peak()
-    wanted = [
+    wanted: list[tuple[str, int, dict[str, Any]]] = [
         ("all activations kept", 10 * whole, {"strategy": "rockmate"}),
         (f"in 1 / {SHARE} of it", whole // SHARE, {"strategy": "rockmate"}),
         (f"in 1 / {AWAY}, parameters on disk", whole // AWAY, {"parameters": "away"}),

@@ -304,7 +304,7 @@ def test_what_cannot_be_is_told(store: Path, tmp_path: Path) -> None:
     refused("has no original to run", otherwise="original")
     refused("no plan is known that fits in 40000 bytes", budget=40_000)
     refused("tensors cannot wait in files of /nowhere", disk="/nowhere")
-    weights: Any = [model.norm.weight]
+    weights = list(model.get_submodule("norm").parameters())
     some = torch.optim.SGD(weights, lr=0.1)
     refused("has a gradient, and is not among the parameters", optimizer=some)
     kept = model.layers[2].weight.detach()  # type: ignore[index,union-attr]
