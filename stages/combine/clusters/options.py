@@ -174,17 +174,17 @@ def figures_of(problem: Problem, option: Option) -> Figures:
 def worth_having(problem: Problem, options: Sequence[Option]) -> list[Option]:
     """The first option and those that none beats in all that it costs, the most kept first."""
     rated = [(figures_of(problem, option), option) for option in dict.fromkeys(options)]
-    kept = rated[:1]
+    worth = rated[:1]
     for figures, option in sorted(rated[1:], key=lambda pair: pair[0].seconds):
         if not any(
             other.save <= figures.save
             and other.peak <= figures.peak
             and other.seconds <= figures.seconds
-            for other, _ in kept
+            for other, _ in worth
         ):
-            kept.append((figures, option))
-    ranked = sorted(kept[1:], key=lambda pair: (-pair[0].save, pair[0].seconds))
-    return [kept[0][1], *(option for _, option in ranked)]
+            worth.append((figures, option))
+    ranked = sorted(worth[1:], key=lambda pair: (-pair[0].save, pair[0].seconds))
+    return [worth[0][1], *(option for _, option in ranked)]
 
 
 def selected(sizes: Sequence[int], count: int) -> list[int]:

@@ -142,9 +142,9 @@ def makers(tasks: Tasks, wanted: Iterable[int], among: set[int]) -> set[int]:
     while pending:
         task = tasks.tasks[pending.pop()]
         ways = (*task.first, *task.further)
-        makers = {tasks.values[value].maker for way in ways for value in way.reads}
-        makers |= {task.forward}
-        new = (makers & among) - found
+        needed = {tasks.values[value].maker for way in ways for value in way.reads}
+        needed |= {task.forward}
+        new = (needed & among) - found
         found |= new
         pending += new
     return found
