@@ -14,7 +14,7 @@ import numpy as np
 
 from schemas.problem import Node, Problem
 from stages.combine.offload.gaps import Gap
-from stages.combine.offload.placing import Stay, first_made_first
+from stages.combine.offload.placing import Sent, Stay
 from stages.combine.polish.arrays import arrays
 from stages.combine.polish.lanes import lanes
 from stages.combine.polish.sending import anneal_linked
@@ -76,7 +76,7 @@ class Mover:
         apart = _Apart(self.problem, self.moved_storages)
         for node in sequence:
             apart.step(node)
-        order = first_made_first(stay.gap for stay in apart.stays)
+        order = as_made(self.problem, apart.sequence, apart.stays)
         exact = self.placer.exact(apart.sequence, apart.stays, order, budget)
         back = [(stay.gap.store[1], stay.back) for stay in apart.stays]
         wide = self.placer.place(apart.sequence, back, budget)
@@ -149,6 +149,17 @@ class _Apart:
             size = self.problem.storages[storage].bytes
             gap = Gap((False, storage), size, self.made[storage], first, place - 1)
             self.stays.append(Stay(gap, out, back))
+
+
+def as_made(problem: Problem, sequence: Sequence[int], stays: Iterable[Stay]) -> list[Sent]:
+    """What leaves in the order in which it is made, what one node makes in that of its outputs: the
+    order of the clocks (`stages.combine.polish.lanes`)."""
+
+    def place(sent: Sent) -> tuple[int, int]:
+        made, (_, storage) = sent
+        return made, problem.nodes[sequence[made]].outputs.index(storage)
+
+    return sorted({(stay.gap.made, stay.gap.store) for stay in stays}, key=place)
 
 
 def _large(problem: Problem, leaving: Mapping[int, int]) -> list[int]:

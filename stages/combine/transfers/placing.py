@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -111,8 +112,8 @@ class Placer:
     def _timed(
         self, sequence: Sequence[int], found: list[Stay], order: list[Sent], budget: int
     ) -> Placed | None:
-        """A placing with its time, None where the other memory is too small or the budget is
-        exceeded."""
+        """A placing with its time, None where the other memory is too small, the budget is
+        exceeded, or it takes for ever."""
         moved: dict[int, int] = {}
         for stay in found:
             moved[stay.out] = moved.get(stay.out, 0) - stay.gap.size
@@ -122,7 +123,7 @@ class Placer:
             return None
         own = [run.seconds for run in played]
         clocks = self._clocks(own, found, order)
-        if clocks.most > self.link.room:
+        if clocks.most > self.link.room or not math.isfinite(clocks.seconds):
             return None
         waited = clocks.seconds - sum(own)
         return Placed(list(sequence), found, order, clocks, waited, budget)

@@ -11,11 +11,13 @@ the plan takes up to the start of the moment's node and from it on. Every plan k
 - What was gone had been sent whole before the moment, since it is freed once that has ended; what
   comes back does so after it, since it takes its bytes of the device from where that begins. So
   each side takes at least as long as what the link moves there, one transfer after the other.
+- What was gone was in the other memory together, and within the room there.
 - What a node or those behind it make cannot be sent before all that node depends on has run.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator
 
 from schemas.link import HostLink
@@ -51,6 +53,9 @@ class LinkedProgram(Program):
         self.away: dict[int, Term] = {}
         super().__init__(problem, order.intervals([moment]), budget)
         self._add_clocks(order)
+        if math.isfinite(link.room):
+            gone = [(-float(problem.storages[each].bytes), t) for each, t in self.away.items()]
+            self.matrix.at_least(-link.room, gone, unit=max(link.room, 1.0))
 
     def _add_kept(self, storage: int) -> None:
         before = self._first_up_to(self.problem.storages[storage].producer, 0)
