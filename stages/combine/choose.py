@@ -185,7 +185,8 @@ def _within(player: Player, frontier: Frontier, budget: int | None) -> tuple[Poi
         return point, _Limit(simple)
     proven = proven_seconds(graph, costs, problem, asked)
     if budget is not None:
-        point = refined(player, frontier, budget, proven.sequences)
+        least = proven.seconds - seconds_of_views(graph, costs)
+        point = refined(player, frontier, budget, proven.sequences, least=least)
     return point, _Limit(simple, proven if link is None else _linked(player, link, asked))
 
 

@@ -3,6 +3,7 @@ percent below the one that is asked."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -65,10 +66,12 @@ def refined(
     budget: int,
     sequences: Sequence[Sequence[int]],
     effort: Effort = ASKED,
+    least: float = math.inf,
 ) -> Point | None:
     """The frontier's point within a budget in bytes or, where that is faster, what a search finds
     from the points without transfers around the budget and from further `sequences` of node
-    positions, and with a link what is found from there with an `effort`.
+    positions, and with a link what is found from there with an `effort`. With `least`, seconds of
+    nodes that no plan goes below, the search is patient where it is not near to them.
 
     What is found counts as a plan that comes from the frontier's point, of the least peak where
     none fits. None where neither has one. Raises ArtifactError where a point costs something else
@@ -81,7 +84,7 @@ def refined(
     below = [point for point in plain if point.peak <= budget][:AROUND]
     for point in (*above, *below):
         player.played(point)
-    searched = _searched(player, below, above, budget, sequences)
+    searched = _searched(player, below, above, budget, sequences, least)
     found = [point for point in (within, searched) if point is not None and point.peak <= budget]
     if player.link is not None:
         linked = _linked(player, player.link, searched, [*below, *above], budget, effort)
@@ -95,11 +98,12 @@ def _searched(
     above: Sequence[Point],
     budget: int,
     sequences: Sequence[Sequence[int]],
+    least: float,
 ) -> Point:
     """What a search finds within a budget from the points below and above it, without transfers."""
     problem, positions = player.opener.problem, player.opener.positions
     starts = [[positions[op] for op in point.executions] for point in (*below, *above)]
-    found = Polisher(problem).refine([*starts, *sequences], budget)
+    found = Polisher(problem).refine([*starts, *sequences], budget, least)
     return player.at_cost(
         replace(
             below[0] if below else above[-1],
