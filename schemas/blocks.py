@@ -218,8 +218,8 @@ def _node(row: Mapping[str, Any]) -> Node:
 
 
 def _check(chain: Blocks, where: str) -> None:
-    sizes = [chain.held_bytes, *(size for block in chain.blocks for size in _sizes(block))]
-    if min(sizes) < 0 or not _are_bytes([chain.loss_peak, *map(_grown, chain.blocks), *sizes]):
+    counted = [chain.held_bytes, *(size for block in chain.blocks for size in _sizes(block))]
+    if min(counted) < 0 or not _are_bytes([chain.loss_peak, *map(_grown, chain.blocks), *counted]):
         raise ArtifactError(f"{where}: has a size that no memory has")
     if not _are_times([chain.prelude_seconds, chain.loss_seconds]):
         raise ArtifactError(f"{where}: has a time that is no number of seconds")

@@ -70,17 +70,10 @@ def test_a_chain_without_positions_is_refused(tmp_path: Path) -> None:
 
 
 def test_sizes_are_some_that_a_memory_could_have(tmp_path: Path) -> None:
-    sizes: dict[str, Any] = {
-        "a": 2**57,
-        "abar": 2**58,
-        "delta": 2**57,
-        "o_f": 2**57,
-        "o_b": 0,
-        "weight": 0,
-    }
-    whole = [replace(ROW, **sizes, grad=0), LOSS]
+    large = replace(ROW, a=2**57, abar=2**58, delta=2**57, o_f=2**57, weight=0, grad=0)
+    whole = [large, LOSS]
     write_chain(tmp_path / "chain.arrow", Chain(whole, 0, 0))
-    for chain in (Chain(whole, 2**59, 0), Chain([replace(ROW, **sizes, grad=2**60), LOSS], 0, 0)):
+    for chain in (Chain(whole, 2**59, 0), Chain([replace(large, grad=2**60), LOSS], 0, 0)):
         with pytest.raises(ArtifactError, match="more bytes than there are anywhere"):
             write_chain(tmp_path / "chain.arrow", chain)
 

@@ -197,8 +197,9 @@ def selected(sizes: Sequence[int], count: int) -> list[int]:
     while len(places) < count:
         gaps = [pair for pair in pairwise(sorted(places)) if pair[1] - pair[0] > 1]
         low, high = max(gaps, key=lambda pair: (sizes[pair[0]] - sizes[pair[1]], pair[1] - pair[0]))
-        middle = (sizes[low] + sizes[high]) / 2
-        places.add(min(range(low + 1, high), key=lambda place: abs(sizes[place] - middle)))
+        middle, centre = (sizes[low] + sizes[high]) / 2, (low + high) / 2
+        near = {place: abs(place - centre) for place in range(low + 1, high)}
+        places.add(min(near, key=lambda place: (abs(sizes[place] - middle), near[place])))
     return sorted(places)
 
 
