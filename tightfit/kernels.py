@@ -70,15 +70,32 @@ class Rivals:
 
     def made(self, budget: str) -> Made:
         """The plan for a budget: where fused kernels are asked for and those of eager have a faster
-        plan in as many bytes, or alone have one, it is that. Raises ConfigError where none fits."""
+        plan in as many bytes, or alone have one, it is that. An interruption while eager's are
+        looked at gives the other plan, where it fits. Raises ConfigError where none fits."""
         plan, point = self.variant.chosen(self.route, budget)
-        if not self.compete or plan.budget_total is None or self._is_fastest(plan):
-            return Made(self.route, self.variant, self.variant.made_of(self.route, plan, point))
-        other, place = self.eager.chosen(self.eager_route, str(plan.budget_total))
+        better, told = None, ""
+        try:
+            better = self.better(plan) if self.compete else None
+        except KeyboardInterrupt:
+            if not plan.feasible:
+                raise
+            self.route.progress.say("interrupted, taking the plan of fused kernels")
+            told = "; not compared with plans of eager's kernels, which was interrupted"
+        if better is not None:
+            return better
+        said = replace(plan, sentence=plan.sentence + told)
+        return Made(self.route, self.variant, self.variant.made_of(self.route, said, point))
+
+    def better(self, plan: Plan) -> Made | None:
+        """The plan of eager's kernels where it takes the place of one of fused ones."""
+        if plan.budget_total is None or self._is_fastest(plan):
+            return None
+        route = self.eager_route
+        other, place = self.eager.chosen(route, str(plan.budget_total))
         if not _is_better(other, plan):
-            return Made(self.route, self.variant, self.variant.made_of(self.route, plan, point))
+            return None
         told = replace(other, sentence=other.sentence + _why(plan, other))
-        return Made(self.eager_route, self.eager, self.eager.made_of(self.eager_route, told, place))
+        return Made(route, self.eager, self.eager.made_of(route, told, place))
 
     def _is_fastest(self, plan: Plan) -> bool:
         """Whether no plan of eager's kernels within as many bytes can take less time."""

@@ -17,7 +17,7 @@ from schemas.plan import Plan
 from stages.fuse import compiling
 from stages.profile import measure
 from tests.tightfit.test_fused import ROWS, net, step
-from tightfit.kernels import _is_better
+from tightfit.kernels import Rivals, _is_better
 from tightfit.variants import Variant
 
 
@@ -69,6 +69,22 @@ def test_fast_groups_are_kept_and_eager_is_not_planned(
     assert made.kernels == "fused"
     assert (made.module / "groups.py").exists()
     assert frontiers == ["fused"]
+
+
+def interrupted(rivals: Rivals, plan: Plan) -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_interruption_leaves_the_plan_of_fused_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiling, "slower_than_aten", lambda body, device: False)
+    monkeypatch.setattr(Rivals, "better", interrupted)
+    _, made = planned(tmp_path, "100%")
+    assert made.kernels == "fused"
+    assert "; not compared with plans of eager's kernels, which was interrupted" in made.sentence
+    with pytest.raises(KeyboardInterrupt):
+        planned(tmp_path, "1kB")
 
 
 def figures(time: float | None, smallest: int) -> Plan:
