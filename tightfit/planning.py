@@ -19,7 +19,6 @@ from schemas.strategies import baselines
 from tightfit.away import Parameters, check_parameters, planned_away
 from tightfit.checked import check_plan, check_updates
 from tightfit.choices import Choice, ChosenPlan
-from tightfit.house import default_store
 from tightfit.kernels import plans_of
 from tightfit.progress import FUSED_STAGES, STAGES, Progress
 from tightfit.route import ALONE, FUSED, Route
@@ -29,6 +28,7 @@ from tightfit.settings import (
     check_cuda_graphs,
     check_kernels,
     check_settings,
+    folder_of,
     samples_of,
 )
 from tightfit.several import Plans
@@ -54,7 +54,7 @@ def plan(
     strategy: str = "auto",
     loss: Callable[[Any], Tensor] | None = None,
     store: Path | str | None = None,
-    device: str | None = None,
+    device: str | torch.device | None = None,
     operators: Iterable[str] = (),
     engine: Solver = "none",
     peaks: int = 4,
@@ -112,7 +112,8 @@ def plan(
 
     from stages.device.foreign import allowing
 
-    store = default_store() if store is None else Path(store)
+    store = folder_of(store)
+    device = None if device is None else str(device)
     check_settings(strategy, store, engine, peaks, saves, jobs, otherwise, ones, machine)
     check_kernels(kernels)
     written = NO_BUDGET if strategy in baselines() else written_budget(budget)

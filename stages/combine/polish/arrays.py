@@ -26,8 +26,8 @@ class Arrays(NamedTuple):
     further run of their maker makes. `once` marks nodes that run exactly once: not repeatable, or
     makers of a storage that stays. The first run of a `pinned` node keeps its place: it is not
     repeatable, or draws random numbers. The first run of a `lasting` node differs from its further
-    ones. `reuse_input` is the place of what is overwritten among the inputs. `drawn` sums up the square
-    roots of the sizes of storages, up to each of them.
+    ones. `reuse_input` is the place of what is overwritten among the inputs. `drawn` sums up the
+    square roots of the sizes of storages, up to each of them.
     """
 
     loss: int
