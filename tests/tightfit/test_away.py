@@ -144,17 +144,30 @@ def test_three_steps_are_those_of_torch_in_the_bytes_predicted(
     assert all(map(torch.equal, model.parameters(), plain.parameters()))
 
 
-def planned(store: Path, **settings: Any) -> tuple[Any, ...]:
-    """A planned module with its optimiser, its model, and a plain twin with its optimiser."""
+@pytest.fixture(scope="module")
+def package(store: Path) -> Path:
+    """The folder of a package."""
     model, args = deep()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tightfit.whole._MEASURED", 4 << 20)
+        patch.setattr("tightfit.away.SMALL", 1 << 10)
+        _, made = tightfit.plan(
+            model, args, loss=loss, optimizer=adamw(model), budget=100_000, store=store,
+            check=False, **SETTINGS,
+        )  # fmt: skip
+    return made.module
+
+
+def planned(package: Path) -> tuple[Any, ...]:
+    """A planned module with its optimiser, its model, and a plain twin with its optimiser."""
+    model, _ = deep()
     plain = copy.deepcopy(model)
-    given = {"budget": 100_000, "store": store, "check": False, **SETTINGS, **settings}
-    fitted, made = tightfit.plan(model, args, loss=loss, optimizer=adamw(model), **given)
-    return fitted, made.optimizer, model, plain, adamw(plain)
+    fitted, optimizer = tightfit.load_whole(package, model, adamw(model))
+    return fitted, optimizer, model, plain, adamw(plain)
 
 
-def test_what_asks_for_values_elsewhere_is_refused_or_right(store: Path) -> None:
-    fitted, optimizer, model, plain, expected = planned(store)
+def test_what_asks_for_values_elsewhere_is_refused_or_right(package: Path) -> None:
+    fitted, optimizer, model, plain, expected = planned(package)
     _, args = deep()
     weight = model.layers[0].weight
     for use in (
@@ -193,8 +206,8 @@ def test_what_asks_for_values_elsewhere_is_refused_or_right(store: Path) -> None
     optimizer.close()
 
 
-def test_state_dicts_are_those_of_torch(store: Path, tmp_path: Path) -> None:
-    fitted, optimizer, _, plain, expected = planned(store)
+def test_state_dicts_are_those_of_torch(package: Path, tmp_path: Path) -> None:
+    fitted, optimizer, _, plain, expected = planned(package)
     _, args = deep()
     train(fitted, optimizer, args)
     train(plain, expected, args)
@@ -217,8 +230,8 @@ def test_state_dicts_are_those_of_torch(store: Path, tmp_path: Path) -> None:
     optimizer.close()
 
 
-def test_gradients_of_microbatches_add_up_and_are_clipped(store: Path) -> None:
-    fitted, optimizer, _, plain, expected = planned(store)
+def test_gradients_of_microbatches_add_up_and_are_clipped(package: Path) -> None:
+    fitted, optimizer, _, plain, expected = planned(package)
     _, args = deep()
     for _ in range(2):
         for module in (fitted, plain):
@@ -236,8 +249,8 @@ def test_gradients_of_microbatches_add_up_and_are_clipped(store: Path) -> None:
     optimizer.close()
 
 
-def test_a_forward_without_its_backward_changes_nothing(store: Path) -> None:
-    fitted, optimizer, _, plain, expected = planned(store)
+def test_a_forward_without_its_backward_changes_nothing(package: Path) -> None:
+    fitted, optimizer, _, plain, expected = planned(package)
     _, args = deep()
     first = loss(fitted(*args))
     second = loss(fitted(*args))
@@ -255,8 +268,8 @@ def test_a_forward_without_its_backward_changes_nothing(store: Path) -> None:
     optimizer.close()
 
 
-def test_a_module_without_its_optimiser_does_not_train(store: Path) -> None:
-    fitted, optimizer, *_ = planned(store)
+def test_a_module_without_its_optimiser_does_not_train(package: Path) -> None:
+    fitted, optimizer, *_ = planned(package)
     _, args = deep()
     del optimizer
     gc.collect()
@@ -268,8 +281,8 @@ class StopError(Exception):
     """What a hook raises."""
 
 
-def test_a_backward_that_is_interrupted_leaves_whole_parameters(store: Path) -> None:
-    fitted, optimizer, model, plain, expected = planned(store)
+def test_a_backward_that_is_interrupted_leaves_whole_parameters(package: Path) -> None:
+    fitted, optimizer, model, plain, expected = planned(package)
     _, args = deep()
 
     def stop(gradient: Tensor) -> None:
@@ -289,12 +302,12 @@ def test_a_backward_that_is_interrupted_leaves_whole_parameters(store: Path) -> 
     optimizer.close()
 
 
-def test_what_cannot_be_is_told(store: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_is_told(store: Path, package: Path) -> None:
     model, args = deep()
 
-    def refused(words: str, error: type = ConfigError, **settings: Any) -> None:
+    def refused(words: str, **settings: Any) -> None:
         given = {"optimizer": adamw(model), "budget": 100_000, "store": store, **SETTINGS}
-        with pytest.raises(error, match=words):
+        with pytest.raises(ConfigError, match=words):
             tightfit.plan(model, args, loss=loss, **{**given, **settings})
 
     refused('parameters is "disk"'.replace('"', "'"), parameters="disk")
@@ -308,10 +321,11 @@ def test_what_cannot_be_is_told(store: Path, tmp_path: Path) -> None:
     some = torch.optim.SGD([model.norm.weight], lr=0.1)
     refused("has a gradient, and is not among the parameters", optimizer=some)
     kept = model.layers[2].weight.detach()
-    refused(
-        "layers.2.weight shares its memory with another tensor", tightfit.ArtifactError, check=False
-    )
+    with pytest.raises(tightfit.ArtifactError, match=r"layers\.2\.weight shares its memory with"):
+        tightfit.load_whole(package, model, adamw(model))
     del kept
+    with pytest.raises(tightfit.ArtifactError, match="its load takes the optimiser, too"):
+        tightfit.load(package, model)
     assert all(type(parameter) is nn.Parameter for parameter in model.parameters())
     assert loss(model(*args)).isfinite()
 
