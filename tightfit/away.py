@@ -100,6 +100,26 @@ def planned_away(
     return fitted, made
 
 
+def load_whole(
+    package: Path | str,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    disk: Path | str | None = None,
+    otherwise: Literal["error", "copy"] = "error",
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """The module that takes the place of `model`, and the optimiser that takes the place of
+    `optimizer`, by the generated package of a plan whose parameters live in another memory: in a
+    file of the folder `disk`, on a GPU in the host's memory.
+
+    Raises ArtifactError where the folder holds no such package, or one for another model or
+    optimiser, or where the other memory has no room.
+    """
+    from stages.validate.load import load_lodged
+
+    folder = None if disk is None else str(disk)
+    return load_lodged(package, model, optimizer, folder, otherwise=otherwise)
+
+
 def _task(
     graph: Path, costs: Path, updating: Updating, written: str, disk: Path | str | None
 ) -> Task:

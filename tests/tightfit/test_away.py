@@ -39,6 +39,7 @@ class Deep(nn.Module):
         self.table = nn.Embedding(40, 32)
         self.layers = nn.ModuleList([nn.Linear(32, 32) for _ in range(4)])
         self.norm = nn.LayerNorm(32)
+        self.seen: Tensor
         self.register_buffer("seen", torch.zeros(()))
         self.layers[1].requires_grad_(False)
 
@@ -46,18 +47,18 @@ class Deep(nn.Module):
         hidden = self.table(tokens)
         for layer in (*self.layers, self.layers[0]):
             hidden = hidden + nn.functional.gelu(layer(hidden))
-        self.seen.add_(1)  # type: ignore[operator]
+        self.seen.add_(1)
         return nn.functional.linear(self.norm(hidden), self.table.weight)
 
 
-def deep() -> tuple[nn.Module, tuple[Tensor]]:
+def deep() -> tuple[Any, tuple[Tensor]]:
     torch.manual_seed(0)
     return Deep(), (torch.randint(0, 40, (2, 6)),)
 
 
-def adamw(model: nn.Module) -> Any:
+def adamw(model: Any) -> Any:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups: Any = [
+    groups: list[dict[str, Any]] = [
         {"params": trained[:1], "lr": 0.03, "weight_decay": 0.1},
         {"params": trained[1:]},
     ]
@@ -143,19 +144,32 @@ def test_three_steps_are_those_of_torch_in_the_bytes_predicted(
     assert all(map(torch.equal, model.parameters(), plain.parameters()))
 
 
-def planned(store: Path, **settings: Any) -> tuple[Any, Any, nn.Module, nn.Module, Any]:
-    """A planned module with its optimiser, its model, and a plain twin with its optimiser."""
+@pytest.fixture(scope="module")
+def package(store: Path) -> Path:
+    """The folder of a package."""
     model, args = deep()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tightfit.whole._MEASURED", 4 << 20)
+        patch.setattr("tightfit.away.SMALL", 1 << 10)
+        _, made = tightfit.plan(
+            model, args, loss=loss, optimizer=adamw(model), budget=100_000, store=store,
+            check=False, **SETTINGS,
+        )  # fmt: skip
+    return made.module
+
+
+def planned(package: Path) -> tuple[Any, ...]:
+    """A planned module with its optimiser, its model, and a plain twin with its optimiser."""
+    model, _ = deep()
     plain = copy.deepcopy(model)
-    given = {"budget": 100_000, "store": store, "check": False, **SETTINGS, **settings}
-    fitted, made = tightfit.plan(model, args, loss=loss, optimizer=adamw(model), **given)
-    return fitted, made.optimizer, model, plain, adamw(plain)
+    fitted, optimizer = tightfit.load_whole(package, model, adamw(model))
+    return fitted, optimizer, model, plain, adamw(plain)
 
 
-def test_what_asks_for_values_elsewhere_is_refused_or_right(store: Path) -> None:
-    fitted, optimizer, model, plain, expected = planned(store)
+def test_what_asks_for_values_elsewhere_is_refused_or_right(package: Path) -> None:
+    fitted, optimizer, model, plain, expected = planned(package)
     _, args = deep()
-    weight = model.layers[0].weight  # type: ignore[index,union-attr]
+    weight = model.layers[0].weight
     for use in (
         lambda: model(*args),
         lambda: weight + 1,
@@ -182,7 +196,7 @@ def test_what_asks_for_values_elsewhere_is_refused_or_right(store: Path) -> None
     with optimizer.gathered(), torch.no_grad():
         assert torch.equal(model.eval()(*args), plain.eval()(*args))
         weight.mul_(2)
-        plain.layers[0].weight.mul_(2)  # type: ignore[index,union-attr]
+        plain.layers[0].weight.mul_(2)
     model.train(), plain.train()
     assert all(map(torch.equal, train(fitted, optimizer, args), train(plain, expected, args)))
     with fitted.gathered():
@@ -192,8 +206,8 @@ def test_what_asks_for_values_elsewhere_is_refused_or_right(store: Path) -> None
     optimizer.close()
 
 
-def test_state_dicts_are_those_of_torch(store: Path, tmp_path: Path) -> None:
-    fitted, optimizer, _, plain, expected = planned(store)
+def test_state_dicts_are_those_of_torch(package: Path, tmp_path: Path) -> None:
+    fitted, optimizer, _, plain, expected = planned(package)
     _, args = deep()
     train(fitted, optimizer, args)
     train(plain, expected, args)
@@ -216,8 +230,8 @@ def test_state_dicts_are_those_of_torch(store: Path, tmp_path: Path) -> None:
     optimizer.close()
 
 
-def test_gradients_of_microbatches_add_up_and_are_clipped(store: Path) -> None:
-    fitted, optimizer, _, plain, expected = planned(store)
+def test_gradients_of_microbatches_add_up_and_are_clipped(package: Path) -> None:
+    fitted, optimizer, _, plain, expected = planned(package)
     _, args = deep()
     for _ in range(2):
         for module in (fitted, plain):
@@ -235,8 +249,8 @@ def test_gradients_of_microbatches_add_up_and_are_clipped(store: Path) -> None:
     optimizer.close()
 
 
-def test_a_forward_without_its_backward_changes_nothing(store: Path) -> None:
-    fitted, optimizer, _, plain, expected = planned(store)
+def test_a_forward_without_its_backward_changes_nothing(package: Path) -> None:
+    fitted, optimizer, _, plain, expected = planned(package)
     _, args = deep()
     first = loss(fitted(*args))
     second = loss(fitted(*args))
@@ -247,15 +261,15 @@ def test_a_forward_without_its_backward_changes_nothing(store: Path) -> None:
     third = fitted(*args)
     with optimizer.gathered(), pytest.raises(RuntimeError, match=r"gathered\(\), came between"):
         loss(third).backward()
-    plain.seen.add_(2)  # type: ignore[operator]
+    plain.seen.add_(2)
     loss(plain(*args)).backward()
     expected.step()
     assert alike(dict(fitted.state_dict()), dict(plain.state_dict()))
     optimizer.close()
 
 
-def test_a_module_without_its_optimiser_does_not_train(store: Path) -> None:
-    fitted, optimizer, *_ = planned(store)
+def test_a_module_without_its_optimiser_does_not_train(package: Path) -> None:
+    fitted, optimizer, *_ = planned(package)
     _, args = deep()
     del optimizer
     gc.collect()
@@ -267,14 +281,14 @@ class StopError(Exception):
     """What a hook raises."""
 
 
-def test_a_backward_that_is_interrupted_leaves_whole_parameters(store: Path) -> None:
-    fitted, optimizer, model, plain, expected = planned(store)
+def test_a_backward_that_is_interrupted_leaves_whole_parameters(package: Path) -> None:
+    fitted, optimizer, model, plain, expected = planned(package)
     _, args = deep()
 
     def stop(gradient: Tensor) -> None:
         raise StopError
 
-    handle = model.layers[0].weight.register_hook(stop)  # type: ignore[index,union-attr]
+    handle = model.layers[0].weight.register_hook(stop)
     with pytest.raises(StopError):
         loss(fitted(*args)).backward()
     handle.remove()
@@ -288,12 +302,12 @@ def test_a_backward_that_is_interrupted_leaves_whole_parameters(store: Path) -> 
     optimizer.close()
 
 
-def test_what_cannot_be_is_told(store: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_is_told(store: Path, package: Path) -> None:
     model, args = deep()
 
-    def refused(words: str, error: type = ConfigError, **settings: Any) -> None:
+    def refused(words: str, **settings: Any) -> None:
         given = {"optimizer": adamw(model), "budget": 100_000, "store": store, **SETTINGS}
-        with pytest.raises(error, match=words):
+        with pytest.raises(ConfigError, match=words):
             tightfit.plan(model, args, loss=loss, **{**given, **settings})
 
     refused('parameters is "disk"'.replace('"', "'"), parameters="disk")
@@ -304,14 +318,14 @@ def test_what_cannot_be_is_told(store: Path, tmp_path: Path) -> None:
     refused("has no original to run", otherwise="original")
     refused("no plan is known that fits in 40000 bytes", budget=40_000)
     refused("tensors cannot wait in files of /nowhere", disk="/nowhere")
-    weights = list(model.get_submodule("norm").parameters())
-    some = torch.optim.SGD(weights, lr=0.1)
+    some = torch.optim.SGD([model.norm.weight], lr=0.1)
     refused("has a gradient, and is not among the parameters", optimizer=some)
-    kept = model.layers[2].weight.detach()  # type: ignore[index,union-attr]
-    refused(
-        "layers.2.weight shares its memory with another tensor", tightfit.ArtifactError, check=False
-    )
+    kept = model.layers[2].weight.detach()
+    with pytest.raises(tightfit.ArtifactError, match=r"layers\.2\.weight shares its memory with"):
+        tightfit.load_whole(package, model, adamw(model))
     del kept
+    with pytest.raises(tightfit.ArtifactError, match="its load takes the optimiser, too"):
+        tightfit.load(package, model)
     assert all(type(parameter) is nn.Parameter for parameter in model.parameters())
     assert loss(model(*args)).isfinite()
 
@@ -320,7 +334,7 @@ def test_a_model_that_is_not_read_into_memory(store: Path, tmp_path: Path) -> No
     plain, args = deep()
     torch.save(plain.state_dict(), tmp_path / "model.pt")
     with torch.device("meta"):
-        model = Deep()
+        model: Any = Deep()
     model.load_state_dict(torch.load(tmp_path / "model.pt", mmap=True), assign=True)
     model.layers[1].requires_grad_(False)
     fitted, made = tightfit.plan(
