@@ -188,8 +188,11 @@ def test_an_lstm_is_planned_and_checked(store: Path) -> None:
 
 def test_a_device_may_be_pytorchs_own(store: Path) -> None:
     model, tokens = model_and_tokens()
-    given = {"store": store, "device": torch.device("cpu"), "check": False, "progress": False}
-    assert stages.plan(model, (tokens,), strategy="unplanned", **given, **SETTINGS)[1].feasible
+    here = torch.device("cpu")
+    _, made = stages.plan(
+        model, (tokens,), strategy="unplanned", device=here, store=store, check=False, **SETTINGS
+    )
+    assert made.feasible
 
 
 @pytest.mark.parametrize("wrong", [{"store": 5}, {"samples": 5}], ids=str)
