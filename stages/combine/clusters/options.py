@@ -99,8 +99,8 @@ class Options:
         everything = Option(cluster.forward, cluster.backward)
         found = [everything, *_recomputed(problem)]
         if len(found) > 1:
-            found += by_treewidth(problem, self.grid.peaks)
-            found += self._solved(problem, cluster, found)
+            solved = list(self._solved(problem, cluster, found))
+            found += [*by_treewidth(problem, self.grid.peaks), *solved]
         return worth_having(problem, found)
 
     def _solved(
