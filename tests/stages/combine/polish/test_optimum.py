@@ -156,3 +156,24 @@ def test_of_starts_the_best_counts_after_its_useless_runs_are_gone() -> None:
     plans = polisher.sweep([best[1], lower[1]], 1, 1)[::-1]
     exact = polisher.measure(best[1])[0]
     assert {plan.seconds for plan in plans if plan.peak == exact} == {best[0]}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "seconds", "budget"),
+    [
+        ([3, 6, 3, 7, 6, 7, 6, 6], [9, 1, 8, 4, 1, 3, 2, 6], 23),
+        ([5, 3, 2, 3, 3, 6, 5, 1], [5, 6, 5, 3, 2, 3, 5, 8], 15),
+    ],
+)
+def test_a_refinement_is_patient_where_it_may_be_far_from_the_optimum(
+    sizes: list[int], seconds: list[float], budget: int
+) -> None:
+    problem = chain(sizes, seconds)
+    polisher = Polisher(problem)
+    best = optimum(problem, budget)
+    assert best is not None
+    quick = polisher.refine([polisher.keep_all], budget)
+    assert quick.peak <= budget and quick.seconds > best[0]
+    patient = polisher.refine([polisher.keep_all], budget, best[0])
+    assert (patient.peak <= budget, patient.seconds) == (True, best[0])
+    assert polisher.refine([polisher.keep_all], budget, quick.seconds) == quick
