@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stages.combine.polish.anneal import ADAPTED, COOLING, EPOCHS, FACTOR, FEASIBLE, WARMTH
+from stages.combine.polish.anneal import ADAPTED, FEASIBLE, QUICK
 from stages.combine.polish.arrays import Arrays, Positions
 from stages.combine.polish.lanes import COMES, COMPUTES, LEAVES, Lanes, through
 from stages.combine.polish.moves import (
@@ -43,18 +43,27 @@ def anneal_linked(
     """The sequence within the budget that is through first, of those met in a number of moves;
     where none was met, the one that exceeded the budget least."""
     best, price = sequence, 0.0
-    for epoch in range(EPOCHS):
-        warmth = WARMTH * COOLING**epoch
-        state = state_of(a, best, budget, seed * EPOCHS + epoch + 1)
+    for epoch in range(QUICK.epochs):
+        warmth = QUICK.warmth * QUICK.cooling**epoch
+        state = state_of(a, best, budget, seed * QUICK.epochs + epoch + 1)
         found = np.empty(state.at.size, np.int32)
-        length, price = cool_linked(state, a, t, moves // EPOCHS, warmth, price, found)
+        length, price = cool_linked(
+            state, a, t, moves // QUICK.epochs, warmth, price, QUICK.factor, found
+        )
         best = found[:length]
     return best
 
 
 @uncounted
 def cool_linked(
-    s: State, a: Arrays, t: Lanes, moves: int, warmth: float, price: float, best: Positions
+    s: State,
+    a: Arrays,
+    t: Lanes,
+    moves: int,
+    warmth: float,
+    price: float,
+    factor: float,
+    best: Positions,
 ) -> tuple[int, float]:
     """One epoch: fills `best` with the best sequence and returns its length and what a byte above
     the budget costs in the end."""
@@ -101,7 +110,7 @@ def cool_linked(
                 s.seconds[0] = own
         inside += excess == 0
         if move % ADAPTED == ADAPTED - 1:
-            price = price / FACTOR if inside > FEASIBLE * ADAPTED else price * FACTOR
+            price = price / factor if inside > FEASIBLE * ADAPTED else price * factor
             inside = 0
     return length, price
 
