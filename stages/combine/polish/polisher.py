@@ -33,7 +33,7 @@ ALONE, BESIDE, FURTHER = 120, 50, 200
 """Moves per node of a search from a start, from what another search found, and of a refinement
 that goes on from the best."""
 PATIENCE = 600
-"""Moves per node of a patient search."""
+"""Moves per node of a patient search (`anneal.PATIENT`)."""
 MISSES = 3
 """At how many budgets, one below the other, nothing is found before the grid of a frontier ends:
 a search that has to go further down can find what a nearer one did not."""
@@ -103,8 +103,8 @@ class Polisher:
         self, starts: Sequence[Sequence[int]], budget: int, least: float = math.inf
     ) -> Polished:
         """As `polish`, from all starts, and more times from the best of what was found, as long as
-        that gains something. Where `least`, seconds that no sequence goes below, is given and not
-        nearly met, some of these searches are patient."""
+        that gains something. Some of these searches are patient where nothing fits, or where
+        `least`, seconds that no sequence goes below, is given and not nearly met."""
         given = [self._plan(sequence, budget, index) for index, sequence in enumerate(starts)]
         best = self._search(given, given, budget, ALONE)
         for number in range(PATIENT_ROUNDS):
