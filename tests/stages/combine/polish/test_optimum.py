@@ -162,6 +162,7 @@ def test_of_starts_the_best_counts_after_its_useless_runs_are_gone() -> None:
     ("sizes", "seconds", "budget"),
     [
         ([4, 6, 4, 7, 5, 5, 1], [4, 7, 1, 2, 9, 3, 7], 20),
+        ([1, 7, 4, 5, 6, 2, 3, 1], [8, 4, 1, 4, 5, 6, 2, 2], 18),
     ],
 )
 def test_a_refinement_is_patient_where_it_may_be_far_from_the_optimum(
