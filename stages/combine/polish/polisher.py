@@ -110,7 +110,8 @@ class Polisher:
         for number in range(PATIENT_ROUNDS):
             if best.peak <= budget and best.seconds <= (1 + CLOSE) * least:
                 break
-            best = self._search([best], [best], budget, PATIENCE, number, PATIENT)
+            start = best if number % 2 else given[number // 2 % len(given)]
+            best = self._search([best], [start], budget, PATIENCE, number, PATIENT)
         idle = 0
         for number in range(len(given), len(given) + ROUNDS):
             before, best = best, self._search([best], [best], budget, FURTHER, number)
