@@ -11,6 +11,7 @@ import ctypes
 import errno
 import os
 import tempfile
+import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,6 +24,8 @@ from .slow import Ticket, check_span
 FOLDER = "TIGHTFIT_DISK"
 """The environment variable that names the folder, else that of temporary files."""
 
+_left: list[tuple[set[Ticket], IO[bytes]]] = []
+"""What the garbage collector could not end, since it ran in the lane that moved it."""
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
 
@@ -36,6 +39,10 @@ class Disk:
     cannot be written, the disk is full, or the file was cut off."""
 
     def __init__(self, size: int, folder: str | os.PathLike[str] | None = None) -> None:
+        while _left:
+            moving, file = _left.pop()
+            _settle(moving)
+            file.close()
         self.size = size
         self.process = os.getpid()
         self.folder = folder_of(folder)
@@ -181,12 +188,19 @@ def _settle(moving: set[Ticket]) -> bool:
 def _end(
     process: int, moving: set[Ticket], lanes: list[ThreadPoolExecutor], file: IO[bytes]
 ) -> None:
-    """Transfers end before what they move is freed. A process that was forked has no lanes."""
+    """Transfers end before what they move is freed. A process that was forked has no lanes.
+
+    The garbage collector may call this anywhere: within what a thread needs to end, so that none is
+    waited for, or in a lane, whose own transfer cannot be: that is left to the next disk.
+    """
     if os.getpid() != process:
         return
-    _settle(moving)
     for lane in lanes:
-        lane.shutdown()
+        lane.shutdown(wait=False)
+    if any(threading.current_thread() in lane._threads for lane in lanes):
+        _left.append((moving, file))
+        return
+    _settle(moving)
     file.close()
 
 

@@ -232,3 +232,36 @@ def test_a_forked_process_and_a_closed_disk_are_told(monkeypatch: pytest.MonkeyP
     disk.close()
     with pytest.raises(RuntimeError, match="the disk has its bytes back"):
         disk.read(torch.zeros(4), 0)
+
+
+def test_the_end_of_a_disk_waits_for_no_thread() -> None:
+    """The garbage collector may end it while the lock is held that a thread takes at its end."""
+    disk = Disk(64)
+    disk.wait(disk.write(torch.ones(4), 0))
+    lock: Any = threading._active_limbo_lock  # type: ignore[attr-defined]
+    ended = threading.Event()
+
+    def end() -> None:
+        with lock:
+            disk.close()
+        ended.set()
+
+    runner = threading.Thread(target=end, daemon=True)
+    runner.start()
+    assert ended.wait(20)
+
+
+def test_a_disk_that_ends_in_its_own_lane_is_closed_by_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disk = Disk(64)
+    file = disk.file
+
+    def write(number: int, address: int, size: int, offset: int) -> None:
+        disk.ended()
+
+    monkeypatch.setattr(disks, "_write", write)
+    disk.write(torch.ones(4), 0).done.result(20)
+    assert not file.closed
+    Disk(8).close()
+    assert file.closed
