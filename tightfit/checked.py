@@ -21,8 +21,11 @@ Load = Callable[["nn.Module", str], "nn.Module"]
 def check_plan(route: Route, variant: Variant, made: ChosenPlan, load: Load) -> None:
     """Compares a plan; one of fused kernels says in its sentence how far these are from eager's.
 
-    Raises ModelError where it does not do what it should."""
+    So is the plan of eager's kernels that is beside it, with the model itself. Raises ModelError
+    where one does not do what it should."""
     built = variant.built
+    if variant.eager is not None and made.beside is not None:
+        check_plan(route.eager, variant.eager, made.beside, _beside(made))
     planned = load(built.model, "error")
     if route.kernels != FUSED:
         route.check(variant.graph, built, planned)
@@ -48,6 +51,13 @@ def check_updates(
 
 def _strict(load: Load) -> Callable[[nn.Module], nn.Module]:
     return lambda model: load(model, "error")
+
+
+def _beside(made: ChosenPlan) -> Load:
+    """Loads the plan of eager's kernels as it travels with another."""
+    from tightfit.carried import loader
+
+    return loader(made.module, part="eager")
 
 
 def _unplanned(route: Route, variant: Variant) -> Load:

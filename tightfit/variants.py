@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from schemas.budget import NO_BUDGET, parse_budget
 from schemas.errors import ConfigError
 from schemas.frontier import Frontier, read_frontier
+from schemas.plan import Plan
 from tightfit.choices import Choice, ChosenPlan
 from tightfit.interrupted import frontier_so_far
 from tightfit.route import ALONE, FUSED, Route
@@ -26,7 +27,8 @@ LEAST = "min"
 @dataclass(frozen=True)
 class Variant:
     """Samples of one shape with the paths of their graph, costs and frontier, which may be that of
-    the strategy's own plans; `more` is what is to be said of it."""
+    the strategy's own plans; `more` is what is to be said of it. `eager` are the same samples with
+    eager's kernels, where a plan of these is to be beside."""
 
     built: Built
     graph: Path
@@ -34,26 +36,42 @@ class Variant:
     path: Path
     frontier: Frontier
     more: str
+    eager: Variant | None = None
 
     @classmethod
     def of(cls, route: Route, built: Built, written: str) -> Variant:
         """Makes what is not in the store yet."""
+        eager = cls.of(route.eager, built, written) if route.with_eager else None
         graph = route.trace(built)
         if route.kernels == FUSED:
             graph = route.fuse(graph)
         costs = route.profile(built, graph)
         path, more = _frontier(route, graph, costs, written)
-        return cls(built, graph, costs, path, read_frontier(path), more)
+        return cls(built, graph, costs, path, read_frontier(path), more, eager)
 
     def bytes_of(self, written: str) -> int:
         """A budget as written, or the smallest that works, in bytes of the whole step."""
         in_all = _in_all(self.graph, self.costs)
         if written == LEAST:
-            return in_all.of(in_all.least(self.frontier))
+            least = in_all.of(in_all.least(self.frontier))
+            return max(least, self.eager.bytes_of(written)) if self.eager else least
         return in_all.budget(written, self.frontier)
 
     def made(self, route: Route, budget: str) -> ChosenPlan:
-        """The plan for a budget; raises ConfigError where none fits."""
+        """The plan for a budget, with that of eager's kernels beside; raises ConfigError where none
+        fits."""
+        plan, point = self.chosen(route, budget)
+        beside = self._beside(route, plan)
+        paths = (self.eager.graph, beside[1]) if self.eager and beside else None
+        module = route.module(self.graph, point, paths)
+        said = replace(plan, sentence=plan.sentence + self.more + _wished(self.graph))
+        made = self._made(route, said, module)
+        if beside is not None:
+            object.__setattr__(made, "beside", beside[0])
+        return made
+
+    def chosen(self, route: Route, budget: str) -> tuple[Plan, Path]:
+        """The plan for a budget, and its folder; raises ConfigError where none fits."""
         plan, point = route.choose(self.graph, self.costs, self.path, budget)
         if not plan.feasible and not self.more:
             path = route.frontier(self.graph, self.costs)
@@ -61,8 +79,22 @@ class Variant:
                 plan, point = route.choose(self.graph, self.costs, path, budget)
         if not plan.feasible:
             raise ConfigError(plan.sentence)
-        module = route.module(self.graph, point)
-        said = replace(plan, sentence=plan.sentence + self.more + _wished(self.graph))
+        return plan, point
+
+    def _beside(self, route: Route, fused: Plan) -> tuple[ChosenPlan, Path] | None:
+        """The plan of eager's kernels for as many bytes as a plan has, and its folder."""
+        if self.eager is None:
+            return None
+        total = fused.budget_total
+        try:
+            plan, point = self.eager.chosen(route.eager, NO_BUDGET if total is None else str(total))
+        except ConfigError as error:
+            raise ConfigError(f"beside, with eager's kernels: {error}") from error
+        module = route.eager.module(self.eager.graph, point)
+        return self.eager._made(route.eager, plan, module), point
+
+    def _made(self, route: Route, said: Plan, module: Path) -> ChosenPlan:
+        """A plan with its module and what makes its frontier."""
         known = partial(read_frontier, self.path)
         whole = partial(_whole, route, self.graph, self.costs)
         totals = partial(totals_of, self.graph, self.costs)

@@ -3,27 +3,51 @@ kernel."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
 
 from schemas.arguments import decode_arguments
 from schemas.graph import NONE, Graph, Op
 from schemas.groups import GroupCall, Leaf, body_of, group_name, is_group
+from stages.device.kernels import build_key, build_said
+from stages.device.libraries import compile_libraries
 from stages.device.operators import decode, resolve
 from stages.generate.calls import Text, literal
 from stages.generate.naming import comment
 
 
-def groups_text(graph: Graph, names: Iterable[str]) -> str:
-    """The module `groups.py` of a package, with the groups of these names.
+class Library(NamedTuple):
+    """The file with the compiled libraries of groups, and what they were compiled for."""
+
+    name: str
+    data: bytes
+    key: str
+    said: str
+
+
+def library_file(graph: Graph, names: Iterable[str]) -> Library:
+    """The compiled libraries of the groups of these names; raises RuntimeError, in a sentence,
+    where one cannot be compiled or has other bits than its kernel."""
+    device = torch.device(graph.device)
+    bodies = {name: body_of(ops[0]) for name, ops in _found(graph, names)}
+    data = compile_libraries(bodies, device, _tell)
+    return Library("libraries.pt2", data, build_key(device), build_said(device))
+
+
+def _tell(done: int, total: int) -> None:
+    print(f"compiled {done} of {total} libraries", flush=True)
+
+
+def groups_text(graph: Graph, names: Iterable[str], library: Library | None = None) -> str:
+    """The module `groups.py` of a package, with the groups of these names, and the digest of the
+    file with their compiled libraries, where there is one.
 
     Raises ArtifactError where a group is not what its target names or calls what PyTorch has not.
     """
-    wanted = set(names)
-    found: dict[str, list[Op]] = {}
-    for op in graph.ops:
-        if is_group(op.target) and group_name(op.target) in wanted:
-            found.setdefault(op.target, []).append(op)
-    ordered = sorted(found, key=group_name)
+    found = _found(graph, names)
     lines = [
         '"""The groups of the step: each function runs as one compiled kernel."""',
         "",
@@ -31,16 +55,41 @@ def groups_text(graph: Graph, names: Iterable[str]) -> str:
         "",
         "from .grouped import Group",
         "from .kernels import Form",
+        *(["from .libraries import Libraries"] if library else []),
         "",
         "aten = torch.ops.aten",
     ]
-    for target in ordered:
-        lines += ["", "", *_function(found[target])]
-    made = ", ".join(map(group_name, ordered))
-    return "\n".join([*lines, "", "", f"GROUPS = ({made},)", ""])
+    for _, ops in found:
+        lines += ["", "", *_function(ops)]
+    made = ", ".join(name for name, _ in found)
+    return "\n".join([*lines, "", "", f"GROUPS = ({made},)", *_libraries(library), ""])
 
 
-def _function(ops: list[Op]) -> list[str]:
+def _found(graph: Graph, names: Iterable[str]) -> list[tuple[str, Sequence[Op]]]:
+    """The groups of these names in their order, with the ops that run each."""
+    wanted = set(names)
+    found: dict[str, list[Op]] = {}
+    for op in graph.ops:
+        if is_group(op.target) and group_name(op.target) in wanted:
+            found.setdefault(group_name(op.target), []).append(op)
+    return sorted(found.items())
+
+
+def _libraries(library: Library | None) -> list[str]:
+    """The lines that name the file of compiled libraries."""
+    if library is None:
+        return ["LIBRARIES = None"]
+    return [
+        "LIBRARIES = Libraries(",
+        f"    {library.name!r},",
+        f'    "{hashlib.sha256(library.data).hexdigest()}",',
+        f'    "{library.key}",',
+        f"    {library.said!r},",
+        ")",
+    ]
+
+
+def _function(ops: Sequence[Op]) -> list[str]:
     """The lines of one group, and of what compiles it."""
     body, name = body_of(ops[0]), group_name(ops[0].target)
     places = sorted({op.module for op in ops if op.module})

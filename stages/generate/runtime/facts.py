@@ -88,7 +88,8 @@ class Interface:
     `autocast` is, by device type, the dtype that autocast was on with, or None, and
     `autocast_cache` whether it kept its casts. `cast` are the positions of the tensors that are
     cast as autocast would, `spared` the dtypes of autocast under which the backward is what it is
-    without autocast. `constants` is the SHA-256 of `constants.bin`, "" where there is none.
+    without autocast. `constants` is the SHA-256 of `constants.bin`, "" where there is none. `files`
+    is what the names of the plan's own files begin with.
     """
 
     model: str
@@ -120,3 +121,4 @@ class Interface:
     cast: tuple[int, ...]
     spared: tuple[str, ...]
     constants: str = ""
+    files: str = ""
