@@ -146,7 +146,7 @@ def opened(groups: Sequence[Group], device: torch.device, libraries: Libraries) 
         return False
     key = device.type, torch.get_num_threads()
     missing = [group for group in groups if key not in group.kernels]
-    made = libraries.opened([group.name for group in missing])
+    made = libraries.opened([group.name for group in missing]) if missing else {}
     for group in missing:
         group.kernels[key] = checked_kernel(group.name, made[group.name], group.outputs)
     return True
