@@ -80,7 +80,7 @@ def _reduced(
     files = package_files(place)
     if package_digest(files) != digest:
         raise ArtifactError(f"{place}: was changed since the planned module was made: plan again")
-    return load_again, (place, digest, files, model, otherwise, *more)
+    return load_again, (place, digest, files, model, otherwise, *(more if any(more) else ()))
 
 
 def load_again(

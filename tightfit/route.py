@@ -85,7 +85,8 @@ class Route:
 
         path = graph.parent / f"fused-{build_key(torch.device(self.device))[:16]}" / "graph.arrow"
         if not path.exists():
-            words = ("--graph", graph, "--device", self.device, "--out", path)
+            jobs = self.jobs or os.cpu_count() or 1
+            words = ("--graph", graph, "--device", self.device, "--jobs", jobs, "--out", path)
             self.run("fuse", *words, parts=_groups)
         return path
 

@@ -7,6 +7,7 @@ On tensors without memory it is run by ATen, call by call.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from schemas.graph import Graph
 from schemas.groups import DIGITS, Body, Leaf, body_digest, body_of, body_text, is_group
 from stages.device.evaluate import evaluate
-from stages.device.kernels import Form, Kernel, build_key, compile_function
+from stages.device.kernels import Form, Kernel, build_key, compile_function, kernel_folder
 
 _libraries: list[torch.library.Library] = []
 """One a group: PyTorch ends a process badly that lets go of one library of many operators."""
@@ -39,7 +40,23 @@ def compile_body(body: Body, device: torch.device) -> Kernel:
     digest = body_digest(body_text(body))
     name = f"the group {digest[:DIGITS]}"
     inputs, outputs = forms_of(body.inputs), forms_of(body.forms)
-    return compile_function(name, lambda *given: evaluate(body, given), inputs, outputs, device)
+    made = compile_function(name, lambda *given: evaluate(body, given), inputs, outputs, device)
+    with kernel_folder(device) as folder:
+        _mark(folder, digest).parent.mkdir(exist_ok=True)
+        _mark(folder, digest).touch()
+    return made
+
+
+def is_compiled(body: Body, device: torch.device) -> bool:
+    """Whether a body has been compiled for a device by this build, into the folder of its kernels;
+    raises CompilerError where there is no such folder."""
+    with kernel_folder(device) as folder:
+        return _mark(folder, body_digest(body_text(body))).exists()
+
+
+def _mark(folder: Path, digest: str) -> Path:
+    """The empty file that says so."""
+    return folder / "compiled" / digest
 
 
 def forms_of(leaves: Iterable[Leaf]) -> list[Form]:

@@ -13,6 +13,7 @@ from stages.device import kernels as device_kernels
 from stages.device.groups import forms_of, kernel
 from stages.device.kernels import Kernel, KernelError, zeros_of
 from stages.fuse.fusing import fuse
+from stages.fuse.together import compile_together
 
 Report = Callable[[int, int], None]
 
@@ -49,25 +50,36 @@ def check_compiler(device: torch.device) -> None:
 
 
 def fuse_compiled(
-    graph: Graph, device: torch.device, tell: Callable[[str], None], report: Report | None = None
+    graph: Graph,
+    device: torch.device,
+    tell: Callable[[str], None],
+    report: Report = lambda done, total: None,
+    jobs: int = 1,
 ) -> Graph:
     """The fused graph, each distinct group of it compiled; a group that does not compile stays
     ATen, and `tell` is given the sentence. `report` is told how many are compiled, of how many.
-    Raises ModelError where there is no compiler."""
+    Many that inductor's folder lacks are compiled by up to `jobs` processes. Raises ModelError
+    where there is no compiler."""
     check_compiler(device)
     refused: set[str] = set()
     while True:
         fused = fuse(graph, refused)
         failed = set()
         groups = {op.target: op for op in fused.ops if is_group(op.target)}
-        for number, op in enumerate(groups.values()):
-            if report is not None:
-                report(number, len(groups))
+        bodies = {target: body_of(op) for target, op in groups.items()}
+        total = len(groups)
+        compile_together(bodies.values(), device, jobs, _of(report, total))
+        for number, (target, body) in enumerate(bodies.items()):
+            report(number, total)
             try:
-                compile_group(body_of(op), device)
+                compile_group(body, device)
             except GroupError as error:
                 tell(f"{error}; it stays ATen")
-                failed.add(op.target)
+                failed.add(target)
         if not failed:
             return fused
         refused |= failed
+
+
+def _of(report: Report, total: int) -> Callable[[int], None]:
+    return lambda done: report(done, total)

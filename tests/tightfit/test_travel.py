@@ -26,6 +26,7 @@ from stages.validate.load import load_package
 from stages.validate.measure import measure_memory
 from stages.validate.step import Stepper
 from tests.stages.fuse.compilers import without_compiler
+from tightfit import carried
 
 ROWS = torch.linspace(-1, 1, 8 * 16).reshape(8, 16)
 
@@ -117,12 +118,14 @@ def test_where_there_is_a_compiler_kernels_run(planned: Planned, folder: Path) -
 
 
 def test_copies_and_pickles_ask_for_what_was_asked_for(
-    planned: Planned, folder: Path, no_compiler: None
+    planned: Planned, folder: Path, no_compiler: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(carried, "default_store", lambda: folder.parent / "store")
     fitted = tightfit.load(folder, wave(), libraries=True)
     written = pickle.dumps(fitted)
+    others = [copy.deepcopy(fitted)]
     shutil.rmtree(folder)
-    for other in (copy.deepcopy(fitted), pickle.loads(written)):
+    for other in (*others, pickle.loads(written)):
         assert same(other, planned[0])
 
 
@@ -234,11 +237,21 @@ def test_peaks_are_as_predicted(planned: Planned, folder: Path, fused: bool) -> 
     assert measure_memory(fitted, stepper, sample, "cpu")[0].peak == made.peak
 
 
+def test_standard_error_tells_how_far_compiling_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = load_package(folder)
+    monkeypatch.setattr(sys.modules[f"{package.__name__}.grouped"], "PAUSE", 0.0)
+    tightfit.load(folder, wave())
+    count = len(package.GROUPS)
+    assert f"compiling group {count} of {count}\n" in capsys.readouterr().err
+
+
 def test_the_plan_beside_has_the_same_budget(planned: Planned) -> None:
     made = planned[1]
     assert made.beside is not None
     assert made.beside.budget_total == made.budget_total
-    assert load_package(made.module).eager.PREDICTED_PEAK == made.beside.peak
+    assert made.beside.peak == load_package(made.module).eager.PREDICTED_PEAK
 
 
 def test_what_a_package_does_not_have_is_refused(planned: Planned, folder: Path) -> None:

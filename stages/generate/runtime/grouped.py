@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,6 +22,9 @@ from .kernels import (
     compile_function,
 )
 from .libraries import Libraries
+
+PAUSE = 5.0
+"""Seconds between two lines on how far it is, where there is no terminal."""
 
 
 class Group:
@@ -153,15 +157,20 @@ def opened(groups: Sequence[Group], device: torch.device, libraries: Libraries) 
 
 
 def compile_all(groups: Sequence[Group], device: torch.device) -> None:
-    """Compiles groups, and tells a terminal how far it is. What inductor has kept in its folder
+    """Compiles groups, and tells standard error how far it is. What inductor has kept in its folder
     takes milliseconds, anything else seconds."""
     check_compiler(device)
     shown = sys.stderr.isatty()
+    told = time.monotonic()
     try:
         for number, group in enumerate(groups, start=1):
+            said = f"compiling group {number} of {len(groups)}"
             if shown:
-                print(f"\rcompiling group {number} of {len(groups)}", end="", file=sys.stderr)
+                print(f"\r{said}", end="", file=sys.stderr, flush=True)
+            elif time.monotonic() - told >= PAUSE:
+                told = time.monotonic()
+                print(said, file=sys.stderr, flush=True)
             group.compiled(device)
     finally:
         if shown:
-            print("\r\033[K", end="", file=sys.stderr)
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
