@@ -162,11 +162,44 @@ def compile_function(
     another form or storage than it should.
     """
     compile_inner, _ = inductor()
-    with kernel_folder(device), refusing(name):
+    with kernel_folder(device), refusing(name), pinned(device):
         traced, fakes = traced_function(function, inputs, outputs, device)
         with torch.no_grad():
             compiled = compile_inner(traced, fakes)
     return checked_kernel(name, compiled, outputs)
+
+
+_PINNED: dict[str, Any] = {
+    "benchmark_kernel": False,
+    "combo_kernels": False,
+    "coordinate_descent_tuning": False,
+    "cpp.enable_floating_point_contract_flag": "off",
+    "cpp.enable_unsafe_math_opt_flag": False,
+    "cpp.simdlen": None,
+    "cpp.threads": -1,
+    "max_autotune": False,
+    "max_autotune_pointwise": False,
+    "triton.cudagraphs": False,
+}
+"""Settings of inductor that bits depend on, or where outputs are; those of the process are left."""
+_PINNED_ON_GPU = {"deterministic": True}
+"""No two runs of a compiler choose another kernel by how long it takes."""
+
+
+@contextlib.contextmanager
+def pinned(device: torch.device) -> Iterator[None]:
+    """Within it inductor has the settings that kernels are compiled with, as far as it knows
+    them."""
+    from torch._inductor import config
+
+    wanted = _PINNED if device.type == "cpu" else {**_PINNED, **_PINNED_ON_GPU}
+    with config.patch({name: at for name, at in wanted.items() if _has(config, name)}):
+        yield
+
+
+def _has(config: Any, name: str) -> bool:
+    first, _, rest = name.partition(".")
+    return hasattr(config, first) and (not rest or hasattr(getattr(config, first), rest))
 
 
 @contextlib.contextmanager

@@ -27,6 +27,7 @@ from stages.device.kernels import (
     KernelError,
     inductor,
     kernel_folder,
+    pinned,
     refusing,
     traced_function,
     zeros_of,
@@ -115,7 +116,7 @@ def _compile(body: Body, digest: str, device: torch.device, folder: Path) -> Non
             traced, fakes = traced_function(
                 lambda *given: evaluate(body, given), inputs, outputs, device
             )
-            with torch.no_grad(), ahead_of_time(True), config.patch(settings):
+            with torch.no_grad(), ahead_of_time(True), pinned(device), config.patch(settings):
                 compiled = compile_inner(traced, fakes, cpp_wrapper=True)
             for file in compiled.filename:
                 shutil.copy(os.fspath(file), folder)

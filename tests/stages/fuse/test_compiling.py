@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._inductor import config
 
 from schemas.errors import ArtifactError, ModelError
 from schemas.graph import Graph
@@ -25,7 +26,7 @@ from stages.device import groups as device_groups
 from stages.device import kernels as device_kernels
 from stages.device.evaluate import evaluate
 from stages.device.groups import compile_body, is_compiled, kernel
-from stages.device.kernels import Kernel, build_key, kernel_folder
+from stages.device.kernels import Kernel, build_key, kernel_folder, pinned
 from stages.fuse import compiling, together, worker
 from stages.fuse.compiling import GroupError, check_compiler, compile_group, fuse_compiled
 from stages.fuse.fusing import fuse
@@ -128,6 +129,21 @@ def test_what_another_build_has_compiled_is_not_read(
             with kernel_folder(CPU) as theirs:
                 assert theirs != mine
                 assert theirs.parent == mine.parent == tmp_path
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_settings_that_bits_depend_on_are_pinned(device: str) -> None:
+    theirs = {"max_autotune": True, "coordinate_descent_tuning": True, "cpp.simdlen": 256}
+    with config.patch(theirs), pinned(torch.device(device)):
+        assert not config.max_autotune
+        assert not config.coordinate_descent_tuning
+        assert config.cpp.simdlen is None
+        assert config.deterministic == (device == "cuda")
+
+
+def test_this_build_knows_all_pinned_settings() -> None:
+    for name in (*device_kernels._PINNED, *device_kernels._PINNED_ON_GPU):
+        assert device_kernels._has(config, name), name
 
 
 def failing(*given: Any) -> None:
