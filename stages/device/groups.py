@@ -99,9 +99,13 @@ def _register(target: str, body: Body) -> None:
 
 
 def _formed(body: Body, given: tuple[Tensor, ...]) -> list[Tensor]:
-    """The outputs of a body on tensors without memory, with the strides that it gives them."""
+    """The outputs of a body on tensors without memory, with the strides that it gives them and the
+    dtypes: without memory, statistics of half precision are told as CUDA makes them. What a kernel
+    makes is compared with its forms when it is compiled."""
     return [
-        torch.empty_strided(made.shape, form.strides, dtype=made.dtype, device=made.device)
+        torch.empty_strided(
+            made.shape, form.strides, dtype=getattr(torch, form.dtype), device=made.device
+        )
         for made, form in zip(evaluate(body, given), body.forms, strict=True)
     ]
 

@@ -119,7 +119,8 @@ def test_every_file_with_tests_for_a_gpu_is_a_step(tmp_path: Path) -> None:
     for file in ("gpu/test_on_gpu", "stages/device/test_operators", "stages/generate/test_cuda"):
         assert f"tests tests/{file}.py" in names
     assert {f"{name}{kernels}: at a {share}" for name in ("gpt2", "llama", "resnet")
-            for kernels in ("", "-fused") for share in ("half", "third", "fifth")} <= names  # fmt: skip
+            for kernels in ("", "-fused")
+            for share in ("half", "third", "fifth")} <= names  # fmt: skip
     graphs = {name for name in names if name.endswith("as CUDA graphs")}
     assert len(graphs) == 18 and "gpt2-fused: at a half as CUDA graphs" in graphs
     assert not any("CUDA graphs" in step.name for step in steps(Asked(tmp_path, "cpu", "tiny")))

@@ -16,14 +16,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._inductor import config
 
 from schemas.errors import ArtifactError, ModelError
 from schemas.graph import Graph
-from schemas.groups import Body, GroupCall, Leaf, body_digest, body_text, is_group
+from schemas.groups import Body, GroupCall, Leaf, body_digest, body_of, body_text, is_group
 from stages.device import groups as device_groups
 from stages.device import kernels as device_kernels
+from stages.device.check import check_program
 from stages.device.evaluate import evaluate
 from stages.device.groups import compile_body, is_compiled, kernel
 from stages.device.kernels import Kernel, build_key, kernel_folder, pinned
@@ -212,6 +213,17 @@ def test_a_group_that_fails_stays_aten_and_is_told(monkeypatch: pytest.MonkeyPat
     assert bad not in groups(fused)
     assert groups(fused)
     assert told == ["the group cannot be compiled; it stays ATen"]
+
+
+def test_statistics_of_half_precision_are_those_of_the_cpu(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 8)).bfloat16()
+    graph, _ = traced((model, ((torch.randn(4, 8, dtype=torch.bfloat16),), {})))
+    fused = fuse(graph)
+    assert {at.dtype for op in fused.ops if is_group(op.target) for at in body_of(op).forms} == {
+        "bfloat16"
+    }
+    check_program(fused, "fused")
 
 
 def test_a_compiler_that_fails_leaves_groups_aten(tmp_path: Path) -> None:
