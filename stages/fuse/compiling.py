@@ -68,9 +68,10 @@ def fuse_compiled(
         groups = {op.target: op for op in fused.ops if is_group(op.target)}
         bodies = {target: body_of(op) for target, op in groups.items()}
         total = len(groups)
-        compile_together(bodies.values(), device, jobs, _of(report, total))
+        tell_done = _growing(report, total)
+        compile_together(bodies.values(), device, jobs, tell_done)
         for number, (target, body) in enumerate(bodies.items()):
-            report(number, total)
+            tell_done(number)
             try:
                 compile_group(body, device)
             except GroupError as error:
@@ -81,5 +82,13 @@ def fuse_compiled(
         refused |= failed
 
 
-def _of(report: Report, total: int) -> Callable[[int], None]:
-    return lambda done: report(done, total)
+def _growing(report: Report, total: int) -> Callable[[int], None]:
+    """Tells of how many groups are done, of a total; never of fewer than before."""
+    most = 0
+
+    def done(count: int) -> None:
+        nonlocal most
+        most = max(most, count)
+        report(most, total)
+
+    return done

@@ -261,6 +261,14 @@ def test_many_groups_are_shared_among_processes(monkeypatch: pytest.MonkeyPatch)
     assert not tasks
 
 
+def test_what_is_done_never_becomes_less() -> None:
+    told: list[tuple[int, int]] = []
+    tell = compiling._growing(lambda *counts: told.append(counts), 3)
+    for count in (2, 0, 1, 3):
+        tell(count)
+    assert told == [(2, 3), (2, 3), (2, 3), (3, 3)]
+
+
 def test_a_worker_compiles_into_the_folder_of_all(
     monkeypatch: pytest.MonkeyPatch, run: Kernel, capsys: pytest.CaptureFixture[str]
 ) -> None:
