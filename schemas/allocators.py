@@ -44,7 +44,7 @@ _ALL = [
     ),
     AllocatorAbout(
         "k_periodic",
-        "the same, or with every (k+1)-th batch of such a pattern left out where memory binds",
+        "contiguous, with 1F1B* or that with every (k+1)-th batch left out where memory binds",
         contiguous=True,
         turns=True,
         inside=True,

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,9 @@ import pyarrow as pa
 
 from schemas import store
 from schemas.arrow import integer, integers, number, records, text
+from schemas.chain import MOST_BYTES
 from schemas.errors import ArtifactError
-from schemas.graph import NONE
+from schemas.graph import NONE, PHASES
 from schemas.problem import PROBLEM_FIELDS, Node, Problem, Repeat, Reuse, Storage
 
 
@@ -216,6 +218,11 @@ def _node(row: Mapping[str, Any]) -> Node:
 
 
 def _check(chain: Blocks, where: str) -> None:
+    counted = [chain.held_bytes, *(size for block in chain.blocks for size in _sizes(block))]
+    if min(counted) < 0 or not _are_bytes([chain.loss_peak, *map(_grown, chain.blocks), *counted]):
+        raise ArtifactError(f"{where}: has a size that no memory has")
+    if not _are_times([chain.prelude_seconds, chain.loss_seconds]):
+        raise ArtifactError(f"{where}: has a time that is no number of seconds")
     for digest, problem in chain.distinct.items():
         if problem_digest(problem) != digest:
             raise ArtifactError(f"{where}: the problem {digest[:12]} has another digest")
@@ -226,13 +233,13 @@ def _check(chain: Blocks, where: str) -> None:
         if block.digest not in chain.distinct:
             raise ArtifactError(f"{what} has no problem")
         problem = chain.distinct[block.digest]
-        sizes = (len(block.forward), len(block.backward), len(block.storages))
+        counts = (len(block.forward), len(block.backward), len(block.storages))
         expected = (
             problem.loss,
             len(problem.nodes) - problem.loss - 1,
             len(problem.storages),
         )
-        if sizes != expected:
+        if counts != expected:
             raise ArtifactError(f"{what} does not fit its problem")
         ops = [*block.forward, *block.backward]
         if seen & set(ops) or len(set(ops)) != len(ops):
@@ -244,10 +251,28 @@ def _check(chain: Blocks, where: str) -> None:
         raise ArtifactError(f"{where}: the problem {digest[:12]} is that of no block")
 
 
+def _sizes(block: Block) -> list[int]:
+    return [block.output_bytes, block.incoming_bytes, block.outgoing_bytes]
+
+
+def _grown(block: Block) -> int:
+    return max(abs(block.gradient_bytes), abs(block.carried_bytes))
+
+
+def _are_bytes(sizes: Iterable[int]) -> bool:
+    return all(-MOST_BYTES < size < MOST_BYTES for size in sizes)
+
+
+def _are_times(times: Iterable[float]) -> bool:
+    return all(0 <= time < math.inf for time in times)
+
+
 def _check_problem(problem: Problem, what: str) -> None:
     phases = [node.phase for node in problem.nodes]
-    if phases.count("loss") != 1 or phases != sorted(
-        phases, key=("forward", "loss", "backward").index
+    if (
+        not set(phases) <= set(PHASES)
+        or phases.count("loss") != 1
+        or phases != sorted(phases, key=PHASES.index)
     ):
         raise ArtifactError(f"{what} is not forward, one loss and backward")
     for position, node in enumerate(problem.nodes):
@@ -257,6 +282,38 @@ def _check_problem(problem: Problem, what: str) -> None:
         for storage in [*node.inputs, *node.outputs, *repeat.inputs, *repeat.outputs]:
             if not 0 <= storage < len(problem.storages):
                 raise ArtifactError(f"{what} has no storage {storage}")
+        _check_costs(node, f"{what}: node {position}")
     for index, made in enumerate(problem.storages):
         if made.bytes < 0 or not -1 <= made.producer < len(problem.nodes):
             raise ArtifactError(f"{what} has storage {index} of no size or no producer")
+    _check_flow(problem, what)
+    if not _are_bytes([problem.state_bytes, sum(made.bytes for made in problem.storages)]):
+        raise ArtifactError(f"{what} has a size that no memory has")
+
+
+def _check_costs(node: Node, what: str) -> None:
+    """Times are finite, and sizes some that a memory could have."""
+    forms = [node, node.form(True), *node.reuses]
+    if not _are_times(form.seconds for form in forms):
+        raise ArtifactError(f"{what} takes a time that is no number of seconds")
+    if node.peak < 0 or not _are_bytes(form.peak for form in forms):
+        raise ArtifactError(f"{what} takes a size that no memory has")
+
+
+def _check_flow(problem: Problem, what: str) -> None:
+    """Each storage is made by its producer alone, and ahead of what reads it."""
+    makes = [(s, position) for position, node in enumerate(problem.nodes) for s in node.outputs]
+    maker = dict(makes)
+    if len(maker) < len(makes):
+        raise ArtifactError(f"{what} makes a storage twice")
+    for index, made in enumerate(problem.storages):
+        if maker.get(index, NONE) != made.producer:
+            raise ArtifactError(f"{what} has storage {index}, which its producer does not make")
+    for position, node in enumerate(problem.nodes):
+        late = [s for s in node.inputs if problem.storages[s].producer >= position]
+        if late:
+            raise ArtifactError(
+                f"{what}: node {position} reads storage {late[0]} ahead of its maker"
+            )
+        if not {reuse.storage for reuse in node.reuses} <= set(node.inputs):
+            raise ArtifactError(f"{what}: node {position} overwrites what it does not read")

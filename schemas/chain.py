@@ -17,6 +17,10 @@ from schemas import store
 from schemas.arrow import integer, number, text
 from schemas.errors import ArtifactError
 
+MOST_BYTES = 2**60
+"""More bytes than there are anywhere. Sizes that come to less together can be added up, in any
+order, in 64 bits."""
+
 
 @dataclass(frozen=True)
 class Position:
@@ -98,7 +102,8 @@ def read_chain(path: Path | str) -> Chain:
 
 def check_chain(chain: Chain, where: str) -> None:
     """Raises ArtifactError unless positions run from 1 in order, times are finite, nothing is
-    negative, and what a position keeps includes its output."""
+    negative, what a position keeps includes its output, and all sizes together are some that a
+    memory could have."""
     if not chain.positions:
         raise ArtifactError(f"{where}: the chain has no positions, the loss is missing")
     if chain.a_0 < 0 or chain.delta_0 < 0:
@@ -120,3 +125,7 @@ def check_chain(chain: Chain, where: str) -> None:
                 f"{where}: position {expected} has abar = {row.abar}, less than its output a = "
                 f"{row.a}, which abar includes"
             )
+    sizes = [name for name in numeric if name not in ("position", "u_f", "u_b")]
+    total = sum(getattr(row, name) for row in chain.positions for name in sizes)
+    if total + chain.a_0 + chain.delta_0 >= MOST_BYTES:
+        raise ArtifactError(f"{where}: the chain's sizes are more bytes than there are anywhere")

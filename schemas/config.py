@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from schemas.budget import NO_BUDGET, parse_budget
+from schemas.engines import SOLVERS
 from schemas.errors import ConfigError, TightfitError
 from schemas.link import host_link
 from schemas.machine import machine_file, read_machine
@@ -194,10 +195,15 @@ def _sample_names(name: str, samples: Sequence[Any]) -> list[str]:
 
 def _schema() -> dict[str, Any]:
     schema = cast(dict[str, Any], json.loads(SCHEMA_PATH.read_text()))
-    *most, last = STRATEGIES
-    strategy = {"enum": [*most, last], "expected": f"{', '.join(most)} or {last}"}
-    schema["$defs"]["strategies"]["items"] = strategy
+    schema["$defs"]["strategies"]["items"] = _one_of(STRATEGIES)
+    schema["properties"]["solver"]["properties"]["engine"] |= _one_of(SOLVERS)
     return schema
+
+
+def _one_of(names: Iterable[str]) -> dict[str, Any]:
+    """What the schema says of a key that has one of some names."""
+    *most, last = names
+    return {"enum": [*most, last], "expected": f"{', '.join(most)} or {last}"}
 
 
 def _plain(document: Any) -> tuple[Any, list[str]]:

@@ -104,7 +104,7 @@ def loss_op(number: int, arguments: str, inputs: list[int], outputs: list[int]) 
 
 
 @dataclass(frozen=True)
-class Gradient:
+class OwnedGradient:
     """The value `gradient` is what autograd adds to `.grad` of the parameter or input `value`."""
 
     value: int
@@ -152,7 +152,7 @@ class Graph:
     inputs: list[int]
     input_constants: list[str]
     outputs: list[Output]
-    gradients: list[Gradient]
+    gradients: list[OwnedGradient]
     input_tree: str
     output_tree: str
     guards: str
@@ -274,7 +274,7 @@ def read_graph(path: Path | str) -> Graph:
             "ops": [Op(**op) for op in row["ops"]],
             "values": [Value(**value) for value in row["values"]],
             "outputs": [Output(**output) for output in row["outputs"]],
-            "gradients": [Gradient(**gradient) for gradient in row["gradients"]],
+            "gradients": [OwnedGradient(**gradient) for gradient in row["gradients"]],
         }
     )
     check_graph(graph, str(path))

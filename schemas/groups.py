@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from schemas.arguments import argument_values, read_arguments
 from schemas.dtypes import DTYPES
 from schemas.errors import ArtifactError
-from schemas.graph import NONE, Op
+from schemas.graph import NONE, Graph, Op
 
 GROUP_PREFIX = "tightfit.group.d"
 DIGITS = 12
@@ -81,6 +82,19 @@ class Body:
             behind |= dict.fromkeys(call.outputs, read)
         return tuple(tuple(sorted(behind[value])) for value in self.outputs)
 
+    def placed(self, position: int) -> int | None:
+        """The number of the output that may lie in the memory of an input: the first one of its
+        dtype that has the same shape and strides, or as many elements where both are contiguous.
+        None where there is none."""
+        given = self.inputs[position]
+        for number, form in enumerate(self.forms):
+            alike = (given.shape, given.strides) == (form.shape, form.strides)
+            rows = _is_contiguous(given) and _is_contiguous(form)
+            as_many = math.prod(given.shape) == math.prod(form.shape)
+            if given.dtype == form.dtype and not given.offset and (alike or (rows and as_many)):
+                return number
+        return None
+
 
 def may_group(target: str) -> bool:
     """Whether a body may name an operator ("aten.add.Tensor") that makes new storages."""
@@ -117,6 +131,11 @@ def group_name(target: str) -> str:
     return f"group_{target.removeprefix(GROUP_PREFIX)[:DIGITS]}"
 
 
+def over_name(group: str, position: int) -> str:
+    """The name in a package of a group that writes over its input at a position."""
+    return f"{group}_over_{position}"
+
+
 def body_of(op: Op) -> Body:
     """The body of a group; raises ArtifactError where its digest is not the one that the target
     names, where it is no body, or where it names an operator that no group may."""
@@ -141,6 +160,20 @@ def body_of(op: Op) -> Body:
     return body
 
 
+def overwritten_output(graph: Graph, op: Op, value: int) -> int | None:
+    """The number of the output of a group that may lie in the memory of the input `value`, None
+    where none may: the value fills a storage of the step, of which the group reads nothing else."""
+    at = graph.values[value]
+    others = {graph.values[other].storage for other in op.inputs if other != value}
+    if at.storage in others | graph.fixed_storages() or op.inputs.count(value) > 1:
+        return None
+    number = body_of(op).placed(op.inputs.index(value))
+    if number is None:
+        return None
+    made = graph.storages[graph.values[op.outputs[number]].storage]
+    return number if graph.storages[at.storage] == made else None
+
+
 def read_body(written: str) -> Body:
     """The body in a text that `body_text` wrote; raises ArtifactError where it is none."""
     try:
@@ -155,6 +188,15 @@ def read_body(written: str) -> Body:
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ArtifactError(f"a group has a text that is no body: {error}") from error
     return body
+
+
+def _is_contiguous(leaf: Leaf) -> bool:
+    step = 1
+    for size, stride in zip(reversed(leaf.shape), reversed(leaf.strides), strict=True):
+        if size != 1 and stride != step:
+            return False
+        step *= size
+    return True
 
 
 def _check(body: Body) -> None:

@@ -3,11 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    import numpy as np
     from highspy import Highs, HighsCallbackEvent
+    from numpy.typing import NDArray
+
+
+class ProgramColumns(NamedTuple):
+    """Columns of a program: each has a `cost` and is from `low` to `high`, a whole number where
+    `integral` says so; that is None where none has to be."""
+
+    cost: NDArray[np.float64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+    integral: Sequence[bool] | NDArray[np.bool_] | None
+
+
+class ProgramRows(NamedTuple):
+    """Rows of a program, each from `low` to `high`: that at r weights the columns
+    `column[start[r]:start[r + 1]]` by `value`."""
+
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+    start: NDArray[np.int32]
+    column: NDArray[np.int32]
+    value: NDArray[np.float64]
 
 
 def silent_model(options: Mapping[str, Any]) -> Highs:
@@ -20,6 +43,25 @@ def silent_model(options: Mapping[str, Any]) -> Highs:
     for name, value in {**same, **options}.items():
         model.setOptionValue(name, value)
     return model
+
+
+def pass_program(model: Highs, columns: ProgramColumns, rows: ProgramRows, checks: int) -> None:
+    """Gives a model its program; one with whole numbers is stopped after so many `checks`."""
+    import highspy
+
+    lp = highspy.HighsLp()
+    lp.num_col_, lp.num_row_ = len(columns.cost), len(rows.low)
+    lp.col_cost_, lp.col_lower_, lp.col_upper_ = columns.cost, columns.low, columns.high
+    lp.row_lower_, lp.row_upper_ = rows.low, rows.high
+    lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    lp.a_matrix_.start_ = rows.start
+    lp.a_matrix_.index_ = rows.column
+    lp.a_matrix_.value_ = rows.value
+    if columns.integral is not None:
+        kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
+        lp.integrality_ = [kinds[int(mark)] for mark in columns.integral]
+        model.cbMipInterrupt.subscribe(Checks(checks))
+    model.passModel(lp)
 
 
 class Checks:

@@ -83,6 +83,23 @@ def host_link(machine: Machine, path: Path | str) -> HostLink:
     )
 
 
+def link_beyond(machine: Machine, link: HostLink, path: Path | str) -> HostLink | None:
+    """The link from the memory that a `link` leads to, to a third one behind it, such as a disk;
+    None where there is none. Raises ConfigError, which names the file, where there are several."""
+    memories = {memory.name: memory for memory in machine.memories}
+    found = [each for each in machine.links if link.to in each.between]
+    found = [each for each in found if set(each.between) <= memories.keys()]
+    if len(found) > 1:
+        raise ConfigError(f"{path}: several memories are linked with {link.to}")
+    if not found:
+        return None
+    beyond, ends = found[0], set(found[0].between)
+    name = next(iter(ends - {link.to}))
+    room, own = memories[name].memory, memories[link.to].memory
+    speeds = (beyond.bandwidth, beyond.latency, beyond.shared)
+    return HostLink(*speeds, room=room, device=link.to, memory=own, to=name)
+
+
 def link_of(text: str, what: str) -> HostLink:
     """The link that `HostLink.text` says; raises ArtifactError, naming `what`, where it is none."""
     try:

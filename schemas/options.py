@@ -25,6 +25,7 @@ not run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -147,8 +148,10 @@ def _check(options: list[Option], where: str) -> None:
                 raise ArtifactError(f"{what} stands where option {index} should")
             sizes = (row.save, row.forward_peak, row.backward_peak, *row.forward, *row.backward)
             times = (row.forward_seconds, row.backward_seconds, row.output_seconds, row.gap)
-            if min(sizes) < 0 or not all(time >= 0 for time in times):
-                raise ArtifactError(f"{what} has a negative size, time or node")
+            if min(sizes) < 0 or not all(0 <= time < math.inf for time in times):
+                raise ArtifactError(
+                    f"{what} has a negative size, time or node, or a time without end"
+                )
             if row.save > row.forward_peak:
                 raise ArtifactError(f"{what} saves more than its forward ever holds")
             if not set(row.output_only) <= set(row.forward):

@@ -23,7 +23,7 @@ from schemas import store
 from schemas.arrow import integer, number, text
 from schemas.errors import ArtifactError
 
-Kind = Literal["forward", "backward", "send", "receive"]
+PatternKind = Literal["forward", "backward", "send", "receive"]
 
 MOST_STAGES = 1 << 20
 MOST_BATCHES = 1 << 16
@@ -37,7 +37,7 @@ class PatternOperation:
 
     device: str
     stage: int
-    operation: Kind
+    operation: PatternKind
     start: float
     duration: float
     shift: int
@@ -117,7 +117,7 @@ def check_pattern(pattern: Pattern, where: str) -> None:
 
 
 def _check_operation(operation: PatternOperation, period: float, where: str) -> None:
-    if operation.operation not in get_args(Kind):
+    if operation.operation not in get_args(PatternKind):
         raise ArtifactError(f"{where} has the unknown operation {operation.operation!r}")
     if not operation.device or not operation.device.isprintable():
         raise ArtifactError(f"{where} names no device")

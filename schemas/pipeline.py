@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 ARTIFACT = "tightfit.pipeline/1"
 FILE = "pipeline.json"
 FORWARD, LOSS, BACKWARD, SUM = "forward", "loss", "backward", "sum"
-Phase = Literal["forward", "loss", "backward", "sum"]
+UnitPhase = Literal["forward", "loss", "backward", "sum"]
 ActionKind = Literal[
     "draw", "receive", "forward", "loss", "backward", "sum", "send", "wait", "share",
 ]  # fmt: skip
@@ -225,7 +225,7 @@ def check_pipeline(pipeline: Pipeline, where: str) -> None:
         )
     for number, parcel in enumerate(pipeline.parcels):
         units = [parcel.maker, *parcel.takers]
-        named = all(stage in stages and phase in get_args(Phase) for stage, phase in units)
+        named = all(stage in stages and phase in get_args(UnitPhase) for stage, phase in units)
         require(named and whole(parcel.value, parcel.bytes), f"parcel {number} is amiss")
     for number, shared in enumerate(pipeline.shared):
         named = whole(shared.value, shared.home, *shared.parts, *shared.ranks)

@@ -17,7 +17,7 @@ OPTIONAL = ("gpu", "transfers")
 
 
 @dataclass(frozen=True)
-class Cost:
+class PlanCost:
     """Seconds and peak bytes of a step, as replay says."""
 
     time: float
@@ -107,8 +107,8 @@ class Plan:
     gap: float | None = field(default=None, kw_only=True)
     optimal_in: str = field(default="", kw_only=True)
     smallest_budget: int | None = field(default=None, kw_only=True)
-    before_polish: Cost | None = field(default=None, kw_only=True)
-    keep_all: Cost = field(kw_only=True)
+    before_polish: PlanCost | None = field(default=None, kw_only=True)
+    keep_all: PlanCost = field(kw_only=True)
     fixed: Fixed = field(kw_only=True)
     recomputed: int = field(default=0, kw_only=True)
     recomputed_time: float = field(default=0.0, kw_only=True)
@@ -167,8 +167,10 @@ def read_plan(path: Path | str) -> Plan:
     return Plan(
         **{
             **document,
-            "before_polish": None if before is None else _part(path, "before_polish", Cost, before),
-            "keep_all": _part(path, "keep_all", Cost, document["keep_all"]),
+            "before_polish": None
+            if before is None
+            else _part(path, "before_polish", PlanCost, before),
+            "keep_all": _part(path, "keep_all", PlanCost, document["keep_all"]),
             "fixed": _part(path, "fixed", Fixed, document["fixed"]),
             "gpu": None if gpu is None else _part(path, "gpu", GpuMemory, gpu),
             "transfers": None if moved is None else _part(path, "transfers", Transfers, moved),

@@ -34,15 +34,24 @@ from schemas import store
 from schemas.arrow import integer, text
 from schemas.errors import ArtifactError
 
-Kind = Literal[
+OperationKind = Literal[
     "F_all", "F_ck", "F_none", "F", "loss", "B", "free", "free_all",
     "offload", "offload_all", "prefetch", "prefetch_all",
 ]  # fmt: skip
 
-OF_INPUTS = ("free", "offload", "prefetch")
-"""What can be done with the chain's input, which is position 0."""
-TRANSFERS = ("offload", "offload_all", "prefetch", "prefetch_all")
-"""What goes over a link to the host; one device and no branch has one."""
+Move = Literal["free", "offload", "prefetch"]
+"""What an operation that runs nothing does with what is stored."""
+Store = tuple[bool, int]
+"""What is stored: whether it is all that a forward kept, and the position (0: the input)."""
+MOVES: dict[OperationKind, tuple[Move, bool]] = {
+    "free": ("free", False),
+    "free_all": ("free", True),
+    "offload": ("offload", False),
+    "offload_all": ("offload", True),
+    "prefetch": ("prefetch", False),
+    "prefetch_all": ("prefetch", True),
+}
+"""The operations that run nothing: what each does, and whether with all that a forward kept."""
 
 NO_OPTION = -1
 NO_BRANCH = 0
@@ -56,10 +65,25 @@ class Operation:
     `branch` (1, 2, ..) is that of a join, NO_BRANCH of a chain and of the loss.
     """
 
-    action: Kind
+    action: OperationKind
     block: int
     option: int = NO_OPTION
     branch: int = NO_BRANCH
+
+    @property
+    def move(self) -> Move | None:
+        """What it does with what is stored, None where it runs something."""
+        return MOVES[self.action][0] if self.action in MOVES else None
+
+    @property
+    def transfers(self) -> bool:
+        """Whether it takes a link to the host; one device and no branch has one."""
+        return self.move in ("offload", "prefetch")
+
+    @property
+    def store(self) -> Store:
+        """What it moves: the output of its position, or all that a forward kept."""
+        return MOVES[self.action][1], self.block
 
     def __str__(self) -> str:
         if self.action == "loss":
@@ -67,6 +91,13 @@ class Operation:
         option = "" if self.option == NO_OPTION else f" option {self.option}"
         branch = "" if self.branch == NO_BRANCH else f" of branch {self.branch}"
         return f"{self.action} {self.block}{option}{branch}"
+
+
+def moving(move: Move, what: Store) -> Operation:
+    """The operation that moves what is stored."""
+    kept, position = what
+    [action] = [name for name, said in MOVES.items() if said == (move, kept)]
+    return Operation(action, position)
 
 
 def with_next(
@@ -107,12 +138,12 @@ def read_sequence(path: Path | str) -> list[Operation]:
 def operation(row: Mapping[str, Any], what: str) -> Operation:
     """The operation of a row; raises ArtifactError, naming `what`, where it is none."""
     found = Operation(**row)
-    if found.action not in get_args(Kind):
+    if found.action not in get_args(OperationKind):
         raise ArtifactError(f"{what} has the unknown action {found.action!r}")
-    least = 0 if found.action in OF_INPUTS else 1
+    least = 0 if found.move is not None and not found.store[0] else 1
     if found.block < least or (found.action == "F") != (found.option >= 0):
         raise ArtifactError(f"{what} ({found}) names no position or option")
-    alone = found.action == "loss" or found.action in TRANSFERS
+    alone = found.action == "loss" or found.transfers
     if found.branch < NO_BRANCH or (alone and found.branch != NO_BRANCH):
         raise ArtifactError(f"{what} ({found}) names no branch")
     return found

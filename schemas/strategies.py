@@ -37,21 +37,19 @@ class About:
 
 
 UNPLANNED = "unplanned"
-_ALL = [
+_BASELINES = [
     About(UNPLANNED, "the step as PyTorch runs it", baseline=True),
     About(
         "checkpoint",
         "every block is computed again, as `torch.utils.checkpoint` on each would",
         baseline=True,
     ),
-    About(
-        "auto",
-        "the plans of `rotor`, `rockmate`, `frees` and `join`, the best at each budget",
-        solved=True,
-    ),
+]
+_BUDGETED = [
     About(
         "rotor",
-        "the same with two options a block, keep everything or nothing",
+        "each block keeps everything or nothing; a dynamic program chooses over the sequence of "
+        "blocks",
         chains=True,
         joins=True,
         optimal_in=f"persistent sequences of the chain at {SLOTS} slots",
@@ -73,8 +71,8 @@ _ALL = [
     ),
     About(
         "floating",
-        "the same of up to 23 blocks, where what was stored last may be replaced by what comes "
-        "after it, and nothing else is freed early",
+        "the fastest sequence of a chain of up to 23 blocks that keep everything or nothing, where "
+        "what was stored last may be replaced by what comes after it",
         apart=True,
         chains=True,
     ),
@@ -111,7 +109,19 @@ _ALL = [
     ),
 ]
 
-STRATEGIES: dict[str, About] = {about.name: about for about in _ALL}
+TRIED_BY_AUTO = [about.name for about in _BUDGETED if not about.apart]
+"""The strategies whose plans are those of `auto`."""
+
+
+def _auto() -> About:
+    *most, last = (f"`{name}`" for name in TRIED_BY_AUTO)
+    summary = f"the plans of {', '.join(most)} and {last}, the best at each budget"
+    return About(
+        "auto", summary, solved=any(about.solved for about in _BUDGETED if not about.apart)
+    )
+
+
+STRATEGIES: dict[str, About] = {about.name: about for about in (*_BASELINES, _auto(), *_BUDGETED)}
 """All by name, baselines first: NAME is `STRATEGY` of `stages/combine/strategies/NAME.py`."""
 
 

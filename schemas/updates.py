@@ -10,7 +10,7 @@ from typing import Any
 
 from schemas.errors import ArtifactError
 from schemas.graph import Graph
-from schemas.link import HostLink
+from schemas.link import HostLink, link_of
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,36 @@ class UpdateCost:
         """The bytes of all states."""
         return sum(self.pieces)
 
-    def parts(self) -> Iterator[tuple[float, int]]:
-        """The seconds and the bytes of states of each piece."""
+    def shares(self) -> Iterator[tuple[float, int]]:
+        """The part of the work and the bytes of states of each piece."""
         whole = self.states
         for size in self.pieces:
-            share = size / whole if whole else 1 / len(self.pieces)
+            yield size / whole if whole else 1 / len(self.pieces), size
+
+    def parts(self) -> Iterator[tuple[float, int]]:
+        """The seconds and the bytes of states of each piece."""
+        for share, size in self.shares():
             yield self.seconds * share, size
+
+
+@dataclass(frozen=True)
+class Far:
+    """A third memory, to which a `link` leads from the other one, such as a disk behind the host's.
+    The states of the parameters `values`, which are updated in the other memory, are in it, and
+    pass through `buffers` staging buffers of that."""
+
+    link: HostLink
+    values: frozenset[int]
+    buffers: int
+
+    def staging(self, costs: Mapping[int, UpdateCost]) -> int:
+        """The bytes of the staging buffers."""
+        pieces = [size for value in self.values for size in costs[value].pieces]
+        return self.buffers * max(pieces, default=0)
+
+    def states(self, costs: Mapping[int, UpdateCost]) -> int:
+        """The bytes of the states in the third memory."""
+        return sum(costs[value].states for value in self.values)
 
 
 @dataclass(frozen=True)
@@ -77,7 +101,9 @@ class Updates:
     are none yet in a `first` step. The `remote` ones live in the other memory; those of them that
     are `there` are on the device, too, when the step begins and when it ends. Of several
     microbatches the last one updates, and all others `add` their gradients up: the sums of remote
-    parameters are in the other memory then, and in a last one that is `summed`.
+    parameters are in the other memory then, and in a last one that is `summed`. The states of some
+    are in a third memory, where there is one, `far`. Measured costs are those of an `optimizer`, a
+    class of `torch.optim`, in pieces of `piece` bytes of a parameter.
     """
 
     costs: Mapping[int, UpdateCost]
@@ -89,17 +115,29 @@ class Updates:
     there: frozenset[int] = frozenset()
     adds: bool = False
     summed: bool = False
+    far: Far | None = None
+    optimizer: str = ""
+    piece: int = 0
+
+    @property
+    def elsewhere(self) -> frozenset[int]:
+        """The parameters whose states are in the third memory."""
+        return self.far.values if self.far else frozenset()
 
     @property
     def staging(self) -> int:
         """The bytes of the staging buffers."""
-        passing = [cost for value, cost in self.costs.items() if value not in self.on_device]
+        apart = self.on_device | self.elsewhere
+        passing = [cost for value, cost in self.costs.items() if value not in apart]
         return self.buffers * max((max(cost.pieces) for cost in passing if cost.pieces), default=0)
 
     @property
     def slow_states(self) -> int:
-        """The bytes of the states in the other memory."""
-        return sum(c.states for value, c in self.costs.items() if value not in self.on_device)
+        """The bytes of the states in the other memory, and of those buffers there that states of a
+        third one pass through."""
+        apart = self.on_device | self.elsewhere
+        own = sum(c.states for value, c in self.costs.items() if value not in apart)
+        return own + (self.far.staging(self.costs) if self.far else 0)
 
     def stays(self, graph: Graph) -> int:
         """The bytes that are in the other memory before the step and after it."""
@@ -122,6 +160,10 @@ class Updates:
         sets = {name: sorted(getattr(self, name)) for name in _SETS}
         plain = {"buffers": self.buffers, "first": self.first, "speed": asdict(self.speed)}
         plain |= {"adds": self.adds, "summed": self.summed}
+        plain |= {"optimizer": self.optimizer, "piece": self.piece}
+        if self.far is not None:
+            values, link = sorted(self.far.values), self.far.link.text()
+            plain["far"] = {"link": link, "values": values, "buffers": self.far.buffers}
         return json.dumps({"costs": costs, **sets, **plain}, sort_keys=True)
 
 
@@ -146,6 +188,7 @@ def updates_of(text: str, what: str) -> Updates:
             on_device=frozenset(found.pop("on_device")),
             remote=frozenset(found.pop("remote")),
             there=frozenset(found.pop("there")),
+            far=_far(found.pop("far", None), what),
             **found,
         )
         good = _plausible(made)
@@ -154,6 +197,13 @@ def updates_of(text: str, what: str) -> Updates:
     if not good:
         raise ArtifactError(f"{what}: what it says of an optimiser is none")
     return made
+
+
+def _far(found: Any, what: str) -> Far | None:
+    if found is None:
+        return None
+    link, values = link_of(found.pop("link"), what), frozenset(found.pop("values"))
+    return Far(link=link, values=values, **found)
 
 
 def _cost(row: dict[str, Any]) -> UpdateCost:
@@ -175,10 +225,18 @@ def _plausible(made: Updates) -> bool:
     for cost in made.costs.values():
         more += [cost.away_seconds, cost.add_seconds]
     flags = (made.first, made.adds, made.summed)
-    sizes = [made.buffers, *(size for name in _SETS for size in getattr(made, name)), *made.costs]
+    far = made.far
+    sizes = [
+        made.buffers,
+        made.piece,
+        *(size for name in _SETS for size in getattr(made, name)),
+        *made.costs,
+        *([] if far is None else [far.buffers, *far.values]),
+    ]
     for cost in made.costs.values():
         sizes += [*cost.pieces, cost.peak, *cost.first]
     texts = all(isinstance(cost.path, str) for cost in made.costs.values())
+    texts = texts and isinstance(made.optimizer, str)
     whole = all(type(size) is int and size >= 0 for size in sizes)
     numbers = all(not isinstance(t, bool) and t >= 0 for t in (*times, *more))
     return (
@@ -187,6 +245,7 @@ def _plausible(made: Updates) -> bool:
         and texts
         and all(map(math.isfinite, times))
         and (all(isinstance(flag, bool) for flag in flags) and made.there <= made.remote)
+        and (far is None or (far.buffers > 0 and far.values <= made.costs.keys()))
     )
 
 
@@ -198,8 +257,10 @@ class WholeStep:
     states pass through, and `peak`, what the step takes beyond these; `first_peak` is that of the
     first step, which makes the states, and `accumulating_peak` that of a last microbatch, which
     finds gradients there. `slow` bytes are in `slow_memory`, of which `moved` leave
-    and return in each step. It takes `seconds`, and waits for states for `waited` of them.
-    `schedule` is the path of its actions, as the referee played them (`schemas.schedule`).
+    in each step, and as many or more return. It takes `seconds`, and waits for the other memory for
+    `waited` of them. `schedule` is the path of its actions, as the referee played them
+    (`schemas.schedule`). Where parameters live in the other memory, `remote` are their bytes, and
+    `parameters` those that are on the device between two steps, too.
     """
 
     optimizer: str
@@ -217,13 +278,16 @@ class WholeStep:
     seconds: float
     waited: float
     schedule: str
+    remote: int = 0
 
     @property
     def places(self) -> dict[str, str]:
         """Which memory each part of the step lives in."""
         device = "device"
         return {
-            "parameters": device,
+            "parameters": f"{self.slow_memory}, each on the {device} while it is used"
+            if self.remote
+            else device,
             "gradients": f"{device}, each until its parameter is updated",
             "optimiser states": f"{self.slow_memory}, pieces of them on the {device}",
         }

@@ -28,6 +28,14 @@ COMPOSERS = (
 )
 """The only modules that put stages together, and lazily."""
 
+PRIVATE = {
+    "torch._decomp": {"stages/trace/capture.py"},
+    "torch._functorch": {"stages/trace/as_eager.py", "stages/trace/capture.py"},
+    "torch._inductor": {"stages/device/kernels.py"},
+    "torch.fx.experimental": {"stages/device/kernels.py", "stages/trace/as_eager.py"},
+}
+"""Private parts of PyTorch that change with its releases, and the modules that use them."""
+
 SOLVER_MODULES = (
     "stages.partition.cli",
     "stages.solve.cli",
@@ -127,6 +135,16 @@ def test_torch_is_imported_in_its_rooms_alone() -> None:
         and any(module.split(".")[0] == "torch" for module in imported(path))
     }
     assert users == set(TORCH_ROOMS)
+
+
+@pytest.mark.parametrize("part", PRIVATE)
+def test_few_modules_use_private_parts_of_torch(part: str) -> None:
+    users = {
+        name_of(path)
+        for path in sources("stages", "tightfit")
+        if any(f"{module}.".startswith(f"{part}.") for module in imported(path))
+    }
+    assert users == PRIVATE[part]
 
 
 def test_nothing_imports_tests() -> None:

@@ -25,6 +25,7 @@ from tightfit.mismatch import PlanMismatch  # noqa: E402
 
 if TYPE_CHECKING:
     from schemas.plan import Plan as Plan
+    from tightfit.away import load_whole as load_whole
     from tightfit.choices import ChosenPlan as ChosenPlan
     from tightfit.pipelines import MadePipeline as MadePipeline
     from tightfit.pipelines import load_pipeline as load_pipeline
@@ -48,6 +49,7 @@ __all__ = [
     "in_backward",
     "load",
     "load_pipeline",
+    "load_whole",
     "plan",
     "plan_pipeline",
 ]
@@ -59,6 +61,7 @@ _LATER = {
     "in_backward": "tightfit.whole",
     "load": "tightfit.planning",
     "load_pipeline": "tightfit.pipelines",
+    "load_whole": "tightfit.away",
     "plan": "tightfit.planning",
     "plan_pipeline": "tightfit.pipelines",
 }

@@ -21,18 +21,33 @@ Load = Callable[["nn.Module", str], "nn.Module"]
 def check_plan(route: Route, variant: Variant, made: ChosenPlan, load: Load) -> None:
     """Compares a plan; one of fused kernels says in its sentence how far these are from eager's.
 
-    So is the plan of eager's kernels that is beside it, with the model itself. Raises ModelError
-    where one does not do what it should."""
+    Raises ModelError where it does not do what it should."""
     built = variant.built
-    if variant.eager is not None and made.beside is not None:
-        check_plan(route.eager, variant.eager, made.beside, _beside(made))
     planned = load(built.model, "error")
     if route.kernels != FUSED:
         route.check(variant.graph, built, planned)
-        return
-    unplanned = _unplanned(route, variant)(built.model, "error")
-    said = route.check_fused(variant.graph, built, planned, unplanned)
-    object.__setattr__(made, "sentence", f"{made.sentence}; {said}")
+    else:
+        unplanned = _unplanned(route, variant)(built.model, "error")
+        said = route.check_fused(variant.graph, built, planned, unplanned)
+        object.__setattr__(made, "sentence", f"{made.sentence}; {said}")
+    own = route.own_peak(variant.graph, built)
+    if own is not None:
+        object.__setattr__(made, "sentence", _beside_itself(made, own))
+
+
+def _beside_itself(made: ChosenPlan, own: int) -> str:
+    """The sentence of a plan with what the model takes as it is, which checkpoints itself; `own`
+    are the bytes of its step."""
+    total = own + made.fixed.there_before
+    if made.peak is not None and made.peak > own:
+        return (
+            f"no gain, since the model, which checkpoints itself, takes less as it is, {total:,} "
+            f'bytes in all: give a budget below that, or budget="min"; {made.sentence}'
+        )
+    return (
+        f"{made.sentence}; it replaces the model's own checkpointing, with which the model takes "
+        f"{total:,} bytes in all"
+    )
 
 
 def check_updates(
@@ -51,13 +66,6 @@ def check_updates(
 
 def _strict(load: Load) -> Callable[[nn.Module], nn.Module]:
     return lambda model: load(model, "error")
-
-
-def _beside(made: ChosenPlan) -> Load:
-    """Loads the plan of eager's kernels as it travels with another."""
-    from tightfit.carried import loader
-
-    return loader(made.module, part="eager")
 
 
 def _unplanned(route: Route, variant: Variant) -> Load:

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from schemas.budget import NO_BUDGET
+from schemas.engines import Solver
 from schemas.errors import ConfigError
 from schemas.strategies import baselines
+from tightfit.away import Parameters, check_parameters, planned_away
 from tightfit.checked import check_plan, check_updates
 from tightfit.choices import Choice, ChosenPlan
-from tightfit.house import default_store
+from tightfit.kernels import plans_of
 from tightfit.progress import FUSED_STAGES, STAGES, Progress
 from tightfit.route import ALONE, FUSED, Route
 from tightfit.settings import (
@@ -28,10 +30,11 @@ from tightfit.settings import (
     check_kernels,
     check_settings,
     check_travelling,
+    folder_of,
     samples_of,
 )
 from tightfit.several import Plans
-from tightfit.variants import Variant, plans_of, shapes_of, written_budget
+from tightfit.variants import Variant, shapes_of, written_budget
 
 if TYPE_CHECKING:
     import torch
@@ -54,9 +57,9 @@ def plan(
     strategy: str = "auto",
     loss: Callable[[Any], Tensor] | None = None,
     store: Path | str | None = None,
-    device: str | None = None,
+    device: str | torch.device | None = None,
     operators: Iterable[str] = (),
-    engine: Literal["highs", "cbc", "none"] = "none",
+    engine: Solver = "none",
     peaks: int = 4,
     saves: int = 6,
     jobs: int | None = None,
@@ -68,6 +71,7 @@ def plan(
     machine: Path | str | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     disk: Path | str | None = None,
+    parameters: Parameters = "device",
     kernels: Kernels = "eager",
     with_eager: bool = False,
     with_libraries: bool = False,
@@ -98,21 +102,26 @@ def plan(
     takes its place: it updates each parameter in the backward, its states are on the disk, in a
     file of the folder `disk` (on a GPU in the host's memory), a budget in bytes counts the whole
     step with all updates, and the plan's `whole` says what is predicted of it; on the CPU `check`
-    compares three steps, too. With `kernels` "fused" groups of small ops run as single compiled
-    kernels, see docs/fused.md: `check` holds the step to the bits of these kernels unplanned, and
-    to a few times eager's distance from float64. `with_eager` plans eager's kernels for the same
-    bytes, too, puts that plan into the package beside the other, for where there is no compiler,
-    and tells it as the plan's `beside`; `with_libraries` compiles libraries of the groups that go
-    along. `load` says how they are asked for. An interruption while the frontier is made gives
-    the best plan so far, where one fits. Threads that plan do so one after the other; no other is
-    to run a model meanwhile. Raises ConfigError when the budget is no size or too small, ModelError
-    when the model cannot be captured or the planned module does not do what the original does.
+    compares three steps, too. With `parameters` "away" those of 1 MiB and more live there, too, and
+    come to the device for as long as a step uses them: their values are to be had within
+    `made.optimizer.gathered()`, see docs/offloading.md. With `kernels` "fused" groups of small ops
+    run as single compiled kernels, see docs/fused.md: `check` holds the step to the bits of these
+    kernels unplanned, and to a few times eager's distance from float64; where eager's kernels take
+    less time in the same bytes, or fused ones do not fit, the plan is one of eager's and says so.
+    `with_eager` plans eager's kernels for the same bytes, too, puts that plan into the package
+    beside one of fused ones, for where there is no compiler, and tells it as the plan's `beside`;
+    `with_libraries` compiles libraries of the groups that go along. `load` says how they are asked
+    for. An interruption while the frontier is made gives the best plan so far, where one fits.
+    Threads that plan do so one after the other; no other is to run a model meanwhile. Raises
+    ConfigError when the budget is no size or too small, ModelError when the model cannot be
+    captured or the planned module does not do what the original does.
     """
     import torch
 
     from stages.device.foreign import allowing
 
-    store = default_store() if store is None else Path(store)
+    store = folder_of(store)
+    device = None if device is None else str(device)
     check_settings(strategy, store, engine, peaks, saves, jobs, otherwise, ones, machine)
     check_kernels(kernels)
     written = NO_BUDGET if strategy in baselines() else written_budget(budget)
@@ -132,6 +141,9 @@ def plan(
         linked = None if machine is None else Path(machine)
         route = Route(store, device, strategy, solver, jobs, telling, linked, kernels)
         route = replace(route, with_eager=with_eager, with_libraries=with_libraries)
+        check_parameters(parameters, optimizer, route, written, otherwise, cuda_graphs, len(given))
+        if optimizer is not None and parameters == "away":
+            return planned_away(route, given, written, otherwise, check, optimizer, disk)
         if optimizer is not None:
             return _with_optimizer(route, given, written, otherwise, check, optimizer, disk)
         return _planned(route, given, written, otherwise, check, cuda_graphs)
@@ -153,7 +165,8 @@ def _with_optimizer(
     if len(given) > 1:
         raise ConfigError("plan: optimizer: is for samples of one shape")
     variant = Variant.of(route, given[0], written)
-    made, whole = planned_whole(route, variant, measured(route, variant, optimizer, disk), written)
+    updating = measured(route, variant.graph, variant.built.model, optimizer, disk)
+    made, whole = planned_whole(route, variant, updating, written)
     load_one = loader(made.module)
     if check:
         check_plan(route, variant, made, load_one)
@@ -174,12 +187,16 @@ def _planned(
     from tightfit.carried import loader
 
     variants = [Variant.of(route, built, written) for built in given]
-    plans = plans_of(route, variants, written)
-    loads = [loader(made.module, cuda_graphs=cuda_graphs) for made in plans]
+    made = plans_of(route, variants, written)
+    plans = [one.plan for one in made]
+    loads = [loader(each.module, cuda_graphs=cuda_graphs) for each in plans]
     model = given[0].model
-    for number, (variant, load_one) in enumerate(zip(variants, loads, strict=True)):
+    for one, load_one in zip(made, loads, strict=True):
         if check:
-            check_plan(route, variant, plans[number], load_one)
+            check_plan(one.route, one.variant, one.plan, load_one)
+            if one.beside is not None:
+                own = loader(one.plan.module, part="eager")
+                check_plan(one.beside.route, one.beside.variant, one.beside.plan, own)
     object.__setattr__(plans[0], "plans", tuple(plans))
     if len(variants) == 1:
         return loads[0](model, otherwise), plans[0]

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
 Parts = Callable[[str], "tuple[int, int] | None"]
 """Finds in a line how many parts are done, of how many."""
+EAGER = "eager"
 FUSED = "fused"
+FUSE = "fuse"
 PLANNING = ("partition", "solve", "combine")
 """The stages whose code decides a frontier."""
 
@@ -56,14 +58,14 @@ class Route:
     jobs: int | None = None
     progress: Progress = field(default_factory=Progress)
     machine: Path | None = None
-    kernels: str = "eager"
+    kernels: str = EAGER
     with_eager: bool = False
     with_libraries: bool = False
 
     @property
     def eager(self) -> Route:
-        """The way of the plan of eager's kernels that travels beside."""
-        return replace(self, kernels="eager", with_eager=False, with_libraries=False)
+        """The way to plans of eager's kernels."""
+        return replace(self, kernels=EAGER, with_eager=False, with_libraries=False)
 
     def trace(self, built: Built) -> Path:
         """The path of the traced graph in the store."""
@@ -78,16 +80,19 @@ class Route:
         return path
 
     def fuse(self, graph: Path) -> Path:
-        """The path of the fused graph in the store: one for each build and number of threads."""
+        """The path of the fused graph in the store: one for each build, number of threads and code
+        of the stage."""
         import torch
 
         from stages.device.kernels import build_key
 
-        path = graph.parent / f"fused-{build_key(torch.device(self.device))[:16]}" / "graph.arrow"
+        made_by = f"{build_key(torch.device(self.device))} {stage_fingerprint(FUSE)}"
+        key = hashlib.sha256(made_by.encode()).hexdigest()[:16]
+        path = graph.parent / f"fused-{key}" / "graph.arrow"
         if not path.exists():
             jobs = self.jobs or os.cpu_count() or 1
             words = ("--graph", graph, "--device", self.device, "--jobs", jobs, "--out", path)
-            self.run("fuse", *words, parts=_groups)
+            self.run(FUSE, *words, parts=_groups)
         return path
 
     def unplanned(self, graph: Path, costs: Path) -> Path:
@@ -196,6 +201,16 @@ class Route:
         said = check(read_graph(graph), built, planned)
         if said:
             raise ModelError(said)
+
+    def own_peak(self, graph: Path, built: Built) -> int | None:
+        """The bytes of one step of the model as it is, above what is there before it, where it
+        checkpoints itself and fits on the device."""
+        from schemas.graph import read_graph
+        from stages.validate.itself import checkpoints_itself
+        from stages.validate.validate import own_peak
+
+        traced = read_graph(graph)
+        return own_peak(traced, built) if checkpoints_itself(traced) else None
 
     def check_fused(
         self, graph: Path, built: Built, planned: nn.Module, unplanned: nn.Module

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from schemas.config import parse_config
 from schemas.errors import ConfigError, ModelError
+from tightfit.house import default_store
 from tightfit.several import likeness
 
 if TYPE_CHECKING:
@@ -55,6 +57,15 @@ def _are_ones(sample: Sample) -> tuple[bool, ...]:
 
     leaves = pytree.tree_leaves(sample)
     return tuple(bool((x == 1).all()) for x in leaves if isinstance(x, torch.Tensor))
+
+
+def folder_of(store: Path | str | None) -> Path:
+    """The folder of a store; raises ConfigError where `store` is no path."""
+    if store is None:
+        return default_store()
+    if not isinstance(store, str | os.PathLike):
+        raise ConfigError(f"plan: store is {store!r}, expected the path of a folder")
+    return Path(store)
 
 
 def check_settings(
@@ -150,6 +161,8 @@ def samples_of(args: Any, kwargs: Any, samples: Sequence[Sample] | None) -> list
     if samples is None:
         return [(args, kwargs or {})]
     given: list[Sample] = [(args, kwargs or {})] if args or kwargs else []
+    if not isinstance(samples, Sequence):
+        raise ModelError("plan is given samples that are not a list of (args, kwargs)")
     for sample in samples:
         if not isinstance(sample, tuple | list) or len(sample) != 2:
             raise ModelError("plan is given samples that are not a list of (args, kwargs)")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,8 +26,7 @@ LEAST = "min"
 @dataclass(frozen=True)
 class Variant:
     """Samples of one shape with the paths of their graph, costs and frontier, which may be that of
-    the strategy's own plans; `more` is what is to be said of it. `eager` are the same samples with
-    eager's kernels, where a plan of these is to be beside."""
+    the strategy's own plans; `more` is what is to be said of it."""
 
     built: Built
     graph: Path
@@ -36,69 +34,58 @@ class Variant:
     path: Path
     frontier: Frontier
     more: str
-    eager: Variant | None = None
 
     @classmethod
     def of(cls, route: Route, built: Built, written: str) -> Variant:
         """Makes what is not in the store yet."""
-        eager = cls.of(route.eager, built, written) if route.with_eager else None
         graph = route.trace(built)
         if route.kernels == FUSED:
             graph = route.fuse(graph)
-        costs = route.profile(built, graph)
+        return cls.with_frontier(route, built, graph, route.profile(built, graph), written)
+
+    @classmethod
+    def with_frontier(
+        cls, route: Route, built: Built, graph: Path, costs: Path, written: str
+    ) -> Variant:
+        """Makes the frontier of a graph and its costs, where it is not in the store yet."""
         path, more = _frontier(route, graph, costs, written)
-        return cls(built, graph, costs, path, read_frontier(path), more, eager)
+        return cls(built, graph, costs, path, read_frontier(path), more)
 
     def bytes_of(self, written: str) -> int:
         """A budget as written, or the smallest that works, in bytes of the whole step."""
         in_all = _in_all(self.graph, self.costs)
         if written == LEAST:
-            least = in_all.of(in_all.least(self.frontier))
-            return max(least, self.eager.bytes_of(written)) if self.eager else least
+            return in_all.of(in_all.least(self.frontier))
         return in_all.budget(written, self.frontier)
 
     def made(self, route: Route, budget: str) -> ChosenPlan:
-        """The plan for a budget, with that of eager's kernels beside; raises ConfigError where none
-        fits."""
-        plan, point = self.chosen(route, budget)
-        beside = self._beside(route, plan)
-        paths = (self.eager.graph, beside[1]) if self.eager and beside else None
-        module = route.module(self.graph, point, paths)
-        said = replace(plan, sentence=plan.sentence + self.more + _wished(self.graph))
-        made = self._made(route, said, module)
-        if beside is not None:
-            object.__setattr__(made, "beside", beside[0])
-        return made
+        """The plan for a budget; raises ConfigError where none fits."""
+        return self.made_of(route, *self.chosen(route, budget))
 
     def chosen(self, route: Route, budget: str) -> tuple[Plan, Path]:
-        """The plan for a budget, and its folder; raises ConfigError where none fits."""
+        """The plan for a budget, which may be infeasible, and its folder."""
         plan, point = route.choose(self.graph, self.costs, self.path, budget)
         if not plan.feasible and not self.more:
             path = route.frontier(self.graph, self.costs)
             if path != self.path:
                 plan, point = route.choose(self.graph, self.costs, path, budget)
-        if not plan.feasible:
-            raise ConfigError(plan.sentence)
         return plan, point
 
-    def _beside(self, route: Route, fused: Plan) -> tuple[ChosenPlan, Path] | None:
-        """The plan of eager's kernels for as many bytes as a plan has, and its folder."""
-        if self.eager is None:
-            return None
-        total = fused.budget_total
-        try:
-            plan, point = self.eager.chosen(route.eager, NO_BUDGET if total is None else str(total))
-        except ConfigError as error:
-            raise ConfigError(f"beside, with eager's kernels: {error}") from error
-        module = route.eager.module(self.eager.graph, point)
-        return self.eager._made(route.eager, plan, module), point
-
-    def _made(self, route: Route, said: Plan, module: Path) -> ChosenPlan:
-        """A plan with its module and what makes its frontier."""
+    def made_of(
+        self, route: Route, plan: Plan, point: Path, beside: tuple[Path, Path] | None = None
+    ) -> ChosenPlan:
+        """A plan with its package, which the plan in the second folder of `beside`, of the graph
+        there, goes along with; raises ConfigError where it is infeasible."""
+        if not plan.feasible:
+            raise ConfigError(plan.sentence)
+        module = route.module(self.graph, point, beside)
+        said = replace(plan, sentence=plan.sentence + self.more + _wished(self.graph))
         known = partial(read_frontier, self.path)
         whole = partial(_whole, route, self.graph, self.costs)
         totals = partial(totals_of, self.graph, self.costs)
-        return ChosenPlan.of(said, known if self.more else whole, totals, module)
+        made = ChosenPlan.of(said, known if self.more else whole, totals, module)
+        object.__setattr__(made, "kernels", route.kernels)
+        return made
 
 
 def written_budget(budget: str | int | Choice) -> str:
@@ -106,36 +93,6 @@ def written_budget(budget: str | int | Choice) -> str:
     if isinstance(budget, Choice):
         return str(budget.budget)
     return LEAST if budget == LEAST else parse_budget(budget).text
-
-
-def budgets_of(variants: Sequence[Variant], written: str) -> list[str]:
-    """What the plan of each variant is to be within: as written where it takes the most, and
-    for the others the bytes that this is. Of the smallest budgets it is the largest."""
-    if written == NO_BUDGET:
-        return [written for _ in variants]
-    sizes = [variant.bytes_of(written) for variant in variants]
-    most = max(sizes)
-    return [written if size == most and written != LEAST else str(most) for size in sizes]
-
-
-def plans_of(route: Route, variants: Sequence[Variant], written: str) -> list[ChosenPlan]:
-    """The plans of all variants within one budget; raises ConfigError naming one that has none."""
-    made = []
-    for number, (variant, budget) in enumerate(
-        zip(variants, budgets_of(variants, written), strict=True)
-    ):
-        try:
-            made.append(variant.made(route, budget))
-        except ConfigError as error:
-            which = (
-                f"the samples of shapes {shapes_of(variant.built)}: " if len(variants) > 1 else ""
-            )
-            raise ConfigError(f"{which}{error}") from error
-        if len(variants) > 1:
-            route.progress.say(
-                f"planned {number + 1} of {len(variants)}: {shapes_of(variant.built)}"
-            )
-    return made
 
 
 def shapes_of(built: Built) -> str:

@@ -51,7 +51,7 @@ class Updating:
         graph, costs = read_graph(variant.graph), read_costs(variant.costs)
         path = plan.module.parent / "schedule.arrow"
         planned = read_schedule(path)
-        link = schedule_link(path) or self._link(graph.device)
+        link = schedule_link(path) or self.link(graph.device)
         updates = Updates(costs_by_value(graph, self.costs), self.speed, self.count)
         steps = in_backward(graph, planned, updates.costs)
         played = replay(graph, costs, steps, link=link, updates=updates)
@@ -79,14 +79,18 @@ class Updating:
             schedule=str(written),
         )
 
-    def _link(self, device: str) -> HostLink:
-        """The link of states, for a plan that sends nothing else."""
+    def link(self, device: str) -> HostLink:
+        """The link of states, as it was measured."""
         each = min(self.speed.both)
         return HostLink(each, self.speed.latency, False, device=device, to=self.slow_memory)
 
 
 def measured(
-    route: Route, variant: Variant, optimizer: torch.optim.Optimizer, disk: Path | str | None
+    route: Route,
+    graph: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    disk: Path | str | None,
 ) -> Updating:
     """What the updates of an optimiser take; raises ConfigError where it cannot step in the
     backward."""
@@ -101,7 +105,7 @@ def measured(
     except RuntimeError as error:
         raise ConfigError(f"optimizer: {error}") from error
     kind, groups = type(optimizer), optimizer.param_groups
-    paths = _paths(read_graph(variant.graph), variant.built.model)
+    paths = _paths(read_graph(graph), model)
     parameters = [(p, group) for group in groups for p in group["params"]]
     names = [paths.get(id(parameter), "") for parameter, _ in parameters]
     counts = [states_of(kind, group) for _, group in parameters]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 
 
@@ -12,6 +13,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--configuration", type=Path, help="what it was run with: the rest is told as left over"
     )
+
+
+def _upwards(gap: float) -> str:
+    """A share of a plan's time, rounded up, so that the sentence about it holds."""
+    return f"{math.ceil(1000 * gap) / 1000:.1%} of its time, by its bound"
 
 
 def run(options: argparse.Namespace) -> None:
@@ -36,4 +42,5 @@ def run(options: argparse.Namespace) -> None:
         things = "thing is" if len(found.complaints) == 1 else "things are"
         raise ArtifactError(f"{options.folder}: {len(found.complaints)} {things} wrong")
     counts = ", ".join(f"{count} {what}" for what, count in found.counts.items())
-    print(f"{options.folder}: all is well with {counts}")
+    gaps = "" if found.gap is None else f"; no plan could save more than {_upwards(found.gap)}"
+    print(f"{options.folder}: all is well with {counts}{gaps}")

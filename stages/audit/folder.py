@@ -28,6 +28,7 @@ from schemas.pipeline_plan import is_pipeline_plan, read_pipeline_plan
 from schemas.plan import read_plan
 from schemas.schedule import SCHEDULE, read_schedule
 from schemas.sequence import SEQUENCE, read_sequence
+from stages.audit.bounds import bound_complaints, largest_gap
 from stages.audit.plan_files import PlanFiles, complaints_of
 
 
@@ -63,10 +64,12 @@ READERS: dict[str, Callable[[Path], object]] = {
 
 @dataclass(frozen=True)
 class Audit:
-    """What is wrong, a sentence each that begins with the file, and how much was looked at."""
+    """What is wrong, a sentence each that begins with the file, how much was looked at, and the
+    largest gap to its bound of a plan for a budget, None where no plan has one."""
 
     complaints: list[str]
     counts: dict[str, int]
+    gap: float | None = None
 
 
 def audit(folder: Path, left_over: Collection[Path] = ()) -> Audit:
@@ -89,11 +92,16 @@ def audit(folder: Path, left_over: Collection[Path] = ()) -> Audit:
             complaints[path] = str(error)
     damaged = set(complaints)
     sentences = list(complaints.values())
-    for plan in found.plans:
-        if plan not in damaged and not is_pipeline_plan(plan):
-            sentences += complaints_of(PlanFiles.of(plan, damaged))
+    plans = [
+        PlanFiles.of(plan, damaged)
+        for plan in found.plans
+        if plan not in damaged and not is_pipeline_plan(plan)
+    ]
+    for files in plans:
+        sentences += complaints_of(files)
+    sentences += bound_complaints(plans)
     sentences += _records(found, damaged)
-    return Audit(list(dict.fromkeys(sentences)), found.counts())
+    return Audit(list(dict.fromkeys(sentences)), found.counts(), largest_gap(plans))
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ FILES = {
         "costs.arrow",
         "blocks.arrow",
         "options.arrow",
+        "hierarchy.arrow",
         "frontier.arrow",
     ),
     *("sequence.arrow", "schedule.arrow", "line.arrow", "measurement.arrow"),

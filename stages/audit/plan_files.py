@@ -94,7 +94,7 @@ def _budget(files: PlanFiles) -> Iterator[str]:
         reserved = plan.gpu.renewed
         if reserved > plan.budget_total:
             yield f"{files.path}: reserves {reserved} bytes, above its {plan.budget_total}"
-    if _is_chain(files):
+    if is_chain(files):
         return
     there = fixed.there_before
     total = None
@@ -112,7 +112,7 @@ def _choice(files: PlanFiles) -> Iterator[str]:
     be slower, for what it reserves."""
     if files.frontier is None:
         return
-    plan, frontier = files.plan, _cached(read_frontier, files.frontier)
+    plan, frontier = files.plan, cached(read_frontier, files.frontier)
     if plan.strategy != frontier.strategy:
         yield f"{files.path}: is a plan of {plan.strategy}, the frontier one of {frontier.strategy}"
         return
@@ -134,7 +134,7 @@ def _choice(files: PlanFiles) -> Iterator[str]:
 
 def _schedule(files: PlanFiles) -> Iterator[str]:
     """The schedule replays to what the plan and the schedule itself say."""
-    if _is_chain(files):
+    if is_chain(files):
         return
     if files.schedule is None:
         if not files.path.with_name("schedule.arrow").exists():
@@ -149,7 +149,7 @@ def _schedule(files: PlanFiles) -> Iterator[str]:
         lacking = "graph.arrow" if files.graph is None else "costs.arrow"
         yield f"{files.schedule}: cannot be replayed without a whole {lacking}"
         return
-    graph, costs = _cached(read_graph, files.graph), _cached(read_costs, files.costs)
+    graph, costs = cached(read_graph, files.graph), cached(read_costs, files.costs)
     if store.header(files.schedule).metadata.get("graph") != store.header(files.graph).digest:
         yield f"{files.schedule}: is the schedule of another graph than {files.graph.name}"
         return
@@ -259,13 +259,13 @@ def _lanes(files: PlanFiles) -> Iterator[str]:
         yield from lane_complaints(files.path, files.plan, files.sequence, files.lanes)
     elif (
         files.plan.transfers is not None
-        and _is_chain(files)
+        and is_chain(files)
         and not files.path.with_name("lanes.arrow").exists()
     ):
         yield f"{files.path}: there is no lanes.arrow beside it"
 
 
-def _is_chain(files: PlanFiles) -> bool:
+def is_chain(files: PlanFiles) -> bool:
     """A chain that came as a file is planned as a sequence, without a schedule."""
     return files.sequence is not None and bool(store.header(files.sequence).metadata.get("chain"))
 
@@ -274,7 +274,7 @@ def _digest(path: Path) -> str:
     return store.header(path).digest
 
 
-def _cached(read: Callable[[Path], T], path: Path) -> T:
+def cached(read: Callable[[Path], T], path: Path) -> T:
     """Reads a file that several plans share, once while it stays as it is."""
     return _read(read, path, path.stat().st_mtime_ns)  # type: ignore[return-value]
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from schemas.costs import Costs
 from schemas.graph import NONE, Graph
-from schemas.problem import Node, Problem
+from schemas.problem import Problem
 from stages.combine.moment.deciding import Moments
+from stages.combine.moment.program import fastest_again
 
 
 def least_peak(problem: Problem) -> int:
@@ -101,7 +102,7 @@ def at_loss(problem: Problem, budget: int) -> AtLoss:
         maker = problem.storages[storage].producer
         if maker in needed:
             groups[maker] = groups.get(maker, 0) + problem.storages[storage].bytes
-    items = [(size, _fastest_again(problem.nodes[maker])) for maker, size in groups.items()]
+    items = [(size, fastest_again(problem.nodes[maker])) for maker, size in groups.items()]
     return AtLoss(
         once=sum(node.least_seconds for node in problem.nodes),
         before=sum(problem.nodes[position].least_seconds for position in needed),
@@ -127,10 +128,6 @@ def seconds_of_views(graph: Graph, costs: Costs) -> float:
             needed.add(op.id)
             pending += op.inputs
     return sum(costs.of(graph, op).seconds for op in views if op.id in needed)
-
-
-def _fastest_again(node: Node) -> float:
-    return min(node.form(True).least_seconds, node.least_seconds)
 
 
 def _cheapest(items: Sequence[tuple[int, float]], size: int) -> float:

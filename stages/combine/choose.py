@@ -9,7 +9,8 @@ from schemas.budget import NO_BUDGET
 from schemas.costs import Costs
 from schemas.frontier import Frontier, Point
 from schemas.graph import Graph
-from schemas.plan import Cost, Plan, Verdict, gap_of
+from schemas.link import HostLink
+from schemas.plan import Plan, PlanCost, Verdict, gap_of
 from schemas.problem import Problem
 from schemas.schedule import Step
 from stages.combine.bounds import (
@@ -22,7 +23,9 @@ from stages.combine.bounds import (
 from stages.combine.holding import holding
 from stages.combine.in_all import InAll, margin
 from stages.combine.refine import Player, refined
+from stages.combine.schedule.leaving import leaving
 from stages.combine.transfers.bound import least_seconds_linked
+from stages.combine.transfers.deciding import LinkedMoments
 from stages.replay.referee import Replay
 
 TOLERANCE = 1e-9
@@ -71,9 +74,9 @@ class _Asked:
         return None if self.total is None else self.total - self.in_all.fixed.there_before
 
     @property
-    def keep_all(self) -> Cost:
+    def keep_all(self) -> PlanCost:
         """The step that keeps everything."""
-        return Cost(self.frontier.keep_all_seconds, self.frontier.keep_all_peak)
+        return PlanCost(self.frontier.keep_all_seconds, self.frontier.keep_all_peak)
 
     def refused(self) -> Plan:
         """What is known where nothing fits."""
@@ -121,7 +124,7 @@ class _Asked:
             gap=gap,
             optimal_in=_optimal_in(verdict, point, frontier, is_first),
             smallest_budget=min(in_all.of(frontier.points[-1]), in_all.of(point)),
-            before_polish=Cost(point.before_seconds, point.before_peak),
+            before_polish=PlanCost(point.before_seconds, point.before_peak),
             keep_all=self.keep_all,
             fixed=in_all.fixed,
             recomputed=played.repeated,
@@ -182,8 +185,16 @@ def _within(player: Player, frontier: Frontier, budget: int | None) -> tuple[Poi
         return point, _Limit(simple)
     proven = proven_seconds(graph, costs, problem, asked)
     if budget is not None:
-        point = refined(player, frontier, budget, proven.sequences)
-    return point, _Limit(simple, None if link else proven)
+        least = proven.seconds - seconds_of_views(graph, costs)
+        point = refined(player, frontier, budget, proven.sequences, least=least)
+    return point, _Limit(simple, proven if link is None else _linked(player, link, asked))
+
+
+def _linked(player: Player, link: HostLink, budget: int) -> Proven:
+    """What no plan with transfers goes below."""
+    problem = player.opener.problem
+    bound = LinkedMoments(problem, link, leaving(player.graph, problem)).bound(budget)
+    return Proven(bound.seconds + seconds_of_views(player.graph, player.costs), [], bound.clock)
 
 
 def _optimal_in(verdict: Verdict, point: Point, frontier: Frontier, asked: bool) -> str:

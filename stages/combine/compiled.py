@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from schemas.link import HostLink
 from schemas.problem import Node, Problem, Storage
 from stages.combine.polish.polisher import Polisher
+from stages.combine.transfers.moving import Mover
+from stages.combine.transfers.placing import Placer
 
 
 def _smallest_step() -> Problem:
@@ -19,6 +22,8 @@ def _smallest_step() -> Problem:
 
 
 if __name__ == "__main__":
-    polisher = Polisher(_smallest_step())
+    step = _smallest_step()
+    polisher = Polisher(step)
     for budget in (3, 4):
         polisher.polish({}, budget)
+    Mover(step, Placer(step, HostLink(1.0, device="cpu"), {0: 0})).moved(range(4), 3, 1, 0)

@@ -11,7 +11,7 @@ from schemas.errors import ArtifactError, ScheduleError
 from schemas.frontier import Frontier, Point, pareto
 from schemas.graph import NONE, Graph
 from schemas.link import HostLink
-from schemas.plan import Cost
+from schemas.plan import PlanCost
 from schemas.problem import Problem
 from stages.combine.bounds import least_peak, least_seconds
 from stages.combine.moment.deciding import Moments
@@ -50,10 +50,11 @@ def frontier(
 
     `candidates` are what the strategy made of the step and `keep_all` is the captured order; polish
     starts from both and from what `moment` decides. The candidates are points as they were given,
-    and with ops in place where that takes no more memory or time, beside what polish made. A
-    baseline keeps its candidates as they are. The result does not depend on `workers`, the number
-    of threads; `report` is told of polish, as `Polisher.sweep` says. Raises ScheduleError when a
-    candidate has an action that is added to it, or replay refuses a plan.
+    and with ops in place where that takes no more memory or time, beside what polish made. Plans
+    are optimal in the strategy's class where all of its candidates are. A baseline keeps its
+    candidates as they are. The result does not depend on `workers`, the number of threads; `report`
+    is told of polish, as `Polisher.sweep` says. Raises ScheduleError when a candidate has an action
+    that is added to it, or replay refuses a plan.
     """
     if about.baseline and not candidates:
         raise ScheduleError(f"{about.name} makes no plan")
@@ -79,11 +80,16 @@ def frontier(
         keep_all_seconds=everything.time,
         lower_bound_peak=least_peak(problem),
         lower_bound_seconds=least_seconds(graph, costs, problem, everything.peak),
-        optimal_in=about.optimal_in,
+        optimal_in=about.optimal_in if _optimal(candidates) else "",
         points=best,
         link=subject.link,
         beaten=_beaten(points, best),
     )
+
+
+def _optimal(candidates: Sequence[Candidate]) -> bool:
+    """Whether what a strategy gave is optimal in its class, whatever the budget."""
+    return bool(candidates) and all(candidate.optimal for candidate in candidates)
 
 
 def _linked(played: _Played, points: Sequence[Point], workers: int) -> Iterator[Point]:
@@ -165,16 +171,16 @@ class _Played:
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
         self.opener = Opener(subject.graph, subject.problem)
-        self._given: dict[tuple[Action, ...], Cost] = {}
+        self._given: dict[tuple[Action, ...], PlanCost] = {}
 
-    def cost(self, actions: Sequence[Action], in_place: bool, ceiling: int) -> Cost:
+    def cost(self, actions: Sequence[Action], in_place: bool, ceiling: int) -> PlanCost:
         """What replay says of a plan."""
         steps = self.opener.of_actions(actions, in_place, ceiling)
         subject = self.subject
         played = replay(subject.graph, subject.costs, steps, link=subject.link)
-        return Cost(played.seconds, played.peak)
+        return PlanCost(played.seconds, played.peak)
 
-    def given(self, candidate: Candidate) -> Cost:
+    def given(self, candidate: Candidate) -> PlanCost:
         """A candidate as its strategy gave it."""
         key = tuple(candidate.actions)
         if key not in self._given:

@@ -18,7 +18,7 @@ from schemas.schedule import Step
 from stages.combine.fixed import fixed_bytes
 from stages.combine.refine import Player, refined
 from stages.combine.schedule.opening import Opener
-from stages.combine.transfers.search import SWEEP
+from stages.combine.transfers.search import AGAIN
 from stages.replay.gpu_memory import on_gpu, reserving_least
 
 TRIES = 6
@@ -139,7 +139,7 @@ class InAll:
             if excess <= 0:
                 return point if above is None else self._raised(frontier, point, above, total)
             above = point.peak
-            point = refined(self.player, frontier, point.peak - excess, [], SWEEP)
+            point = refined(self.player, frontier, point.peak - excess, [], AGAIN)
         return None
 
     def _raised(self, frontier: Frontier, fits: Point, above: int, total: int) -> Point:
@@ -148,7 +148,7 @@ class InAll:
         low = fits.peak
         for _ in range(RAISES if frontier.link is not None else 0):
             middle = (low + above) // 2
-            found = refined(self.player, frontier, middle, [], SWEEP)
+            found = refined(self.player, frontier, middle, [], AGAIN)
             if (
                 found is not None
                 and found.seconds < fits.seconds

@@ -3,6 +3,7 @@ percent below the one that is asked."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -11,7 +12,7 @@ from schemas.errors import ArtifactError
 from schemas.frontier import Frontier, Point
 from schemas.graph import Graph
 from schemas.link import HostLink
-from schemas.plan import Cost
+from schemas.plan import PlanCost
 from schemas.schedule import Step
 from stages.combine.polish.polisher import Polisher
 from stages.combine.schedule.executions import runs
@@ -37,10 +38,10 @@ class Player:
     def played(self, point: Point) -> Replay:
         """The replay of a point; raises ArtifactError where the frontier says something else."""
         found = self._replayed(point)
-        _compare("a plan", Cost(point.seconds, point.peak), found)
+        _compare("a plan", PlanCost(point.seconds, point.peak), found)
         return found
 
-    def check_keep_all(self, said: Cost) -> None:
+    def check_keep_all(self, said: PlanCost) -> None:
         """Raises ArtifactError where the captured order costs something else."""
         found = replay(self.graph, self.costs, self.keep_all_steps())
         _compare("keeping everything", said, found)
@@ -65,10 +66,12 @@ def refined(
     budget: int,
     sequences: Sequence[Sequence[int]],
     effort: Effort = ASKED,
+    least: float = math.inf,
 ) -> Point | None:
     """The frontier's point within a budget in bytes or, where that is faster, what a search finds
     from the points without transfers around the budget and from further `sequences` of node
-    positions, and with a link what is found from there with an `effort`.
+    positions, and with a link what is found from there with an `effort`. With `least`, seconds of
+    nodes that no plan goes below, the search is patient where it is not near to them.
 
     What is found counts as a plan that comes from the frontier's point, of the least peak where
     none fits. None where neither has one. Raises ArtifactError where a point costs something else
@@ -81,7 +84,7 @@ def refined(
     below = [point for point in plain if point.peak <= budget][:AROUND]
     for point in (*above, *below):
         player.played(point)
-    searched = _searched(player, below, above, budget, sequences)
+    searched = _searched(player, below, above, budget, sequences, least)
     found = [point for point in (within, searched) if point is not None and point.peak <= budget]
     if player.link is not None:
         linked = _linked(player, player.link, searched, [*below, *above], budget, effort)
@@ -95,11 +98,12 @@ def _searched(
     above: Sequence[Point],
     budget: int,
     sequences: Sequence[Sequence[int]],
+    least: float,
 ) -> Point:
     """What a search finds within a budget from the points below and above it, without transfers."""
     problem, positions = player.opener.problem, player.opener.positions
     starts = [[positions[op] for op in point.executions] for point in (*below, *above)]
-    found = Polisher(problem).refine([*starts, *sequences], budget)
+    found = Polisher(problem).refine([*starts, *sequences], budget, least)
     return player.at_cost(
         replace(
             below[0] if below else above[-1],
@@ -128,11 +132,11 @@ def _linked(
     if placed is None:
         return []
     actions = linker.placer.actions(placed)
-    point = linked_point(searched, actions, placed.ceiling, Cost(placed.seconds, budget))
+    point = linked_point(searched, actions, placed.ceiling, PlanCost(placed.seconds, budget))
     return [player.at_cost(point)]
 
 
-def _compare(what: str, said: Cost, found: Replay) -> None:
+def _compare(what: str, said: PlanCost, found: Replay) -> None:
     if (said.peak, said.time) != (found.peak, found.seconds):
         raise ArtifactError(
             f"the frontier says that {what} takes {said.peak:,} bytes and {said.time:g} s, which "

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from schemas.arguments import decode_arguments
 from schemas.errors import ArtifactError
 from schemas.graph import FIXED_KINDS, LOSS_TARGET, NONE, Graph, Op, Value
+from schemas.groups import is_group, overwritten_output
 from stages.device.admission import hidden_writes
 from stages.device.attention import SEEDS
 from stages.device.groups import register_groups
@@ -96,6 +97,10 @@ class _Check:
         encoded, kwargs = decode_arguments(op.arguments)
         if op.writes and encoded[:1] != [{"value": op.writes[0]}]:
             raise self.fail(f"{what} writes what it does not say")
+        if is_group(op.target) and None in (
+            overwritten_output(self.graph, op, v) for v in op.in_place
+        ):
+            raise self.fail(f"{what} overwrites what its outputs cannot take the place of")
         sizes = {value: _size(self.tensors[value]) for value in op.inputs}
         try:
             overload = resolve(op.target)

@@ -97,8 +97,9 @@ class Disk:
             raise RuntimeError("the disk has its bytes back, and what waited there is gone")
         self._check_process()
         earlier = [ticket.done for ticket in after]
+        place = (offset, self.size)
         done = self.lanes[lane].submit(
-            _run, earlier, move, self.file.fileno(), tensor.data_ptr(), size, offset
+            _run, earlier, move, self.file.fileno(), tensor.data_ptr(), size, place
         )
         ticket = Ticket(done, tensor)
         self.moving.add(ticket)
@@ -138,10 +139,15 @@ def _run(
     file: int,
     address: int,
     size: int,
-    offset: int,
+    place: tuple[int, int],
 ) -> None:
+    """Does a transfer; `place` is where its bytes begin, and where the file ends."""
     for done in earlier:
         done.result()
+    offset, end = place
+    if os.fstat(file).st_size < end:
+        # What is written behind the cut would make what was there read as zeros.
+        raise OSError(errno.EIO, "the file is shorter than what was written")
     if size:
         move(file, address, size, offset)
 

@@ -29,8 +29,12 @@ _allowed: ContextVar[frozenset[str]] = ContextVar("allowed", default=frozenset()
 def allowing(namespaces: Iterable[str]) -> Iterator[None]:
     """Within it graphs may call the operators of these namespaces, too.
 
-    Raises ConfigError for what is no name of a namespace.
+    Raises ConfigError for what is no list of names of namespaces.
     """
+    if isinstance(namespaces, str) or not isinstance(namespaces, Iterable):
+        raise ConfigError(
+            f"operators: {namespaces!r} is no list of namespaces, expected one like ['mylib']"
+        )
     chosen = list(namespaces)
     for name in chosen:
         if not isinstance(name, str) or not re.fullmatch(_NAME, name):

@@ -6,22 +6,40 @@ On tensors without memory it is run by ATen, call by call.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from schemas.graph import Graph
-from schemas.groups import DIGITS, Body, Leaf, body_digest, body_of, body_text, is_group
+from schemas.errors import ArtifactError
+from schemas.graph import Graph, Op
+from schemas.groups import (
+    DIGITS,
+    Body,
+    Leaf,
+    body_digest,
+    body_of,
+    body_text,
+    is_group,
+    overwritten_output,
+)
 from stages.device.evaluate import evaluate
-from stages.device.kernels import Form, Kernel, build_key, compile_function, kernel_folder
+from stages.device.kernels import (
+    Form,
+    Kernel,
+    Over,
+    build_key,
+    compile_function,
+    kernel_folder,
+    zeros_of,
+)
 
 _libraries: list[torch.library.Library] = []
 """One a group: PyTorch ends a process badly that lets go of one library of many operators."""
 _bodies: dict[str, Body] = {}
-_kernels: dict[tuple[str, str], Kernel] = {}
+_kernels: dict[tuple[str, str, Over | None], Kernel] = {}
 _running: dict[tuple[str, str, int], Kernel] = {}
 
 
@@ -35,15 +53,19 @@ def register_groups(graph: Graph) -> None:
                 _register(op.target, body)
 
 
-def compile_body(body: Body, device: torch.device) -> Kernel:
-    """The kernel of a body on a device; see `compile_function`."""
+def compile_body(body: Body, device: torch.device, over: Over | None = None) -> Kernel:
+    """The kernel of a body on a device, in place where it writes `over` an input; see
+    `compile_function`."""
     digest = body_digest(body_text(body))
     name = f"the group {digest[:DIGITS]}"
     inputs, outputs = forms_of(body.inputs), forms_of(body.forms)
-    made = compile_function(name, lambda *given: evaluate(body, given), inputs, outputs, device)
-    with kernel_folder(device) as folder:
-        _mark(folder, digest).parent.mkdir(exist_ok=True)
-        _mark(folder, digest).touch()
+    made = compile_function(
+        name, lambda *given: evaluate(body, given), inputs, outputs, device, over
+    )
+    if over is None:
+        with kernel_folder(device) as folder:
+            _mark(folder, digest).parent.mkdir(exist_ok=True)
+            _mark(folder, digest).touch()
     return made
 
 
@@ -66,12 +88,37 @@ def forms_of(leaves: Iterable[Leaf]) -> list[Form]:
     ]
 
 
-def kernel(body: Body, device: torch.device) -> Kernel:
-    """The kernel of a body on a device, compiled once in a process for a number of threads."""
-    key = build_key(device), body_digest(body_text(body))
+def filled(form: Form, fill: Callable[[Tensor], Tensor], device: torch.device) -> Tensor:
+    """A tensor of a form, with contents; what is no floating-point number is zero or one, such a
+    number of one byte is any."""
+    tensor = zeros_of(form, device)
+    size = tensor.untyped_storage().nbytes() // tensor.element_size()
+    whole = tensor.as_strided((size,), (1,), 0)
+    if tensor.is_floating_point() and tensor.element_size() == 1:
+        whole.view(torch.uint8).random_(0, 256)
+    elif tensor.is_floating_point():
+        fill(whole)
+    else:
+        whole.copy_(torch.rand(size, device=device) < 0.5)
+    return tensor
+
+
+def kernel(body: Body, device: torch.device, over: Over | None = None) -> Kernel:
+    """The kernel of a body on a device, in place where it writes `over` an input; compiled once in
+    a process for a number of threads."""
+    key = build_key(device), body_digest(body_text(body)), over
     if key not in _kernels:
-        _kernels[key] = compile_body(body, device)
+        _kernels[key] = compile_body(body, device, over)
     return _kernels[key]
+
+
+def kernel_over(graph: Graph, op: Op, value: int, device: torch.device) -> Kernel:
+    """The kernel of a group that writes over the input `value`; raises ArtifactError where it
+    cannot lie there."""
+    output = overwritten_output(graph, op, value)
+    if output is None:
+        raise ArtifactError(f"op {op.id} ({op.target}) cannot overwrite value {value}")
+    return kernel(body_of(op), device, Over(op.inputs.index(value), output))
 
 
 def _register(target: str, body: Body) -> None:

@@ -51,6 +51,14 @@ class Form(NamedTuple):
     dtype: str
 
 
+class Over(NamedTuple):
+    """A kernel in place: the number of the input that it writes over, and of the output that then
+    lies there."""
+
+    input: int
+    output: int
+
+
 def build_key(device: torch.device) -> str:
     """What kernels depend on beside their functions: the build of PyTorch, the processor and its
     instructions, the number of threads, a GPU's name and capability. 64 hex digits."""
@@ -153,9 +161,11 @@ def compile_function(
     inputs: Sequence[Form],
     outputs: Sequence[Form],
     device: torch.device,
+    over: Over | None = None,
 ) -> Kernel:
     """The kernel of a function of calls of ATen, for inputs of these forms on a device; it makes
-    outputs of these forms, each in a storage of its own.
+    outputs of these forms, each in a storage of its own, but for the one that takes the place of
+    the input that is written `over`.
 
     Raises CompilerError where nothing can be compiled at all, KernelError, with `name`, where this
     function cannot, each in one sentence. The kernel raises RuntimeError where an output has
@@ -163,10 +173,10 @@ def compile_function(
     """
     compile_inner, _ = inductor()
     with kernel_folder(device), refusing(name), pinned(device):
-        traced, fakes = traced_function(function, inputs, outputs, device)
+        traced, fakes = traced_function(function, inputs, outputs, device, over)
         with torch.no_grad():
             compiled = compile_inner(traced, fakes)
-    return checked_kernel(name, compiled, outputs)
+    return checked_kernel(name, compiled, outputs, over)
 
 
 _PINNED: dict[str, Any] = {
@@ -218,6 +228,7 @@ def traced_function(
     inputs: Sequence[Form],
     outputs: Sequence[Form],
     device: torch.device,
+    over: Over | None = None,
 ) -> tuple[torch.fx.GraphModule, list[Tensor]]:
     """The FX graph of a function as inductor takes it, with tensors without memory that stand for
     its inputs. Raises RuntimeError where it makes other outputs than it should."""
@@ -226,26 +237,39 @@ def traced_function(
         fakes = [zeros_of(form, device) for form in inputs]
         _check_made(function(*fakes), outputs)
         traced = make_fx(function, decomposition_table=table)(*fakes)
-    _ask_for_strides(traced, [form.strides for form in outputs])
+        if over is not None:
+            _write_over(traced, over, fakes[over.input])
+    _ask_for_strides(traced, [form.strides for form in _fresh(outputs, over)])
     return traced, fakes
 
 
+def _fresh(outputs: Sequence[Form], over: Over | None) -> list[Form]:
+    """The outputs that are made in storages of their own."""
+    return [form for place, form in enumerate(outputs) if over is None or place != over.output]
+
+
 def checked_kernel(
-    name: str, compiled: Callable[[list[Tensor]], Sequence[Tensor]], outputs: Sequence[Form]
+    name: str,
+    compiled: Callable[[list[Tensor]], Sequence[Tensor]],
+    outputs: Sequence[Form],
+    over: Over | None = None,
 ) -> Kernel:
     """The kernel that a compiled function is; its first results are looked at."""
+    fresh = _fresh(outputs, over)
     checked: list[bool] = []
 
     def run(given: Sequence[Tensor]) -> list[Tensor]:
         results = list(compiled(list(given)))
         if not checked:
-            if [_form(made) for made in results] != list(outputs):
+            if [_form(made) for made in results] != fresh:
                 raise RuntimeError(f"{name} was compiled with outputs of another form")
             if len({made.untyped_storage()._cdata for made in (*results, *given)}) < len(
                 results
             ) + len({made.untyped_storage()._cdata for made in given}):
                 raise RuntimeError(f"{name} was compiled with outputs that share memory")
             checked.append(True)
+        if over is not None:
+            results.insert(over.output, _lain(given[over.input], outputs[over.output]))
         return results
 
     return run
@@ -276,3 +300,51 @@ def _ask_for_strides(traced: torch.fx.GraphModule, strides: Sequence[tuple[int, 
     output = next(node for node in traced.graph.nodes if node.op == "output")
     output.meta["user_visible_output_idxs"] = list(range(len(strides)))
     output.meta["original_output_strides"] = list(strides)
+
+
+def _write_over(traced: torch.fx.GraphModule, over: Over, given: Tensor) -> None:
+    """Lets a traced function write an output over an input, once nothing reads that any more; what
+    reads the output after that reads it there."""
+    nodes = list(traced.graph.nodes)
+    source, output = nodes[over.input], nodes[-1]
+    rest = list(output.args[0])
+    node = rest.pop(over.output)
+    made = node.meta["val"]
+    places = {each: place for place, each in enumerate(nodes)}
+    last = max(node, *_readers(source), key=lambda each: places[each])
+    later = [user for user in node.users if places[user] > places[last] and user is not output]
+
+    def after(place: torch.fx.Node, target: Any, args: tuple[Any, ...], like: Tensor) -> Any:
+        with traced.graph.inserting_after(place):
+            added = traced.graph.call_function(target, args)
+        added.meta["val"] = like
+        return added
+
+    view, copy = torch.ops.aten.view.default, torch.ops.aten.copy_.default
+    shown = after(last, view, (node, list(given.shape)), made.view(given.shape))
+    written = after(shown, copy, (source, shown), given)
+    if later:
+        there = after(written, view, (written, list(made.shape)), given.view(made.shape))
+        for user in later:
+            user.replace_input_with(node, there)
+    output.args = (rest,)
+    traced.recompile()
+
+
+def _readers(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The nodes that read a node or a view of it."""
+    found: dict[torch.fx.Node, None] = {}
+    pending = [node]
+    while pending:
+        for user in pending.pop().users:
+            returns = getattr(getattr(user.target, "_schema", None), "returns", ())
+            if user not in found and any(at.alias_info is not None for at in returns):
+                pending.append(user)
+            found[user] = None
+    return [*found]
+
+
+def _lain(given: Tensor, form: Form) -> Tensor:
+    """What lies in the memory of a tensor, in another form."""
+    made = torch.empty(0, dtype=given.dtype, device=given.device)
+    return made.set_(given.untyped_storage(), given.storage_offset(), form.shape, form.strides)

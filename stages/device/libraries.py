@@ -25,6 +25,8 @@ from stages.device.kernels import (
     CompilerError,
     Form,
     KernelError,
+    Over,
+    checked_kernel,
     inductor,
     kernel_folder,
     pinned,
@@ -43,9 +45,12 @@ Report = Callable[[int, int], None]
 
 
 def compile_libraries(
-    bodies: Mapping[str, Body], device: torch.device, report: Report = lambda done, total: None
+    bodies: Mapping[str, tuple[Body, Over | None]],
+    device: torch.device,
+    report: Report = lambda done, total: None,
 ) -> bytes:
-    """One file (.pt2) with the library of each body, by name. `report` is told how many are done,
+    """One file (.pt2) with the library of each body, by name, in place where it writes over an
+    input. `report` is told how many are done,
     of how many.
 
     Raises CompilerError where nothing can be compiled, or libraries not for this device;
@@ -58,13 +63,13 @@ def compile_libraries(
         file = Path(temporary) / "libraries.pt2"
         made = {}
         with kernel_folder(device) as folder:
-            for number, (name, body) in enumerate(sorted(bodies.items())):
+            for number, (name, (body, over)) in enumerate(sorted(bodies.items())):
                 report(number, len(bodies))
-                place = _library(body, device, folder)
+                place = _library(body, over, device, folder)
                 made[name] = [str(path) for path in sorted(place.iterdir())]
             pack(str(file), made)
-        for name, body in bodies.items():
-            _compare(f"the group {name}", open_library(file, name), body, device)
+        for name, (body, over) in bodies.items():
+            _compare(f"the group {name}", open_library(file, name), body, over, device)
         return file.read_bytes()
 
 
@@ -83,16 +88,17 @@ def _aotinductor() -> tuple[Any, Any]:
         ) from error
 
 
-def _library(body: Body, device: torch.device, folder: Path) -> Path:
+def _library(body: Body, over: Over | None, device: torch.device, folder: Path) -> Path:
     """The folder with the files of a body's library, compiled unless it is there."""
     digest = body_digest(body_text(body))
-    done = folder / "libraries" / digest
+    place = "" if over is None else f"-{over.input}-{over.output}"
+    done = folder / "libraries" / f"{digest}{place}"
     if done.is_dir():
         return done
     done.parent.mkdir(exist_ok=True)
     fresh = Path(tempfile.mkdtemp(dir=done.parent))
     try:
-        _compile(body, digest, device, fresh)
+        _compile(body, over, device, fresh)
         try:
             fresh.replace(done)
         except OSError:
@@ -103,18 +109,19 @@ def _library(body: Body, device: torch.device, folder: Path) -> Path:
     return done
 
 
-def _compile(body: Body, digest: str, device: torch.device, folder: Path) -> None:
+def _compile(body: Body, over: Over | None, device: torch.device, folder: Path) -> None:
     """Compiles a body into the files of a folder."""
     compile_inner, _ = inductor()
     ahead_of_time, _ = _aotinductor()
     from torch._inductor import config
 
+    digest = body_digest(body_text(body))
     inputs, outputs = forms_of(body.inputs), forms_of(body.forms)
     with tempfile.TemporaryDirectory(dir=folder.parent) as place:
         settings = {**_SETTINGS, "aot_inductor.output_path": place}
         with refusing(f"the library of the group {digest[:DIGITS]}"):
             traced, fakes = traced_function(
-                lambda *given: evaluate(body, given), inputs, outputs, device
+                lambda *given: evaluate(body, given), inputs, outputs, device, over
             )
             with torch.no_grad(), ahead_of_time(True), pinned(device), config.patch(settings):
                 compiled = compile_inner(traced, fakes, cpp_wrapper=True)
@@ -122,11 +129,18 @@ def _compile(body: Body, digest: str, device: torch.device, folder: Path) -> Non
                 shutil.copy(os.fspath(file), folder)
 
 
-def _compare(name: str, library: Callable[..., Any], body: Body, device: torch.device) -> None:
+def _compare(
+    name: str, library: Callable[..., Any], body: Body, over: Over | None, device: torch.device
+) -> None:
     """Raises KernelError where a library has other bits than the kernel of its body."""
-    given = [_drawn(form, device, seed) for seed, form in enumerate(forms_of(body.inputs))]
-    theirs = kernel(body, device)(given)
-    mine = library(list(given))
+    runs = (
+        kernel(body, device, over),
+        checked_kernel(name, library, forms_of(body.forms), over),
+    )
+    theirs, mine = (
+        run([_drawn(form, device, seed) for seed, form in enumerate(forms_of(body.inputs))])
+        for run in runs
+    )
     same = len(mine) == len(theirs) and all(map(_same, mine, theirs))
     if not same:
         raise KernelError(f"the library of {name} has other bits than its kernel: plan without")

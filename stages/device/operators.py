@@ -33,9 +33,9 @@ _MEMORY_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "cha
 def resolve(target: str) -> torch._ops.OpOverload:
     """The operator that "namespace.name.overload" names.
 
-    Raises ArtifactError unless it is an existing operator of PyTorch itself, or of a namespace that
-    the user allows (`stages.device.foreign`), that takes and makes tensors without side effects, an
-    in-place form of the table below, or the write of a buffer.
+    It is one of PyTorch itself, or of a namespace that the user allows (`stages.device.foreign`).
+    Raises ArtifactError unless that operator exists and takes and makes tensors without side
+    effects, is an in-place form of the table below, or writes a buffer.
     """
     match = _TARGET.fullmatch(target)
     if match is None:
@@ -147,7 +147,7 @@ def is_random(overload: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
 
 
 @dataclass(frozen=True)
-class Step:
+class InPlaceStep:
     """One call of an in-place form.
 
     `arguments` are positions in the original call's arguments (None: all, with its keywords).
@@ -169,7 +169,7 @@ class InPlaceForm:
     """
 
     positions: tuple[int, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[InPlaceStep, ...]
     devices: tuple[str, ...] = ("cpu", "cuda")
 
 
@@ -263,14 +263,16 @@ def _table() -> dict[str, InPlaceForm]:
     table = {}
     for name, (positions, out, overload) in _ELEMENTWISE.items():
         packet = name.split(".")[0]
-        table[f"aten.{name}"] = InPlaceForm(positions, (Step(f"aten.{packet}.{overload}", out),))
+        table[f"aten.{name}"] = InPlaceForm(
+            positions, (InPlaceStep(f"aten.{packet}.{overload}", out),)
+        )
     for name in _MUTATING:
         packet, overload = name.split(".")
-        table[f"aten.{name}"] = InPlaceForm((0,), (Step(f"aten.{packet}_.{overload}"),))
+        table[f"aten.{name}"] = InPlaceForm((0,), (InPlaceStep(f"aten.{packet}_.{overload}"),))
     # On CPU it is two multiplications; CUDA has one kernel that rounds once.
     table["aten.native_dropout_backward.default"] = InPlaceForm(
         (0,),
-        (Step("aten.mul_.Tensor", "", (0, 1)), Step("aten.mul_.Tensor", "", (0, 2))),
+        (InPlaceStep("aten.mul_.Tensor", "", (0, 1)), InPlaceStep("aten.mul_.Tensor", "", (0, 2))),
         ("cpu",),
     )
     return table

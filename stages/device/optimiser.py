@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from stages.device.pieces import is_dense, overlapping
-from stages.device.updating import KNOWN, Updates
+from .pieces import is_dense, overlapping
+from .updating import KNOWN, Updates
 
 PIECE_BYTES = 1 << 20
 _MARK = "_tightfit_optimiser"
@@ -35,13 +35,20 @@ def in_backward(
     Raises RuntimeError, in one sentence, for an optimiser that is not known, settings that this
     cannot be exact with, parameters that share memory, and a disk that has no room.
     """
-    kind = type(optimizer)
     check(optimizer)
+    folder = None if folder is None else os.fspath(folder)
+    return stepping(
+        optimizer, Updates(type(optimizer), optimizer.param_groups, folder, piece_bytes)
+    )
+
+
+def stepping(optimizer: Optimiser, updates: Updates) -> Optimiser:
+    """The optimiser that takes the place of another one by its updates; see `in_backward`."""
+    kind = type(optimizer)
     settings = {"defaults": optimizer.defaults, "param_groups": optimizer.param_groups}
     body = {"__doc__": kind.__doc__, "__module__": kind.__module__, "_kind": kind}
     derived: Any = object.__new__(type(kind.__name__, (_InBackward, kind), body))
-    folder = None if folder is None else os.fspath(folder)
-    derived._updates = Updates(kind, optimizer.param_groups, folder, piece_bytes)
+    derived._updates = updates
     derived._numbers = {id(p): number for number, p in enumerate(derived._updates.parameters)}
     derived.__setstate__({**settings, "state": _States(derived)})
     for number, parameter in enumerate(derived._updates.parameters):
@@ -182,8 +189,17 @@ class _InBackward(torch.optim.Optimizer):
             "an optimiser that steps in the backward takes no further group: add it before"
         )
 
+    def gathered(self) -> contextlib.AbstractContextManager[None]:
+        """Within it all parameters are on the device, to be read, changed, and used by the model
+        itself. At its end those that live in the slow memory are sent back as they are then."""
+        home = self._updates.home
+        return contextlib.nullcontext() if home is None else home.gathered()
+
     def close(self) -> None:
-        """Stops updating, and gives the slow memory its bytes back; the states are gone."""
+        """Stops updating, and gives the slow memory its bytes back: the states are gone, and
+        parameters that live there come back to the device."""
+        if self._updates.home is not None:
+            self._updates.home.close()
         self._remove()
         self._updates.ring.forget()
         self._updates.ring.memory.close()
@@ -195,13 +211,19 @@ class _InBackward(torch.optim.Optimizer):
 
     @property
     def waited_seconds(self) -> float:
-        """Seconds for which updates have waited for states so far, on the CPU."""
-        return self._updates.ring.waited
+        """Seconds for which steps have waited for states so far, on the CPU, and for parameters
+        that live in the slow memory."""
+        home = self._updates.home
+        return self._updates.ring.waited + (
+            0.0 if home is None else home.memory.waited + home.copies.waited
+        )
 
     @property
     def slow_bytes(self) -> int:
-        """Bytes of the slow memory that the states have."""
-        return self._updates.ring.memory.size
+        """Bytes of the slow memory that the states have, and parameters that live there."""
+        home = self._updates.home
+        own = self._updates.ring.memory.size
+        return own if home is None else own + home.memory.size + home.copies.size
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise RuntimeError(

@@ -14,8 +14,8 @@ _ALIGNED = 64
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """Elements `begin` to `end` of a parameter as its storage has them. Its `states` states lie in
-    the slow memory from `place` on, `stride` bytes each."""
+    """Elements `begin` to `end` of a parameter as its storage has them. The `states` states of a
+    piece lie in the slow memory from `place` on, `stride` bytes each."""
 
     parameter: int
     begin: int

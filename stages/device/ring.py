@@ -11,8 +11,8 @@ from collections import deque
 
 import torch
 
-from stages.device.pieces import Piece
-from stages.device.slow import Slow, Ticket
+from .pieces import Piece
+from .slow import Slow, Ticket
 
 
 class Staging:

@@ -6,16 +6,19 @@ works element by element, so that a parameter in pieces is, bit for bit, what it
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from stages.device.memories import slow_memory
-from stages.device.pieces import Piece, flat, pieces_of, states_of
-from stages.device.ring import Ring, Staging
-from stages.device.slow import Slow
+from .away import MemoryLayout
+from .home import Home
+from .memories import slow_memory
+from .pieces import Piece, flat, pieces_of, states_of
+from .ring import Ring, Staging
+from .slow import Slow
 
 KNOWN = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 STAGING = 4
@@ -24,7 +27,8 @@ STAGING = 4
 
 class Updates:
     """The states of the parameters of some groups, and how they are updated; `memory` makes what
-    they are stored in, of that many bytes, where that is not the device's slow memory.
+    they are stored in, of that many bytes, where that is not the device's slow memory. Those
+    of the parameters that live in a `home` come from there.
 
     `keys` are the names of the states of each parameter that has been updated, `scalars` those that
     are numbers: these stay in memory. `staging` are the bytes of the staging buffers.
@@ -37,9 +41,11 @@ class Updates:
         folder: str | None,
         piece_bytes: int,
         memory: Callable[[int], Slow] | None = None,
+        home: Home | None = None,
     ) -> None:
         self.parameters = [p for group in groups for p in group["params"]]
-        self.layouts = [_layout(parameter) for parameter in self.parameters]
+        self.layouts = [MemoryLayout.of(parameter) for parameter in self.parameters]
+        self.home = home
         self.groups = [number for number, group in enumerate(groups) for _ in group["params"]]
         counts = [states_of(kind, groups[number]) for number in self.groups]
         self.pieces = pieces_of(self.parameters, counts, piece_bytes)
@@ -67,13 +73,13 @@ class Updates:
                 f"optimisers known here do not take in pieces: use the optimiser after the backward"
             )
         if gradient.stride() != parameter.stride():
-            gradient = torch.empty_like(parameter).copy_(gradient)
+            gradient = self.layouts[number].empty().copy_(gradient)
         settings = {name: value for name, value in group.items() if name != "params"}
         self.shadows[self.groups[number]].param_groups[0].update(settings)
         scalars: dict[str, Any] = {}
-        with torch.no_grad():
+        with torch.no_grad(), self._changing(parameter) as whole:
             for piece in self.pieces[number]:
-                scalars = self._piece(piece, flat(parameter), flat(gradient))
+                scalars = self._piece(piece, whole, flat(gradient))
         self._keep(number, scalars)
         parameter.grad = None
 
@@ -81,8 +87,8 @@ class Updates:
         """The states of a parameter as its optimiser keeps them, tensors of their own."""
         if number not in self.keys:
             return {}
-        parameter = self._unmoved(number)
-        tensors = {key: torch.empty_like(parameter).detach() for key in self._tensors(number)}
+        self._unmoved(number)
+        tensors = {key: self.layouts[number].empty() for key in self._tensors(number)}
         for piece, staging in self._each(number):
             for place, tensor in enumerate(tensors.values()):
                 part = flat(tensor)[piece.begin : piece.end]
@@ -111,7 +117,7 @@ class Updates:
         for piece, staging in self._each(number):
             for place, tensor in enumerate(tensors.values()):
                 same = (
-                    torch.empty_like(parameter).copy_(tensor)
+                    self.layouts[number].empty().copy_(tensor)
                     if _moved(tensor, parameter)
                     else tensor
                 )
@@ -123,12 +129,21 @@ class Updates:
     def _unmoved(self, number: int) -> torch.Tensor:
         """A parameter, which lies as it did when its states got their places."""
         parameter = self.parameters[number]
-        if _layout(parameter) != self.layouts[number]:
+        if MemoryLayout.of(parameter) != self.layouts[number]:
             raise RuntimeError(
                 f"a parameter of shape {tuple(parameter.shape)} has another dtype, layout or "
                 f"device than when its optimiser was made: make it anew"
             )
         return parameter
+
+    @contextlib.contextmanager
+    def _changing(self, parameter: torch.Tensor) -> Iterator[torch.Tensor]:
+        """All elements of a parameter, on the device, in the order of its storage."""
+        if self.home is None or id(parameter) not in self.home.numbers:
+            yield flat(parameter)
+            return
+        with self.home.changing(self.home.number(parameter)) as whole:
+            yield flat(whole)
 
     def _each(self, number: int) -> Iterator[tuple[Piece, Staging]]:
         self.ring.forget()
@@ -211,10 +226,6 @@ class Updates:
                 raise RuntimeError(
                     f"the state {key} is of {value.dtype}, its parameter of {parameter.dtype}"
                 )
-
-
-def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.dtype, tensor.shape, tensor.stride(), tensor.device
 
 
 def _is_state(key: str, value: Any, parameter: torch.Tensor) -> bool:

@@ -8,11 +8,13 @@ import torch
 
 from schemas.errors import ModelError
 from schemas.graph import Graph
-from schemas.groups import Body, body_of, is_group
+from schemas.groups import Body, body_of, is_group, may_group
 from stages.device import kernels as device_kernels
 from stages.device.groups import forms_of, kernel
 from stages.device.kernels import Kernel, KernelError, zeros_of
 from stages.fuse.fusing import fuse
+from stages.fuse.overwriting import exact_and_smaller, with_forms_in_place
+from stages.fuse.pace import slower_than_aten
 from stages.fuse.together import compile_together
 
 Report = Callable[[int, int], None]
@@ -56,10 +58,11 @@ def fuse_compiled(
     report: Report = lambda done, total: None,
     jobs: int = 1,
 ) -> Graph:
-    """The fused graph, each distinct group of it compiled; a group that does not compile stays
-    ATen, and `tell` is given the sentence. `report` is told how many are compiled, of how many.
-    Many that inductor's folder lacks are compiled by up to `jobs` processes. Raises ModelError
-    where there is no compiler."""
+    """The fused graph, each distinct group of it compiled, with the forms in place that are exact
+    and take fewer bytes. A group that does not compile stays ATen, as does one that takes longer
+    than ATen's calls; `tell` is given the sentence. `report` is told how many kernels are compiled,
+    of how many. Many that inductor's folder lacks are compiled by up to `jobs` processes. Raises
+    ModelError where there is no compiler."""
     check_compiler(device)
     refused: set[str] = set()
     while True:
@@ -67,18 +70,18 @@ def fuse_compiled(
         failed = set()
         groups = {op.target: op for op in fused.ops if is_group(op.target)}
         bodies = {target: body_of(op) for target, op in groups.items()}
-        total = len(groups)
-        tell_done = _growing(report, total)
+        tell_done = _growing(report, len(groups))
         compile_together(bodies.values(), device, jobs, tell_done)
         for number, (target, body) in enumerate(bodies.items()):
             tell_done(number)
-            try:
-                compile_group(body, device)
-            except GroupError as error:
-                tell(f"{error}; it stays ATen")
+            said = _objection(body, device)
+            if said:
+                tell(f"{said}; it stays ATen")
                 failed.add(target)
         if not failed:
-            return fused
+            return with_forms_in_place(
+                fused, lambda body, over: exact_and_smaller(body, over, device), report
+            )
         refused |= failed
 
 
@@ -92,3 +95,15 @@ def _growing(report: Report, total: int) -> Callable[[int], None]:
         report(most, total)
 
     return done
+
+
+def _objection(body: Body, device: torch.device) -> str:
+    """Why a body is not to be one kernel, "" where it is."""
+    try:
+        compile_group(body, device)
+    except GroupError as error:
+        return str(error)
+    if not slower_than_aten(body, device):
+        return ""
+    calls = [call.target.split(".")[1] for call in body.calls if may_group(call.target)]
+    return f"the kernel of a group of {', '.join(dict.fromkeys(calls))} is slower than ATen"

@@ -10,12 +10,14 @@ from dataclasses import replace
 from schemas.arguments import encode_arguments
 from schemas.graph import NONE, Graph, Op
 from schemas.groups import GROUP_PREFIX, body_digest, body_text
+from schemas.held import loss_values
 from stages.fuse.bodies import body_for
 from stages.fuse.grouping import (
     Units,
     group_ops,
     is_groupable,
     is_replayed,
+    ordered_pairs,
     phase_of,
 )
 from stages.fuse.renumbering import renumbered
@@ -87,9 +89,8 @@ def _behind(graph: Graph, op: Op) -> list[int]:
 
 def _held(graph: Graph) -> set[int]:
     """The values that the step hands out."""
-    outputs = {value for output in graph.outputs for value in (output.value, output.tangent)}
     gradients = {value for at in graph.gradients for value in (at.value, at.gradient)}
-    return (outputs | gradients) - {NONE}
+    return loss_values(graph) | gradients
 
 
 def _kept_ops(graph: Graph, inside: set[int]) -> set[int]:
@@ -143,10 +144,11 @@ def _common(paths: list[str]) -> str:
 def _in_order(graph: Graph, units: Units, ops: dict[int, Op]) -> list[Op]:
     """The ops, by unit, each after what it waits for, else where its last member stood."""
     makers = {value: unit for unit, op in ops.items() for value in op.outputs if value != NONE}
-    bound = [at for at in sorted(ops) if ops[at].random or not ops[at].repeatable or ops[at].writes]
     waits = {unit: {makers[at] for at in op.inputs if at in makers} for unit, op in ops.items()}
-    for earlier, later in itertools.pairwise(bound):
-        waits[later].add(earlier)
+    for pair in ordered_pairs(graph):
+        earlier, later = (units.unit[at] for at in pair)
+        if earlier != later and earlier in ops and later in ops:
+            waits[later].add(earlier)
     readers: dict[int, list[int]] = {unit: [] for unit in ops}
     for unit, others in waits.items():
         for other in others:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 
+from schemas.contributions import further_contributions
 from schemas.dtypes import DTYPES
 from schemas.graph import NONE, PHASES, Graph, Op
 from schemas.groups import may_group, may_replay
@@ -54,9 +55,32 @@ def _fills(graph: Graph, value: int) -> bool:
     return at.offset == 0 and graph.storages[at.storage] == size
 
 
+def ordered_pairs(graph: Graph) -> list[tuple[int, int]]:
+    """Pairs of ops of which the first runs ahead of the second whatever they read: ops that are
+    random or run exactly once, and those that make contributions to one gradient."""
+    bound = [op.id for op in graph.ops if op.random or not op.repeatable or op.writes]
+    pairs = list(itertools.pairwise(bound))
+    makers = graph.makers()
+    for value, before in further_contributions(graph).items():
+        earlier, later = (_storage_maker(graph, makers, at) for at in (before, value))
+        if earlier is not None and later is not None and earlier < later:
+            pairs.append((earlier, later))
+    return pairs
+
+
+def _storage_maker(graph: Graph, makers: dict[int, Op], value: int) -> int | None:
+    """The op that makes the storage of a value, None where none does."""
+    maker = makers.get(value)
+    while maker is not None and graph.is_view(maker):
+        storage = graph.values[value].storage
+        value = next(at for at in maker.inputs if graph.values[at].storage == storage)
+        maker = makers.get(value)
+    return None if maker is None else maker.id
+
+
 class Units:
     """The graph of units: a unit is one op or a group. `members` are op ids by unit, and a unit is
-    named by its first member. Ops that are random or run exactly once keep their order."""
+    named by its first member. Some ops keep their order (`ordered_pairs`)."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -72,8 +96,7 @@ class Units:
             }
             for op in graph.ops
         }
-        bound = [op.id for op in graph.ops if op.random or not op.repeatable or op.writes]
-        for earlier, later in itertools.pairwise(bound):
+        for earlier, later in ordered_pairs(graph):
             self.before[later].add(earlier)
 
     def may_join(self, op: int, unit: int) -> bool:

@@ -12,7 +12,7 @@ import torch
 from schemas.arguments import decode_arguments
 from schemas.errors import ArtifactError
 from schemas.graph import NONE, Graph, Op
-from schemas.groups import group_name, is_group
+from schemas.groups import group_name, is_group, over_name, overwritten_output
 from stages.device.foreign import is_foreign
 from stages.device.operators import (
     WRITE_TARGET,
@@ -52,6 +52,7 @@ class Operators:
     def __init__(self, names: Names, targets: Iterable[str]) -> None:
         self._names = names
         self._bound: dict[str, str] = {}
+        self._groups: set[str] = set()
         groups = sorted(filter(is_group, set(targets)))
         self._bound |= {target: names.reserve(group_name(target)) for target in groups}
         ordered = sorted(set(targets).difference(groups))
@@ -65,7 +66,15 @@ class Operators:
         if target not in self._bound:
             resolve(target)
             self._bound[target] = self._new_name(target, False)
-        return self._bound[target]
+        return self._imported(self._bound[target]) if is_group(target) else self._bound[target]
+
+    def over(self, target: str, position: int) -> str:
+        """The name of a group in place, that writes over its input at a position."""
+        return self._imported(over_name(self._bound[target], position))
+
+    def _imported(self, group: str) -> str:
+        self._groups.add(group)
+        return group
 
     def _new_name(self, target: str, alone: bool) -> str:
         _, packet, overload = target.split(".")
@@ -82,8 +91,7 @@ class Operators:
     def imports(self) -> list[str]:
         """The lines that import what some of the names are bound to."""
         lines = ["from .foreign import operator"] if any(map(is_foreign, self._bound)) else []
-        groups = sorted(name for target, name in self._bound.items() if is_group(target))
-        lines += [f"from .groups import {name}" for name in groups]
+        lines += [f"from .groups import {name}" for name in sorted(self._groups)]
         return [*lines, "from .recurrent import recurrent_layer"] if LAYER in self._bound else lines
 
     def _bound_to(self, target: str) -> str:
@@ -111,6 +119,11 @@ def statements(
     target, suffix = _assignment(op, overload, names)
     if in_place == NONE:
         return [Statement(target, operators.name(op.target), _rendered(args, kwargs), suffix)]
+    if is_group(op.target):
+        if overwritten_output(graph, op, in_place) is None:
+            raise ArtifactError(f"op {op.id} ({op.target}) cannot overwrite value {in_place}")
+        name = operators.over(op.target, op.inputs.index(in_place))
+        return [Statement(target, name, _rendered(args, kwargs), suffix)]
     position = position_of(encoded_args, in_place, op.target, graph.device)
     if position is None or suffix:
         raise ArtifactError(f"op {op.id} ({op.target}) cannot overwrite value {in_place}")

@@ -9,6 +9,7 @@ from typing import Any
 
 from schemas.errors import ArtifactError
 from schemas.graph import FIXED_KINDS, LOSS_TARGET, NONE, Graph, Value
+from schemas.held import loss_values
 from stages.device.asked import FACTS
 from stages.device.trees import called, read_tree
 
@@ -229,8 +230,7 @@ def _check_gradients(graph: Graph) -> None:
     """Autograd keeps a gradient that it is given, or adds further ones of its owner to it, so it
     must share its bytes with nothing."""
     storage = [value.storage for value in graph.values]
-    held = [value for output in graph.outputs for value in (output.value, output.tangent)]
-    taken = {storage[value] for value in held if value != NONE} | graph.fixed_storages()
+    taken = {storage[value] for value in loss_values(graph)} | graph.fixed_storages()
     for gradient in graph.gradients:
         owner, made = graph.values[gradient.value], graph.values[gradient.gradient]
         if owner.kind not in ("parameter", "input") or not owner.requires_grad:

@@ -66,7 +66,15 @@ def run(options: argparse.Namespace) -> None:
             files = infeasible_package(planned.plan)
         else:
             try:
-                files = package(*planned, write, _beside(options), options.libraries)
+                files = package(
+                    planned.graph,
+                    planned.steps,
+                    planned.plan,
+                    write,
+                    planned.updates,
+                    _beside(options),
+                    options.libraries,
+                )
             except (CompilerError, KernelError) as error:
                 raise ModelError(str(error)) from error
     digests = read(options.graph, GRAPH).digest, read(options.schedule, SCHEDULE).digest
@@ -78,13 +86,14 @@ def _planned(graph: Path, schedule: Path, plan: Path) -> Planned:
     from schemas.errors import ArtifactError
     from schemas.graph import GRAPH, read_graph
     from schemas.plan import read_plan
-    from schemas.schedule import SCHEDULE, read_schedule
+    from schemas.schedule import SCHEDULE, read_schedule, schedule_updates
     from schemas.store import read
     from stages.generate.package import Planned
 
     if read(schedule, SCHEDULE).metadata.get("graph") not in (None, "", read(graph, GRAPH).digest):
         raise ArtifactError(f"{schedule}: is the schedule of another graph")
-    return Planned(read_graph(graph), read_schedule(schedule), asdict(read_plan(plan)))
+    updates = schedule_updates(schedule)
+    return Planned(read_graph(graph), read_schedule(schedule), asdict(read_plan(plan)), updates)
 
 
 def _beside(options: argparse.Namespace) -> Planned | None:

@@ -53,7 +53,7 @@ def entry_text(graph: Graph, facts: Mapping[str, Any], grouped: bool, beside: bo
         parameters=_GROUPED_PARAMETERS if grouped else "",
         about=_GROUPED_ABOUT if grouped else "",
         prepared=_PREPARED.format(eager="eager" if beside else "None") if grouped else "",
-        more=", more" if grouped else "",
+        more=", more=more" if grouped else "",
         eager="from . import eager\n" if beside else "",
     )
 
@@ -65,20 +65,21 @@ def beside_text(graph: Graph, facts: Mapping[str, Any]) -> str:
 
 def infeasible_text(facts: Mapping[str, Any]) -> str:
     """The module `__init__.py` of a plan that does not exist."""
-    return _INFEASIBLE.format(**_shown(facts))
+    return _INFEASIBLE.format(**shown(facts))
 
 
 def _title(graph: Graph, facts: Mapping[str, Any]) -> dict[str, str]:
     peak = "unknown" if facts["peak"] is None else megabytes(facts["peak"])
     named = {"model": comment(graph.model), "for_budget": comment(facts["budget"]), "mb": peak}
-    return {**named, **_shown(facts)}
+    return {**named, **shown(facts)}
 
 
-def _shown(facts: Mapping[str, Any]) -> dict[str, str]:
+def shown(facts: Mapping[str, Any]) -> dict[str, str]:
+    """Facts as literals, by name."""
     return {name: repr(fact) for name, fact in facts.items()}
 
 
-_CONSTANTS = """STRATEGY = {strategy}
+CONSTANTS = """STRATEGY = {strategy}
 BUDGET = {budget}
 BUDGET_BYTES = {budget_bytes}
 VERDICT = {verdict}
@@ -87,6 +88,7 @@ PREDICTED_PEAK = {peak}
 PREDICTED_SECONDS = {time}
 ARENA = {arena}
 """
+"""What every package says of its plan."""
 
 _GROUPED_IMPORTS = """from .grouped import prepare
 from .groups import GROUPS, LIBRARIES
@@ -103,8 +105,8 @@ _GROUPED_ABOUT = """
 """
 _PREPARED = """    more = (libraries, without_compiler)
     if not prepare(GROUPS, INTERFACE.device, LIBRARIES, {eager}, libraries, without_compiler):
-        whole = (otherwise, load, cuda_graphs, eager.ARENA, more)
-        return wrap(model, eager.INTERFACE, eager.step, *whole)
+        whole = (otherwise, load, cuda_graphs, eager.ARENA)
+        return wrap(model, eager.INTERFACE, eager.step, *whole, more=more)
 """
 
 _INIT = (
@@ -121,7 +123,7 @@ from .wrap import PlanMismatch, wrap
 __all__ = ["PlanMismatch", "load"]
 
 '''
-    + _CONSTANTS
+    + CONSTANTS
     + '''
 
 def load(model, otherwise="error", cuda_graphs=False{parameters}):
@@ -160,7 +162,7 @@ from .wrap import PlanMismatch, wrap
 __all__ = ["PlanMismatch", "load"]
 
 '''
-    + _CONSTANTS
+    + CONSTANTS
     + '''
 
 def load(model, otherwise="error", cuda_graphs=False):
@@ -173,7 +175,7 @@ _INFEASIBLE = (
     '''"""A budget that no plan fits: `load` says why."""
 
 '''
-    + _CONSTANTS
+    + CONSTANTS
     + '''
 
 def load(model, otherwise="error", cuda_graphs=False):

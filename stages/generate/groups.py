@@ -11,8 +11,8 @@ import torch
 
 from schemas.arguments import decode_arguments
 from schemas.graph import NONE, Graph, Op
-from schemas.groups import GroupCall, Leaf, body_of, group_name, is_group
-from stages.device.kernels import build_key, build_said
+from schemas.groups import Body, GroupCall, Leaf, body_of, group_name, is_group, over_name
+from stages.device.kernels import Over, build_key, build_said
 from stages.device.libraries import compile_libraries
 from stages.device.operators import decode, resolve
 from stages.generate.calls import Text, literal
@@ -32,7 +32,7 @@ def library_file(graph: Graph, names: Iterable[str]) -> Library:
     """The compiled libraries of the groups of these names; raises RuntimeError, in a sentence,
     where one cannot be compiled or has other bits than its kernel."""
     device = torch.device(graph.device)
-    bodies = {name: body_of(ops[0]) for name, ops in _found(graph, names)}
+    bodies = {name: at for name, at in _bodies(graph).items() if name in set(names)}
     data = compile_libraries(bodies, device, _tell)
     return Library("libraries.pt2", data, build_key(device), build_said(device))
 
@@ -47,7 +47,9 @@ def groups_text(graph: Graph, names: Iterable[str], library: Library | None = No
 
     Raises ArtifactError where a group is not what its target names or calls what PyTorch has not.
     """
-    found = _found(graph, names)
+    found = _found(graph)
+    wanted = set(names)
+    forms = {name: _forms_of(ops[0], wanted) for name, ops in found}
     lines = [
         '"""The groups of the step: each function runs as one compiled kernel."""',
         "",
@@ -59,20 +61,34 @@ def groups_text(graph: Graph, names: Iterable[str], library: Library | None = No
         "",
         "aten = torch.ops.aten",
     ]
-    for _, ops in found:
-        lines += ["", "", *_function(ops)]
-    made = ", ".join(name for name, _ in found)
+    for name, ops in found:
+        if forms[name]:
+            lines += ["", "", *_function(ops)]
+            lines += [line for line in forms[name].values() if line]
+    made = ", ".join(each for name, _ in found for each in forms[name])
     return "\n".join([*lines, "", "", f"GROUPS = ({made},)", *_libraries(library), ""])
 
 
-def _found(graph: Graph, names: Iterable[str]) -> list[tuple[str, Sequence[Op]]]:
-    """The groups of these names in their order, with the ops that run each."""
-    wanted = set(names)
+def _found(graph: Graph) -> list[tuple[str, Sequence[Op]]]:
+    """The groups of a graph by name, with the ops that run each."""
     found: dict[str, list[Op]] = {}
     for op in graph.ops:
-        if is_group(op.target) and group_name(op.target) in wanted:
-            found.setdefault(group_name(op.target), []).append(op)
-    return sorted(found.items())
+        if is_group(op.target):
+            found.setdefault(op.target, []).append(op)
+    return sorted((group_name(target), ops) for target, ops in found.items())
+
+
+def _bodies(graph: Graph) -> dict[str, tuple[Body, Over | None]]:
+    """The bodies of groups and of their forms in place, by the names of these."""
+    found: dict[str, tuple[Body, Over | None]] = {}
+    for name, ops in _found(graph):
+        body = body_of(ops[0])
+        found[name] = body, None
+        for position in range(len(body.inputs)):
+            placed = body.placed(position)
+            if placed is not None:
+                found[over_name(name, position)] = body, Over(position, placed)
+    return found
 
 
 def _libraries(library: Library | None) -> list[str]:
@@ -87,6 +103,17 @@ def _libraries(library: Library | None) -> list[str]:
         f"    {library.said!r},",
         ")",
     ]
+
+
+def _forms_of(op: Op, wanted: set[str]) -> dict[str, str]:
+    """The names among the wanted ones of a group and of its forms in place, with the line that
+    makes these."""
+    name, body = group_name(op.target), body_of(op)
+    found = {name: ""}
+    for position in range(len(body.inputs)):
+        placed, over = body.placed(position), over_name(name, position)
+        found[over] = f"{over} = {name}.over({position}, {placed})"
+    return {name: line for name, line in found.items() if name in wanted}
 
 
 def _function(ops: Sequence[Op]) -> list[str]:

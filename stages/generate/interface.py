@@ -27,7 +27,7 @@ from stages.generate.check import (
 )
 from stages.generate.handed import eager_strides
 from stages.generate.lifetimes import depending
-from stages.generate.program import Program
+from stages.generate.programs import Program
 from stages.generate.spaced import copied, spaced
 
 _MOST_COMPARED = 2**24
@@ -79,6 +79,7 @@ def interface_text(graph: Graph, program: Program, prefix: str = "") -> str:
         f"    spared={tuple(spared_dtypes(graph))!r},",
         f"    constants={_digest(constants(graph, program))!r},",
         f"    files={prefix!r},",
+        *([f"    remote={_known(program.remote, positions)},"] if program.remote else []),
         ")",
         "",
     ]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from schemas.actions import Gradient, Loss
+from schemas.actions import Gradient, Loss, Offload
 from schemas.errors import ScheduleError
 from schemas.graph import FIXED_KINDS, LOSS_TARGET, NONE, Graph, Op
 from schemas.groups import body_of, is_group
+from schemas.held import gradient_storages, held_storages
 from stages.replay.walk import Effect, last_named
 
 
@@ -28,16 +29,17 @@ class Uses:
     late: dict[int, list[int]]
 
 
-def uses(graph: Graph, walked: Sequence[Effect]) -> Uses:
-    """Finds the last reader of each value that others hold.
+def uses(graph: Graph, walked: Sequence[Effect], remote: Collection[int] = ()) -> Uses:
+    """Finds the last reader of each value that others hold; the parameters in the storages `remote`
+    come and go as the schedule says.
 
     Raises ScheduleError when a gradient is read after it was handed over.
     """
     fixed = {value.id for value in graph.values if value.kind in FIXED_KINDS}
     outputs = graph.output_values()
-    gradients = {gradient.gradient for gradient in graph.gradients}
     storage = [value.storage for value in graph.values]
-    held = {storage[value] for value in (*fixed, *gradients, *graph.held_values())}
+    held = graph.fixed_storages() | gradient_storages(graph) | held_storages(graph)
+    held.difference_update(remote)
     late: dict[int, list[int]] = {}
     handed: set[int] = set()
     after_loss = False
@@ -54,7 +56,8 @@ def uses(graph: Graph, walked: Sequence[Effect]) -> Uses:
         if handing:
             handed.update(storage[value] for value in read)
         if after_loss:
-            late[effect.position] = [storage[value] for value in read]
+            sent = isinstance(effect.step.action, Offload) and effect.moves in remote
+            late[effect.position] = [] if sent else [storage[value] for value in read]
         after_loss = after_loss or loss
     last = last_named(graph, walked, held)
     ends: dict[int, list[int]] = {}

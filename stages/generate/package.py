@@ -10,21 +10,29 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from schemas.actions import Accumulate, OptimiseAway
 from schemas.costs import RANDOM_STATE_TARGET, Cost, Costs, Device
-from schemas.errors import ArtifactError, ScheduleError
+from schemas.errors import ArtifactError
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op
 from schemas.groups import is_group
 from schemas.module import MADE_FROM, MadeFrom, digests_of, made_from_bytes
 from schemas.schedule import Step
+from schemas.updates import Updates
 from stages.device.groups import register_groups
 from stages.generate.check import check_interface
-from stages.generate.entry import beside_text, entry_text, facts_of, infeasible_text
+from stages.generate.entry import (
+    CONSTANTS,
+    beside_text,
+    entry_text,
+    facts_of,
+    infeasible_text,
+    shown,
+)
 from stages.generate.groups import groups_text, library_file
 from stages.generate.interface import constants, interface_text
 from stages.generate.registry import ATEN, BACKENDS, Backend
 from stages.generate.transfers import any_link, any_updates
 from stages.generate.watched import watched_bytes
+from stages.generate.whole import check_whole, lodging_text, played, whole_files, whole_init
 from stages.replay.referee import replay
 
 _RUNTIME = Path(__file__).parent / "runtime"
@@ -54,6 +62,7 @@ class Planned(NamedTuple):
     graph: Graph
     steps: Sequence[Step]
     plan: Mapping[str, Any]
+    updates: Updates | None = None
 
 
 def write_package(
@@ -72,11 +81,12 @@ def package(
     steps: Sequence[Step],
     plan: Mapping[str, Any],
     write: Backend = BACKENDS[ATEN],
+    updates: Updates | None = None,
     beside: Planned | None = None,
     libraries: bool = False,
 ) -> dict[str, bytes]:
     """The files of the package of a plan, by name, its program as a backend writes it; see
-    `write_package`.
+    `write_package`. Where `updates` have parameters in another memory, it is that of a whole step.
 
     Of the plan it takes strategy, budget, budget_bytes, verdict, sentence, peak and time, and what
     is taken of a GPU ahead of the first step. Where the plan runs groups, the plan `beside` of
@@ -85,7 +95,9 @@ def package(
     """
     register_groups(graph)
     facts = facts_of(plan)
-    program, files = _program_files(graph, steps, write)
+    whole = updates if updates is not None and updates.remote else None
+    check_whole(graph, steps, updates)
+    program, files = _program_files(graph, steps, write, whole)
     groups = re.findall(r"^from \.groups import (\w+)$", program, re.MULTILINE)
     if groups:
         library = library_file(graph, groups) if libraries else None
@@ -94,11 +106,15 @@ def package(
     if groups and beside is not None:
         _check_beside(graph, beside.graph)
         own = facts_of(beside.plan)
-        more, eagers = _program_files(beside.graph, beside.steps, write, EAGER)
+        more, eagers = _program_files(beside.graph, beside.steps, write, None, EAGER)
         files |= eagers | {"eager.py": beside_text(beside.graph, own).encode()}
         program += more
     entry = entry_text(graph, facts, bool(groups), bool(groups) and beside is not None)
     texts = {"__init__.py": entry, **runtime_files(program)}
+    if whole is not None:
+        lodging = lodging_text(graph, steps, whole)
+        texts["__init__.py"] = whole_init(graph, lodging, CONSTANTS, shown(facts))
+        texts |= whole_files()
     return files | {name: text.encode() for name, text in texts.items()}
 
 
@@ -120,15 +136,19 @@ def _call_of(graph: Graph) -> tuple[Any, ...]:
 
 
 def _program_files(
-    graph: Graph, steps: Sequence[Step], write: Backend, prefix: str = ""
+    graph: Graph,
+    steps: Sequence[Step],
+    write: Backend,
+    whole: Updates | None = None,
+    prefix: str = "",
 ) -> tuple[str, dict[str, bytes]]:
     """The text of a program, and its files by name, which begin with `prefix`."""
     check_interface(graph)
-    if any(isinstance(step.action, OptimiseAway | Accumulate) for step in steps):
-        raise ScheduleError("the schedule updates in another memory, which no program does yet")
-    replay(graph, timeless(graph), steps, link=any_link(graph), updates=any_updates(steps))
+    known = any_updates(steps) if whole is None else played(whole)
+    replay(graph, timeless(graph), steps, link=any_link(graph), updates=known)
     title = f"The training step of {graph.model} as straight-line code, planned by tightfit."
-    program = write(graph, steps, title)
+    more = () if whole is None else (whole,)
+    program = write(graph, steps, title, *more)
     files = {
         "interface.py": interface_text(graph, program, prefix).encode(),
         "step.py": program.text.encode(),

@@ -17,7 +17,8 @@ from stages.generate.check import check_interface
 from stages.generate.interface import constants, interface_text
 from stages.generate.naming import Names, comment, megabytes, value_names
 from stages.generate.package import runtime_files, timeless
-from stages.generate.program import Program, interface_program, write_program
+from stages.generate.program import interface_program, write_program
+from stages.generate.programs import Program
 from stages.generate.watched import watched_bytes
 from stages.replay.complete import check_ranks
 from stages.replay.referee import replay

@@ -29,53 +29,34 @@ from schemas.errors import ScheduleError
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op
 from schemas.repeat import repeat_of
 from schemas.schedule import Step
+from schemas.updates import Updates
 from stages.generate.calls import Operators, Statement, joining, joining_names, statements
 from stages.generate.layouts import RESHAPE, VIEW, layouts, view_shape
 from stages.generate.lifetimes import flowing, joined, uses, watched
 from stages.generate.lines import INDENT, WIDTH, line, statement_lines
 from stages.generate.naming import Names, comment, value_names
+from stages.generate.programs import Program
+from stages.generate.remote import HOME, NAMES, Remote
 from stages.generate.transfers import TRANSFERS, places, transfer
 from stages.replay.walk import Effect, effects
 
 _RUNTIME = (
     "torch", "step", "random_state", "drawing_from", "batch_norm_repeat", "recurrent_layer",
     "joining", "for_view", "operator", "outputs", "tangents", "gradients", TRANSFERS, "Transfers",
+    *NAMES,
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Program:
-    """The text of a step and what its caller must know.
-
-    `arguments` are the values it takes, in order. First it yields `differentiable`, `unused` and
-    `plain`: the outputs that receive gradients, those that could but do not in the traced loss, and
-    the others. Then it is sent `tangents`, one for each differentiable, and yields at each further
-    stop gradients: those of the values in one of `slices`, a value repeated where its gradient
-    arrives in parts; `handed` are these gradients. `watched` are, for each slice, the fixed values
-    and outputs that it reads, `overwritten` the tangents that it writes over. `taken` says of each
-    tangent how it is taken where it arrives in other strides.
-    """
-
-    text: str
-    arguments: list[int]
-    differentiable: list[int]
-    unused: list[int]
-    plain: list[int]
-    tangents: list[int]
-    slices: list[list[int]]
-    handed: list[list[int]]
-    watched: list[list[int]]
-    overwritten: set[int]
-    taken: dict[int, str]
-
-
-def write_program(graph: Graph, steps: Sequence[Step], title: str) -> Program:
-    """The program that runs a schedule; `title` heads its text.
+def write_program(
+    graph: Graph, steps: Sequence[Step], title: str, updates: Updates | None = None
+) -> Program:
+    """The program that runs a schedule; `title` heads its text, `updates` say which parameters live
+    in another memory.
 
     The schedule must have passed the referee. Raises ArtifactError when an op is not a call that
     PyTorch has, ScheduleError when a gradient is read after it was handed over.
     """
-    writer = _Writer(graph, steps, list(effects(graph, steps)))
+    writer = _Writer(graph, steps, list(effects(graph, steps)), Remote.of(graph, updates))
     writer.write()
     return writer.program(title)
 
@@ -83,7 +64,7 @@ def write_program(graph: Graph, steps: Sequence[Step], title: str) -> Program:
 def interface_program(graph: Graph) -> Program:
     """A program that runs nothing, for what a caller of the whole step must know: what it takes,
     and the outputs with their tangents."""
-    return _Writer(graph, [], []).program("")
+    return _Writer(graph, [], [], Remote.of(graph, None)).program("")
 
 
 @dataclass
@@ -91,6 +72,7 @@ class _Writer:
     graph: Graph
     steps: Sequence[Step]
     walked: Sequence[Effect]
+    remote: Remote
     lines: list[str] = field(default_factory=list)
     slices: list[list[int]] = field(default_factory=list)
     handed: list[list[int]] = field(default_factory=list)
@@ -115,14 +97,14 @@ class _Writer:
         targets = {op.target for op in graph.ops} - {LOSS_TARGET}
         self.operators = Operators(self.reserved, targets)
         self.names = value_names(graph, self.reserved)
-        self.uses = uses(graph, self.walked)
+        self.uses = uses(graph, self.walked, self.remote.numbers)
         self.parts = contributions(graph)
         self.owners = {part: owner for owner, parts in self.parts.items() for part in parts}
         self.joined = joined(graph)
         self.layouts = layouts(graph, self.steps, self.joined)
         self.gradients = {self.names[value] for value in flowing(graph)}
         self.views = graph.view_ops()
-        self.places = places(graph, self.steps)
+        self.places = places(graph, self.steps, self.remote.numbers)
         self.loss = next(op for op in graph.ops if op.target == LOSS_TARGET)
         source = {output.tangent: output.value for output in graph.outputs}
         self.differentiable = [source[tangent] for tangent in self.loss.outputs]
@@ -151,6 +133,7 @@ class _Writer:
             watched=self.watched,
             overwritten=self.overwritten(),
             taken=self.layouts.taken,
+            remote=list(self.remote.values),
         )
 
     def overwritten(self) -> set[int]:
@@ -175,7 +158,7 @@ class _Writer:
 
     def head(self, title: str, arguments: list[int]) -> list[str]:
         """Everything above the body."""
-        lines = [f'"""{comment(title)}"""', "", "import torch", ""]
+        lines = [f'"""{comment(title)}"""', "", "import torch", "", *self.remote.imports()]
         absent = ["for_view"] * bool(self.copies) + joining_names(self.graph, self.joined)
         if absent:
             lines += [f"from .absent import {', '.join(absent)}"]
@@ -189,6 +172,7 @@ class _Writer:
         if len(lines) > 4:
             lines += [""]
         lines += [*self.operators.bindings(), "", "", "def step("]
+        lines += [f"{INDENT}{HOME},"] * bool(self.remote)
         for value in arguments:
             described = self.graph.values[value]
             path = comment(described.path) or described.kind
@@ -198,9 +182,14 @@ class _Writer:
     def write(self) -> None:
         """Writes the body."""
         self.end(self.uses.unread)
+        self.lines += self.remote.opens()
+        for call, value in self.remote.begins(self.names):
+            self.statement(call, 1, None)
+            self.bound.setdefault(self.graph.values[value].storage, []).append(value)
         if self.places.begins:
             device = f"{self.names[self.arguments()[0]]}.device"
-            self.line(f"{TRANSFERS} = Transfers({device}, {self.places.size})")
+            own = self.remote.copies()
+            self.line(f"{TRANSFERS} = Transfers({device}, {self.places.size}{own})")
         self.remark("forward")
         for effect in self.walked:
             self.on(effect, self.uses.ends.get(effect.position, []))
@@ -209,6 +198,10 @@ class _Writer:
                 self.live = effect.step.live
         self.hand_over()
         self.flush()
+        if self.remote:
+            self.lines += self.remote.ends()
+            for parts in (self.slices, self.handed, self.watched):
+                parts.append([])
 
     def on(self, effect: Effect, ends: list[int]) -> None:
         """The lines of one step."""
@@ -218,8 +211,7 @@ class _Writer:
             case Loss():
                 self.on_loss(effect.step, ends)
             case Free():
-                for storage in effect.drops:
-                    self.forget(storage)
+                self.free(effect)
             case FreeRandom(op):
                 self.ended.append(self.states[op])
             case Gradient(value):
@@ -270,9 +262,19 @@ class _Writer:
         self.flush()
         name, place = self.names[action.value], self.places.begins.get(effect.position, 0)
         shown = live if isinstance(action, Prefetch) else None
-        self.statement(transfer(self.graph, action, name, place), 1, shown)
+        moved = self.remote.moves(action, name, effect.moves)
+        self.statement(moved or transfer(self.graph, action, name, place), 1, shown)
         for value in effect.returns:
             self.bound.setdefault(self.graph.values[value].storage, []).append(value)
+
+    def free(self, effect: Effect) -> None:
+        """The names of a storage end; a parameter that lives elsewhere is free of its bytes."""
+        for storage in effect.drops:
+            self.forget(storage)
+            if storage in self.remote.numbers:
+                self.hand_over()
+                self.flush()
+                self.line(self.remote.frees(storage), effect.step.live)
 
     def calls(self, op: Op, in_place: int, repeated: bool) -> list[Statement]:
         """The statements of one run of an op."""
@@ -305,6 +307,7 @@ class _Writer:
         self.flush()
         self.remark("backward")
         self.line("tangents = yield outputs")
+        self.lines += self.remote.goes_on()
         self.line(f"[{', '.join(self.names[value] for value in made)}] = tangents")
         self.line("tangents.clear()", step.live)
         for value in made:

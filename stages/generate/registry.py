@@ -8,14 +8,19 @@ from typing import Protocol
 from schemas.graph import Graph
 from schemas.registry import entry
 from schemas.schedule import Step
-from stages.generate.program import Program, write_program
+from schemas.updates import Updates
+from stages.generate.program import write_program
+from stages.generate.programs import Program
 
 
 class Backend(Protocol):
     """A way to write a schedule as a program."""
 
-    def __call__(self, graph: Graph, steps: Sequence[Step], title: str) -> Program:
-        """The program of a schedule that the referee accepts; `title` heads its text."""
+    def __call__(
+        self, graph: Graph, steps: Sequence[Step], title: str, updates: Updates | None = None
+    ) -> Program:
+        """The program of a schedule that the referee accepts; `title` heads its text, `updates` say
+        which parameters live in another memory."""
 
 
 ATEN = "aten"

@@ -5,7 +5,7 @@ Places follow from the order of issue alone, so that the memory is taken once, w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from schemas.actions import FreeCopy, Linked, Offload, Prefetch, Updating, Wait
@@ -28,9 +28,9 @@ class Places:
     begins: dict[int, int]
 
 
-def places(graph: Graph, steps: Sequence[Step]) -> Places:
+def places(graph: Graph, steps: Sequence[Step], remote: Collection[int] = ()) -> Places:
     """The places of all copies of a schedule that the referee accepts: each the first one that is
-    free for as long as the copy is there."""
+    free for as long as the copy is there. The storages `remote` have places of their own."""
     there: dict[int, tuple[int, int]] = {}
     begins: dict[int, int] = {}
     size = 0
@@ -38,6 +38,8 @@ def places(graph: Graph, steps: Sequence[Step]) -> Places:
         match step.action:
             case Offload(value):
                 storage = graph.values[value].storage
+                if storage in remote:
+                    continue
                 bytes_ = graph.storages[storage]
                 begin = _first(sorted(there.values()), bytes_)
                 there[storage] = (begin, begin + bytes_)

@@ -14,6 +14,9 @@ from schemas.graph import Graph, read_graph
 from schemas.machine import machine_file
 from stages.device.operators_option import add_operators_argument, operators_settings
 
+OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
+"""The optimisers of `torch.optim` whose updates are measured; "momentum" is SGD with momentum."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the stage."""
@@ -33,6 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--machine", help="the described device, by name (h100) or JSON file, for roofline"
     )
     parser.add_argument("--costs", help="costs.arrow to take costs from, for file")
+    parser.add_argument(
+        "--optimizer",
+        choices=OPTIMIZERS,
+        help="measure its updates of the graph's parameters, too, for `whole`",
+    )
+    parser.add_argument("--updates", help="updates.json to write (default: beside --out)")
     parser.add_argument("--factory", help="the model's factory, where the graph has a loss")
     parser.add_argument("--arguments", default="{}", help="JSON object of the factory's arguments")
     parser.add_argument("--search-path", action="append", default=[], help="where factories are")
@@ -57,6 +66,31 @@ def run(options: argparse.Namespace) -> None:
         with registered(options.operators, options.search_path):
             costs = _measure(graph, options)
     write_costs(options.out, costs)
+    if options.optimizer is not None:
+        _measure_updates(graph, options)
+
+
+def _measure_updates(graph: Graph, options: argparse.Namespace) -> None:
+    """Writes what the updates of a graph's parameters take on the device."""
+    import torch
+
+    from schemas.measured_updates import write_measured
+    from stages.device.devices import device_named, require_device
+    from stages.profile.updates import measured_of
+
+    require_device(options.device)
+    device = device_named(options.device)
+    if options.source == "roofline" or device.type != graph.device:
+        raise ConfigError(
+            f"--optimizer: updates are measured on the device of the graph, which is {graph.device}"
+        )
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    write_measured(_updates_path(options), measured_of(graph, options.optimizer, device))
+
+
+def _updates_path(options: argparse.Namespace) -> Path:
+    return Path(options.updates or Path(options.out).with_name("updates.json"))
 
 
 def derived(options: argparse.Namespace) -> list[Derived]:
@@ -71,7 +105,11 @@ def derived(options: argparse.Namespace) -> list[Derived]:
     }
     if options.factory:
         settings["arguments"] = json.loads(options.arguments)
-    return [Derived([options.out], read, settings, options.factory or "", options.search_path)]
+    outputs = [options.out]
+    if options.optimizer is not None:
+        outputs.append(str(_updates_path(options)))
+        settings["optimizer"] = options.optimizer
+    return [Derived(outputs, read, settings, options.factory or "", options.search_path)]
 
 
 def _machine(options: argparse.Namespace) -> Path:

@@ -65,10 +65,15 @@ def measure_link(
     finally:
         memory.close()
     to, back, both = (statistics.median(times) for times in zip(*rounds, strict=True))
-    moved = count * PIECE
+    return speed_of(count * PIECE, to, back, both, latency)
+
+
+def speed_of(moved: int, to: float, back: float, both: float, latency: float) -> LinkSpeed:
+    """The speed at which so many bytes leave, come back, and do both at once, in these seconds:
+    none is faster beside the other way than alone, whatever the clock says."""
     # Beside each other the slower way goes on alone once the other one is through.
-    slower = max(to, back)
-    each = (moved / (to * both / slower), moved / (back * both / slower))
+    longer = max(both / max(to, back), 1.0)
+    each = (moved / (to * longer), moved / (back * longer))
     return LinkSpeed(moved / to, moved / back, each, latency)
 
 

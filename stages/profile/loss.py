@@ -49,6 +49,7 @@ def _measure_loss(graph: Graph, loss: Loss, known: Cost | None, device: torch.de
     run = _LossRun(graph, loss, device)
     try:
         run.call()
+        run.prepare()
         on_cuda = device.type == "cuda"
         lasting = run.lasting() if on_cuda else ([], [])
         with session(device, lines=on_cuda) as running:

@@ -15,7 +15,9 @@ from schemas.arguments import decode_arguments
 from schemas.costs import RANDOM_STATE_TARGET, REPEATED, Allocations, Cost, op_key
 from schemas.errors import ModelError
 from schemas.graph import NONE, Graph, Op
+from schemas.groups import is_group
 from schemas.repeat import repeat_of
+from stages.device.groups import kernel_over
 from stages.device.meter import Timing, measure, time_calls
 from stages.device.operators import decode, in_place_calls, position_of, resolve, runner
 from stages.device.repeat import batch_norm_repeat
@@ -179,6 +181,10 @@ class _OpRun:
 
     def overwriting(self, value: int) -> Callable[[], Any]:
         """The in-place form that overwrites a value."""
+        if is_group(self.op.target):
+            kernel = kernel_over(self.graph, self.op, value, self.device)
+            given, _ = self.decoded()
+            return lambda: kernel(given)
         position = self.position(value)
         steps = [
             (resolve(step.target), step.args, step.kwargs)

@@ -42,7 +42,7 @@ def _cost(graph: Graph, op: Op, in_place: int, device: Device) -> Cost:
     made = {graph.values[value].storage for value in makes} - read
     net = sum(graph.storages[storage] for storage in made)
     if in_place not in (NONE, REPEATED):
-        net -= graph.storages[graph.values[op.outputs[0]].storage]
+        net -= graph.storages[graph.values[in_place].storage]
     peak = net + (temporaries(graph, op) if device.kind == "cuda" else 0)
     work = 0.0 if repeated else operations(graph, op)
     launched = device.kind == "cpu" or op.target == LOSS_TARGET or not graph.is_view(op)

@@ -8,8 +8,11 @@ from typing import Any
 
 import torch
 
+from schemas.graph import Graph
+from schemas.measured_updates import MeasuredUpdates
 from schemas.updates import UpdateCost
 from stages.device.meter import measure, time_calls
+from stages.device.optimiser import PIECE_BYTES
 from stages.device.slow import Ticket
 from stages.device.updating import Updates
 
@@ -62,6 +65,30 @@ def measure_updates(
             known[key] = _measured(kind, groups[place], parameter, piece_bytes)
         found[path] = replace(known[key], path=path)
     return found
+
+
+def measured_of(graph: Graph, name: str, device: torch.device) -> MeasuredUpdates:
+    """What the updates of all parameters with a gradient take, by an optimiser of `torch.optim` in
+    its usual settings; "momentum" is SGD with momentum."""
+    kinds: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    kind = kinds.get(name, torch.optim.SGD)
+    owners = dict.fromkeys(gradient.value for gradient in graph.gradients)
+    found = [graph.values[value] for value in owners]
+    trained = [value for value in found if value.kind == "parameter"]
+    parameters = [
+        torch.empty_strided(
+            value.shape,
+            value.strides,
+            dtype=getattr(torch, value.dtype),
+            device=device,
+            requires_grad=True,
+        )
+        for value in trained
+    ]
+    settings = {"momentum": 0.9} if name == "momentum" else {}
+    groups = kind(parameters, lr=1e-3, **settings).param_groups
+    costs = measure_updates(kind, groups, [value.path for value in trained], PIECE_BYTES)
+    return MeasuredUpdates(kind.__name__, PIECE_BYTES, costs)
 
 
 def _forgetting(device: torch.device) -> Callable[[], None] | None:

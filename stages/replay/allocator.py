@@ -40,13 +40,13 @@ class Allocate:
 
 
 @dataclass(frozen=True)
-class Free:
+class Release:
     """The bytes of a name are given back."""
 
     id: int
 
 
-Event = Allocate | Free
+AllocatorEvent = Allocate | Release
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Simulated:
 
 
 def simulate(
-    events: Iterable[Event],
+    events: Iterable[AllocatorEvent],
     settings: AllocatorSettings | None = None,
     capacity: int | None = None,
 ) -> Simulated:
@@ -78,7 +78,7 @@ def simulate(
     exceed it. Raises DoesNotFitError where that is not enough, ValueError where a name is
     allocated twice or freed without having been allocated.
     """
-    allocator = Allocator(settings or AllocatorSettings(), capacity)
+    allocator = CachingAllocator(settings or AllocatorSettings(), capacity)
     for event in events:
         if isinstance(event, Allocate):
             allocator.allocate(event.id, event.bytes)
@@ -87,16 +87,16 @@ def simulate(
     return Simulated(allocator.peak, allocator.taken())
 
 
-def events_of_trace(entries: Iterable[Mapping[str, Any]]) -> list[Event]:
+def events_of_trace(entries: Iterable[Mapping[str, Any]]) -> list[AllocatorEvent]:
     """The events of one device of `torch.cuda.memory._snapshot()["device_traces"]`."""
-    events: list[Event] = []
+    events: list[AllocatorEvent] = []
     live: dict[int, int] = {}
     for number, entry in enumerate(entries):
         if entry["action"] == "alloc":
             live[entry["addr"]] = number
             events.append(Allocate(number, entry["size"]))
         elif entry["action"] == "free_completed" and entry["addr"] in live:
-            events.append(Free(live.pop(entry["addr"])))
+            events.append(Release(live.pop(entry["addr"])))
     return events
 
 
@@ -149,7 +149,7 @@ class _Pool:
         return [self.blocks[address] for _, address in self.free[first : first + 2]]
 
 
-class Allocator:
+class CachingAllocator:
     """The state of the allocator of one device."""
 
     def __init__(self, settings: AllocatorSettings, capacity: int | None = None) -> None:

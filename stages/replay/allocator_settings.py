@@ -114,9 +114,11 @@ def _option(name: str, value: str, text: str) -> dict[str, object]:
 
 
 def _divisions(value: str, text: str) -> dict[int, int]:
-    """The divisions by exponent: one number for all, or a list of `MiB:number` in which the first
-    also stands for smaller sizes, each for those up to the next, and `>` for all larger ones, for
-    those above 1 MiB where it stands alone."""
+    """The divisions by exponent: one number for all, or a list of `MiB:number`.
+
+    In a list the first also stands for smaller sizes, each for those up to the next, and `>` for
+    all larger ones: where it stands alone, for those above 1 MiB.
+    """
     if value.isdigit():
         return dict.fromkeys(range(16), int(value))
     made: dict[int, int] = {}

@@ -8,6 +8,7 @@ from schemas.contributions import further_contributions
 from schemas.costs import REPEATED, Costs
 from schemas.errors import ArtifactError
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op
+from schemas.held import held_storages
 from schemas.problem import Node, Problem, Repeat, Reuse, Storage
 from schemas.repeat import repeat_of
 
@@ -17,8 +18,9 @@ def condense(graph: Graph, costs: Costs, ordered: bool = True) -> Problem:
 
     Nodes are the ops that make storages or write, and the loss, in graph order; views are left
     out, their uses counting as uses of the storage. Storages keep the ids they have in the graph;
-    those of parameters, buffers, inputs and constants are there but no node names them. What the
-    loss leaves allocated beyond the tangents is one more storage, held, after these. Makers of
+    those of parameters, buffers, inputs and constants are there but no node names them. The loss
+    reads all outputs, also those that it does nothing with: the caller has them from there on. What
+    it leaves allocated beyond the tangents is one more storage, held, after these. Makers of
     contributions to one gradient run once; where they are `ordered`, each further one reads a
     storage without bytes that the one before it makes, which ties blocks together that are only
     met by it. Raises ArtifactError where the graph makes them in another order.
@@ -28,7 +30,7 @@ def condense(graph: Graph, costs: Costs, ordered: bool = True) -> Problem:
     producer = {
         storage: position for position, op in enumerate(kept) for storage in _made(graph, op)
     }
-    held = _held(graph) - fixed
+    held = held_storages(graph) - fixed
     further = further_contributions(graph)
     gradients = {
         graph.values[gradient.gradient].storage
@@ -36,6 +38,7 @@ def condense(graph: Graph, costs: Costs, ordered: bool = True) -> Problem:
         if gradient.gradient not in further
     }
     nodes = [_node(graph, costs, op, fixed) for op in kept]
+    _give_outputs(graph, nodes, fixed)
     storages = [
         Storage(size, producer.get(storage, NONE), storage in held, storage in gradients)
         for storage, size in enumerate(graph.storages)
@@ -52,11 +55,6 @@ def _made(graph: Graph, op: Op) -> list[int]:
     read = {graph.values[value].storage for value in op.inputs}
     made = [graph.values[value].storage for value in op.outputs if value != NONE]
     return [storage for storage in dict.fromkeys(made) if storage not in read]
-
-
-def _held(graph: Graph) -> set[int]:
-    """Storages that the caller holds until the end of the step."""
-    return {graph.values[value].storage for value in graph.held_values()}
 
 
 def _node(graph: Graph, costs: Costs, op: Op, fixed: set[int]) -> Node:
@@ -89,6 +87,15 @@ def _repeat(graph: Graph, costs: Costs, op: Op, fixed: set[int]) -> Repeat | Non
     made = graph.values[form.makes].storage
     inputs = [storage for storage in reads if storage not in fixed]
     return Repeat(inputs, [made], cost.seconds, cost.peak)
+
+
+def _give_outputs(graph: Graph, nodes: list[Node], fixed: set[int]) -> None:
+    """Lets the loss read all outputs."""
+    position = next(index for index, node in enumerate(nodes) if node.phase == "loss")
+    given = [graph.values[value].storage for value in graph.output_values()]
+    reads = dict.fromkeys([*nodes[position].inputs, *given])
+    inputs = [storage for storage in reads if storage not in fixed]
+    nodes[position] = replace(nodes[position], inputs=inputs)
 
 
 def _append_loss_remainder(

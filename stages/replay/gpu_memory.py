@@ -20,7 +20,7 @@ from schemas.costs import REPEATED, Allocations, Cost, Costs
 from schemas.graph import NONE, Graph, Op
 from schemas.repeat import repeat_of
 from schemas.schedule import Step
-from stages.replay.allocator import MIDDLE, ROUND_LARGE, Allocator, Taken
+from stages.replay.allocator import MIDDLE, ROUND_LARGE, CachingAllocator, Taken
 from stages.replay.allocator_settings import settings_of
 from stages.replay.walk import Effect, effects
 
@@ -55,7 +55,7 @@ def on_gpu(graph: Graph, costs: Costs, steps: Sequence[Step], arena: int = 0) ->
     when they are free, those of several do not. Raises ConfigError where the costs were measured
     with settings of the allocator that are not followed.
     """
-    process = _Process(graph, costs, Allocator(settings_of(costs.device.build)))
+    process = _Process(graph, costs, CachingAllocator(settings_of(costs.device.build)))
     process.begin()
     if arena:
         process.allocator.free(process.take(arena))
@@ -105,7 +105,7 @@ class _Process:
 
     graph: Graph
     costs: Costs
-    allocator: Allocator
+    allocator: CachingAllocator
     blocks: dict[int, int] = field(default_factory=dict)
     inputs: list[int] = field(default_factory=list)
     further: list[int] = field(default_factory=list)

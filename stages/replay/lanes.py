@@ -12,15 +12,13 @@ from dataclasses import dataclass
 
 from schemas.errors import ScheduleError
 from schemas.lanes import LaneStep
-from schemas.sequence import TRANSFERS
+from schemas.sequence import Move, Store
 
-Store = tuple[bool, int]
-"""What is stored: whether it is all that a forward kept, and the position (0: the input)."""
-_LANES = {"offload": "to-", "prefetch": "from-"}
+_LANES: dict[Move | None, str] = {"offload": "to-", "prefetch": "from-"}
 
 
 @dataclass(frozen=True)
-class Lanes:
+class LaneTotals:
     """What all lanes come to: `seconds` until the last one is through, the seconds that
     computations `waited`, the most bytes seen on the device after a step (`live`) and on the host,
     and the bytes that `left` and `returned`."""
@@ -33,12 +31,12 @@ class Lanes:
     returned: int
 
 
-def check_lanes(steps: Sequence[LaneStep]) -> Lanes:
+def check_lanes(steps: Sequence[LaneStep]) -> LaneTotals:
     """What the lanes come to; raises ScheduleError naming the first step that cannot be so."""
     player = _Player()
     for index, step in enumerate(steps):
         player.play(f"step {index} ({step.operation})", step, index == 0)
-    return Lanes(
+    return LaneTotals(
         player.seconds, player.waited, player.most, player.host_peak, player.left, player.returned
     )
 
@@ -57,29 +55,28 @@ class _Player:
 
     def play(self, where: str, step: LaneStep, first: bool) -> None:
         """Plays one step; the chain's input is there before the first."""
-        kind = step.operation.action.removesuffix("_all")
-        store = (step.operation.action.endswith("_all"), step.operation.block)
+        operation = step.operation
         device, _, name = step.lane.rpartition("/")
-        wanted = _LANES.get(kind, "compute")
+        wanted = _LANES.get(operation.move, "compute")
         _require(
             bool(device) and name.startswith(wanted), f"{where} is in {step.lane}, not in {wanted}"
         )
         begun = self.ends.get(step.lane, 0.0)
         _require(step.start >= begun, f"{where} begins before its lane is free")
-        if step.operation.action in TRANSFERS:
+        if operation.transfers:
             change = 0 if first else step.live - self.live
-            self._transfer(where, step, kind, store, change)
+            self._transfer(where, step, change)
         else:
-            self._computes(where, step, kind, store)
+            self._computes(where, step)
             self.waited += step.waited
         self.ends[step.lane] = step.end
         self.live, self.host = step.live, step.host
         self.most, self.host_peak = max(self.most, step.live), max(self.host_peak, step.host)
         self.seconds = max(self.seconds, step.end)
 
-    def _transfer(self, where: str, step: LaneStep, kind: str, store: Store, change: int) -> None:
-        grown = step.host - self.host
-        if kind == "offload":
+    def _transfer(self, where: str, step: LaneStep, change: int) -> None:
+        store, grown = step.operation.store, step.host - self.host
+        if step.operation.move == "offload":
             _require(change == 0, f"{where} changes the memory of the device by {change} bytes")
             _require(grown >= 0, f"{where} takes {-grown} bytes from the host")
             self.sent[store], self.sizes[store] = step.end, grown
@@ -93,18 +90,20 @@ class _Player:
         self.back[store] = step.end
         self.returned += size
 
-    def _computes(self, where: str, step: LaneStep, kind: str, store: Store) -> None:
+    def _computes(self, where: str, step: LaneStep) -> None:
+        operation = step.operation
         _require(
             step.host <= self.host, f"{where} brings {step.host - self.host} bytes to the host"
         )
-        if kind == "free":
+        if operation.move == "free":
+            store = operation.store
             ended = max(self.sent.get(store, 0.0), self.back.pop(store, 0.0))
             _require(step.end >= ended, f"{where} frees what is still on its way")
             gone = self.live - step.live
             size = self.sizes.get(store, gone)
             _require(gone == size, f"{where} frees {gone} bytes where {size} left")
-        elif kind in ("B", "loss"):
-            kept = (True, step.operation.block)
+        elif operation.action in ("B", "loss"):
+            kept = (True, operation.block)
             ready = self.back.pop(kept, 0.0)
             _require(step.start >= ready, f"{where} reads what has not come back")
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from schemas.errors import ScheduleError
-from schemas.pattern import Kind, Pattern, PatternOperation
+from schemas.pattern import Pattern, PatternKind, PatternOperation
 
 ROUNDING = 1e-9
 """In shares of a period, what a sum of times may be off by."""
@@ -25,9 +25,12 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class StageBytes:
-    """What a stage takes: `stored` for each batch in flight, from the start of its forward to the
-    end of its backward; `output` and `gradient` of this output, while they wait for the next
-    operation on the same device; `forward` and `backward` while these run."""
+    """The bytes that a stage takes.
+
+    `stored` are taken for each batch in flight, from the start of its forward to the end of its
+    backward. `output` and its `gradient` are, while they wait for the next operation on the same
+    device, and `forward` and `backward` while these run.
+    """
 
     stored: int
     output: int = 0
@@ -81,12 +84,12 @@ class _Times:
     """When the operations of each batch begin."""
 
     pattern: Pattern
-    at: dict[tuple[Kind, int], dict[int, PatternOperation]]
+    at: dict[tuple[PatternKind, int], dict[int, PatternOperation]]
     """By kind and stage, the operation that works on batches of each remainder modulo k."""
 
     @classmethod
     def of(cls, pattern: Pattern) -> _Times:
-        at: dict[tuple[Kind, int], dict[int, PatternOperation]] = defaultdict(dict)
+        at: dict[tuple[PatternKind, int], dict[int, PatternOperation]] = defaultdict(dict)
         for operation in pattern.operations:
             turns = at[operation.operation, operation.stage]
             turn = operation.shift % pattern.batches
@@ -110,24 +113,24 @@ class _Times:
         """The device that a stage runs on."""
         return next(iter(self.at["forward", stage].values())).device
 
-    def start(self, kind: Kind, stage: int, batch: int) -> float:
+    def start(self, kind: PatternKind, stage: int, batch: int) -> float:
         """When the operation begins its work on a batch, in seconds from period 0 on."""
         k = self.pattern.batches
         operation = self.at[kind, stage][batch % k]
         return (batch - operation.shift) // k * self.pattern.period + operation.start
 
-    def end(self, kind: Kind, stage: int, batch: int) -> float:
+    def end(self, kind: PatternKind, stage: int, batch: int) -> float:
         """When the operation ends its work on a batch."""
         operation = self.at[kind, stage][batch % self.pattern.batches]
         return self.start(kind, stage, batch) + operation.duration
 
-    def way(self) -> list[tuple[Kind, int]]:
+    def way(self) -> list[tuple[PatternKind, int]]:
         """The operations on one batch, in the order in which they need each other."""
         count = self.pattern.stages
-        there: list[tuple[Kind, int]] = []
+        there: list[tuple[PatternKind, int]] = []
         for stage in range(1, count + 1):
             there += [("forward", stage), ("send", stage)]
-        back: list[tuple[Kind, int]] = []
+        back: list[tuple[PatternKind, int]] = []
         for stage in range(count, 0, -1):
             back += [("receive", stage), ("backward", stage)]
         return [step for step in (*there, *back) if step in self.at]
@@ -140,9 +143,9 @@ class _Times:
         return int(longest // period) + 1
 
 
-def _needed(stage: int, at: Mapping[tuple[Kind, int], object]) -> list[Kind]:
+def _needed(stage: int, at: Mapping[tuple[PatternKind, int], object]) -> list[PatternKind]:
     """The kinds of operations that a stage must have: transfers both ways where there is one."""
-    kinds: list[Kind] = ["forward", "backward"]
+    kinds: list[PatternKind] = ["forward", "backward"]
     if ("send", stage) in at or ("receive", stage) in at:
         kinds += ["send", "receive"]
     return kinds
@@ -198,7 +201,7 @@ class _Run:
     takes_time: bool
     batch: int
     rank: int
-    kind: Kind = field(compare=False)
+    kind: PatternKind = field(compare=False)
     stage: int = field(compare=False)
 
 
@@ -227,7 +230,7 @@ def _memory(
 def _runs(times: _Times, batches: int) -> list[_Run]:
     """All runs of stages on the first batches, in the order of issue."""
     count = times.pattern.stages
-    kinds: tuple[Kind, Kind] = ("forward", "backward")
+    kinds: tuple[PatternKind, PatternKind] = ("forward", "backward")
     found = []
     for batch in range(batches):
         for stage in range(1, count + 1):
@@ -239,7 +242,7 @@ def _runs(times: _Times, batches: int) -> list[_Run]:
     return sorted(found)
 
 
-def issue_order(pattern: Pattern, batches: int) -> list[tuple[Kind, int, int]]:
+def issue_order(pattern: Pattern, batches: int) -> list[tuple[PatternKind, int, int]]:
     """The (forward or backward, stage, batch) of the first batches of a pattern, which begins with
     them and ends when they are done, in the order in which they begin."""
     return [(run.kind, run.stage, run.batch) for run in _runs(_Times.of(pattern), batches)]

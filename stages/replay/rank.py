@@ -17,11 +17,12 @@ from schemas.actions import Loss
 from schemas.contributions import contributions
 from schemas.errors import ScheduleError
 from schemas.graph import NONE, Graph
+from schemas.held import gradient_storages, held_storages
 from schemas.pipeline import BACKWARD, FORWARD, LOSS, SUM, Pipeline, RankAction, SharedGradient
 from schemas.schedule import Step
 from stages.replay.walk import effects, last_named
 
-Key = tuple[int, int]
+BatchStorage = tuple[int, int]
 """A storage on a microbatch."""
 
 
@@ -40,7 +41,7 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Segment:
+class StageProgram:
     """A stage's program: its graph, its moments up to the one between forward and backward, and the
     later ones."""
 
@@ -60,14 +61,12 @@ class Extra:
     draws: Mapping[int, int] = field(default_factory=dict)
 
 
-def segment_of(graph: Graph, steps: Sequence[Step]) -> Segment:
+def segment_of(graph: Graph, steps: Sequence[Step]) -> StageProgram:
     """What a stage's program does to memory; `steps` are as the referee filled them in."""
     storage = [value.storage for value in graph.values]
     walked = list(effects(graph, steps))
-    gradients = {storage[gradient.gradient] for gradient in graph.gradients}
-    held = {storage[value] for value in graph.held_values()}
     inputs = {storage[value] for value in graph.inputs if value != NONE}
-    others = (gradients | held) - graph.fixed_storages()
+    others = (gradient_storages(graph) | held_storages(graph)) - graph.fixed_storages()
     last: dict[int, int] = dict.fromkeys(inputs, 0)
     for value, position in last_named(graph, walked, others | inputs).items():
         last[storage[value]] = max(last.get(storage[value], 0), position)
@@ -95,11 +94,11 @@ def segment_of(graph: Graph, steps: Sequence[Step]) -> Segment:
                 given=action.value if isinstance(action, HandedOver) else NONE,
             )
         )
-    return Segment(graph, moments[:split], moments[split:])
+    return StageProgram(graph, moments[:split], moments[split:])
 
 
 def play_ranks(
-    pipeline: Pipeline, graph: Graph, segments: Sequence[Segment], extra: Extra
+    pipeline: Pipeline, graph: Graph, segments: Sequence[StageProgram], extra: Extra
 ) -> Pipeline:
     """The pipeline with the bytes of all actions and the peak of each rank filled in; `graph` is
     that of the whole model. Gradients are absent when the step begins.
@@ -118,19 +117,19 @@ class _Player:
         self,
         pipeline: Pipeline,
         graph: Graph,
-        segments: Sequence[Segment],
+        segments: Sequence[StageProgram],
         extra: Extra,
         rank: int,
     ) -> None:
         self.pipeline, self.graph, self.segments = pipeline, graph, segments
         self.extra, self.rank = extra, rank
         self.storage = [value.storage for value in graph.values]
-        self.holders: dict[Key, int] = defaultdict(int)
-        self.own: dict[Key, int] = {}
+        self.holders: dict[BatchStorage, int] = defaultdict(int)
+        self.own: dict[BatchStorage, int] = {}
         self.bytes = self.peak = 0
         self.left = self.takers_left()
-        self.waiting: dict[Key, int] = {}
-        self.lasting: set[Key] = set()
+        self.waiting: dict[BatchStorage, int] = {}
+        self.lasting: set[BatchStorage] = set()
         self.grads: set[int] = set()
         self.parts = contributions(graph)
         self.drawing: list[int] = [

@@ -85,7 +85,7 @@ def replay(
         transfers=Transfers(away.left, away.returned, away.peak, away.waited)
         if away.free_at
         else None,
-        passing=away.passing,
+        passing=[*away.passing, *(state.beside.passing if state.beside else ())],
     )
 
 

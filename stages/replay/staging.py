@@ -10,23 +10,28 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-Transfer = Callable[[int, bool, float], tuple[float, float]]
+from schemas.updates import UpdateCost, Updates
+from stages.replay.link_lanes import LinkLanes
+
+TransferTimes = Callable[[int, bool, float], tuple[float, float]]
 """From bytes, whether they leave, and a moment before which they do not: begin and end."""
 
 
 @dataclass
-class Staging:
+class StagingClocks:
     """The buffers: when each of the `free` ones is free, and the ends of the pieces that are
     `coming`; `expected` are the bytes of the pieces still to come. In a `first` step none come."""
 
-    transfer: Transfer
+    transfer: TransferTimes
     first: bool
     free: deque[float]
     expected: deque[int]
     coming: deque[float] = field(default_factory=deque)
 
     @classmethod
-    def of(cls, transfer: Transfer, first: bool, buffers: int, sizes: Iterable[int]) -> Staging:
+    def of(
+        cls, transfer: TransferTimes, first: bool, buffers: int, sizes: Iterable[int]
+    ) -> StagingClocks:
         """The buffers before a step that updates pieces of these sizes, in order."""
         return cls(transfer, first, deque([0.0] * buffers), deque(sizes))
 
@@ -51,3 +56,62 @@ class Staging:
         size, free = self.expected.popleft(), self.free.popleft()
         comes = size and not self.first
         self.coming.append(self.transfer(size, False, free)[1] if comes else free)
+
+
+@dataclass
+class AwayLane:
+    """The lane `name` of the other memory, in which parameters are updated there; states of some
+    come from a third memory through `staging` and go back, in `lanes`. `passing` are these
+    transfers: lane, begin and end."""
+
+    name: str
+    updates: Updates
+    free_at: dict[str, float]
+    staging: StagingClocks | None = None
+    lanes: LinkLanes | None = None
+    passing: list[tuple[str, float, float]] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls, name: str, updates: Updates, order: Iterable[int], free_at: dict[str, float]
+    ) -> AwayLane:
+        """The lane before a step that updates parameters there in this order; the first states are
+        on their way. `free_at` is when each lane is free."""
+        found, far = cls(name, updates, free_at), updates.far
+        values = [value for value in order if value in updates.elsewhere]
+        sizes = [size for value in values for size in updates.costs[value].pieces]
+        if far is not None and sizes:
+            found.lanes = LinkLanes(far.link, free_at)
+            found.staging = StagingClocks.of(found.transfer, updates.first, far.buffers, sizes)
+            found.staging.ahead()
+        return found
+
+    def transfer(self, size: int, leaves: bool, after: float) -> tuple[float, float]:
+        """A transfer of states between the other memory and the third one."""
+        assert self.lanes is not None
+        link = self.lanes.link
+        ready = max(self.free_at.get(self.name, 0.0), after)
+        span = self.lanes.begin(leaves, ready, link.seconds(size))
+        self.passing.append((link.lane(leaves), *span))
+        return span
+
+    def seconds(self, cost: UpdateCost) -> float:
+        """What a parameter takes there beside waiting for its states: its gradient is added to a
+        sum, or it is updated, or both; infinite where nothing computes there."""
+        updates = self.updates
+        adding = cost.add_seconds if updates.adds or updates.summed else 0.0
+        return adding + (0.0 if updates.adds else cost.away_seconds)
+
+    def run(self, value: int, ready: float) -> tuple[float, float]:
+        """The begin and end of what a parameter takes there, `ready` at a moment."""
+        cost = self.updates.costs[value]
+        start = max(ready, self.free_at.get(self.name, 0.0))
+        if self.updates.adds or value not in self.updates.elsewhere or self.staging is None:
+            self.free_at[self.name] = start + self.seconds(cost)
+            return start, self.free_at[self.name]
+        end = start + (cost.add_seconds if self.updates.summed else 0.0)
+        for share, size in cost.shares():
+            end = max(end, self.staging.arrives()) + cost.away_seconds * share
+            self.free_at[self.name] = end
+            self.staging.leaves(size)
+        return start, end

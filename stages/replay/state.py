@@ -9,10 +9,11 @@ from schemas.contributions import contributions, further_contributions
 from schemas.costs import Costs
 from schemas.errors import ScheduleError
 from schemas.graph import FIXED_KINDS, NONE, Graph
+from schemas.held import held_storages
 from schemas.link import HostLink
 from schemas.updates import Updates
 from stages.replay.link_lanes import LinkLanes
-from stages.replay.staging import Staging
+from stages.replay.staging import AwayLane, StagingClocks
 
 
 @dataclass
@@ -59,7 +60,7 @@ class State:
     forward that may run only once. `clock` is when the compute lane is free; what concerns the
     `link` and the memory behind it is in `away`. Of `updates`, the optimiser, `updated` are the
     parameters that have been updated; `remote` the storages of those that live in the other
-    memory.
+    memory, in whose lane `beside` they may be updated.
     """
 
     graph: Graph
@@ -85,7 +86,8 @@ class State:
     away: Away = field(default_factory=Away)
     updates: Updates | None = None
     updated: list[int] = field(default_factory=list)
-    staging: Staging | None = None
+    staging: StagingClocks | None = None
+    beside: AwayLane | None = None
 
     def __post_init__(self) -> None:
         graph = self.graph
@@ -102,7 +104,7 @@ class State:
         self.parts = contributions(graph)
         self.owners = {part: owner for owner, parts in self.parts.items() for part in parts}
         self.further = further_contributions(graph)
-        self.held = {graph.values[value].storage for value in graph.held_values()} - self.fixed
+        self.held = held_storages(graph) - self.fixed
         for value in graph.values:
             if value.kind in FIXED_KINDS and value.storage not in self.remote - self.there:
                 self.live.setdefault(value.storage, set()).add(value.id)

@@ -26,6 +26,7 @@ from schemas.actions import (
 from schemas.contributions import contributions, further_contributions
 from schemas.errors import ScheduleError
 from schemas.graph import NONE, Graph, Op
+from schemas.held import held_storages
 from schemas.repeat import makes_of, reads_of
 from schemas.schedule import Step
 
@@ -75,7 +76,7 @@ class _Walk:
         self.accumulate = accumulate
         self.storage = [value.storage for value in graph.values]
         self.further = further_contributions(graph)
-        self.held = graph.fixed_storages() | {self.storage[v] for v in graph.held_values()}
+        self.held = graph.fixed_storages() | held_storages(graph)
         self.first = {owner: parts[0] for owner, parts in contributions(graph).items()}
         self.done: set[int] = set()
         self.waiting = Counter(self.storage[gradient] for gradient in self.first.values())

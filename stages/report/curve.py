@@ -20,7 +20,7 @@ _LABEL_ROWS = 3
 
 
 @dataclass(frozen=True)
-class Mark:
+class PlanMark:
     """One plan on the plot: place in percent, text for the tooltip, and what it is about.
 
     `low` and `high` are the heights of the quartiles of the measured ratio, None where there are
@@ -43,8 +43,8 @@ class Series:
     ink: int
     baseline: bool
     path: str
-    predicted: list[Mark]
-    measured: list[Mark]
+    predicted: list[PlanMark]
+    measured: list[PlanMark]
 
 
 @dataclass(frozen=True)
@@ -190,14 +190,14 @@ def _budget_lines(shown: list[int], names: dict[int, list[str]], x: Scale) -> li
     return lines
 
 
-def _predicted(name: str, points: list[tuple[int, float]], x: Scale, y: Scale) -> list[Mark]:
+def _predicted(name: str, points: list[tuple[int, float]], x: Scale, y: Scale) -> list[PlanMark]:
     return [
-        Mark(x.at(p), y.at(t), f"{name}, predicted\n{size(p)}, {ratio(t)} the unplanned step")
+        PlanMark(x.at(p), y.at(t), f"{name}, predicted\n{size(p)}, {ratio(t)} the unplanned step")
         for p, t in points
     ]
 
 
-def _measured(dot: Dot, x: Scale, y: Scale, panels: Mapping[str, str]) -> Mark:
+def _measured(dot: Dot, x: Scale, y: Scale, panels: Mapping[str, str]) -> PlanMark:
     plan = dot.result.plan
     lines = [
         f"{plan_name(plan)}, measured",
@@ -206,7 +206,7 @@ def _measured(dot: Dot, x: Scale, y: Scale, panels: Mapping[str, str]) -> Mark:
     if dot.quartiles:
         lines.append(f"quartiles {dot.quartiles[0]:.3f} to {dot.quartiles[1]:.3f}")
     ends = [y.at(end) for end in dot.quartiles] if dot.quartiles else [None, None]
-    return Mark(
+    return PlanMark(
         x=x.at(dot.peak),
         y=y.at(dot.ratio),
         tip="\n".join(lines),

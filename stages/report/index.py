@@ -11,7 +11,7 @@ from stages.report.curve import inks, relative_points, strategy_order
 from stages.report.load import ModelResults, PlanResult
 from stages.report.page import panel_id
 from stages.report.scales import Scale, spanning, stairs
-from stages.report.verdicts import State, outcome, proof, unvalidated
+from stages.report.verdicts import Severity, outcome, proof, unvalidated
 
 REPORT = "report.html"
 """The page of a model, in the model's folder."""
@@ -39,7 +39,7 @@ class IndexRow:
     budget_bytes: int | None
     link: str
     ink: int
-    state: State
+    state: Severity
     word: str
     predicted: int | None
     measured: int | None

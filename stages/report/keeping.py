@@ -30,7 +30,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
+class BlockRow:
     """One block: its position in the chain from 1, label, digest, the most it can keep, cells."""
 
     position: int
@@ -64,7 +64,7 @@ class Column:
 
 def block_rows(
     graph: Graph, blocks: Blocks, options: dict[str, list[Option]], columns: Sequence[Column]
-) -> list[Row]:
+) -> list[BlockRow]:
     """The matrix of blocks by plans, blocks in the order of the forward.
 
     A row's `most` is the largest of its cells. What is kept or repeated outside all blocks has a
@@ -80,10 +80,10 @@ def block_rows(
             _cell(own, position, makers, options.get(block.digest, []), column)
             for column in columns
         ]
-        rows.append(Row(position, block.label, block.digest, _most(cells), cells))
+        rows.append(BlockRow(position, block.label, block.digest, _most(cells), cells))
     cells = [_cell(rest, NONE, makers, [], column) for column in columns]
     if any(cell.kept or cell.repeats for cell in cells):
-        rows.append(Row(0, "outside the blocks", "", _most(cells), cells))
+        rows.append(BlockRow(0, "outside the blocks", "", _most(cells), cells))
     return rows
 
 

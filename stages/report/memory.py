@@ -209,7 +209,7 @@ def _hover(graph: Graph, cells: Sequence[Segment | None]) -> dict[str, Any]:
             continue
         op = graph.ops[cell.op]
         text = f"{named(op)} · {op.module or graph.model} · {op.phase}"
-        own = [size for name, size in zip(OWNERS, cell.bytes, strict=True) if name in shown]
+        own = [amount for name, amount in zip(OWNERS, cell.bytes, strict=True) if name in shown]
         rows.append([round(cell.start, 7), *own, texts.setdefault(text, len(texts))])
     owners = [OWNER_NAMES[owner] for owner in shown]
     return {"columns": rows, "ops": list(texts), "owners": owners}

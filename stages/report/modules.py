@@ -9,7 +9,7 @@ from schemas.graph import NONE, Graph
 
 
 @dataclass
-class Module:
+class ModuleShare:
     """One module with all below it: seconds of its forward and backward ops, bytes that its
     forward makes and its backward reads (`kept`), bytes of its parameters."""
 
@@ -19,7 +19,7 @@ class Module:
     backward: float = 0.0
     kept: int = 0
     parameters: int = 0
-    children: list[Module] = field(default_factory=list)
+    children: list[ModuleShare] = field(default_factory=list)
 
     @property
     def seconds(self) -> float:
@@ -27,7 +27,7 @@ class Module:
         return self.forward + self.backward
 
 
-def module_tree(graph: Graph, costs: Costs) -> Module:
+def module_tree(graph: Graph, costs: Costs) -> ModuleShare:
     """The tree of modules that ops or parameters come from; children in the order of the run.
 
     A tied parameter counts where it is named first.
@@ -51,17 +51,17 @@ def module_tree(graph: Graph, costs: Costs) -> Module:
 
 class _Tree:
     def __init__(self, name: str) -> None:
-        self.root = Module(name, "")
+        self.root = ModuleShare(name, "")
         self.known = {"": self.root}
 
-    def line(self, path: str) -> list[Module]:
+    def line(self, path: str) -> list[ModuleShare]:
         """The modules from the root down to a path, made where they are new."""
         line = [self.root]
         names = path.split(".") if path else []
         for depth, name in enumerate(names, start=1):
             prefix = ".".join(names[:depth])
             if prefix not in self.known:
-                self.known[prefix] = Module(name, prefix)
+                self.known[prefix] = ModuleShare(name, prefix)
                 line[-1].children.append(self.known[prefix])
             line.append(self.known[prefix])
         return line

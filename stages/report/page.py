@@ -10,11 +10,11 @@ from schemas.measurement import Measurement
 from schemas.plan import GpuMemory, Plan
 from stages.replay.referee import replay
 from stages.report.curve import Curve, inks, plan_name, strategy_order, trade_off
-from stages.report.keeping import Column, Repeated, Row, block_rows, repeated_ops
+from stages.report.keeping import BlockRow, Column, Repeated, block_rows, repeated_ops
 from stages.report.lanes import LanesPlot, lanes_plot
 from stages.report.load import ModelResults, PlanResult
 from stages.report.memory import MemoryPlot, memory_plot
-from stages.report.modules import Module, module_tree
+from stages.report.modules import ModuleShare, module_tree
 from stages.report.timeline import Timeline, timeline
 from stages.report.verdicts import Card, Outcome, bound_words, cards, outcome, proof, unvalidated
 from stages.report.words import count, duration, exact, ratio, size
@@ -45,7 +45,7 @@ class Matrix:
     """What each block keeps and repeats, a column for each plan that has a schedule."""
 
     panels: list[Panel]
-    rows: list[Row]
+    rows: list[BlockRow]
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Page:
     outcomes: dict[str, Outcome]
     first: str
     matrix: Matrix | None
-    tree: Module | None
+    tree: ModuleShare | None
     provenance: list[Fact]
     digests: list[Fact]
     notes: list[str]

@@ -15,7 +15,7 @@ from schemas.schedule import Step
 from stages.replay.walk import effects
 from stages.report.words import named
 
-Event = dict[str, Any]
+TraceEvent = dict[str, Any]
 
 _PROCESS = 1
 _PHASES = 1
@@ -51,18 +51,18 @@ def trace_events(
     }
 
 
-def _names(graph: Graph, threads: dict[str, int]) -> Iterator[Event]:
+def _names(graph: Graph, threads: dict[str, int]) -> Iterator[TraceEvent]:
     yield _metadata("process_name", {"name": f"{graph.model}: one training step"}, _PHASES)
     for name, thread in {"phases": _PHASES, **threads}.items():
         yield _metadata("thread_name", {"name": name}, thread)
         yield _metadata("thread_sort_index", {"sort_index": thread}, thread)
 
 
-def _metadata(name: str, args: dict[str, Any], thread: int) -> Event:
+def _metadata(name: str, args: dict[str, Any], thread: int) -> TraceEvent:
     return {"name": name, "ph": "M", "ts": 0, "pid": _PROCESS, "tid": thread, "args": args}
 
 
-def _phases(graph: Graph, steps: Sequence[Step]) -> Iterator[Event]:
+def _phases(graph: Graph, steps: Sequence[Step]) -> Iterator[TraceEvent]:
     loss = next((step for step in steps if isinstance(step.action, Loss)), None)
     end = max((step.end for step in steps), default=0.0)
     if loss is None:
@@ -76,7 +76,7 @@ def _phases(graph: Graph, steps: Sequence[Step]) -> Iterator[Event]:
         yield _complete(name, "phase", start, stop, _PHASES, {})
 
 
-def _steps(graph: Graph, steps: Sequence[Step], threads: dict[str, int]) -> Iterator[Event]:
+def _steps(graph: Graph, steps: Sequence[Step], threads: dict[str, int]) -> Iterator[TraceEvent]:
     for effect in effects(graph, steps):
         step, op = effect.step, effect.op
         thread = threads[step.lane]
@@ -106,20 +106,20 @@ def _steps(graph: Graph, steps: Sequence[Step], threads: dict[str, int]) -> Iter
 def _about(graph: Graph, step: Step) -> dict[str, Any]:
     """What a step works on; what does not apply is left out."""
     about: dict[str, Any] = {"live bytes": step.live, "peak bytes": step.peak}
-    named = row_of(step.action)
-    if named["op"] != NONE:
-        op = graph.ops[named["op"]]
+    row = row_of(step.action)
+    if row["op"] != NONE:
+        op = graph.ops[row["op"]]
         about |= {"op": op.id, "target": op.target, "module": op.module, "source": op.source}
-    if named["value"] != NONE:
-        value = graph.values[named["value"]]
+    if row["value"] != NONE:
+        value = graph.values[row["value"]]
         about |= {"value": value.id, "shape": str(value.shape), "dtype": value.dtype}
         about["bytes"] = graph.storages[value.storage]
-    if named["in_place"] != NONE:
-        about["overwrites value"] = named["in_place"]
+    if row["in_place"] != NONE:
+        about["overwrites value"] = row["in_place"]
     return about
 
 
-def _memory(steps: Sequence[Step]) -> Iterator[Event]:
+def _memory(steps: Sequence[Step]) -> Iterator[TraceEvent]:
     """The counters: a step's most while it runs, what is live when it has ended. What a transfer
     takes is there from where it stands in the order, however late it begins."""
     now = 0.0
@@ -133,7 +133,7 @@ def _memory(steps: Sequence[Step]) -> Iterator[Event]:
         now = step.end
 
 
-def _counter(step: Step, seconds: float, count: int) -> Event:
+def _counter(step: Step, seconds: float, count: int) -> TraceEvent:
     return {
         "name": step.memory or "memory",
         "ph": "C",
@@ -146,7 +146,7 @@ def _counter(step: Step, seconds: float, count: int) -> Event:
 
 def _complete(
     name: str, category: str, start: float, stop: float, thread: int, args: dict[str, Any]
-) -> Event:
+) -> TraceEvent:
     return {
         "name": name,
         "cat": category,

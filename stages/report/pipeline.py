@@ -45,7 +45,7 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Lane:
+class DeviceRow:
     """A row of the picture."""
 
     name: str
@@ -59,7 +59,7 @@ class Gantt:
     and from which on, no stage goes backward, or forward."""
 
     title: str
-    lanes: list[Lane]
+    lanes: list[DeviceRow]
     seconds: float
     fills: float
     drains: float
@@ -177,7 +177,7 @@ def gantt(title: str, lanes: dict[str, list[Span]]) -> Gantt:
     return Gantt(
         title,
         [
-            Lane(name, [_bar(span, seconds) for span in found], "/" in name)
+            DeviceRow(name, [_bar(span, seconds) for span in found], "/" in name)
             for name, found in lanes.items()
         ],
         seconds,

@@ -13,7 +13,7 @@ from schemas.errors import ConfigError
 from stages.report.gpu_table import GpuLine, gpu_table
 from stages.report.load import ModelResults, PlanResult, error_before, error_of, load_model
 from stages.report.verdicts import outcome, unvalidated
-from stages.report.words import ratio, size
+from stages.report.words import percent, ratio, size
 
 WIDTH = 140
 """Columns of the table where the output is no terminal."""
@@ -23,8 +23,8 @@ COLOURS = {"good": "green", "warning": "yellow", "bad": "red"}
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the table, as text; `state` is "good", "warning" or "bad", `note` a sentence
-    that belongs below the table."""
+    """One line of the table, as text; `gap` is that of the plan to its bound, `state` is "good",
+    "warning" or "bad", `note` a sentence that belongs below the table."""
 
     model: str
     strategy: str
@@ -33,6 +33,7 @@ class Line:
     predicted: str
     measured: str
     time: str
+    gap: str
     report: str
     state: str
     note: str = ""
@@ -75,6 +76,7 @@ def show(lines: list[Line], folder: Path) -> None:
         ("predicted peak", "right"),
         ("measured peak", "right"),
         ("time", "right"),
+        ("gap", "right"),
         ("report", "left"),
     ]:
         table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
@@ -91,6 +93,7 @@ def show(lines: list[Line], folder: Path) -> None:
             line.predicted,
             line.measured,
             line.time,
+            line.gap,
             line.report if first else "",
         )
         before = line.model
@@ -155,6 +158,7 @@ def _lines(folder: Path, config: Config | None) -> Iterator[Line]:
                 "",
                 "",
                 "",
+                "",
                 report,
                 "bad",
                 error,
@@ -184,6 +188,7 @@ def _line(model: str, result: PlanResult, report: str) -> Line:
         "" if plan.peak is None else size(plan.peak),
         "" if measured is None else size(measured),
         "" if found.ratio is None or not found.measured else ratio(found.ratio),
+        percent(plan.gap) if plan.feasible and plan.gap is not None else "",
         report,
         found.state,
         note,

@@ -8,6 +8,7 @@ from itertools import takewhile
 
 from schemas.actions import Loss, Optimise, Wait
 from schemas.graph import NONE, Graph, Value
+from schemas.held import loss_values
 from schemas.schedule import Step
 from schemas.updates import Updates
 from stages.replay.walk import Effect, effects, there_after
@@ -131,8 +132,7 @@ def _levels(steps: Sequence[Step], memory: str) -> list[tuple[float, int]]:
 def _owners(graph: Graph) -> dict[int, str]:
     """Storages whose owner does not depend on the schedule."""
     owners = {graph.values[entry.gradient].storage: "gradients" for entry in graph.gradients}
-    held = [value for output in graph.outputs for value in (output.value, output.tangent)]
-    owners.update({graph.values[value].storage: "held" for value in held if value != NONE})
+    owners.update({graph.values[value].storage: "held" for value in loss_values(graph)})
     return owners
 
 

@@ -14,7 +14,7 @@ from stages.report.load import PlanResult
 from stages.report.timeline import OWNERS, Timeline
 from stages.report.words import duration, percent, ratio, size
 
-State = Literal["good", "warning", "bad"]
+Severity = Literal["good", "warning", "bad"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Outcome:
     """What became of one plan. `peak` and `ratio` are measured where `measured`, else predicted;
     None where there is no plan. `fits` says whether the budget is met."""
 
-    state: State
+    state: Severity
     word: str
     sentence: str
     peak: int | None
@@ -81,7 +81,7 @@ def outcome(result: PlanResult) -> Outcome:
         sentence = f"Exceeds the device: {beyond}; {unvalidated(result)}."
         return Outcome("bad", "over device", sentence, peak, relative, False, fits)
     if plan.budget == NO_BUDGET:
-        state: State = "good" if measured else "warning"
+        state: Severity = "good" if measured else "warning"
         sentence = f"{figures}{_why_unvalidated(result)}.{_unequal(result)}"
         return Outcome(state, "baseline", sentence, peak, relative, measured, True)
     asked = f"{plan.budget} ({size(plan.budget_bytes or 0)} for the step)"

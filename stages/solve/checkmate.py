@@ -19,68 +19,51 @@ other an input that ends with it is not there any more (`stages.replay.line.limi
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import pulp
 
 from schemas.problem import Node, Problem, Repeat
 from stages.replay.line import limits
+from stages.replay.unrolling import ProgramStage, every_stage, stages_after_loss
 from stages.solve.hand import needed_only
-from stages.solve.simulate import Run
+from stages.solve.simulate import BlockRun
 
 Term: TypeAlias = int | pulp.LpVariable
 """A 0/1 quantity: a constant where the class of runs decides it, a variable otherwise."""
 
 
-@dataclass(frozen=True)
-class Stage:
-    """`candidates` may be recomputed, in ascending order, before `tail` runs; both are nodes."""
-
-    candidates: tuple[int, ...]
-    tail: tuple[int, ...]
-
-    @property
-    def steps(self) -> tuple[int, ...]:
-        """All nodes that may run in the stage, in order."""
-        return self.candidates + self.tail
-
-
-def full_stages(problem: Problem) -> list[Stage]:
+def full_stages(problem: Problem) -> list[ProgramStage]:
     """One stage a node, everything earlier a candidate: Z's formulation as it stands."""
-    repeatable = _repeatable(problem)
-    return [
-        Stage(tuple(k for k in range(t) if k in repeatable), (t,))
-        for t in range(len(problem.nodes))
-    ]
+    return every_stage([problem.can_repeat(node) for node in problem.nodes])
 
 
-def block_stages(problem: Problem, backward: bool = False) -> list[Stage]:
+def block_stages(problem: Problem, backward: bool = False) -> list[ProgramStage]:
     """The stages of a block whose nodes run straight through until the loss.
 
     The first stage is the forward and the loss; a new stage begins at each backward node that
     reads what could have been dropped. Candidates are the nodes that this or a later stage could
     need, with `backward` those of the backward too. As far as only these run again, and only
-    after the loss, nothing is lost against `full_stages`: in between nothing new is missing.
+    after the loss, nothing is lost against `full_stages`.
     """
-    repeatable = {k for k in _repeatable(problem) if k < problem.loss or backward}
-    recomputable = {s for k in repeatable for s in problem.nodes[k].form(True).outputs}
-    tails: list[list[int]] = [list(range(problem.loss + 1))]
-    for position in range(problem.loss + 1, len(problem.nodes)):
-        if recomputable.isdisjoint(problem.nodes[position].inputs):
-            tails[-1].append(position)
-        else:
-            tails.append([position])
-    stages: list[Stage] = []
-    useful: set[int] = set()
-    for number in reversed(range(len(tails))):
-        useful |= problem.ancestors(_inputs(problem, tails[number]), among=repeatable)
-        candidates = [k for k in sorted(useful) if number and k < tails[number][0]]
-        stages.append(Stage(tuple(candidates), tuple(tails[number])))
-    return stages[::-1]
+    repeatable = {
+        k
+        for k, node in enumerate(problem.nodes)
+        if problem.can_repeat(node) and (k < problem.loss or backward)
+    }
+    remade = {s for k in repeatable for s in problem.nodes[k].form(True).outputs}
+
+    def begins(k: int) -> bool:
+        return not remade.isdisjoint(problem.nodes[k].inputs)
+
+    def makers(nodes: Iterable[int]) -> set[int]:
+        read = [storage for k in nodes for storage in problem.nodes[k].inputs]
+        return problem.ancestors(read, among=repeatable)
+
+    return stages_after_loss(len(problem.nodes), problem.loss, begins, makers)
 
 
-def choose_stages(problem: Problem, variables: int) -> tuple[str, list[Stage]]:
+def choose_stages(problem: Problem, variables: int) -> tuple[str, list[ProgramStage]]:
     """The largest class of runs whose program has at most `variables` binary ones, by name.
 
     "any node": as Z has it; "after the loss": any node, but none before the loss; "forward nodes":
@@ -95,14 +78,9 @@ def choose_stages(problem: Problem, variables: int) -> tuple[str, list[Stage]]:
     return "forward nodes", block_stages(problem)
 
 
-def count_variables(stages: Sequence[Stage]) -> int:
+def count_variables(stages: Sequence[ProgramStage]) -> int:
     """The number of binary variables of a program with these stages."""
     return sum(len(stage.candidates) for stage in stages)
-
-
-def _repeatable(problem: Problem) -> set[int]:
-    """The nodes that can run again."""
-    return {k for k, node in enumerate(problem.nodes) if problem.can_repeat(node)}
 
 
 class Checkmate:
@@ -110,7 +88,9 @@ class Checkmate:
     `scale` seconds. `feasible` is False where constants alone break a limit. Saved random states
     are not counted: what it proves holds with them too, and `simulate` adds them to a solution."""
 
-    def __init__(self, problem: Problem, stages: Sequence[Stage], peak: int, save: int) -> None:
+    def __init__(
+        self, problem: Problem, stages: Sequence[ProgramStage], peak: int, save: int
+    ) -> None:
         """Builds the program for limits in bytes, counted as in `schemas.options`."""
         self.problem = problem
         self.stages = list(stages)
@@ -148,16 +128,16 @@ class Checkmate:
             self._dependencies(t)
             self._memory(t, peak, save)
 
-    def solution(self) -> Run:
+    def solution(self) -> BlockRun:
         """The run that the solved program describes, without useless recomputations."""
         order: list[int] = []
         for t, stage in enumerate(self.stages):
             order += [k for k in stage.candidates if _value(self.runs[t][k]) > 0.5]
             order += stage.tail
         loss = order.index(self.problem.loss)
-        return needed_only(self.problem, Run(tuple(order[:loss]), tuple(order[loss + 1 :])))
+        return needed_only(self.problem, BlockRun(tuple(order[:loss]), tuple(order[loss + 1 :])))
 
-    def start_from(self, run: Run) -> None:
+    def start_from(self, run: BlockRun) -> None:
         """Gives the variables the values of a known run, for solvers that take a start."""
         order = [*run.forward, self.problem.loss, *run.backward]
         first = {k: order.index(k) for k in set(order)}
@@ -308,10 +288,6 @@ def _readers(forms: Mapping[int, Node | Repeat]) -> dict[int, set[int]]:
         for storage in form.inputs:
             found.setdefault(storage, set()).add(k)
     return found
-
-
-def _inputs(problem: Problem, nodes: Iterable[int]) -> list[int]:
-    return [storage for k in nodes for storage in problem.nodes[k].inputs]
 
 
 def _value(term: Term) -> float:

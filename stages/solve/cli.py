@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from schemas.derived import Derived
+from schemas.engines import SOLVERS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--store", type=Path, required=True, help="where solved blocks are kept")
     parser.add_argument(
         "--engine",
-        choices=("highs", "cbc", "none"),
+        choices=SOLVERS,
         default="highs",
         help="the ILP solver; none: only options that need no ILP",
     )

@@ -13,14 +13,13 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import pulp
 
+from schemas.engines import Engine
 from schemas.highs import Checks, ended_by_clock, has_solution, is_infeasible, proven
 
-Engine = Literal["highs", "cbc"]
-ENGINES: tuple[Engine, ...] = get_args(Engine)
 Outcome = Literal["solved", "infeasible", "unknown"]
 TOLERANCE = 1e-6
 _PRINTED = 5e-4
@@ -40,7 +39,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class SolveVerdict:
     """What a solve found. "solved": the variables hold a solution of value `objective`, and no
     solution is below `bound`. "infeasible" is proven; "unknown" means that a limit came first.
     `limit` is "", "gap", "work" or "clock", as in `schemas.options`."""
@@ -51,18 +50,20 @@ class Verdict:
     limit: str
 
 
-def solve(program: pulp.LpProblem, engine: Engine, limits: Limits, warm: bool = False) -> Verdict:
+def solve(
+    program: pulp.LpProblem, engine: Engine, limits: Limits, warm: bool = False
+) -> SolveVerdict:
     """Minimises a program; `warm` starts from the initial values of its variables."""
     return _SOLVERS[engine](program, limits, warm)
 
 
-def _solved(objective: float, bound: float, limit: str) -> Verdict:
+def _solved(objective: float, bound: float, limit: str) -> SolveVerdict:
     bound = min(bound, objective)
     met = objective - bound <= TOLERANCE * max(1.0, abs(objective))
-    return Verdict("solved", objective, objective if met else bound, "" if met else limit)
+    return SolveVerdict("solved", objective, objective if met else bound, "" if met else limit)
 
 
-def _solve_highs(program: pulp.LpProblem, limits: Limits, warm: bool) -> Verdict:
+def _solve_highs(program: pulp.LpProblem, limits: Limits, warm: bool) -> SolveVerdict:
     import highspy
 
     class _Highs(pulp.HiGHS):
@@ -92,18 +93,18 @@ def _solve_highs(program: pulp.LpProblem, limits: Limits, warm: bool) -> Verdict
     model = program.solverModel
     info = model.getInfo()
     if is_infeasible(model):
-        return Verdict("infeasible", math.inf, math.inf, "")
+        return SolveVerdict("infeasible", math.inf, math.inf, "")
     done = model.getModelStatus() == highspy.HighsModelStatus.kOptimal
     limit = "clock" if ended_by_clock(model) else "gap" if done else "work"
     if not has_solution(model):
-        return Verdict("unknown", math.inf, info.mip_dual_bound, limit)
+        return SolveVerdict("unknown", math.inf, info.mip_dual_bound, limit)
     values = list(model.getSolution().col_value)
     for variable in program.variables():
         variable.varValue = values[variable.index]
     return _solved(info.objective_function_value, proven(model), limit)
 
 
-def _solve_cbc(program: pulp.LpProblem, limits: Limits, warm: bool) -> Verdict:
+def _solve_cbc(program: pulp.LpProblem, limits: Limits, warm: bool) -> SolveVerdict:
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         log = Path(folder) / "log"
@@ -121,13 +122,15 @@ def _solve_cbc(program: pulp.LpProblem, limits: Limits, warm: bool) -> Verdict:
         status = program.solve(solver)
         text = log.read_text()
     if status == pulp.LpStatusInfeasible:
-        return Verdict("infeasible", math.inf, math.inf, "")
+        return SolveVerdict("infeasible", math.inf, math.inf, "")
     limit = "clock" if "Exiting on maximum time" in text else "work"
     if "Exiting on maximum" not in text:
         limit = "gap"
     found = re.findall(r"(?:Lower bound|best possible)[: ]+(-?[\d.]+(?:e[+-]?\d+)?)", text)
     if program.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
-        return Verdict("unknown", math.inf, float(found[-1]) - _PRINTED if found else 0.0, limit)
+        return SolveVerdict(
+            "unknown", math.inf, float(found[-1]) - _PRINTED if found else 0.0, limit
+        )
     objective = pulp.value(program.objective) or 0.0
     optimal = program.sol_status == pulp.LpSolutionOptimal
     printed = float(found[-1]) - _PRINTED if found else -math.inf
@@ -135,7 +138,7 @@ def _solve_cbc(program: pulp.LpProblem, limits: Limits, warm: bool) -> Verdict:
     return _solved(objective, bound, limit)
 
 
-_SOLVERS: dict[Engine, Callable[[pulp.LpProblem, Limits, bool], Verdict]] = {
+_SOLVERS: dict[Engine, Callable[[pulp.LpProblem, Limits, bool], SolveVerdict]] = {
     "highs": _solve_highs,
     "cbc": _solve_cbc,
 }

@@ -8,7 +8,7 @@ from itertools import islice
 from schemas.problem import Node, Problem, Repeat
 from stages.replay.line import forms
 from stages.replay.useless import without_useless
-from stages.solve.simulate import Run
+from stages.solve.simulate import BlockRun
 
 STEPS = 32
 """At most so many numbers of dropped storages are tried."""
@@ -38,19 +38,19 @@ def droppable(problem: Problem) -> list[int]:
     ]
 
 
-def keep_all(problem: Problem) -> Run:
+def keep_all(problem: Problem) -> BlockRun:
     """Every node once: what autograd does."""
-    return Run(forward_nodes(problem), backward_nodes(problem))
+    return BlockRun(forward_nodes(problem), backward_nodes(problem))
 
 
-def drop(problem: Problem, dropped: Collection[int], each_time: bool = False) -> Run:
+def drop(problem: Problem, dropped: Collection[int], each_time: bool = False) -> BlockRun:
     """The forward frees the storages `dropped`; each is recomputed right before it is needed.
 
     What a recomputation needs and is not there is recomputed too. A recomputed storage stays
     until the backward last reads it, or, with `each_time`, only for the node that needs it.
     """
     backward = _recomputing(problem, dropped, each_time)
-    return needed_only(problem, Run(forward_nodes(problem), tuple(backward)))
+    return needed_only(problem, BlockRun(forward_nodes(problem), tuple(backward)))
 
 
 def _recomputing(problem: Problem, dropped: Collection[int], each_time: bool) -> Iterator[int]:
@@ -94,15 +94,15 @@ def _missing(problem: Problem, wanted: Sequence[int], available: Collection[int]
     return sorted(missing)
 
 
-def needed_only(problem: Problem, run: Run) -> Run:
+def needed_only(problem: Problem, run: BlockRun) -> BlockRun:
     """A run without the recomputations of its backward whose results nothing reads before they are
     made again."""
     order, middle = [*run.forward, *run.backward], len(run.forward)
     kept = without_useless(problem, order, middle, range(problem.loss))
-    return Run(run.forward, tuple(kept[middle:]))
+    return BlockRun(run.forward, tuple(kept[middle:]))
 
 
-def output_only(problem: Problem, run: Run) -> tuple[int, ...]:
+def output_only(problem: Problem, run: BlockRun) -> tuple[int, ...]:
     """The nodes of the forward that a run can do without when nobody needs the block's output."""
     forward, backward = _with_forms(problem, run)
     needed: set[int] = set()
@@ -119,7 +119,7 @@ def output_only(problem: Problem, run: Run) -> tuple[int, ...]:
 
 
 def _with_forms(
-    problem: Problem, run: Run
+    problem: Problem, run: BlockRun
 ) -> tuple[list[tuple[int, Node | Repeat]], list[tuple[int, Node | Repeat]]]:
     """The nodes of a run's forward and backward with the forms that they run in."""
     order = [*run.forward, *run.backward]
@@ -127,7 +127,7 @@ def _with_forms(
     return pairs[: len(run.forward)], pairs[len(run.forward) :]
 
 
-def recompute_cheap(problem: Problem) -> Iterator[tuple[str, Run]]:
+def recompute_cheap(problem: Problem) -> Iterator[tuple[str, BlockRun]]:
     """Runs that drop the storages that are cheapest to make again, for the bytes they free.
 
     One run for each number of dropped storages, cheapest first (in a large block for `STEPS`

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
 
+from schemas.engines import Engine, Solver
 from schemas.options import Option
 from schemas.problem import Problem
 from stages.solve.checkmate import Checkmate, choose_stages
-from stages.solve.engine import TOLERANCE, Engine, Limits, solve
+from stages.solve.engine import TOLERANCE, Limits, solve
 from stages.solve.hand import droppable, forward_nodes, keep_all, output_only, recompute_cheap
-from stages.solve.simulate import Figures, Run, simulate
-
-Solver = Engine | Literal["none"]
-"""An engine, or "none" where no ILP is solved."""
+from stages.solve.simulate import BlockRun, Figures, simulate
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class Found:
     """A run with its figures, how it was found and what ended the search for it."""
 
     label: str
-    run: Run
+    run: BlockRun
     figures: Figures
     limit: str = ""
 
@@ -85,7 +82,7 @@ def search_block(digest: str, problem: Problem, engine: Solver, grid: Grid) -> S
     return Solved([replace(option, option=number) for number, option in numbered], clock)
 
 
-def _judged(problem: Problem, label: str, run: Run, limit: str = "") -> Found:
+def _judged(problem: Problem, label: str, run: BlockRun, limit: str = "") -> Found:
     return Found(label, run, simulate(problem, run), limit)
 
 
@@ -218,8 +215,8 @@ def _option_zero(digest: str, problem: Problem) -> Option:
     """The forward that keeps nothing but the output, and what running it again needs."""
     forward = forward_nodes(problem)
     states = problem.state_bytes * sum(problem.nodes[position].random for position in forward)
-    figures = simulate(problem, Run(forward, ()))
-    spare = output_only(problem, Run(forward, ()))
+    figures = simulate(problem, BlockRun(forward, ()))
+    spare = output_only(problem, BlockRun(forward, ()))
     return Option(
         block=digest,
         option=0,

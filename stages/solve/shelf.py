@@ -12,16 +12,17 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
 from schemas.blocks import problem_row
+from schemas.engines import Solver
 from schemas.errors import ArtifactError, TightfitError
 from schemas.fingerprint import stage_fingerprint, stage_versions
 from schemas.options import Option, clock_of, read_options, write_options
 from schemas.problem import Problem
-from stages.solve.search import Grid, Solver, search_block
+from stages.solve.search import Grid, search_block
 
 REVISION = 3
 """Goes up whenever the same block, grid and engine would get other options than before."""
@@ -72,14 +73,11 @@ def solve_all(
         else:
             missing.append(digest)
     made_by = solved_with() if missing else {}
+    workers = _Workers(store, engine, grid, made_by)
     missing.sort(key=lambda digest: (-len(distinct[digest].nodes), digest))
-    workers = _Workers()
     with ThreadPoolExecutor(max_workers=max(jobs, 1)) as pool:
         solving = {
-            pool.submit(
-                _solve_apart, digest, distinct[digest], store, engine, grid, made_by, workers
-            ): digest
-            for digest in missing
+            pool.submit(workers.solve, digest, distinct[digest]): digest for digest in missing
         }
         try:
             for finished in as_completed(solving):
@@ -115,12 +113,36 @@ def _shelved(path: Path, digest: str) -> list[Option]:
     return options[digest]
 
 
+@dataclass
 class _Workers:
-    """Processes that solve blocks."""
+    """Processes that solve blocks, with an engine over a grid, for a store."""
 
-    def __init__(self) -> None:
-        self.running: list[subprocess.Popen[str]] = []
-        self.stopped = False
+    store: Path
+    engine: Solver
+    grid: Grid
+    made_by: Mapping[str, str]
+    running: list[subprocess.Popen[str]] = field(default_factory=list)
+    stopped: bool = False
+
+    def solve(self, digest: str, problem: Problem) -> list[Option]:
+        """The options of a block, solved in a process; raises TightfitError where that fails."""
+        task = {
+            "digest": digest,
+            "problem": problem_row(problem),
+            "store": str(self.store.absolute()),
+            "engine": self.engine,
+            "grid": asdict(self.grid),
+            "made_by": dict(self.made_by),
+        }
+        root = Path(__file__).resolve().parents[2]
+        inherited = os.environ.get("PYTHONPATH")
+        search_path = os.pathsep.join([str(root), *([inherited] if inherited else [])])
+        environment = {**os.environ, "PYTHONPATH": search_path}
+        code, said = self.run(json.dumps(task), environment)
+        if code != 0:
+            last = (said.strip().splitlines() or [f"exit status {code}"])[-1]
+            raise TightfitError(f"solving block {digest[:12]} failed: {last}")
+        return _shelved(shelf_path(self.store, digest, self.engine, self.grid), digest)
 
     def run(self, task: str, environment: Mapping[str, str]) -> tuple[int, str]:
         """The exit code of a worker and what it wrote to standard error."""
@@ -144,31 +166,3 @@ class _Workers:
         self.stopped = True
         for process in list(self.running):
             process.terminate()
-
-
-def _solve_apart(
-    digest: str,
-    problem: Problem,
-    store: Path,
-    engine: Solver,
-    grid: Grid,
-    made_by: Mapping[str, str],
-    workers: _Workers,
-) -> list[Option]:
-    task = {
-        "digest": digest,
-        "problem": problem_row(problem),
-        "store": str(store.absolute()),
-        "engine": engine,
-        "grid": asdict(grid),
-        "made_by": dict(made_by),
-    }
-    root = Path(__file__).resolve().parents[2]
-    inherited = os.environ.get("PYTHONPATH")
-    search_path = os.pathsep.join([str(root), *([inherited] if inherited else [])])
-    environment = {**os.environ, "PYTHONPATH": search_path}
-    code, said = workers.run(json.dumps(task), environment)
-    if code != 0:
-        last = (said.strip().splitlines() or [f"exit status {code}"])[-1]
-        raise TightfitError(f"solving block {digest[:12]} failed: {last}")
-    return _shelved(shelf_path(store, digest, engine, grid), digest)

@@ -10,7 +10,7 @@ from stages.replay.line import FASTEST, executions, forms
 
 
 @dataclass(frozen=True)
-class Run:
+class BlockRun:
     """A block's forward and backward as lists of nodes, recomputations repeated."""
 
     forward: tuple[int, ...]
@@ -38,7 +38,7 @@ class Figures:
         return self.forward_seconds + self.backward_seconds
 
 
-def simulate(problem: Problem, run: Run) -> Figures:
+def simulate(problem: Problem, run: BlockRun) -> Figures:
     """Plays a run, by the lifetimes of `stages.replay.line`, in place where that takes no longer.
 
     Raises ValueError when a node reads what has not been made, runs again though it must not, or

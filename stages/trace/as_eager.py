@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ _KEYS = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
 _BACKWARD = "backward_pass_autocast"
 _MIRROR = "_mirror_autograd_meta_to"
 _UNCACHED = "disable_autocast_cache"
+_COMPILING, _SCAN = "is_torchdynamo_compiling", "use_associative_scan"
 _PACKED = "find_packed_sequence_indices"
 
 
@@ -120,6 +122,25 @@ def compiling() -> Iterator[None]:
         return answer
 
     with replaced(torch.compiler, "is_compiling", asked):
+        yield
+
+
+@contextlib.contextmanager
+def plain_scans() -> Iterator[None]:
+    """Within it state space models of transformers scan as in eager, and not in the associative
+    way that they have for compilers, which gives other bits."""
+
+    def scans(module: types.ModuleType) -> bool:
+        kinds = (part for part in vars(module).values() if isinstance(part, type))
+        made = (vars(kind).get("__init__") for kind in kinds)
+        codes = [making.__code__ for making in made if isinstance(making, types.FunctionType)]
+        return any(_SCAN in code.co_names for code in codes)
+
+    with contextlib.ExitStack() as stack:
+        for name, module in [*sys.modules.items()]:
+            asks = name.startswith("transformers.models.") and _COMPILING in vars(module)
+            if asks and scans(module):
+                stack.enter_context(replaced(module, _COMPILING, lambda _: lambda: False))
         yield
 
 

@@ -182,5 +182,5 @@ def _said(function: Any) -> str:
     return (
         f"{name} keeps what it returns (functools), and makes tensors of inputs, weights, random "
         "numbers or what else can change, which a plan would make anew in each step: let it return "
-        "constants alone, or keep none"
+        f"constants alone, or keep none, as by {name} = {name}.__wrapped__ before planning"
     )

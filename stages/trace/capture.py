@@ -21,10 +21,12 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from schemas.errors import ModelError
 from stages.device.caches import register_caches
 from stages.device.factory import Built, all_tensors
+from stages.device.trees import called
 from stages.trace.as_eager import (
     RECURRENT,
     compiling,
     packed_sequences,
+    plain_scans,
     replaced,
     whole_operators,
 )
@@ -215,6 +217,7 @@ def _without_memory(built: Built, forward: Forward) -> Iterator[FakeTensorMode]:
         packed_sequences(forward.follower.known.count_up),
         looking_through(forward.follower.known.supposed),
         compiling(),
+        plain_scans(),
         torch.compiler.set_stance("fail_on_recompile"),
         replaced(torch.autograd, "grad", forward.watched),
         replaced(torch.autograd.profiler.record_function, "__enter__", _not_recording),
@@ -322,7 +325,8 @@ def _written_buffer(desc: Any, d: Any, forward: Forward) -> str:
             "forward"
         )
     raise ModelError(
-        f"{forward.built.label}: the model changes its input {forward.path(desc.idx)} in place"
+        f"{forward.built.label}: the model changes its input {called(forward.path(desc.idx))} in "
+        "place, which a plan would not do: let it change a copy (clone())"
     )
 
 

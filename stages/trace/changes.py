@@ -9,8 +9,11 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from stages.trace.holders import Kept, contents, put_back
+
+_PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 
 
 def chosen(kept: Kept) -> Any:
@@ -48,14 +51,28 @@ def unchanged(before: Any, after: Any) -> bool:
     """True for one object, for plain values that are the same, and for tuples of these."""
     if before is after:
         return True
-    plain = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
     if type(before) is not type(after):
         return False
     if isinstance(before, tuple) and len(before) == len(after):
         return all(map(unchanged, before, after))
-    if isinstance(before, plain):
+    if isinstance(before, _PLAIN):
         return before == after or (before != before and after != after)
     return False
+
+
+def as_for_tensors(before: dict[Any, Any], name: Any, after: Any) -> bool:
+    """True for what a dictionary has, by the class of a tensor that only the capture knows, where
+    that is the object that it has for true tensors: eager finds it there."""
+    return of_capture(name) and not _is_plain(after) and before.get(torch.Tensor) is after
+
+
+def of_capture(name: Any) -> bool:
+    """True for a class of tensors that only the capture knows."""
+    return isinstance(name, type) and issubclass(name, (FakeTensor, FunctionalTensor))
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, _PLAIN)
 
 
 def holds_the_same(before: Any, now: Any) -> bool:

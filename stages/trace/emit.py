@@ -11,7 +11,7 @@ import torch
 from schemas.arguments import argument_values, encode_arguments
 from schemas.dtypes import DTYPES
 from schemas.errors import ModelError
-from schemas.graph import FIXED_KINDS, NONE, Gradient, Graph, Op, Output, Phase, Value, loss_op
+from schemas.graph import FIXED_KINDS, NONE, Graph, Op, Output, OwnedGradient, Phase, Value, loss_op
 from stages.device.operators import encode_plain, is_random, position_of
 from stages.device.trees import flatten
 from stages.trace.buffers import ignores_statistics
@@ -71,7 +71,7 @@ class Emitter:
             input_constants=constants,
             outputs=[self.output(leaf) for leaf in leaves],
             gradients=[
-                Gradient(self.ids[owner], self.ids[gradient])
+                OwnedGradient(self.ids[owner], self.ids[gradient])
                 for owner, gradients in self.program.gradients.items()
                 for gradient in gradients
             ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import types
 from typing import Any
 
@@ -37,6 +38,13 @@ class Lasting:
         self.runs: list[dict[tuple[int, Any], Kept]] = []
         self.later: dict[tuple[int, str], Any] = {}
         self.hooks: list[list[Any]] = []
+        self._made: list[Any] = []
+
+    def ran(self, changed: dict[tuple[int, Any], Kept]) -> None:
+        """Takes note of what a run changed, and of what the first one made."""
+        self.runs.append(changed)
+        if len(self.runs) == 1:
+            self._made = self._contents()
 
     def settle(self, model: nn.Module, changed: set[tuple[int, Any]]) -> bool:
         """True where the first run made all that is `changed`, the second one changed nothing, and
@@ -45,6 +53,8 @@ class Lasting:
             return False
         if not all(self._lasts(kept, name) for (_, name), kept in self.runs[0].items()):
             return False
+        if self._contents() != self._made:
+            return False
         with _disable_current_modes():
             for holder in self.reader.holders.values():
                 for name in holder.reads:
@@ -52,6 +62,29 @@ class Lasting:
                     self.later[id(holder), name] = encode(now, self.own)
         self.hooks = structure(model)["hooks"]
         return True
+
+    def _contents(self) -> list[Any]:
+        """What the first run made as it is now, with all that it holds."""
+        made = [item for item in self.runs[0].items() if id(item[1].thing) not in self.reader.hooks]
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            return [
+                self._content(kept.thing if name is None else kept.thing.get(name, ABSENT))
+                for (_, name), kept in made
+            ]
+
+    def _content(self, value: Any, depth: int = 0) -> Any:
+        if isinstance(value, torch.Tensor):
+            true = self.known.find(value)
+            return id(value) if true is None else encode(true, self.own)
+        if depth > _DEEPEST:
+            return id(value)
+        if isinstance(value, dict):
+            value = [[key, item] for key, item in value.items()]
+        if isinstance(value, list | tuple | set | frozenset | collections.deque):
+            return [type(value).__name__, *(self._content(item, depth + 1) for item in value)]
+        if slots := slots_of(value):
+            return {name: self._content(item, depth + 1) for name, item in slots.items()}
+        return encode(value, self.own)
 
     def _lasts(self, kept: Kept, name: Any) -> bool:
         if id(kept.thing) in self.registered:

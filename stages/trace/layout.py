@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
@@ -24,6 +25,9 @@ _SCATTERS = (
     aten.select_scatter.default,
     aten.diagonal_scatter.default,
 )
+
+_NORMS = {aten.native_group_norm.default: (0,), aten.native_group_norm_backward.default: (0, 1)}
+"""The operands that a norm reads in a form of its own."""
 
 Tangents = Callable[[list[torch.Tensor]], list[torch.Tensor | None]]
 
@@ -97,6 +101,7 @@ class Layout:
     def __init__(self, mode: FakeTensorMode) -> None:
         self.mode = mode
         self.probed: dict[str, list[Place | None] | None] = {}
+        self.copied: dict[Variable, Variable] = {}
 
     def run_all(self, calls: list[Call]) -> list[Call]:
         """Runs calls in order and returns them with the copies that views turned out to need."""
@@ -109,8 +114,27 @@ class Layout:
 
     def copies(self, call: Call) -> list[Call]:
         """The copies that a call turned out to need, which it then reads."""
+        if call.target in _NORMS:
+            return self.copies_of_norm(call)
         contiguous = torch.contiguous_format
         return [self.copy_operand(call, 0, contiguous)] if self.needs_copy(call) else []
+
+    def copies_of_norm(self, call: Call) -> list[Call]:
+        """The copies that a group norm reads on the CPU, where its operands turned out to lie in no
+        form that it takes: eager makes them ahead of it, and its backward reads them again."""
+        made = []
+        for place in _NORMS[call.target]:
+            source = call.args[place]
+            form = suggest_memory_format(source.fake)
+            if source.fake.device.type != "cpu" or source.fake.is_contiguous(memory_format=form):
+                continue
+            if source in self.copied:
+                call.args = (*call.args[:place], self.copied[source], *call.args[place + 1 :])
+                call.forget_inputs()
+                continue
+            made.append(self.copy_operand(call, place, form))
+            self.copied[source] = call.args[place]
+        return made
 
     def restored(self, program: Program) -> list[Call]:
         """What the outputs need after the forward to lie as the model's own do."""

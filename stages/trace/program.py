@@ -120,7 +120,7 @@ def _operator(node: fx.Node) -> torch._ops.OpOverload:
     if not may_call(target.namespace):
         raise ModelError(
             f"{where}: the operator {target} is none of PyTorch's own: it is planned where its "
-            f"namespace {target.namespace!r} is named as one of `operators`"
+            f"namespace is named as one of `operators`, as by operators=[{target.namespace!r}]"
         )
     return target
 

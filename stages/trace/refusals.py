@@ -24,6 +24,19 @@ _LOOKING = (
     ".numpy() is not supported",
 )
 _SHAPED = ("DynamicOutputShape",)
+_SHAPES = (
+    "let all shapes follow from the inputs' shapes, with a mask for instance, or compute it "
+    "outside of the model"
+)
+_SHAPED_BY = {
+    "_ctc_loss": "leave this loss out of the model, and compute it from what the planned module "
+    "gives",
+    "nonzero": "indexing by a mask, or where() of a condition alone, gives as many elements as the "
+    "mask has ones: use torch.where(mask, x, 0) or a sum weighted by the mask, or index outside of "
+    "the model",
+    "_pack_padded_sequence": "give recurrent layers padded sequences, and mask what they give",
+}
+"""What else to do, by what is in the name of an operator whose results have shapes by data."""
 _WRITING = ("entirely functional graph", "n=copy_")
 _COMPILED = ("fail_on_recompile",)
 _UNFAKED = re.compile(
@@ -87,8 +100,7 @@ def reason(model: nn.Module, error: BaseException) -> str:
     if shapes_by_data(error):
         return (
             f"the shape of what {first or 'an operator'} gives depends on the data of a tensor: "
-            "let all shapes follow from the inputs' shapes, with a mask for instance, or compute "
-            "it outside of the model"
+            f"{next((said for name, said in _SHAPED_BY.items() if name in first), _SHAPES)}"
         )
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 

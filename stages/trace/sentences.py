@@ -6,6 +6,9 @@ import types
 from collections.abc import Iterable
 from typing import Any
 
+import torch
+
+from stages.trace.changes import of_capture
 from stages.trace.codes import line_that
 from stages.trace.holders import Holder, Kept
 from stages.trace.structure import name_of
@@ -28,12 +31,13 @@ def on_new_hook(shown: str, hook: Any) -> str:
     )
 
 
-def on_set(shown: str, name: str, fields: bool, codes: Iterable[types.CodeType]) -> str:
+def on_set(shown: str, name: Any, fields: bool, codes: Iterable[types.CodeType]) -> str:
     """An attribute or field that the forward sets."""
     whole = f"{shown}.{name}" if shown else name
     if not fields and shown:
         line = line_that(codes, "read", shown.rpartition(".")[2])
         plain = isinstance(name, str) and name.isidentifier()
+        name = torch.Tensor if of_capture(name) else name
         what = f"changes {whole}" if plain else f"changes {name!r} in {shown}"
     else:
         line = line_that(codes, "attribute", name) or line_that(codes, "global", name)

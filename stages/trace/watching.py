@@ -22,7 +22,14 @@ from stages.device.states import ATTENTION_STATES
 from stages.device.written import agree
 from stages.trace.advancing import AdvancingError
 from stages.trace.asked import Asked
-from stages.trace.changes import chosen, holds_the_same, restore, unchanged, undo
+from stages.trace.changes import (
+    as_for_tensors,
+    chosen,
+    holds_the_same,
+    restore,
+    unchanged,
+    undo,
+)
 from stages.trace.codes import line_that
 from stages.trace.executed import decorated, executed
 from stages.trace.holders import INTERNAL, NOWHERE, Holder, Kept, is_generator
@@ -252,7 +259,7 @@ class Watcher:
                     self.changed.setdefault(key, sentence)
                     undo(kept, name)
         if self._lasting is not None:
-            self._lasting.runs.append(changed)
+            self._lasting.ran(changed)
 
     def _changes(self, kept: Kept) -> Iterator[tuple[Any, str]]:
         """The names in a dictionary, or None for another thing, that the last run changed."""
@@ -278,6 +285,8 @@ class Watcher:
         for name in [*now, *(name for name in kept.at_start if name not in now)]:
             before, after = kept.at_start.get(name, ABSENT), now.get(name, ABSENT)
             if unchanged(before, after) or name in HOOK_FIELDS or self._excused(kept, name):
+                continue
+            if as_for_tensors(kept.at_start, name, after):
                 continue
             if id(kept.thing) in self._reader.hooks:
                 yield name, on_new_hook(kept.shown, after if before is ABSENT else before)

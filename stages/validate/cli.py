@@ -48,6 +48,7 @@ def run(options: argparse.Namespace) -> None:
     from stages.device.devices import require_device
     from stages.device.factory import build
     from stages.device.foreign import registered
+    from stages.validate.lodged import is_lodged, validate_lodged
     from stages.validate.validate import SEED, validate
 
     if options.pipeline is not None:
@@ -73,6 +74,13 @@ def run(options: argparse.Namespace) -> None:
             options.factory, arguments, search_path=options.search_path, device=options.device
         )
         digest = module_digest(options.module)
+        if plan.get("verdict") != "infeasible" and is_lodged(options.module):
+            result = validate_lodged(
+                graph, built, plan, options.module, options.pairs, options.device
+            )
+            write_line(_line(options), result.line)
+            write_measurement(options.out, result.measurement, digest)
+            return
         result = validate(
             graph,
             built,

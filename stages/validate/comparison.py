@@ -37,10 +37,10 @@ NOTHING = Difference(0.0, 0.0, 0.0, True, "")
 @dataclass(frozen=True)
 class Comparison:
     """The largest differences of all rounds, and how much the original differs from itself in
-    them; `complaint` is a clause that says what is not as it should be, "" for nothing, and
-    `skipped` one that says what was not compared. Without `compared` nothing was. `libraries` are
-    the operators of the original whose kernels the plan does not have, where it differs for them
-    within the tolerance of its dtypes."""
+    them. `complaint` is a clause that says what is not as it should be, "" for nothing. `skipped`
+    is one that says what was not compared. Without `compared` nothing was. `libraries` are the
+    operators of the original whose kernels the plan does not have, where it differs for them within
+    the tolerance of its dtypes."""
 
     difference: Difference
     own: Difference

@@ -38,6 +38,11 @@ def load_planned(directory: Path | str, model: nn.Module, **options: Any) -> nn.
 
 def planned_by(package: Any, directory: Path | str, model: nn.Module, **options: Any) -> nn.Module:
     """What the `load` of a package from a directory makes of a model; see `load_planned`."""
+    if hasattr(package, "LODGING"):
+        raise ArtifactError(
+            f"{directory}: its plan has parameters in another memory, and its load takes the "
+            f"optimiser, too: load(model, optimizer)"
+        )
     load = getattr(package, "load", None)
     if not callable(load):
         raise ArtifactError(f"{directory}: the package has no function 'load'")
@@ -50,6 +55,24 @@ def planned_by(package: Any, directory: Path | str, model: nn.Module, **options:
     if not isinstance(planned, nn.Module):
         raise ArtifactError(f"{directory}: load returns a {type(planned).__name__}, not a module")
     return planned
+
+
+def load_lodged(
+    directory: Path | str, model: nn.Module, optimizer: Any, folder: str | None, **options: Any
+) -> tuple[nn.Module, Any]:
+    """The planned module that the package of a whole step makes of a model, and the optimiser that
+    takes the place of another one; `folder` is where the file of the other memory goes.
+
+    Raises ArtifactError where the directory is no such package, or refuses model or optimiser.
+    """
+    package = load_package(directory)
+    if not hasattr(package, "LODGING"):
+        raise ArtifactError(f"{directory}: its plan has all parameters on the device")
+    try:
+        planned, stepping = package.load(model, optimizer, folder, **options)
+    except Exception as error:
+        raise ArtifactError(f"{directory}: load refuses, {describe(error)}") from error
+    return planned, stepping
 
 
 def describe(error: BaseException) -> str:

@@ -40,8 +40,8 @@ def check_updates(
         return ""
     stepper = Stepper.of(graph, built)
     plain, planned = copy.deepcopy(built.model), copy.deepcopy(built.model)
-    expected = _copied(optimizer, built.model, plain)
-    found: Any = in_backward(_copied(optimizer, built.model, planned), folder)
+    expected = copied(optimizer, built.model, plain)
+    found: Any = in_backward(copied(optimizer, built.model, planned), folder)
     try:
         first = plain if original is None else original(plain)
         for module, own in ((first, expected), (load(planned), found)):
@@ -67,7 +67,7 @@ def _train(
             optimizer.zero_grad()
 
 
-def _copied(
+def copied(
     optimizer: torch.optim.Optimizer, model: nn.Module, twin: nn.Module
 ) -> torch.optim.Optimizer:
     """An optimiser of the twin's parameters with the groups and states of one of the model's."""

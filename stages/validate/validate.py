@@ -29,6 +29,7 @@ from stages.validate.comparison import (
     sentence,
 )
 from stages.validate.fused import beside_eager
+from stages.validate.itself import beside_itself, checkpoints_itself
 from stages.validate.load import describe, load_planned
 from stages.validate.measure import (
     Times,
@@ -84,7 +85,7 @@ def validate(
     from float64 with the original; memory and time stand beside the original's. Nothing is run for
     a plan without a program (verdict "infeasible"). Raises ArtifactError when the plan lacks a key.
     """
-    base = _base(graph, plan, plan_seconds)
+    base = base_of(graph, plan, plan_seconds)
     if base.verdict == "infeasible" or base.predicted_peak is None:
         return Validation(base, [])
     pair = _Pair.of(graph, built, device)
@@ -127,6 +128,23 @@ def check_fused(graph: Graph, built: Built, planned: nn.Module, unplanned: nn.Mo
     with the original, and with the original; "" where all is as it should be, else a sentence."""
     said = check(graph, replace(built, model=unplanned), planned)
     return said.replace(ORIGINAL, KERNELS) if said else _beside_eager(graph, built, planned)[0]
+
+
+def own_peak(graph: Graph, built: Built) -> int | None:
+    """The bytes that one step of the model takes as it is, above what is there before it; None
+    where it does not fit on the device. Model, samples and random numbers are afterwards as they
+    were."""
+    pair = _Pair.of(graph, built)
+    try:
+        with entered(pair.device), quick_collections(), other_numbers(SEED):
+            original = pair.comparer.original_here()
+            sample = fresh_sample(built.samples[0])
+            return measure_memory(original, pair.stepper, sample, pair.device)[0].peak
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+    release(pair.device)
+    return None
 
 
 def _beside_eager(graph: Graph, built: Built, planned: nn.Module) -> tuple[str, str]:
@@ -240,6 +258,15 @@ class _Pair:
         release(self.device)
         return None
 
+    def beside_itself(self, measured: Measurement) -> tuple[str, str]:
+        """What is wrong with a plan, and what else is to be said of it, beside a model that
+        checkpoints itself."""
+        planned, own = measured.measured_peak, measured.unplanned_peak
+        if not checkpoints_itself(self.comparer.graph) or planned is None or own is None:
+            return "", ""
+        worse, told = beside_itself(planned, own)
+        return ("", worse) if measured.budget_bytes is None else (worse, told)
+
     def verdict(self, measured: Measurement, compared: Comparison) -> Measurement:
         """The measurement with the verdict "failed" where it contradicts the plan."""
         complaints = [compared.complaint] if compared.complaint else []
@@ -250,8 +277,12 @@ class _Pair:
                 f"the step takes {measured.measured_peak} bytes where {measured.predicted_peak} "
                 "were predicted"
             )
+        worse, told = self.beside_itself(measured)
+        complaints += [worse] if worse else []
         if complaints:
             return replace(measured, verdict=FAILED, sentence=sentence("; ".join(complaints)))
+        if told:
+            measured = replace(measured, sentence=f"{measured.sentence} {sentence(told)}".strip())
         if compared.skipped:
             said = f"{measured.sentence} {sentence(compared.skipped)}".strip()
             measured = replace(measured, sentence=said)
@@ -293,7 +324,7 @@ def _over(measured: Measurement) -> str:
     )
 
 
-def _base(graph: Graph, plan: Mapping[str, Any], plan_seconds: float | None) -> Measurement:
+def base_of(graph: Graph, plan: Mapping[str, Any], plan_seconds: float | None) -> Measurement:
     """The measurement of a plan that nothing was measured of yet."""
     for key in _PLAN_KEYS:
         if key not in plan:

@@ -71,5 +71,6 @@ def _planned(built: Built, folder: Path, kernels: str, limit: float) -> Contesta
         store=folder,
         check=False,
     )
-    name = f"{kernels} kernels in {limit:g} MB"
+    taken = "" if made.kernels == kernels else f", which are {made.kernels}'s"
+    name = f"{kernels} kernels in {limit:g} MB{taken}"
     return Contestant(name, fitted, None, made.peak, made.time)

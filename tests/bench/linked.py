@@ -19,7 +19,7 @@ from stages.combine.in_all import InAll
 from stages.combine.refine import Player, refined
 from stages.combine.schedule.leaving import leaving
 from stages.combine.schedule.opening import Opener
-from stages.combine.transfers.bound import least_seconds_linked
+from stages.combine.transfers.deciding import LinkedMoments
 from stages.combine.transfers.search import Linker
 from stages.replay.condense import condense
 from stages.replay.referee import replay
@@ -108,7 +108,7 @@ def _rows(case: LinkedCase, place: Path) -> Iterator[str]:
                 if without is None or played.seconds < seconds:
                     seconds = played.seconds
                     sent = played.transfers.left if played.transfers else 0
-            bound = least_seconds_linked(problem, budget, link)
+            bound = LinkedMoments(problem, link, leaving(graph, problem)).bound(budget).seconds
             shown = "none" if without is None else f"{without.seconds / everything:.3f}"
             yield (
                 f"| {case.title} | {share:.0%} | {bandwidth / 1e9:g} GB/s | {shown} "

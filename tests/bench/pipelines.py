@@ -12,7 +12,7 @@ import numpy as np
 
 from schemas.chain import Chain
 from stages.combine.allocate.allocation import Allocation, pattern_of
-from stages.combine.allocate.allocator import Instance
+from stages.combine.allocate.allocator import AllocationInstance
 from stages.combine.allocate.contiguous import least_feasible
 from stages.combine.allocate.groups import least_period
 from stages.combine.allocate.inner import Inner, menu_of
@@ -145,7 +145,7 @@ def cases_of_network(network: Network, chain: Chain) -> list[Case]:
 def _period(name: str, layers: Layers, count: int, memory: int) -> float:
     """Seconds a batch, played by the referee; inf where nothing fits."""
     names = tuple(f"cuda:{number}" for number in range(count))
-    answer = allocator(name).allocate(Instance(layers, names, memory))
+    answer = allocator(name).allocate(AllocationInstance(layers, names, memory))
     if answer is None:
         return math.inf
     allocation = answer.allocation

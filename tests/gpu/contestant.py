@@ -153,6 +153,12 @@ def _distinct(model: nn.Module, sample: Sample) -> Iterator[Tensor]:
     yield from (leaf for leaf in sample[0] if isinstance(leaf, Tensor))
 
 
+def infeasible(module: str) -> dict[str, Any]:
+    """What is said of a plan that does not fit, by the folder of its module; nothing of others."""
+    plan = json.loads((Path(module).parent / "plan.json").read_text())
+    return {"infeasible": plan["sentence"]} if plan["verdict"] == "infeasible" else {}
+
+
 def main() -> None:
     """Measures and writes."""
     parser = argparse.ArgumentParser(prog="python -m tests.gpu.contestant")
@@ -165,11 +171,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
-    if asked.way in (PLAN, GRAPHS):
-        plan = json.loads((Path(asked.module).parent / "plan.json").read_text())
-        if plan["verdict"] == "infeasible":
-            asked.out.write_text(json.dumps({"infeasible": plan["sentence"]}))
-            return
+    if asked.way in (PLAN, GRAPHS) and (refused := infeasible(asked.module)):
+        asked.out.write_text(json.dumps(refused))
+        return
     try:
         result = measured(
             asked.model,

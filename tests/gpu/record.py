@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.gpu.steps import COMPILER, FUSED, NAMES, SHARES
+from tests.gpu.steps import COMPILER, FUSED, NAMES, SHARES, TIGHT
 
 DONE, FAILED, LACKS, LATE, WAITS = "done", "failed", "lacks", "too long", "waits"
 
@@ -86,6 +86,7 @@ def markdown(data: dict[str, Any]) -> str:
             lines += [f"## {name}, {data['about']['size']}", "", f"| {' | '.join(HEADS)} |"]
             lines += ["|---" * len(HEADS) + "|"]
             lines += [*rows, ""]
+    lines += _whole_steps(steps)
     lines += ["## Steps", "", "| step | | seconds | |", "|---|---|---|---|"]
     for name, found in steps.items():
         said = str(found.get("said", "")).replace("|", "/").replace("\n", " ")
@@ -99,7 +100,8 @@ def _rows(name: str, steps: dict[str, Result]) -> list[str]:
     for each step."""
     eager = steps.get(f"{name}: eager", {}).get("result")
     plans = [f"at a {share}" for share in SHARES]
-    ways = [(name, way) for way in ("eager", "checkpoint", *plans)]
+    linked = [f"at a {share} with the link" for share in TIGHT]
+    ways = [(name, way) for way in ("eager", "checkpoint", *plans, *linked)]
     ways += [(f"{name}{FUSED}", way) for way in plans]
     ways += [(name, f"compile {budget}") for budget in COMPILER]
     rows = []
@@ -122,6 +124,31 @@ def _rows(name: str, steps: dict[str, Result]) -> list[str]:
         cells += _as_graphs(steps.get(f"{model}: {way} as CUDA graphs", {}), result)
         rows.append(f"| {' | '.join(cells)} |")
     return rows
+
+
+def _whole_steps(steps: dict[str, Result]) -> list[str]:
+    """Steps with AdamW, plain and with their states in the other memory: the peak of a step above
+    parameters and states of the device, and these."""
+    rows = []
+    for name in NAMES:
+        plain = steps.get(f"{name}: AdamW", {}).get("result")
+        for way in ("AdamW", "AdamW at a third"):
+            result = steps.get(f"{name}: {way}", {}).get("result")
+            if not result:
+                continue
+            if "peak" not in result:
+                said = result.get("infeasible") or "does not fit"
+                rows.append(f"| {name}: {way} | {said} | | | | |")
+                continue
+            ratio, equal = "", "not compared"
+            if plain and "peak" in plain:
+                ratio = f"{result['seconds'] / plain['seconds']:.3f}"
+                equal = "equal" if result["parameters"] == plain["parameters"] else "other bits"
+            sizes = f"{_mb(result['peak'])} | {_mb(result['there'])}"
+            rows.append(f"| {name}: {way} | {sizes} | {1e3 * result['seconds']:.1f} | {ratio} | "
+                        f"{equal} |")  # fmt: skip
+    head = "| whole steps | peak MB | always there MB | ms | / plain | parameters |"
+    return ["## Whole steps", "", head, "|---" * 6 + "|", *rows, ""] if rows else []
 
 
 def _as_graphs(step: Result, plain: Result) -> list[str]:

@@ -24,6 +24,11 @@ NAMES = ("gpt2", "resnet", "llama")
 
 FUSED = "-fused"
 """What the names of models end with whose plans run fused kernels."""
+PLANNED = {"plan": "", "graphs": " as CUDA graphs", "linked": " with the link"}
+"""Ways to train that run a plan, with what their steps are called beside its budget."""
+
+TIGHT = ("third", "fifth")
+"""Budgets at which activations are also sent to the host."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,9 @@ def steps(asked: Asked) -> list[Step]:
     found += [_plans(asked), _battery(asked)]
     for name in names(asked):
         found += _budgets(asked, name)
+    found += _linked(asked)
+    for name in NAMES:
+        found += _whole(asked, name)
     if asked.device.startswith("cuda"):
         found += [
             _measured(asked, name, "graphs", share, after=[f"{name}: plan at a {share}"])
@@ -165,16 +173,10 @@ def _budgets(asked: Asked, name: str) -> list[Step]:
     """The plans of a model, measured, and the compiler's beside them."""
     folder = asked.out / name
     frontier = folder / "frontier.arrow"
-    files = ("--graph", folder / "graph.arrow", "--costs", folder / "costs.arrow")
     found: list[Step] = []
     for share, budget in SHARES.items():
         place = folder / share
-        choosing = ("--frontier", frontier, *files, "--budget", budget, "--out", place)
-        made = ("--schedule", place / "schedule.arrow", "--plan", place / "plan.json")
-        commands = [
-            _python("stages", "choose", *choosing),
-            _python("stages", "generate", *files[:2], *made, "--out", place / "module"),
-        ]
+        commands = _chosen(folder, frontier, budget, place)
         chosen = f"{name}: plan at a {share}"
         result = place / "plan.json"
         found.append(Step(chosen, commands, 120, PLANNING, (), result, reads=[frontier]))
@@ -184,6 +186,65 @@ def _budgets(asked: Asked, name: str) -> list[Step]:
     budgets = COMPILER[:1] if asked.size == "tiny" else COMPILER
     found += [_measured(asked, name, "compile", str(budget)) for budget in budgets]
     return found
+
+
+def _chosen(folder: Path, frontier: Path, budget: str, place: Path) -> list[list[str]]:
+    """Takes the plan for a budget from a frontier, and writes its module."""
+    files = ("--graph", folder / "graph.arrow", "--costs", folder / "costs.arrow")
+    choosing = ("--frontier", frontier, *files, "--budget", budget, "--out", place)
+    made = ("--schedule", place / "schedule.arrow", "--plan", place / "plan.json")
+    return [
+        _python("stages", "choose", *choosing),
+        _python("stages", "generate", *files[:2], *made, "--out", place / "module"),
+    ]
+
+
+def _linked(asked: Asked) -> list[Step]:
+    """The link to the host (of a CPU, to a disk) as it is measured, and plans that send activations
+    over it."""
+    machine = asked.out / "machine.json"
+    size = 1 if asked.size == "tiny" else 256
+    words = ("machine", "--device", asked.device, "--size", size, "--out", machine)
+    found = [Step("link", [_python("stages", *words)], 120)]
+    for name in NAMES:
+        folder = asked.out / name
+        frontier, planning = folder / "linked.arrow", f"{name}: plans with the link"
+        given: list[object] = ["--strategy", "offload", "--machine", machine]
+        for kind in ("graph", "costs", "blocks", "options"):
+            given += [f"--{kind}", folder / f"{kind}.arrow"]
+        combining = _python("stages", "combine", *given, "--out", frontier)
+        after = ("link", f"{name}: solve")
+        found.append(Step(planning, [combining], 400, PLANNING, after))
+        for share in TIGHT:
+            label = f"{name}: plan at a {share} with the link"
+            place = folder / f"{share}-linked"
+            commands = _chosen(folder, frontier, SHARES[share], place)
+            found.append(Step(label, commands, 120, PLANNING, [planning], place / "plan.json"))
+            found.append(_measured(asked, name, "linked", share, after=[label]))
+    return found
+
+
+def _whole(asked: Asked, name: str) -> list[Step]:
+    """Whole steps with AdamW: plain ones, and those of a plan at a third whose states are in the
+    host's memory (of a CPU, on a disk)."""
+    words: list[object] = ["--model", name, "--size", asked.size, "--device", asked.device]
+    words += ["--steps", 3 if asked.size == "tiny" else 10]
+    plain, planned = asked.out / name / "adamw.json", asked.out / name / "whole.json"
+    module = asked.out / name / "third" / "module"
+    return [
+        Step(
+            f"{name}: {label}",
+            [_python("tests.gpu.whole", *words, *more, "--out", result)],
+            180,
+            STAGES,
+            after,
+            result,
+        )
+        for label, more, after, result in (
+            ("AdamW", (), (), plain),
+            ("AdamW at a third", ("--module", module), [f"{name}: plan at a third"], planned),
+        )
+    ]
 
 
 def _measured(
@@ -205,9 +266,11 @@ def _measured(
     words += ["--device", asked.device]
     if way == "compile":
         words += ["--budget", setting]
-    elif way in ("plan", "graphs"):
-        words += ["--module", asked.out / name / setting / "module"]
-        label = f"{name}: at a {setting}{' as CUDA graphs' if way == 'graphs' else ''}"
+    elif way in PLANNED:
+        words[5] = "plan" if way == "linked" else way
+        place = f"{setting}-linked" if way == "linked" else setting
+        words += ["--module", asked.out / name / place / "module"]
+        label = f"{name}: at a {setting}{PLANNED[way]}"
     command = _python("tests.gpu.contestant", *words)
     limit = 300 if way == "compile" else 180
     return Step(label, [command], limit, STAGES, after, result)

@@ -153,7 +153,7 @@ def test_each_kernel_repeats_its_bits(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From run to run, and compiled once more; on a GPU where nothing is kept of the first time."""
-    model = (Normed().train(), ((torch.randn(48, 64),), {}))
+    model: Any = (Normed().train(), ((torch.randn(48, 64),), {}))
     graph = fuse(trace(move(check_result(model, "model"), device), "model", device))
     bodies = {op.target: body_of(op) for op in graph.ops if is_group(op.target)}
     assert bodies

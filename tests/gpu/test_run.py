@@ -66,6 +66,7 @@ def test_one_model_from_trace_to_table(tmp_path: Path) -> None:
     first = shell(tmp_path, "--only", "gpt2", "--minutes", "0")
     assert first.returncode == 2, first.stdout + first.stderr
     assert shell(tmp_path, "--only", "gpt2").returncode == 2
+    assert shell(tmp_path, "--only", "link").returncode == 2
     alone = shell(tmp_path, "--only", "plans")
     assert alone.returncode == 1, "two of three models are not there"
     done = shell(tmp_path, "--only", "gpt2")
@@ -82,8 +83,12 @@ def test_one_model_from_trace_to_table(tmp_path: Path) -> None:
             continue
         assert measured["gradients"]["bits"] == eager["gradients"]["bits"]
         assert measured["peak"] == plan["peak"] <= eager["peak"]
+    plain, whole = results["gpt2: AdamW"], results["gpt2: AdamW at a third"]
+    if "infeasible" not in whole:
+        assert whole["parameters"] == plain["parameters"] and whole["there"] < plain["there"]
     text = (tmp_path / "gpu.md").read_text()
-    for row in ("| eager |", "| checkpoint |", "| at a fifth |", "| compile 0.5 |"):
+    for row in ("| eager |", "| checkpoint |", "| at a fifth |", "| compile 0.5 |",
+                "| at a fifth with the link |", "| gpt2: AdamW at a third |"):  # fmt: skip
         assert row in text
     plain, graphs = launched("gpt2", tmp_path / "gpt2" / "half" / "module")
     assert graphs["gradients"] == plain["gradients"]
@@ -234,6 +239,22 @@ def test_a_record_of_other_settings_is_not_gone_on_with(tmp_path: Path) -> None:
     Record(tmp_path, ABOUT).on({"PyTorch": "2.11"})
     with pytest.raises(SystemExit, match=r"is of .*tiny.*, not of .*full.*: use --out"):
         Record(tmp_path, ABOUT | {"size": "full"})
+
+
+def test_whole_steps_are_told_beside_plain_ones() -> None:
+    plain = {"peak": 5_000_000, "there": 9_000_000, "seconds": 0.1, "parameters": "a"}
+    steps: dict[str, Any] = {"gpt2: AdamW": {"state": DONE, "result": plain}}
+    ours = {"peak": 2_000_000, "there": 3_000_000, "seconds": 0.12, "parameters": "a"}
+    steps["gpt2: AdamW at a third"] = {"state": DONE, "result": ours}
+    steps["llama: AdamW"] = {"state": DONE, "result": {"out_of_memory": True}}
+    steps["llama: AdamW at a third"] = {"state": DONE, "result": ours | {"parameters": "b"}}
+    text = markdown({"about": ABOUT, "machines": [], "steps": steps})
+    assert "| gpt2: AdamW | 5.0 | 9.0 | 100.0 | 1.000 | equal |" in text
+    assert "| gpt2: AdamW at a third | 2.0 | 3.0 | 120.0 | 1.200 | equal |" in text
+    assert "| llama: AdamW | does not fit |" in text
+    assert "| llama: AdamW at a third | 2.0 | 3.0 | 120.0 |  | not compared |" in text
+    steps["llama: AdamW"] = {"state": DONE, "result": plain}
+    assert "| other bits |" in markdown({"about": ABOUT, "machines": [], "steps": steps})
 
 
 def test_what_does_not_fit_and_what_differs_is_told() -> None:

@@ -49,6 +49,7 @@ ROOMS = (
         (
             "tests/stages/combine/schedule",
             *_in("tests/stages/combine/polish", "optimum", "search", "polish"),
+            *_in("tests/stages/combine/transfers", "moving"),
         ),
         ("tests/stages/combine/polish", "tests/stages/combine/strategies"),
         compiled=True,

@@ -70,6 +70,20 @@ def test_a_digest_depends_on_structure_and_costs() -> None:
     assert len(digests) == 4
 
 
+def changed(position: int, **changes: object) -> Problem:
+    """The problem with another node at a position."""
+    nodes = list(PROBLEM.nodes)
+    nodes[position] = replace(nodes[position], **changes)  # type: ignore[arg-type]
+    return replace(PROBLEM, nodes=nodes)
+
+
+def made_by(storage: int, producer: int) -> Problem:
+    """The problem with another producer of a storage."""
+    storages = list(PROBLEM.storages)
+    storages[storage] = replace(storages[storage], producer=producer)
+    return replace(PROBLEM, storages=storages)
+
+
 def chain_with(problem: Problem, **changes: object) -> Blocks:
     digest = problem_digest(problem)
     block = replace(BLOCK, digest=digest, **changes)  # type: ignore[arg-type]
@@ -99,6 +113,20 @@ def chain_with(problem: Problem, **changes: object) -> Blocks:
             chain_with(replace(PROBLEM, storages=[Storage(0, 7, False, False)] * 4)),
             "no size or no producer",
         ),
+        (chain_with(changed(0, phase="sideways")), "not forward, one loss"),
+        (chain_with(changed(0, seconds=float("nan"))), "node 0 takes a time that is no number"),
+        (chain_with(changed(2, reuses=[Reuse(0, -1.0, 3)])), "node 2 takes a time that is no"),
+        (chain_with(changed(2, reuses=[Reuse(1, 1.0, 3)])), "node 2 overwrites what it does not"),
+        (chain_with(changed(0, peak=2**61)), "node 0 takes a size that no memory has"),
+        (chain_with(changed(0, peak=-1)), "node 0 takes a size that no memory has"),
+        (chain_with(changed(0, inputs=[2])), "node 0 reads storage 2 ahead of its maker"),
+        (chain_with(changed(2, outputs=[3, 1])), "makes a storage twice"),
+        (chain_with(made_by(1, -1)), "storage 1, which its producer does not make"),
+        (chain_with(made_by(0, 2)), "storage 0, which its producer does not make"),
+        (chain_with(replace(PROBLEM, state_bytes=2**60)), "a size that no memory has"),
+        (chain_with(PROBLEM, output_bytes=-1), "a size that no memory has"),
+        (chain_with(PROBLEM, gradient_bytes=-(2**60)), "a size that no memory has"),
+        (replace(CHAIN, loss_seconds=float("inf")), "a time that is no number of seconds"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(tmp_path: Path, chain: Blocks, words: str) -> None:

@@ -69,6 +69,15 @@ def test_a_chain_without_positions_is_refused(tmp_path: Path) -> None:
         write_chain(tmp_path / "chain.arrow", Chain([], 0, 0))
 
 
+def test_sizes_are_some_that_a_memory_could_have(tmp_path: Path) -> None:
+    large = replace(ROW, a=2**57, abar=2**58, delta=2**57, o_f=2**57, weight=0, grad=0)
+    whole = [large, LOSS]
+    write_chain(tmp_path / "chain.arrow", Chain(whole, 0, 0))
+    for chain in (Chain(whole, 2**59, 0), Chain([replace(large, grad=2**60), LOSS], 0, 0)):
+        with pytest.raises(ArtifactError, match="more bytes than there are anywhere"):
+            write_chain(tmp_path / "chain.arrow", chain)
+
+
 @pytest.mark.parametrize("metadata", [{}, {"a_0": "-1", "delta_0": "0"}, {"a_0": "x"}])
 def test_the_input_must_have_a_size(tmp_path: Path, metadata: dict[str, str]) -> None:
     store.write(tmp_path / "chain.arrow", CHAIN, [vars(ROW), vars(replace(LOSS))], metadata)

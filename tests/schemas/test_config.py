@@ -39,8 +39,7 @@ def test_the_smallest_configuration_gets_every_default() -> None:
     assert [(request.strategy, request.budget) for request in config.requests("small")] == [
         ("unplanned", "none"),
         ("checkpoint", "none"),
-        ("rotor", "50%"),
-        ("rockmate", "50%"),
+        ("auto", "50%"),
     ]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from schemas.errors import ArtifactError
-from schemas.plan import Cost, Fixed, Plan, Transfers, read_plan, write_plan
+from schemas.plan import Fixed, Plan, PlanCost, Transfers, read_plan, write_plan
 
 PLAN = Plan(
     strategy="rotor",
@@ -23,8 +23,8 @@ PLAN = Plan(
     gap=0.5,
     optimal_in="",
     smallest_budget=5,
-    before_polish=Cost(2.0, 8),
-    keep_all=Cost(1.0, 12),
+    before_polish=PlanCost(2.0, 8),
+    keep_all=PlanCost(1.0, 12),
     fixed=Fixed(1, 1, 0, 1, 1),
     recomputed=1,
     recomputed_time=1.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -10,7 +11,10 @@ from schemas import store
 from schemas.errors import ArtifactError
 from schemas.sequence import (
     SEQUENCE,
+    Move,
     Operation,
+    Store,
+    moving,
     read_sequence,
     write_sequence,
 )
@@ -65,3 +69,11 @@ def test_a_wrong_step_is_named(tmp_path: Path, row: dict, words: str) -> None:
     store.write(tmp_path / "sequence.arrow", SEQUENCE, [row])
     with pytest.raises(ArtifactError, match=words):
         read_sequence(tmp_path / "sequence.arrow")
+
+
+@pytest.mark.parametrize("move", get_args(Move))
+@pytest.mark.parametrize("store", [(False, 0), (False, 2), (True, 2)])
+def test_what_moves_says_what_it_moves(move: Move, store: Store) -> None:
+    made = moving(move, store)
+    assert (made.move, made.store, made.transfers) == (move, store, move != "free")
+    assert Operation("F_all", 1).move is None and not Operation("loss", 3).transfers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ from schemas.graph import Graph, read_graph
 from schemas.groups import is_group
 from stages.device import kernels
 from stages.device.factory import Built, Sample
+from stages.fuse import compiling
 from stages.trace.trace import trace
 from stages.validate.compare import Trail
 from stages.validate.fused import _errors, beside_eager
 from stages.validate.load import load_planned
 from stages.validate.measure import measure_memory
 from stages.validate.step import Stepper
+from tightfit.kernels import Rivals
 
 
 class Net(nn.Module):
@@ -45,6 +48,16 @@ def net() -> Net:
 
 
 ROWS = torch.linspace(-1, 1, 64 * 16).reshape(64, 16)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fused_alone() -> Iterator[None]:
+    """No calls of ATen take the place of groups, and no plan of eager's kernels that of one of
+    fused ones, whatever was measured."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiling, "slower_than_aten", lambda body, device: False)
+        patch.setattr(Rivals, "compete", False)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,9 @@ x = torch.randn(64, 32)
 model(x).sum().backward()
 wanted = [weight.grad.clone() for weight in model.parameters()]
 model.zero_grad()
-fitted, made = tightfit.plan(model, (x,), strategy="checkpoint", peaks=1, saves=1, jobs=1)
+fitted, made = tightfit.plan(
+    model, (x,), loss=torch.sum, strategy="checkpoint", peaks=1, saves=1, jobs=1, progress=False
+)
 fitted(x).sum().backward()
 assert all(torch.equal(w.grad, e) for w, e in zip(model.parameters(), wanted, strict=True))
 try:
@@ -74,12 +76,16 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*command: str, cwd: Path, **variables: str) -> str:
+    return ended(*command, cwd=cwd, **variables).stdout
+
+
+def ended(*command: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     kept = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(
         command, cwd=cwd, env=kept | variables, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done
 
 
 def test_the_wheel_holds_what_is_needed_and_nothing_else(wheel: Path) -> None:
@@ -102,7 +108,9 @@ def test_a_plan_from_another_folder(environment: Path, tmp_path: Path) -> None:
     (work / "data").mkdir(parents=True)
     (work / "data" / "__init__.py").touch()
     (work / "script.py").write_text(PLAN)
-    said = run(str(environment / "bin" / "python"), "script.py", cwd=work, **cache)
+    done = ended(str(environment / "bin" / "python"), "script.py", cwd=work, **cache)
+    said = done.stdout
+    assert not done.stderr, "neither of us nor of PyTorch"
     assert f"{environment}/lib" in said and "refused: input has shape (3, 32)" in said
     assert sorted(path.name for path in work.iterdir()) == ["data", "script.py"]
     assert (tmp_path / "cache" / "tightfit" / "calls").is_dir()

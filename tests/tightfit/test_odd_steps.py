@@ -56,8 +56,21 @@ class Odd(nn.Module):
 def step(module: nn.Module, x: Tensor) -> list[Tensor | None]:
     output = module(x)
     found = output if isinstance(output, tuple) else (output,)
-    found[0].sum().backward()
+    next(each for each in found if each.requires_grad).sum().backward()
     return [*found, *(parameter.grad for parameter in module.parameters())]
+
+
+class Scores(nn.Module):
+    """Outputs that no gradient reaches, of which one would best be made after the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into = nn.Linear(4, 6)
+        self.out = nn.Linear(6, 10)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        scores = self.out(self.into(x).tanh())
+        return scores.argmax(-1), scores, scores > 0
 
 
 @pytest.mark.parametrize("strategy", PLANNED)
@@ -94,6 +107,16 @@ def test_a_plan_gives_what_eager_gives(
     for one, other in zip(given, step(model, x), strict=True):
         assert (one is None) == (other is None)
         assert one is None or (other is not None and torch.equal(one, other))
+
+
+def test_outputs_that_no_gradient_reaches_are_made_ahead_of_the_loss(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = Scores(), torch.randn(12, 4)
+    planned, _ = tightfit.plan(model, (x,), budget="min", store=tmp_path, progress=False)
+    given = step(planned, x)
+    model.zero_grad()
+    for one, other in zip(given, step(model, x), strict=True):
+        assert one is not None and other is not None and torch.equal(one, other)
 
 
 def test_a_step_without_a_backward_is_refused(tmp_path: Path) -> None:

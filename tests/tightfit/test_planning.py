@@ -184,3 +184,21 @@ def test_an_lstm_is_planned_and_checked(store: Path) -> None:
     for mine, theirs in zip(fitted.parameters(), reference.parameters(), strict=True):
         assert mine.grad is not None and theirs.grad is not None
         assert torch.equal(mine.grad, theirs.grad)
+
+
+def test_a_device_may_be_pytorchs_own(store: Path) -> None:
+    model, tokens = model_and_tokens()
+    here = torch.device("cpu")
+    _, made = stages.plan(
+        model, (tokens,), strategy="unplanned", device=here, store=store, check=False, **SETTINGS
+    )
+    assert made.feasible
+
+
+@pytest.mark.parametrize("wrong", [{"store": 5}, {"samples": 5}], ids=str)
+def test_settings_of_another_type_are_said(wrong: dict[str, Any]) -> None:
+    model, tokens = model_and_tokens()
+    with pytest.raises(
+        (ConfigError, ModelError), match=r"store is 5, expected|samples that are no"
+    ):
+        stages.plan(model, (tokens,), progress=False, **wrong)

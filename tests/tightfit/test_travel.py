@@ -22,11 +22,13 @@ from schemas.graph import read_graph
 from schemas.module import MADE_FROM
 from stages.audit.folder import audit
 from stages.device.factory import Built, Sample
+from stages.fuse import compiling
 from stages.validate.load import load_package
 from stages.validate.measure import measure_memory
 from stages.validate.step import Stepper
 from tests.stages.fuse.compilers import without_compiler
 from tightfit import carried
+from tightfit.kernels import Rivals
 
 ROWS = torch.linspace(-1, 1, 8 * 16).reshape(8, 16)
 
@@ -61,6 +63,15 @@ def same(one: nn.Module, other: nn.Module) -> bool:
 
 
 Planned = tuple[nn.Module, tightfit.ChosenPlan]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fused_alone() -> Iterator[None]:
+    """Groups are groups, and the plan is one of fused kernels, whatever was measured."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiling, "slower_than_aten", lambda body, device: False)
+        patch.setattr(Rivals, "compete", False)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from schemas.pattern import Kind, Pattern, PatternOperation
+from schemas.pattern import Pattern, PatternKind, PatternOperation
 from schemas.sequence import Operation
 from stages.combine.allocate.layers import Layers
 from stages.combine.allocate.menu import InnerPlan
@@ -23,7 +23,7 @@ class Stage(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Task:
+class PatternTask:
     """What is done once forward and once backward for each batch: a stage on its device, or a
     transfer over a link after stage `stage`. `lane` names the device or the link; ticks."""
 
@@ -56,17 +56,19 @@ class Allocation:
         return len(set(devices)) == len(devices)
 
     @property
-    def tasks(self) -> list[Task]:
+    def tasks(self) -> list[PatternTask]:
         """Stages, and the transfers between stages on different devices, in their order."""
         layers, made = self.layers, []
         for number, stage in enumerate(self.stages, start=1):
             forward, backward = self._ticks(number)
-            made.append(Task(number, False, self.names[stage.device], forward, backward))
+            made.append(PatternTask(number, False, self.names[stage.device], forward, backward))
             if number < len(self.stages):
                 there = self.stages[number].device
                 if there != stage.device:
                     send, receive = int(layers.send[stage.last]), int(layers.receive[stage.last])
-                    made.append(Task(number, True, self.link(stage.device, there), send, receive))
+                    made.append(
+                        PatternTask(number, True, self.link(stage.device, there), send, receive)
+                    )
         return made
 
     def _ticks(self, number: int) -> tuple[int, int]:
@@ -200,7 +202,7 @@ def pattern_of(allocation: Allocation, timing: Timing) -> Pattern:
     """The pattern of a timing: period `timing.period * timing.turns`, `timing.kept` batches."""
     tick = allocation.layers.tick
     whole = timing.period * timing.turns
-    rows: list[tuple[Task, Kind, int, int, int]] = []
+    rows: list[tuple[PatternTask, PatternKind, int, int, int]] = []
     for task, forward, backward in zip(
         allocation.tasks, timing.forward, timing.backward, strict=True
     ):
@@ -224,5 +226,5 @@ def pattern_of(allocation: Allocation, timing: Timing) -> Pattern:
     return Pattern(whole * tick, timing.kept, operations)
 
 
-def _kinds(task: Task) -> tuple[Kind, Kind]:
+def _kinds(task: PatternTask) -> tuple[PatternKind, PatternKind]:
     return ("send", "receive") if task.transfer else ("forward", "backward")

@@ -12,7 +12,7 @@ from stages.combine.allocate.layers import Layers
 
 
 @dataclass(frozen=True)
-class Instance:
+class AllocationInstance:
     """What is asked of an allocator: layers, the names of equal devices with `memory` bytes each,
     the ticks that a batch is to take (`period`, None for the fewest), and the k of k-periodic
     patterns (None for any)."""
@@ -54,5 +54,5 @@ class Allocator(Protocol):
     def about(self) -> AllocatorAbout:
         """What is known of it."""
 
-    def allocate(self, instance: Instance) -> Answer | None:
+    def allocate(self, instance: AllocationInstance) -> Answer | None:
         """The allocator's answer, None where there is none that fits."""

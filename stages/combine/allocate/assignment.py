@@ -11,7 +11,7 @@ from itertools import combinations
 import numpy as np
 
 from stages.combine.allocate.allocation import Allocation, Stage
-from stages.combine.allocate.integer import IntegerProgram, Limits
+from stages.combine.allocate.integer import IntegerLimits, IntegerProgram
 from stages.combine.allocate.layers import Layers
 from stages.combine.allocate.special import least_bytes
 
@@ -32,7 +32,7 @@ def assign(
     memory: int,
     below: int,
     excluded: Sequence[Allocation],
-    limits: Limits,
+    limits: IntegerLimits,
 ) -> Assigned:
     """The allocation with the least load under `below` ticks that could fit `memory`.
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from stages.combine.allocate.allocation import Allocation, Stage, inner_of
 from stages.combine.allocate.halving import least_found
 from stages.combine.allocate.layers import NO_LIMIT, Layers
-from stages.combine.allocate.partitions import Limits, StageCosts, label_partition
+from stages.combine.allocate.partitions import PartitionLimits, StageCosts, label_partition
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def partition(
         *(menu.begin, menu.ticks, menu.stored, menu.work),
         *(layers.weights, layers.buffer, layers.cut),
     )
-    found = label_partition(costs, Limits(devices, memory, period, kept.kept, kept.turns))
+    found = label_partition(costs, PartitionLimits(devices, memory, period, kept.kept, kept.turns))
     if not len(found):
         return None
     starts = found[:, 0].tolist()

@@ -22,10 +22,11 @@ from schemas.errors import ConfigError, ScheduleError
 from schemas.options import Option
 from schemas.sequence import NO_OPTION, Operation
 from stages.combine.allocate.layers import Layers
-from stages.combine.allocate.menu import InnerPlan, Integers, Menu
-from stages.combine.chain.replay import Player
+from stages.combine.allocate.menu import InnerPlan, Menu
+from stages.combine.chain.replay import ChainPlayer
 from stages.combine.chain.table import pass_on
 from stages.combine.chain.ways import PositionWays, Way, Ways, ways_of_chain
+from stages.combine.vectors import Integers
 
 SAVED, PEAK, TICKS, FORWARD, WAY, SPLIT, LEFT, RIGHT = range(8)
 """Columns of a row: bytes stored from forward to backward and the most bytes at any moment, neither
@@ -84,7 +85,7 @@ class Inner:
     def check(self, first: int, last: int, plan: InnerPlan) -> None:
         """Raises ScheduleError where a plan stores or takes more than it says, or cannot run."""
         ways = [self._position(position, last, True) for position in range(first, last + 1)]
-        player = Player(Ways(ways, self.inputs[first - 1], loss=False))
+        player = ChainPlayer(Ways(ways, self.inputs[first - 1], loss=False))
         where = f"the stage {first} to {last}"
         for step, action in enumerate([*plan.there, None, *plan.back]):
             if action is None:
@@ -239,9 +240,11 @@ def _without_gradients(chain: Chain) -> Chain:
 
 
 def _best(rows: Integers, most: int, figures: int) -> Integers:
-    """Rows that no other one equals or betters in saved bytes, peak and ticks (in peak and ticks
-    where two `figures` count), the fastest first; where there are more than `most`, those with the
-    fewest bytes of each kind and others that are spread."""
+    """Rows that no other one equals or betters in saved bytes, peak and ticks, the fastest first.
+
+    Where two `figures` count, these are peak and ticks. Of more than `most` rows those stay that
+    have the fewest bytes of each kind, and others that are spread.
+    """
     rows = rows[np.lexsort((rows[:, PEAK], rows[:, SAVED], rows[:, TICKS]))]
     if figures == 2:
         lowest = np.minimum.accumulate(rows[:, PEAK])

@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from schemas.highs import (
-    Checks,
+    ProgramColumns,
+    ProgramRows,
     ended_by_clock,
     has_solution,
     is_infeasible,
     loosened,
+    pass_program,
     proven,
     silent_model,
 )
@@ -24,7 +26,7 @@ MARGIN = 1e-6
 
 
 @dataclass(frozen=True)
-class Limits:
+class IntegerLimits:
     """When a solve ends before the optimum is proven: after `nodes` of the search tree, when HiGHS
     has asked `checks` times whether to go on, and, as the last guard, after `seconds`."""
 
@@ -34,7 +36,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Found:
+class IntegerSolution:
     """`values` of the columns, empty without a solution; no solution has a cost of less than
     `bound`, which is inf where none exists. `clock` says that the clock ended it."""
 
@@ -70,7 +72,7 @@ class IntegerProgram:
         """Adds a row that is at most `high`."""
         self.rows.append((-math.inf, weights, high))
 
-    def solve(self, limits: Limits, start: Sequence[float] = ()) -> Found:
+    def solve(self, limits: IntegerLimits, start: Sequence[float] = ()) -> IntegerSolution:
         """Solves it, from the solution `start` where one is given."""
         import highspy
 
@@ -82,31 +84,27 @@ class IntegerProgram:
                 "mip_max_nodes": limits.nodes,
             }
         )
-        lp = highspy.HighsLp()
-        lp.num_col_, lp.num_row_ = len(self.costs), len(self.rows)
-        lp.col_cost_ = np.array(self.costs)
-        lp.col_lower_, lp.col_upper_ = np.array(self.lows), np.array(self.highs)
-        lp.row_lower_ = np.array([low for low, _, _ in self.rows])
-        lp.row_upper_ = np.array([high for _, _, high in self.rows])
-        sizes = [len(weights) for _, weights, _ in self.rows]
-        lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-        lp.a_matrix_.start_ = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
-        lp.a_matrix_.index_ = np.array(
-            [column for _, weights, _ in self.rows for column in weights], np.int32
+        columns = ProgramColumns(
+            np.array(self.costs), np.array(self.lows), np.array(self.highs), self.integral
         )
-        lp.a_matrix_.value_ = np.array(
-            [value for _, weights, _ in self.rows for value in weights.values()], np.float64
-        )
-        kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
-        lp.integrality_ = [kinds[int(mark)] for mark in self.integral]
-        model.cbMipInterrupt.subscribe(Checks(limits.checks))
-        model.passModel(lp)
+        pass_program(model, columns, self._rows(), limits.checks)
         if len(start):
             solution = highspy.HighsSolution()
             solution.col_value = list(start)
             model.setSolution(solution)
         model.run()
         if is_infeasible(model):
-            return Found((), math.inf, False)
+            return IntegerSolution((), math.inf, False)
         values = list(model.getSolution().col_value) if has_solution(model) else ()
-        return Found(values, loosened(proven(model), MARGIN), ended_by_clock(model))
+        return IntegerSolution(values, loosened(proven(model), MARGIN), ended_by_clock(model))
+
+    def _rows(self) -> ProgramRows:
+        sizes = [len(weights) for _, weights, _ in self.rows]
+        weighted = [pair for _, weights, _ in self.rows for pair in weights.items()]
+        return ProgramRows(
+            np.array([low for low, _, _ in self.rows]),
+            np.array([high for _, _, high in self.rows]),
+            np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32),
+            np.array([column for column, _ in weighted], np.int32),
+            np.array([value for _, value in weighted], np.float64),
+        )

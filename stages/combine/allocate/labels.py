@@ -12,8 +12,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from stages.combine.allocate.menu import Integers
 from stages.combine.allocate.partitions import delayed, periods
+from stages.combine.vectors import Integers
 
 LOAD, MEMORY, DELAY, CARRIED, PARENT, SPECIAL, LAST, ANY, ROW = range(9)
 """What a label says: ticks and bytes of the special device; ticks between the end of the last
@@ -30,7 +30,7 @@ FITS, MISFITS, HOPELESS, TOO_LONG = range(4)
 any that takes as long."""
 
 
-class Sizes(NamedTuple):
+class LayerSizes(NamedTuple):
     """The fewest ticks, the weights and the fewest bytes of layers 1..l by l; bytes of buffers and
     ticks of links by cut; the menu of stages."""
 
@@ -63,7 +63,17 @@ class Within(NamedTuple):
     recomputes: bool
 
 
-class Labels(NamedTuple):
+class PlacedStage(NamedTuple):
+    """A stage first..last, on the special device or a normal one, whose forward ends `start` ticks
+    before its backward begins."""
+
+    special: int
+    first: int
+    last: int
+    start: int
+
+
+class StageLabels(NamedTuple):
     """Rows of what labels say, the next label in the place of each, and by layers that are left,
     devices in use and place: its first label and how many it has."""
 
@@ -74,7 +84,7 @@ class Labels(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
-def label_stages(sizes: Sizes, within: Within) -> Integers:
+def label_stages(sizes: LayerSizes, within: Within) -> Integers:
     """(last layer, whether on the special device, row of the menu) of each stage in order, shape
     (stages, 3); empty where nothing was found. Of several the special device with the fewest bytes
     is taken."""
@@ -105,7 +115,8 @@ def label_stages(sizes: Sizes, within: Within) -> Integers:
                         step = special * (ended - begun) // SPECIAL_ROWS or 1
                         for number in range(begun, ended, step):
                             new[ROW] = number
-                            fit = _stage(new, row, special, first, last, start, sizes, within)
+                            stage = PlacedStage(special, first, last, start)
+                            fit = _put_stage(new, row, stage, sizes, within)
                             if fit == TOO_LONG:
                                 break
                             hopeless = hopeless and fit == HOPELESS and not within.recomputes
@@ -134,26 +145,26 @@ def label_stages(sizes: Sizes, within: Within) -> Integers:
 
 
 @njit(cache=True)
-def _first_label(length: int, within: Within) -> Labels:
+def _first_label(length: int, within: Within) -> StageLabels:
     normal, places = within.normal, within.loads * within.memories * 2
     head = np.full((length + 1, normal + 1, places), -1, np.int32)
     head[length, 0, 0] = 0
     filled = np.zeros((length + 1, normal + 1, places), np.int8)
     filled[length, 0, 0] = 1
     rows = np.zeros((4096, 9), np.int64)
-    return Labels(rows, np.full(4096, -1, np.int32), head, filled)
+    return StageLabels(rows, np.full(4096, -1, np.int32), head, filled)
 
 
 @njit(cache=True)
-def _doubled(labels: Labels) -> Labels:
+def _doubled(labels: StageLabels) -> StageLabels:
     count = labels.after.size
     rows, after = np.empty((2 * count, 9), np.int64), np.empty(2 * count, np.int32)
     rows[:count], after[:count] = labels.rows, labels.after
-    return Labels(rows, after, labels.head, labels.filled)
+    return StageLabels(rows, after, labels.head, labels.filled)
 
 
 @njit(cache=True)
-def _labels_of(labels: Labels, last: int, used: int) -> NDArray[np.int32]:
+def _labels_of(labels: StageLabels, last: int, used: int) -> NDArray[np.int32]:
     """The labels that leave layers 1..last, with so many devices in use."""
     total = 0
     for place in range(labels.head.shape[2]):
@@ -179,7 +190,7 @@ def _no_worse(one: Integers, other: Integers) -> bool:
 
 
 @njit(cache=True)
-def _is_beaten(labels: Labels, own: NDArray[np.int32], label: int) -> bool:
+def _is_beaten(labels: StageLabels, own: NDArray[np.int32], label: int) -> bool:
     """Whether another label is at least as good, and was there earlier or is not as good as it."""
     mine = labels.rows[label]
     for other in own:
@@ -190,7 +201,7 @@ def _is_beaten(labels: Labels, own: NDArray[np.int32], label: int) -> bool:
 
 
 @njit(cache=True)
-def _entry(row: Integers, special: int, last: int, sizes: Sizes, within: Within) -> int:
+def _entry(row: Integers, special: int, last: int, sizes: LayerSizes, within: Within) -> int:
     """The delay between the end of the forward of layer `last` and the start of its backward, with
     the transfer between them; -1 where a link has too much to carry."""
     sound = not within.printed
@@ -203,18 +214,11 @@ def _entry(row: Integers, special: int, last: int, sizes: Sizes, within: Within)
 
 
 @njit(cache=True)
-def _stage(
-    new: Integers,
-    row: Integers,
-    special: int,
-    first: int,
-    last: int,
-    start: int,
-    sizes: Sizes,
-    within: Within,
+def _put_stage(
+    new: Integers, row: Integers, stage: PlacedStage, sizes: LayerSizes, within: Within
 ) -> int:
-    """Puts the label with a stage first..last before those of `row` into `new`; says whether the
-    stage fits."""
+    """Puts the label with a stage before those of `row` into `new`; says whether the stage fits."""
+    special, first, last, start = stage
     sound = not within.printed
     number = new[ROW]
     load = sizes.ticks[number]
@@ -250,7 +254,9 @@ def _stage(
 
 
 @njit(cache=True)
-def _latest(row: Integers, special: int, last: int, left: int, sizes: Sizes, within: Within) -> int:
+def _latest(
+    row: Integers, special: int, last: int, left: int, sizes: LayerSizes, within: Within
+) -> int:
     """The latest first layer of a stage that leaves no more layers than `left` devices and what is
     left of the special one have time and memory for; 0 where there is none."""
     load = (left + 1.0) * within.most - row[LOAD]
@@ -265,7 +271,7 @@ def _latest(row: Integers, special: int, last: int, left: int, sizes: Sizes, wit
 
 @njit(cache=True)
 def _insert(
-    labels: Labels, count: int, layers: int, used: int, new: Integers, within: Within
+    labels: StageLabels, count: int, layers: int, used: int, new: Integers, within: Within
 ) -> int:
     """Adds a label, and says where: at `count`, in the place of another one where its own is full
     of labels of which one has more delay, or -1 where it is not needed."""

@@ -15,7 +15,8 @@ from functools import cached_property
 import numpy as np
 
 from schemas.chain import Chain
-from stages.combine.allocate.menu import InnerPlan, Integers, Menu
+from stages.combine.allocate.menu import InnerPlan, Menu
+from stages.combine.vectors import Integers
 
 FINENESS = 40
 """All times together are about 2 to the power of so many ticks."""

@@ -6,11 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from schemas.sequence import Operation
-
-Integers = NDArray[np.int64]
+from stages.combine.vectors import Integers
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from stages.combine.allocate.menu import Integers
+from stages.combine.vectors import Integers
 
 NEVER = np.int64(1) << 62
 """A delay that nothing has."""
@@ -26,7 +26,7 @@ class StageCosts(NamedTuple):
     cut: Integers
 
 
-class Limits(NamedTuple):
+class PartitionLimits(NamedTuple):
     """Devices of so many bytes, and a period in ticks; of each `turns` batches `there` are kept."""
 
     devices: int
@@ -63,7 +63,7 @@ def _fewest(delay: Integers) -> int:
 
 
 @njit(cache=True)
-def label_partition(costs: StageCosts, limits: Limits) -> Integers:
+def label_partition(costs: StageCosts, limits: PartitionLimits) -> Integers:
     """First layers of stages and their rows of the menu, shape (stages, 2), in order; empty where
     no partition fits. Of a stage the fastest row that fits is the best: it delays the least."""
     begin, ticks, cut = costs.begin, costs.ticks, costs.cut

@@ -1,10 +1,9 @@
 """The 1-periodic schedule of an allocation, contiguous or not: the integer program of S chapter 6
 with the allocation fixed, in another form (M 4.3).
 
-Times are counted in periods, so that the unknown is the rate r, periods a unit of time, and
-nothing is multiplied: operation x begins at phase p_x on batch 0 and at p_x + i on batch i, and
-takes d_x r. For two operations on a lane, K_xy says on which batch y begins first after x has
-worked on batch 0:
+Times are counted in periods. So the unknown is the rate r, periods a unit of time, and nothing is
+multiplied. Operation x begins at phase p_x on batch 0, at p_x + i on batch i, and takes d_x r. For
+two operations on a lane, K_xy says on which batch y begins first after x has worked on batch 0:
 
     p_x + d_x r <= p_y + K_xy   and   p_y + K_xy + d_y r <= p_x + 1
 
@@ -22,10 +21,10 @@ from itertools import combinations, pairwise
 
 from schemas.errors import ScheduleError
 from stages.combine.allocate.allocation import Allocation, Timing, pattern_of
-from stages.combine.allocate.integer import Found, IntegerProgram, Limits
+from stages.combine.allocate.integer import IntegerLimits, IntegerProgram, IntegerSolution
 from stages.replay.pipeline import play_pattern
 
-Sum = tuple[dict[int, float], float]
+LinearSum = tuple[dict[int, float], float]
 """Columns with their weights, and a constant."""
 
 
@@ -54,7 +53,7 @@ class _Operation:
 
 
 def schedule(
-    allocation: Allocation, memory: int, below: int, limits: Limits, start: bool = True
+    allocation: Allocation, memory: int, below: int, limits: IntegerLimits, start: bool = True
 ) -> Scheduled:
     """The 1-periodic timing of an allocation with the least period under `below` ticks that fits
     `memory` bytes a device. Stages run whole; `Allocation.layer_by_layer` makes one of each layer.
@@ -131,7 +130,7 @@ class _Program:
             self.program.at_least(0.0, weights)
             self.program.at_most(1.0, weights)
 
-    def _begun(self, x: _Operation, y: _Operation) -> Sum:
+    def _begun(self, x: _Operation, y: _Operation) -> LinearSum:
         """The last batch on which y has begun when x runs on batch 0."""
         if x.number == y.number:
             return {}, 0.0
@@ -139,7 +138,7 @@ class _Program:
             return {self.first[x.number, y.number]: 1.0}, -1.0
         return {self.first[y.number, x.number]: -1.0}, 0.0
 
-    def _ended(self, x: _Operation, y: _Operation) -> Sum:
+    def _ended(self, x: _Operation, y: _Operation) -> LinearSum:
         """The last batch on which y has ended when x runs on batch 0."""
         return ({}, -1.0) if x.number == y.number else self._begun(x, y)
 
@@ -169,7 +168,7 @@ class _Program:
             scaled = {column: weight / unit for column, weight in weights.items() if weight}
             self.program.at_most(left / unit, scaled)
 
-    def solve(self, limits: Limits, start: bool) -> Found:
+    def solve(self, limits: IntegerLimits, start: bool) -> IntegerSolution:
         """Solves it, from one batch after the other where that is allowed."""
         together = max(sum(x.ticks for x in self.operations), self.least)
         values: list[float] = []

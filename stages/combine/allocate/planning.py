@@ -13,7 +13,7 @@ from schemas.pipeline_plan import PipelinePlan, PlannedDevice, PlannedStage
 from schemas.plan import gap_of
 from schemas.sequence import Operation
 from stages.combine.allocate.allocation import pattern_of
-from stages.combine.allocate.allocator import Allocator, Answer, Instance
+from stages.combine.allocate.allocator import AllocationInstance, Allocator, Answer
 from stages.combine.allocate.contiguous import least_memory
 from stages.combine.allocate.fleet import Fleet
 from stages.combine.allocate.halving import least_found
@@ -28,10 +28,12 @@ tolerance of the solver of integer programs."""
 
 @dataclass(frozen=True)
 class Settings:
-    """What a user may set: the seconds that a batch may take (`period`, None for the fewest), how
-    many times the parameters are stored (3 as in M; 1 with a flush), whether cuts take buffers, and
-    the k of k-periodic patterns. `inside` is how stages compute again: not at all (""), by blocks
-    that keep everything or nothing ("rotor"), or by `options` of blocks ("rockmate")."""
+    """What a user may set.
+
+    A batch may take the seconds of `period`, None for the fewest. The parameters are stored as many
+    times as `weight_copies` say (3 as in M, 1 with a flush). Cuts may take `buffers`. `k` is that
+    of k-periodic patterns. `inside` is how stages compute again: not at all (""), by blocks that
+    keep everything or nothing ("rotor"), or by `options` of blocks ("rockmate")."""
 
     period: float | None = None
     weight_copies: int = 3
@@ -51,7 +53,7 @@ def plan_pipeline(
     if inner is not None:
         layers = replace(layers, menu=menu_of(inner, layers))
     period = None if settings.period is None else layers.ticks(settings.period)
-    instance = Instance(layers, fleet.names, fleet.memory, period, settings.k)
+    instance = AllocationInstance(layers, fleet.names, fleet.memory, period, settings.k)
     answer = allocator.allocate(instance)
     if answer is None:
         return _infeasible(instance, machine, allocator, settings), None, []
@@ -62,67 +64,69 @@ def plan_pipeline(
             if own.there:
                 inner.check(stage.first, stage.last, own)
     played = play_pattern(pattern, allocation.bytes(), allocation.room(fleet.memory))
-    plan = _plan(answer, played, pattern, fleet, machine, allocator, settings)
+    plan = _Asked(fleet, machine, allocator, settings).plan(answer, played, pattern)
     return plan, pattern, allocation.sequence() if settings.inside else []
 
 
-def _plan(
-    answer: Answer,
-    played: PlayedPattern,
-    pattern: Pattern,
-    fleet: Fleet,
-    machine: str,
-    allocator: Allocator,
-    settings: Settings,
-) -> PipelinePlan:
-    allocation, layers = answer.allocation, answer.allocation.layers
-    period = pattern.period / pattern.batches
-    bound = min(answer.bound * layers.tick, period)
-    optimal = period <= bound * (1 + PROVEN)
-    gap = gap_of(period, bound)
-    optimal_in = allocator.about.optimal_in if optimal else ""
-    fixed, loads = allocation.fixed(), allocation.loads()
-    devices = [
-        PlannedDevice(
-            name,
-            played.peaks.get(name, fixed[number]),
-            fleet.memory,
-            loads.get(name, 0) * layers.tick / period,
+@dataclass(frozen=True)
+class _Asked:
+    """What a plan was asked of: the devices, the machine's name, the allocator and the settings."""
+
+    fleet: Fleet
+    machine: str
+    allocator: Allocator
+    settings: Settings
+
+    def plan(self, answer: Answer, played: PlayedPattern, pattern: Pattern) -> PipelinePlan:
+        """The plan that an answer is, with what the referee of patterns says of it."""
+        allocation, layers = answer.allocation, answer.allocation.layers
+        period = pattern.period / pattern.batches
+        bound = min(answer.bound * layers.tick, period)
+        optimal = period <= bound * (1 + PROVEN)
+        gap = gap_of(period, bound)
+        optimal_in = self.allocator.about.optimal_in if optimal else ""
+        fixed, loads = allocation.fixed(), allocation.loads()
+        devices = [
+            PlannedDevice(
+                name,
+                played.peaks.get(name, fixed[number]),
+                self.fleet.memory,
+                loads.get(name, 0) * layers.tick / period,
+            )
+            for number, name in enumerate(self.fleet.names)
+        ]
+        stages = [
+            PlannedStage(
+                number,
+                self.fleet.names[stage.device],
+                stage.first,
+                stage.last,
+                flying,
+                allocation.again(number) * layers.tick,
+            )
+            for number, (stage, flying) in enumerate(
+                zip(allocation.stages, played.in_flight, strict=True), start=1
+            )
+        ]
+        return PipelinePlan(
+            self.allocator.about.name,
+            self.machine,
+            "optimal" if optimal else "feasible",
+            _sentence(period, stages, gap, optimal_in),
+            period=period,
+            batches=pattern.batches,
+            span=played.span,
+            lower_bound=bound,
+            gap=gap,
+            optimal_in=optimal_in,
+            devices=devices,
+            stages=stages,
+            weight_copies=self.settings.weight_copies,
+            buffers=self.settings.buffers,
+            inside=self.settings.inside,
+            solver=answer.solver,
+            clock=answer.clock,
         )
-        for number, name in enumerate(fleet.names)
-    ]
-    stages = [
-        PlannedStage(
-            number,
-            fleet.names[stage.device],
-            stage.first,
-            stage.last,
-            flying,
-            allocation.again(number) * layers.tick,
-        )
-        for number, (stage, flying) in enumerate(
-            zip(allocation.stages, played.in_flight, strict=True), start=1
-        )
-    ]
-    return PipelinePlan(
-        allocator.about.name,
-        machine,
-        "optimal" if optimal else "feasible",
-        _sentence(period, stages, gap, optimal_in),
-        period=period,
-        batches=pattern.batches,
-        span=played.span,
-        lower_bound=bound,
-        gap=gap,
-        optimal_in=optimal_in,
-        devices=devices,
-        stages=stages,
-        weight_copies=settings.weight_copies,
-        buffers=settings.buffers,
-        inside=settings.inside,
-        solver=answer.solver,
-        clock=answer.clock,
-    )
 
 
 def _sentence(period: float, stages: list[PlannedStage], gap: float, optimal_in: str) -> str:
@@ -135,13 +139,13 @@ def _sentence(period: float, stages: list[PlannedStage], gap: float, optimal_in:
 
 
 def _infeasible(
-    instance: Instance, machine: str, allocator: Allocator, settings: Settings
+    instance: AllocationInstance, machine: str, allocator: Allocator, settings: Settings
 ) -> PipelinePlan:
     """The plan that says what is known to work instead."""
     name, layers = allocator.about.name, instance.layers
     shorter = None
     if instance.period is not None:
-        free = Instance(layers, instance.names, instance.memory, None, instance.k)
+        free = AllocationInstance(layers, instance.names, instance.memory, None, instance.k)
         shorter = allocator.allocate(free)
     memory = devices = None
     if shorter is not None:
@@ -170,7 +174,7 @@ def _infeasible(
     )
 
 
-def _what_works(instance: Instance, memory: int, devices: int | None, how: str) -> str:
+def _what_works(instance: AllocationInstance, memory: int, devices: int | None, how: str) -> str:
     count = len(instance.names)
     said = (
         f"The chain does not fit {count} device{'s' * (count > 1)} of {instance.memory} bytes; "
@@ -183,7 +187,7 @@ def _what_works(instance: Instance, memory: int, devices: int | None, how: str) 
     return f"{said}, and no number of devices of {instance.memory} bytes is."
 
 
-def _enough_devices(layers: Layers, instance: Instance) -> int | None:
+def _enough_devices(layers: Layers, instance: AllocationInstance) -> int | None:
     """The number of such devices that a contiguous allocation is known to fit, None where none is.
     One more never hurts."""
 

@@ -17,9 +17,9 @@ import numpy as np
 
 from stages.combine.allocate.allocation import Allocation, Stage, inner_of
 from stages.combine.allocate.halving import least_found
-from stages.combine.allocate.labels import Sizes, Within, label_stages
+from stages.combine.allocate.labels import LayerSizes, Within, label_stages
 from stages.combine.allocate.layers import Layers
-from stages.combine.allocate.menu import Integers
+from stages.combine.vectors import Integers
 
 ROUNDS = 10
 """Periods that are tried for a long chain."""
@@ -34,9 +34,9 @@ where stages may compute again."""
 class Rules:
     """How memory and links are counted.
 
-    `printed` does as M prints: every two stages meet over a link, a link carries the largest of its
-    cuts, the special device stores one batch less for each stage than fly, and where no other
-    device is left it takes all in one stage. Else neighbours on the special device meet in its
+    `printed` does as M prints. Every two stages meet over a link, and a link carries the largest of
+    its cuts. The special device stores one batch less for each stage than fly, and takes all in one
+    stage where no other device is left. Else neighbours on the special device meet in its
     memory, and the cuts of a link add up. The special device then stores for each stage as many
     batches as it must at the moment when its last one does, or, where `all_flying`, all that are in
     flight: less is seldom possible.
@@ -63,7 +63,7 @@ def allocate(
     normal = len(names) - 1
     menu = layers.menu or layers.everything
     recomputes = layers.menu is not None
-    sizes = Sizes(
+    sizes = LayerSizes(
         np.cumsum(menu.least), layers.weights, least_bytes(layers, target, rules),
         layers.buffer, layers.cut, menu.begin, menu.ticks, menu.stored, menu.work,
     )  # fmt: skip

@@ -133,7 +133,7 @@ def plan_chain(
     The budget counts all that the chains count, their inputs included. The lower bound is that of
     persistent sequences, or of nested ones of a join.
     """
-    from schemas.plan import Cost, Plan, gap_of
+    from schemas.plan import Plan, PlanCost, gap_of
     from stages.combine.chain.frontier import CLASSES
 
     fixed = fixed_bytes_of_chains(chains)
@@ -141,7 +141,7 @@ def plan_chain(
     keep_all = frontier.keep_all
     size = budget.total(fixed.inputs + fixed.gradients + fixed.outputs, keep_all.peak)
     solver = frontier.solver
-    kept = Cost(keep_all.seconds, keep_all.peak)
+    kept = PlanCost(keep_all.seconds, keep_all.peak)
     chosen = frontier.within(size)
     if chosen is None:
         sentence = (
@@ -168,7 +168,7 @@ def plan_chain(
         lower_bound=bound,
         gap=gap,
         optimal_in=optimal_in,
-        before_polish=Cost(chosen.seconds, chosen.peak),
+        before_polish=PlanCost(chosen.seconds, chosen.peak),
         keep_all=kept,
         fixed=fixed,
         recomputed=chosen.recomputed,

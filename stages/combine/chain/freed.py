@@ -10,7 +10,7 @@ from schemas.sequence import Operation
 from stages.combine.chain.frontier import ChainPlan, keep_all_sequence
 from stages.combine.chain.least import Least
 from stages.combine.chain.replay import chain_replay
-from stages.combine.chain.search import MOST_STATES, Search
+from stages.combine.chain.search import MOST_STATES, SequenceSearch
 from stages.combine.chain.ways import Ways
 
 
@@ -24,7 +24,7 @@ class FreedChain:
 
     def __init__(self, ways: Ways) -> None:
         self.ways = ways
-        self.search = Search(ways)
+        self.search = SequenceSearch(ways)
         self.keep_all = self._plan(keep_all_sequence(ways))
         self._known: dict[int, ChainPlan | None] = {}
 

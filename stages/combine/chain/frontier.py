@@ -70,7 +70,7 @@ class Smallest(Protocol):
         """A sequence within the smallest budget."""
 
 
-class Program(Protocol):
+class DynamicProgram(Protocol):
     """A dynamic program with its referee, as a frontier needs it: of a chain or of a join."""
 
     @property
@@ -175,7 +175,7 @@ class ProgramFrontier:
     """Plans that do not depend on the budgets that are asked for. Budgets and peaks
     count all that the chain or join counts. One table is in memory at a time."""
 
-    def __init__(self, program: Program, slots: int = SLOTS) -> None:
+    def __init__(self, program: DynamicProgram, slots: int = SLOTS) -> None:
         self.program = program
         self.slots = slots
         self.kind = program.kind
@@ -184,6 +184,7 @@ class ProgramFrontier:
         self._least = program.least()
         self._table: tuple[int, BudgetTable] | None = None
         self._plans: dict[int, list[ChainPlan]] = {}
+        self._steps: dict[int, int] = {}
         self._times: dict[int, Times] = {}
         self._bounds: dict[int, Times] = {}
 
@@ -213,6 +214,17 @@ class ProgramFrontier:
         for level in self._levels():
             found += self._level_plans(level)
         return pareto(found)
+
+    @property
+    def complete(self) -> bool:
+        """Whether `plans` has an optimum for every budget, of sizes as the tables round them: they
+        look at the largest budget with each time, but in long chains at some of these alone."""
+        return all(self._steps[k] <= self._wanted for k in self._levels() if self._level_plans(k))
+
+    @property
+    def _wanted(self) -> int:
+        """The sequences of a table that are looked at."""
+        return max(LEAST_SEQUENCES, MOST_POSITIONS // self.program.positions)
 
     def rounded(self, budget: int) -> float:
         """The optimum, in seconds, of the chain rounded to slots."""
@@ -276,8 +288,8 @@ class ProgramFrontier:
             table = self._build(level)
             unit = table.times.slots.unit
             steps = [m for m in table.times.steps() if m * unit > lowest]
-            wanted = max(LEAST_SEQUENCES, MOST_POSITIONS // self.program.positions)
-            chosen = [steps[index] for index in spread(len(steps), wanted)]
+            self._steps[level] = len(steps)
+            chosen = [steps[index] for index in spread(len(steps), self._wanted)]
             plans = [self._plan(table.sequence(m)) for m in chosen]
             self._plans[level] = [p for p in plans if p.peak - self.program.throughout > lowest]
         return self._plans[level]

@@ -5,15 +5,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from schemas.chain import MOST_BYTES
 from schemas.sequence import Operation
 from stages.combine.chain.slots import Needs
 from stages.combine.chain.table import Steps, cell, cells_ending, pass_on, run_block, unrolled
 from stages.combine.chain.ways import Ways
 
 Bytes = npt.NDArray[np.int64]
-
-NEVER = 2**60
-"""More bytes than there are anywhere."""
 
 
 class Least:
@@ -26,7 +24,9 @@ class Least:
         self.enter = list(self.needs.enter())
         self.skip = dict(self.needs.skip())
         self.output = np.array([0, *(one.output for one in ways.positions)], dtype=np.int64)
-        saves = [[NEVER if way.at_once else way.save for way in one.ways] for one in ways.positions]
+        saves = [
+            [MOST_BYTES if way.at_once else way.save for way in one.ways] for one in ways.positions
+        ]
         self.save = [np.array(sizes, dtype=np.int64) for sizes in [[], *saves]]
         self.bytes = self._fill()
 

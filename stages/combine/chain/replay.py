@@ -26,7 +26,7 @@ def chain_replay(ways: Ways, sequence: Sequence[Operation]) -> ChainReplay:
     Any valid sequence is played, persistent or not. Raises ScheduleError naming the step when an
     action reads what is not there, or when not every backward has run at the end.
     """
-    player = Player(ways)
+    player = ChainPlayer(ways)
     for step, action, following in with_next(sequence):
         player.play(step, action, following)
     if player.gradient != 0:
@@ -34,7 +34,7 @@ def chain_replay(ways: Ways, sequence: Sequence[Operation]) -> ChainReplay:
     return ChainReplay(player.seconds, player.peak, player.recomputed)
 
 
-class Player:
+class ChainPlayer:
     """Plays the operations of a chain, or of one branch of a join.
 
     A player knows what is stored: outputs (0 is the chain's input, held), kept ways by position,
@@ -71,7 +71,7 @@ class Player:
         elif action.action == "loss":
             self._forward(where, action, self._way(action), None)
             self._backward(action.block, where)
-        elif action.action in ("free", "free_all"):
+        elif action.move == "free":
             self._free(where, action)
         elif action.action in ("F_all", "F"):
             self._forward(where, action, self._way(action), following)
@@ -132,10 +132,10 @@ class Player:
 
     def _free(self, where: str, action: Operation) -> None:
         """An output goes, or what was kept for a backward."""
-        position = action.block
-        if action.action == "free" and position in self.outputs:
+        kept, position = action.store
+        if not kept and position in self.outputs:
             self._forget(position)
-        elif action.action == "free_all" and position in self.kept:
+        elif kept and position in self.kept:
             self.stored -= self.kept.pop(position).save
         else:
             raise ScheduleError(f"{where} frees what is not there")

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from schemas.sequence import NO_OPTION, Kind, Operation
+from schemas.sequence import NO_OPTION, Operation, OperationKind
 from stages.combine.chain.ways import PositionWays, Way, Ways
 
 MOST_STATES = 200_000
@@ -20,7 +20,7 @@ MOST_STATES = 200_000
 
 
 @dataclass(frozen=True)
-class State:
+class StoredState:
     """The positions whose outputs are stored, and the ways that are kept by position, both in
     order; `gradient` is the position whose backward is next."""
 
@@ -30,7 +30,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Found:
+class FastestSequence:
     """The fastest sequence within a budget; None where there is none, or (`gave_up`) where the
     search ended before it had looked at all."""
 
@@ -44,10 +44,10 @@ class _Move:
     seconds: float
     peak: int
     operations: tuple[Operation, ...]
-    after: State
+    after: StoredState
 
 
-class Search:
+class SequenceSearch:
     """Searches the sequences of one chain."""
 
     def __init__(self, ways: Ways) -> None:
@@ -57,23 +57,23 @@ class Search:
         for position in range(self.last, 0, -1):
             self.done[position - 1] = self.done[position] + ways.at(position).gradient
 
-    def fastest(self, budget: int, most: int = MOST_STATES) -> Found:
+    def fastest(self, budget: int, most: int = MOST_STATES) -> FastestSequence:
         """The fastest sequence of at most `budget` bytes; `most` states are looked at."""
-        start = State(frozenset(), frozenset(), self.last)
+        start = StoredState(frozenset(), frozenset(), self.last)
         seconds = {start: self.ways.first_seconds}
-        reached: dict[State, tuple[State, tuple[Operation, ...]]] = {}
+        reached: dict[StoredState, tuple[StoredState, tuple[Operation, ...]]] = {}
         number = itertools.count()
         queue = [(seconds[start] + self.left(start), next(number), start)]
-        closed: set[State] = set()
+        closed: set[StoredState] = set()
         while queue:
             _, _, state = heapq.heappop(queue)
             if state.gradient == 0:
-                return Found(_walked(reached, state), seconds[state])
+                return FastestSequence(_walked(reached, state), seconds[state])
             if state in closed:
                 continue
             closed.add(state)
             if len(closed) > most:
-                return Found(None, float("inf"), gave_up=True)
+                return FastestSequence(None, float("inf"), gave_up=True)
             for move in self.moves(state, budget):
                 total = seconds[state] + move.seconds
                 if total < seconds.get(move.after, float("inf")):
@@ -81,9 +81,9 @@ class Search:
                     reached[move.after] = (state, move.operations)
                     left = self.left(move.after)
                     heapq.heappush(queue, (total + left, next(number), move.after))
-        return Found(None, float("inf"))
+        return FastestSequence(None, float("inf"))
 
-    def left(self, state: State) -> float:
+    def left(self, state: StoredState) -> float:
         """Seconds that all ways to go on take at least: each backward that is left, and the forward
         of each that nothing is kept for."""
         kept = dict(state.kept)
@@ -94,13 +94,13 @@ class Search:
             for position in range(1, state.gradient + 1)
         )
 
-    def stored(self, state: State) -> int:
+    def stored(self, state: StoredState) -> int:
         """The bytes of all that is stored, without the gradient of an output."""
         outputs = sum(self.ways.at(position).output for position in state.outputs)
         kept = sum(self.ways.at(position).ways[way].save for position, way in state.kept)
         return self.ways.throughout + outputs + kept + self.done[state.gradient]
 
-    def moves(self, state: State, budget: int) -> Iterator[_Move]:
+    def moves(self, state: StoredState, budget: int) -> Iterator[_Move]:
         """What can follow within the budget; frees where something else does not fit."""
         fitting = True
         for move in self._runs(state):
@@ -111,13 +111,13 @@ class Search:
         if fitting:
             return
         for position in sorted(state.outputs):
-            after = State(state.outputs - {position}, state.kept, state.gradient)
+            after = StoredState(state.outputs - {position}, state.kept, state.gradient)
             yield _Move(0.0, 0, (Operation("free", position),), after)
         for position, way in sorted(state.kept):
-            after = State(state.outputs, state.kept - {(position, way)}, state.gradient)
+            after = StoredState(state.outputs, state.kept - {(position, way)}, state.gradient)
             yield _Move(0.0, 0, (Operation("free_all", position),), after)
 
-    def _runs(self, state: State) -> Iterator[_Move]:
+    def _runs(self, state: StoredState) -> Iterator[_Move]:
         kept = dict(state.kept)
         there = self.stored(state)
         now = state.gradient
@@ -138,26 +138,26 @@ class Search:
                 yield from self._keeps(state, position, one, beside, there)
 
     def _passes(
-        self, state: State, position: int, one: PositionWays, beside: int, plain: bool
+        self, state: StoredState, position: int, one: PositionWays, beside: int, plain: bool
     ) -> Iterator[_Move]:
         made = state.outputs | {position}
-        after = State(made, state.kept, state.gradient)
+        after = StoredState(made, state.kept, state.gradient)
         kept = Operation("F_ck", position)
         yield _Move(one.pass_seconds, beside + one.pass_peak, (kept,), after)
         if plain and position > 1 and one.in_place:
             peak = beside + one.pass_peak - self.ways.at(position - 1).output
-            after = State(made - {position - 1}, state.kept, state.gradient)
+            after = StoredState(made - {position - 1}, state.kept, state.gradient)
             yield _Move(one.pass_seconds, peak, (Operation("F_none", position),), after)
 
     def _keeps(
-        self, state: State, position: int, one: PositionWays, beside: int, there: int
+        self, state: StoredState, position: int, one: PositionWays, beside: int, there: int
     ) -> Iterator[_Move]:
         for number, way in enumerate(one.ways):
-            kind: Kind = "F_all" if way.option == NO_OPTION else "F"
+            kind: OperationKind = "F_all" if way.option == NO_OPTION else "F"
             forward, peak = Operation(kind, position, way.option), beside + way.forward_peak
             if not way.at_once:
                 kept = state.kept | {(position, number)}
-                after = State(state.outputs, kept, state.gradient)
+                after = StoredState(state.outputs, kept, state.gradient)
                 yield _Move(way.forward_seconds, peak, (forward,), after)
             if position == state.gradient:
                 ended = self._backward(state, position, way, there + way.save)
@@ -165,13 +165,13 @@ class Search:
                 both = (forward, *ended.operations)
                 yield _Move(seconds, max(peak, ended.peak), both, ended.after)
 
-    def _backward(self, state: State, position: int, way: Way, there: int) -> _Move:
+    def _backward(self, state: StoredState, position: int, way: Way, there: int) -> _Move:
         kept = frozenset(pair for pair in state.kept if pair[0] != position)
-        after = State(state.outputs - {position - 1}, kept, position - 1)
+        after = StoredState(state.outputs - {position - 1}, kept, position - 1)
         peak = there - way.save + way.backward_peak
         return _Move(way.backward_seconds, peak, (Operation("B", position),), after)
 
-    def _loss(self, state: State, way: Way, beside: int, there: int) -> _Move:
+    def _loss(self, state: StoredState, way: Way, beside: int, there: int) -> _Move:
         ended = self._backward(state, self.last, way, there + way.save)
         seconds = way.forward_seconds + ended.seconds
         peak = max(beside + way.forward_peak, ended.peak)
@@ -179,7 +179,7 @@ class Search:
 
 
 def _walked(
-    reached: dict[State, tuple[State, tuple[Operation, ...]]], state: State
+    reached: dict[StoredState, tuple[StoredState, tuple[Operation, ...]]], state: StoredState
 ) -> list[Operation]:
     """The operations that lead to a state, in order."""
     steps = []

@@ -16,10 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from stages.combine.chain.ways import Way, Ways
+from stages.combine.vectors import Integers, Seconds
 
-Integers = npt.NDArray[np.int64]
 Thresholds = npt.NDArray[np.int32]
-Seconds = npt.NDArray[np.float64]
 
 STRETCH = 1.25
 """How much larger than the budget asks a slot may be made, where that rounds less."""
@@ -27,7 +26,7 @@ TRIALS = 256
 
 
 @dataclass(frozen=True)
-class Grid:
+class SlotGrid:
     """Memory in `count` slots of `unit` bytes; `exact` when nothing was rounded, `optimistic` when
     sizes were rounded for a bound."""
 
@@ -53,7 +52,7 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Slots(Grid):
+class Slots(SlotGrid):
     """A chain of `length` positions in slots. Arrays are indexed by position 1..length (entry 0 is
     unused) or by way.
 
@@ -95,7 +94,7 @@ def discretise(ways: Ways, limit: int, slots: int, optimistic: bool = False) -> 
         count = -(-limit // unit)
     elif not exact:
         count += count // 2
-    chain = in_slots(needs, Grid(unit, count, exact, optimistic))
+    chain = in_slots(needs, SlotGrid(unit, count, exact, optimistic))
     if not exact and not optimistic:
         count = min(count, max(limit // unit, int(chain.full[1, len(ways)])))
     most = np.int32(count + 1)
@@ -108,7 +107,7 @@ def discretise(ways: Ways, limit: int, slots: int, optimistic: bool = False) -> 
     )
 
 
-def in_slots(needs: Needs, grid: Grid) -> Slots:
+def in_slots(needs: Needs, grid: SlotGrid) -> Slots:
     """The chain in the slots of a grid."""
     ways = needs.ways
     seconds = _Times(ways)

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from schemas.sequence import NO_OPTION, Operation
-from stages.combine.chain.slots import Grid, Seconds, Slots, discretise
+from stages.combine.chain.slots import SlotGrid, Slots, discretise
 from stages.combine.chain.ways import Ways
+from stages.combine.vectors import Seconds
 
-Segment = tuple[int, ...]
+SubChain = tuple[int, ...]
 """The first and last position of a part of a chain, and at last the memory that it has."""
-Steps = list[Operation | Segment]
+Steps = list[Operation | SubChain]
 
 COMPILED_FROM = 1.5e8
 """Elementary steps from which loading the compiled program pays."""
@@ -30,7 +31,7 @@ class Times:
     """What a table says of the whole chain: the least time `lost` to recomputing, by slots, and
     `base`, the seconds of all positions run once."""
 
-    slots: Grid
+    slots: SlotGrid
     lost: Seconds
     base: float
 
@@ -105,7 +106,7 @@ class Table:
         return chosen, split
 
 
-def unrolled(whole: Segment, step: Callable[..., Steps]) -> list[Operation]:
+def unrolled(whole: SubChain, step: Callable[..., Steps]) -> list[Operation]:
     """The operations of a segment, where `step` gives its first ones with the segments between."""
     operations: list[Operation] = []
     pending: Steps = [whole]
@@ -118,7 +119,7 @@ def unrolled(whole: Segment, step: Callable[..., Steps]) -> list[Operation]:
     return operations
 
 
-def run_block(position: int, option: int, loss: int, rest: Sequence[Segment]) -> Steps:
+def run_block(position: int, option: int, loss: int, rest: Sequence[SubChain]) -> Steps:
     """Forward of a position, what happens until its backward, and its backward; `loss` is the
     position of the loss."""
     if position == loss and option == NO_OPTION:

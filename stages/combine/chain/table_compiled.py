@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from stages.combine.chain.slots import Integers, Seconds, Slots, Thresholds
+from stages.combine.chain.slots import Slots, Thresholds
+from stages.combine.vectors import Integers, Seconds
 
 TILE = 16
 NO_NAN = {"nnan", "nsz"}

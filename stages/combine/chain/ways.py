@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from schemas.blocks import Blocks
-from schemas.chain import Chain, Position
+from schemas.chain import MOST_BYTES, Chain, Position
 from schemas.errors import ArtifactError
 from schemas.options import Option
 from schemas.problem import Problem
@@ -60,6 +60,12 @@ class PositionWays:
     ways: list[Way]
     in_place: bool = False
 
+    @property
+    def most(self) -> int:
+        """Bytes that nothing which the position brings is above."""
+        peaks = [max(way.save, way.forward_peak, way.backward_peak) for way in self.ways]
+        return max(peaks) + self.output + self.delta + abs(self.gradient) + self.pass_peak
+
 
 @dataclass(frozen=True)
 class Ways:
@@ -76,6 +82,17 @@ class Ways:
     first_seconds: float = 0.0
     loss: bool = True
     released: int = 0
+
+    def __post_init__(self) -> None:
+        """Raises ArtifactError where the sizes are more bytes than there are anywhere: the programs
+        add them up in 64 bits."""
+        if self.most >= MOST_BYTES:
+            raise ArtifactError("the sizes of the chain are more bytes than there are anywhere")
+
+    @property
+    def most(self) -> int:
+        """Bytes that nothing which sequences need is above."""
+        return self.throughout + sum(one.most for one in self.positions)
 
     def __len__(self) -> int:
         return len(self.positions)

@@ -10,12 +10,14 @@ from typing import TypeAlias
 from schemas.blocks import problem_digest
 from schemas.problem import Problem
 from stages.combine.clusters.cluster import Cluster, local, throughout
+from stages.combine.clusters.treewidth import by_treewidth
 from stages.combine.clusters.ways import Option, Optional, tasks_of_clusters
 from stages.combine.moment.solver import Limits
-from stages.combine.unrolled.frontier import fastest, nodes_of
-from stages.combine.unrolled.tasks import Tasks, stages_after_loss, tasks_of_nodes
+from stages.combine.unrolled.frontier import Solution, fastest, nodes_of
+from stages.combine.unrolled.program import Chosen
+from stages.combine.unrolled.starts import again, kept, seconds_of
+from stages.combine.unrolled.tasks import forward_stages, tasks_of_nodes
 from stages.replay.line import FASTEST, executions
-from stages.replay.useless import without_useless
 
 Key: TypeAlias = tuple[str, str]
 
@@ -30,7 +32,7 @@ class Grid:
 
     peaks: int = 3
     saves: int = 4
-    options: int = 4
+    options: int = 6
     limits: Limits = LIMITS
 
 
@@ -43,27 +45,39 @@ class Figures:
     peak: int
     seconds: float
 
+    def within(self, peak: int, save: int) -> bool:
+        """Whether these are within limits."""
+        return self.peak <= peak and self.save <= save
+
 
 class Options:
     """Finds options of clusters."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
-        self.known: dict[Key, list[Option]] = {}
+        self.known: dict[Key, list[tuple[int, Option]]] = {}
 
     def of(self, problem: Problem, cluster: Cluster) -> list[Option]:
         """The options of a cluster of a problem, in its positions; keep everything is first."""
+        return [option for _, option in self._saves(problem, cluster)]
+
+    def _saves(self, problem: Problem, cluster: Cluster) -> list[tuple[int, Option]]:
+        """The options of a cluster with what they keep."""
         alone, inner = local(problem, cluster, throughout(problem))
         key = (problem_digest(alone), repr(inner.members))
         if key not in self.known:
-            self.known[key] = self._found(alone, inner)
+            found = self._found(alone, inner)
+            self.known[key] = [(figures_of(alone, option).save, option) for option in found]
         nodes = [*cluster.forward, problem.loss, *cluster.backward]
         return [
-            Option(
-                tuple(nodes[node] for node in option.forward),
-                tuple(nodes[node] for node in option.backward),
+            (
+                save,
+                Option(
+                    tuple(nodes[node] for node in option.forward),
+                    tuple(nodes[node] for node in option.backward),
+                ),
             )
-            for option in self.known[key]
+            for save, option in self.known[key]
         ]
 
     def members(self, problem: Problem, cluster: Cluster) -> list[Optional]:
@@ -75,8 +89,9 @@ class Options:
         for member in cluster.members:
             own = len(member.forward) + len(member.backward)
             number = max(min(total * own // max(count, 1), 2 * self.grid.options), 2)
-            options = self.of(problem, member)
-            found.append(Optional(member, selected(options, number)))
+            options = self._saves(problem, member)
+            places = selected([save for save, _ in options], number)
+            found.append(Optional(member, [options[place][1] for place in places]))
         return found
 
     def _found(self, problem: Problem, cluster: Cluster) -> list[Option]:
@@ -84,6 +99,7 @@ class Options:
         everything = Option(cluster.forward, cluster.backward)
         found = [everything, *_recomputed(problem)]
         if len(found) > 1:
+            found += by_treewidth(problem, self.grid.peaks)
             found += self._solved(problem, cluster, found)
         return worth_having(problem, found)
 
@@ -96,21 +112,52 @@ class Options:
             if cluster.members
             else tasks_of_nodes(problem)
         )
-        stages = stages_after_loss(tasks)
+        stages = forward_stages(tasks)
         figures = [figures_of(problem, option) for option in known]
+        starts = [
+            _Start.of(problem, chosen) for chosen in (kept(tasks, stages), again(tasks, stages))
+        ]
         proven: list[tuple[int, int, float]] = []
         for peak, save in _limits(figures, self.grid):
-            fits = [f.seconds for f in figures if f.peak <= peak and f.save <= save]
+            fits = [f.seconds for f in figures if f.within(peak, save)]
             bound = max((b for p, s, b in proven if p >= peak and s >= save), default=0.0)
             if fits and min(fits) <= bound * (1 + self.grid.limits.gap):
                 continue
-            solution = fastest(tasks, stages, peak, save, self.grid.limits)
+            start = _fastest(starts, peak, save)
+            solution = fastest(tasks, stages, peak, save, self.grid.limits, start)
             if solution is None:
                 continue
             proven.append((peak, save, solution.bound))
-            option = _option(problem, tasks, nodes_of(solution.chosen))
-            figures.append(figures_of(problem, option))
-            yield option
+            found = _Start.of(problem, solution.chosen)
+            starts.append(found)
+            figures.append(found.figures)
+            yield found.option
+
+
+@dataclass(frozen=True)
+class _Start:
+    """Runs of tasks that a program may start from, as an option with what that costs; `seconds` are
+    those that the program counts."""
+
+    chosen: list[Chosen]
+    option: Option
+    figures: Figures
+    seconds: float
+
+    @classmethod
+    def of(cls, problem: Problem, chosen: list[Chosen]) -> _Start:
+        """Runs of tasks of a problem."""
+        option = Option.of(problem, nodes_of(chosen))
+        return cls(chosen, option, figures_of(problem, option), seconds_of(chosen))
+
+
+def _fastest(starts: Sequence[_Start], peak: int, save: int) -> Solution | None:
+    """The fastest known runs within limits, None where none are."""
+    fitting = [start for start in starts if start.figures.within(peak, save)]
+    if not fitting:
+        return None
+    start = min(fitting, key=lambda start: start.seconds)
+    return Solution(start.chosen, peak, save, start.seconds, 0.0)
 
 
 def figures_of(problem: Problem, option: Option) -> Figures:
@@ -127,31 +174,33 @@ def figures_of(problem: Problem, option: Option) -> Figures:
 def worth_having(problem: Problem, options: Sequence[Option]) -> list[Option]:
     """The first option and those that none beats in all that it costs, the most kept first."""
     rated = [(figures_of(problem, option), option) for option in dict.fromkeys(options)]
-    kept = rated[:1]
+    worth = rated[:1]
     for figures, option in sorted(rated[1:], key=lambda pair: pair[0].seconds):
         if not any(
             other.save <= figures.save
             and other.peak <= figures.peak
             and other.seconds <= figures.seconds
-            for other, _ in kept
+            for other, _ in worth
         ):
-            kept.append((figures, option))
-    ranked = sorted(kept[1:], key=lambda pair: (-pair[0].save, pair[0].seconds))
-    return [kept[0][1], *(option for _, option in ranked)]
+            worth.append((figures, option))
+    ranked = sorted(worth[1:], key=lambda pair: (-pair[0].save, pair[0].seconds))
+    return [worth[0][1], *(option for _, option in ranked)]
 
 
-def selected(options: Sequence[Option], count: int) -> list[Option]:
-    """At most so many options of those in order of what they keep: the most, the least, the one in
-    the middle between two that are chosen, and so on (Z 3.4.5, where the order is that of peaks).
-    """
-    if len(options) <= count:
-        return list(options)
-    places = [0, len(options) - 1]
+def selected(sizes: Sequence[int], count: int) -> list[int]:
+    """The places of at most so many options, of which `sizes` says what they keep, the most first:
+    the most, the least, the one closest to the middle of the widest gap between two that are
+    chosen, and so on (Z 3.4.5, where sizes are peaks)."""
+    if len(sizes) <= count:
+        return list(range(len(sizes)))
+    places = {0, len(sizes) - 1}
     while len(places) < count:
-        pairs = pairwise(sorted(places))
-        low, high = max(pairs, key=lambda pair: pair[1] - pair[0])
-        places.append((low + high) // 2)
-    return [options[place] for place in sorted(places)]
+        gaps = [pair for pair in pairwise(sorted(places)) if pair[1] - pair[0] > 1]
+        low, high = max(gaps, key=lambda pair: (sizes[pair[0]] - sizes[pair[1]], pair[1] - pair[0]))
+        middle, centre = (sizes[low] + sizes[high]) / 2, (low + high) / 2
+        near = {place: abs(place - centre) for place in range(low + 1, high)}
+        places.add(min(near, key=lambda place: (abs(sizes[place] - middle), near[place])))
+    return sorted(places)
 
 
 def _recomputed(problem: Problem) -> Iterator[Option]:
@@ -159,15 +208,9 @@ def _recomputed(problem: Problem) -> Iterator[Option]:
     loss = problem.loss
     further = [node for node in range(loss) if problem.can_repeat(problem.nodes[node])]
     late = range(loss + 1, len(problem.nodes))
-    order = without_useless(problem, [*range(loss + 1), *further, *late])
-    if len(order) > len(problem.nodes):
-        yield Option(tuple(order[:loss]), tuple(order[loss + 1 :]))
-
-
-def _option(problem: Problem, tasks: Tasks, sequence: Sequence[int]) -> Option:
-    order = without_useless(problem, sequence)
-    middle = order.index(problem.loss)
-    return Option(tuple(order[:middle]), tuple(order[middle + 1 :]))
+    option = Option.of(problem, [*range(loss + 1), *further, *late])
+    if len(option.forward) + len(option.backward) >= len(problem.nodes):
+        yield option
 
 
 def _limits(figures: Sequence[Figures], grid: Grid) -> Iterator[tuple[int, int]]:

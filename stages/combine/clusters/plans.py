@@ -14,8 +14,10 @@ from stages.combine.clusters.ways import tasks_of_clusters
 from stages.combine.moment.solver import Limits
 from stages.combine.unrolled.frontier import Solution, fastest, nodes_of, worth
 from stages.combine.unrolled.program import Chosen
-from stages.combine.unrolled.tasks import NOTHING_KEPT, Stage, Tasks, Way, stages_after_loss
+from stages.combine.unrolled.starts import again, kept, seconds_of
+from stages.combine.unrolled.tasks import Tasks, forward_stages
 from stages.replay.line import FASTEST, executions
+from stages.replay.unrolling import ProgramStage
 from stages.replay.useless import without_useless
 
 BUDGETS = 12
@@ -43,8 +45,8 @@ def plans_of(problem: Problem, hierarchy: Hierarchy, grid: Grid | None = None) -
     lasting |= {storage for node in first for storage in problem.nodes[node].outputs}
     options = Options(grid or Grid())
     tasks = tasks_of_clusters(problem, first, options.members(problem, whole), lasting)
-    stages = stages_after_loss(tasks)
-    known = [_start(tasks, stages, recompute=False), _start(tasks, stages, recompute=True)]
+    stages = forward_stages(tasks)
+    known = [kept(tasks, stages), again(tasks, stages)]
     plans = [
         ClusterPlan(_sequence(problem, chosen), origin)
         for chosen, origin in zip(known, ("every cluster kept", "every cluster again"), strict=True)
@@ -56,7 +58,7 @@ def plans_of(problem: Problem, hierarchy: Hierarchy, grid: Grid | None = None) -
 
 
 def _solutions(
-    problem: Problem, tasks: Tasks, stages: Sequence[Stage], starts: Sequence[list[Chosen]]
+    problem: Problem, tasks: Tasks, stages: Sequence[ProgramStage], starts: Sequence[list[Chosen]]
 ) -> Iterator[Solution]:
     """Solutions for evenly spread budgets, down to the first that has none."""
     known = [(_cost(problem, chosen), chosen) for chosen in starts]
@@ -77,29 +79,6 @@ def _solutions(
         yield solution
 
 
-def _start(tasks: Tasks, stages: Sequence[Stage], recompute: bool) -> list[Chosen]:
-    """Every cluster by its first option: kept from the forward, or made again for its backward."""
-    found: list[Chosen] = []
-    backward = {task.forward: k for k, task in enumerate(tasks.tasks) if task.forward >= 0}
-    for t, stage in enumerate(stages):
-        for k in stage.steps:
-            task = tasks.tasks[k]
-            own = backward.get(k, -1) in stage.tail
-            if k not in stage.tail:
-                if recompute and own and task.late:
-                    found.append((t, k, _by(task.late, 1)))
-            elif k in backward and recompute and task.further:
-                found.append((t, k, _by(task.first, NOTHING_KEPT)))
-            else:
-                found.append((t, k, _by(task.first, 1)))
-    return found
-
-
-def _by(ways: Sequence[Way], option: int) -> Way:
-    """The way by an option, the first one where there is none: the option keeps nothing."""
-    return next((way for way in ways if way.option == option), ways[0])
-
-
 def _sequence(problem: Problem, chosen: Sequence[Chosen]) -> list[int]:
     return without_useless(problem, nodes_of(chosen))
 
@@ -107,4 +86,4 @@ def _sequence(problem: Problem, chosen: Sequence[Chosen]) -> list[int]:
 def _cost(problem: Problem, chosen: Sequence[Chosen]) -> tuple[int, float]:
     """The peak of runs, and what the program counts as their seconds."""
     played = executions(problem, _sequence(problem, chosen), in_place=True, ceiling=FASTEST)
-    return max(run.peak for run in played), sum(way.seconds for _, _, way in chosen)
+    return max(run.peak for run in played), seconds_of(chosen)

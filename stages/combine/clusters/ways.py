@@ -17,6 +17,7 @@ from stages.combine.unrolled.tasks import (
     Way,
 )
 from stages.replay.line import ended, limits
+from stages.replay.useless import without_useless
 
 Form = Node | Repeat
 
@@ -28,6 +29,13 @@ class Option:
 
     forward: tuple[int, ...]
     backward: tuple[int, ...]
+
+    @classmethod
+    def of(cls, problem: Problem, sequence: Sequence[int]) -> Option:
+        """The option that runs the nodes of a cluster that is a problem by itself in this order."""
+        order = without_useless(problem, sequence)
+        middle = order.index(problem.loss)
+        return cls(tuple(order[:middle]), tuple(order[middle + 1 :]))
 
 
 @dataclass(frozen=True)

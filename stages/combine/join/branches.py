@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from schemas.chain import Chain
+from schemas.chain import MOST_BYTES, Chain
+from schemas.errors import ArtifactError
 from schemas.options import Option
 from schemas.sequence import NO_OPTION
 from stages.combine.chain.ways import PositionWays, Way, Ways, ways_of_chain
@@ -23,6 +24,11 @@ class Join:
     branches: list[Ways]
     loss: PositionWays
     ordered: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises ArtifactError where the sizes are more bytes than there are anywhere."""
+        if self.loss.most + sum(branch.most for branch in self.branches) >= MOST_BYTES:
+            raise ArtifactError("the sizes of the join are more bytes than there are anywhere")
 
     @property
     def throughout(self) -> int:

@@ -13,7 +13,7 @@ from stages.combine.chain.ways import Ways
 from stages.combine.join.branches import Join
 from stages.combine.join.least import JoinLeast
 from stages.combine.join.replay import join_replay
-from stages.combine.join.states import States
+from stages.combine.join.states import JoinStates
 from stages.combine.join.table import JoinTable, build_join_table, join_rounds_nothing
 
 
@@ -63,7 +63,7 @@ class JoinFrontier(ProgramFrontier):
     """The plans of a join."""
 
     def __init__(self, join: Join, slots: int = SLOTS) -> None:
-        super().__init__(JoinProgram(join), min(slots, MOST_NUMBERS // len(States(join))))
+        super().__init__(JoinProgram(join), min(slots, MOST_NUMBERS // len(JoinStates(join))))
 
 
 def keep_all_of_join(join: Join) -> list[Operation]:

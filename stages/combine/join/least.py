@@ -13,9 +13,9 @@ from stages.combine.chain.table import cell
 from stages.combine.join.branches import Join
 from stages.combine.join.states import (
     BranchState,
-    Choice,
-    State,
-    States,
+    FirstStored,
+    JoinState,
+    JoinStates,
     kept_before,
     nested,
     passed_from,
@@ -30,7 +30,7 @@ class JoinLeast:
 
     def __init__(self, join: Join) -> None:
         self.join = join
-        self.states = States(join)
+        self.states = JoinStates(join)
         self.least = [Least(ways) if len(ways) else None for ways in join.branches]
         self.bytes = self._fill()
 
@@ -44,7 +44,7 @@ class JoinLeast:
         return nested(self.states, int(self.bytes[self._start]), self._choice, self._segment)
 
     @property
-    def _start(self) -> State:
+    def _start(self) -> JoinState:
         return tuple(0 for _ in self.states.shape)
 
     def _fill(self) -> Bytes:
@@ -56,7 +56,7 @@ class JoinLeast:
                 self.bytes[state] = min(int(needs.min()) for _, _, needs in self._needs(state))
         return self.bytes
 
-    def _needs(self, state: State) -> Iterator[tuple[int, BranchState, Bytes]]:
+    def _needs(self, state: JoinState) -> Iterator[tuple[int, BranchState, Bytes]]:
         """By branch what each way of its position needs, and then each split."""
         for k, seen in self.states.branch_states(state):
             least = self.least[k]
@@ -65,12 +65,12 @@ class JoinLeast:
                 splits = self._splits(state, k, seen, least)
                 yield k, seen, np.concatenate([ways, splits])
 
-    def _ways(self, state: State, k: int, seen: BranchState, least: Least) -> Bytes:
+    def _ways(self, state: JoinState, k: int, seen: BranchState, least: Least) -> Bytes:
         own = seen.forward_backward(self.states.branches[k])
         inner = self.bytes[with_branch(state, k, kept_before(seen.position + 1))]
         return np.maximum(own, seen.plain + least.save[seen.position] + inner)
 
-    def _splits(self, state: State, k: int, seen: BranchState, least: Least) -> Bytes:
+    def _splits(self, state: JoinState, k: int, seen: BranchState, least: Least) -> Bytes:
         branch, s = self.states.branches[k], seen.position
         inner = self.bytes[passed_from(state, k, s)]
         begin = cell(branch.length, s, s)
@@ -78,7 +78,7 @@ class JoinLeast:
         needs = np.maximum(seen.passing(branch), seen.plain + inner)
         return np.maximum(needs, seen.others + seen.plain + tails)
 
-    def _choice(self, state: State, room: int) -> Choice:
+    def _choice(self, state: JoinState, room: int) -> FirstStored:
         """What needs least; of what needs as little, what comes first."""
         k, seen, needs = min(self._needs(state), key=lambda found: int(found[2].min()))
         at = int(needs.argmin())
@@ -86,10 +86,10 @@ class JoinLeast:
         ways = branch.ways.at(seen.position).ways
         if at < len(ways):
             shift = seen.plain + ways[at].save
-            return Choice(k, ways[at].option, 0, room - shift, 0)
+            return FirstStored(k, ways[at].option, 0, room - shift, 0)
         split = seen.position + at - len(ways)
         back = room - seen.others - seen.plain
-        return Choice(k, 0, split, room - seen.plain, back)
+        return FirstStored(k, 0, split, room - seen.plain, back)
 
     def _segment(self, k: int, s: int, t: int, room: int) -> list[Operation]:
         least = self.least[k]

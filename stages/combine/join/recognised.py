@@ -17,9 +17,11 @@ from stages.replay.line import memory_of_part
 
 @dataclass(frozen=True)
 class StepJoin:
-    """The parts of a step that is a join, as positions in its problem: what runs ahead of the
-    branches (`first`), the head that runs where all forwards have run (`head`, the loss among it),
-    and what waits for several branches (`tail`). All else belongs to the blocks of the branches."""
+    """The parts of a step that is a join, as positions in its problem.
+
+    `first` runs ahead of the branches, `head` where all forwards have run, the loss among it, and
+    `tail` waits for several branches. All else belongs to the blocks of the branches.
+    """
 
     step: TrainingStep
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from schemas.errors import ScheduleError
 from schemas.sequence import Operation, with_next
-from stages.combine.chain.replay import ChainReplay, Player
+from stages.combine.chain.replay import ChainPlayer, ChainReplay
 from stages.combine.join.branches import Join
 
 
@@ -28,7 +28,7 @@ class _Referee:
 
     def __init__(self, join: Join) -> None:
         self.join = join
-        self.players = [Player(branch) for branch in join.branches]
+        self.players = [ChainPlayer(branch) for branch in join.branches]
         self.stored = join.loss.delta
         self.turned = False
         self.seconds = 0.0

@@ -17,12 +17,13 @@ import numpy as np
 
 from schemas.errors import ArtifactError
 from schemas.sequence import Operation
-from stages.combine.chain.slots import Integers, Needs
+from stages.combine.chain.slots import Needs
 from stages.combine.chain.table import pass_on, run_block
 from stages.combine.chain.ways import Ways
 from stages.combine.join.branches import Join
+from stages.combine.vectors import Integers
 
-State = tuple[int, ...]
+JoinState = tuple[int, ...]
 """For each branch 0 at its beginning; 2 (s - 1) where it has come to position s, whose input is
 plain; 2 (s - 1) - 1 where the input belongs to what position s - 1 keeps."""
 
@@ -81,9 +82,12 @@ def branch_of(ways: Ways) -> Branch:
 
 @dataclass(frozen=True)
 class BranchState:
-    """A state seen from one branch: the plain inputs of all branches and the gradient of the loss
-    while what is left runs forward (`flagged`), what the other branches leave while the branch runs
-    backward as the last one (`others`), and its own `plain` input. Bytes."""
+    """A state seen from one branch, in bytes.
+
+    `flagged` are the plain inputs of all branches and the gradient of the loss, which are there
+    while what is left runs forward. `others` is what the other branches leave while the branch runs
+    backward as the last one. `plain` is the branch's own input.
+    """
 
     position: int
     flagged: int
@@ -103,7 +107,7 @@ class BranchState:
 MOST_STATES = 250_000
 
 
-class States:
+class JoinStates:
     """The states of a join, in an order in which those that come later are seen first.
 
     Raises ArtifactError where there are too many: their number is the product of the branches'
@@ -124,23 +128,23 @@ class States:
     def __len__(self) -> int:
         return prod(self.shape)
 
-    def all(self) -> Iterator[State]:
+    def all(self) -> Iterator[JoinState]:
         """All states, each after those that can follow it."""
         return product(*(range(size - 1, -1, -1) for size in self.shape))
 
-    def at_loss(self, state: State) -> bool:
+    def at_loss(self, state: JoinState) -> bool:
         """Whether nothing is left but the loss."""
         return all(
             position_of(q) > branch.length for branch, q in zip(self.branches, state, strict=True)
         )
 
-    def loss_need(self, state: State) -> int:
+    def loss_need(self, state: JoinState) -> int:
         """The bytes that the loss needs."""
         plain = sum(b.plain[q] for b, q in zip(self.branches, state, strict=True))
         way, loss = self.join.turn, self.join.loss
         return plain + max(loss.delta + way.forward_peak, way.backward_peak)
 
-    def branch_states(self, state: State) -> Iterator[tuple[int, BranchState]]:
+    def branch_states(self, state: JoinState) -> Iterator[tuple[int, BranchState]]:
         """The branches that something is left of and that may go on, with what they see."""
         plain = [b.plain[q] for b, q in zip(self.branches, state, strict=True)]
         after = [b.after[q] for b, q in zip(self.branches, state, strict=True)]
@@ -162,18 +166,18 @@ class States:
         return stored, others
 
 
-def with_branch(state: State, k: int, q: int) -> State:
+def with_branch(state: JoinState, k: int, q: int) -> JoinState:
     """A state in which one branch has come further."""
     return (*state[:k], q, *state[k + 1 :])
 
 
-def passed_from(state: State, k: int, position: int) -> tuple[int | slice, ...]:
+def passed_from(state: JoinState, k: int, position: int) -> tuple[int | slice, ...]:
     """The states in which one branch has passed on from a position to r, for all r from there."""
     return (*state[:k], slice(plain_before(position + 1), None, 2), *state[k + 1 :])
 
 
 @dataclass(frozen=True)
-class Choice:
+class FirstStored:
     """What a nested sequence stores first of what is left: of branch `k` a way of its position (by
     option number) where `split` is 0, else the output of `split`, which it passes on to. `room` is
     what remains for the rest, `back` what the backward up to the split may use at its end."""
@@ -186,14 +190,14 @@ class Choice:
 
 
 def nested(
-    states: States,
+    states: JoinStates,
     room: int,
-    choose: Callable[[State, int], Choice],
+    choose: Callable[[JoinState, int], FirstStored],
     segment: Callable[[int, int, int, int], list[Operation]],
 ) -> list[Operation]:
     """The nested sequence of the choices: `choose` gives that of a state with its room, `segment`
     the operations of positions s..r of a branch, in a room."""
-    state: State = tuple(0 for _ in states.shape)
+    state: JoinState = tuple(0 for _ in states.shape)
     forward: list[Operation] = []
     backward: list[list[Operation]] = []
     while not states.at_loss(state):

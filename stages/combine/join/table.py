@@ -1,9 +1,9 @@
 """The dynamic program over the states of a join, for all budgets up to a limit at once.
 
 `T(q, m)` is the least time for forward, loss and backward of what is left in state q within m
-slots, plain inputs counted (S Theorem 3, eq. 1.4, with sizes and times of their own for each
-position and with the ways of S eq. 2.9-2.10; S has one output size, and its b is here what a branch
-leaves `after` it). The table holds it above the sum of the least times of the positions run once.
+slots, plain inputs counted (S Theorem 3, eq. 1.4). Here each position has sizes, times and ways of
+its own (S eq. 2.9-2.10), where S has one output size. The b of S is here what a branch leaves
+`after` it. The table holds times above the sum of the least times of the positions run once.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from schemas.sequence import Operation
-from stages.combine.chain.slots import Grid, Integers, Seconds, Slots, in_slots, slot_size
+from stages.combine.chain.slots import SlotGrid, Slots, in_slots, slot_size
 from stages.combine.chain.table import Table, Times, cell, fill
 from stages.combine.join.branches import Join
 from stages.combine.join.states import (
     BranchState,
-    Choice,
-    State,
-    States,
+    FirstStored,
+    JoinState,
+    JoinStates,
     kept_before,
     nested,
     passed_from,
     with_branch,
 )
+from stages.combine.vectors import Integers, Seconds
 
 COMPILED_FROM = 100_000
 """States times positions from which loading the compiled program pays."""
@@ -37,8 +38,8 @@ class JoinTable:
     """`cost[q, m]` in seconds above the bases, infinite where m slots do not do; `tables` are those
     of the branches, None for one of no positions."""
 
-    states: States
-    grid: Grid
+    states: JoinStates
+    grid: SlotGrid
     tables: list[Table | None]
     cost: Seconds
 
@@ -58,7 +59,7 @@ class JoinTable:
         table = self.tables[k]
         return table.segment(s, t, count) if table is not None else []
 
-    def _choice(self, state: State, count: int) -> Choice:
+    def _choice(self, state: JoinState, count: int) -> FirstStored:
         best, chosen = np.inf, None
         for found in _moves(self, state):
             seconds = found.seconds_at(count)
@@ -92,9 +93,9 @@ class _Keep:
             return np.inf
         return float(self.inner[count - self.shift] + self.extra)
 
-    def choice(self, count: int) -> Choice:
+    def choice(self, count: int) -> FirstStored:
         """What this stores."""
-        return Choice(self.k, self.option, 0, count - self.shift, 0)
+        return FirstStored(self.k, self.option, 0, count - self.shift, 0)
 
 
 @dataclass(frozen=True)
@@ -132,10 +133,10 @@ class _Pass:
         """The time in a number of slots."""
         return float(self._at(count).min())
 
-    def choice(self, count: int) -> Choice:
+    def choice(self, count: int) -> FirstStored:
         """What this stores."""
         split = self.position + int(self._at(count).argmin())
-        return Choice(self.k, 0, split, count - self.shift, count - self.beside)
+        return FirstStored(self.k, 0, split, count - self.shift, count - self.beside)
 
 
 def build_join_table(join: Join, limit: int, slots: int, optimistic: bool = False) -> JoinTable:
@@ -154,7 +155,7 @@ def build_join_table(join: Join, limit: int, slots: int, optimistic: bool = Fals
 
 def empty_table(join: Join, limit: int, slots: int, optimistic: bool) -> JoinTable:
     """The table with those of its branches, before it is filled."""
-    states = States(join)
+    states = JoinStates(join)
     grid = _grid(states, max(limit, 0), slots, optimistic)
     released = sum(branch.released for branch in join.branches)
     wide = replace(grid, count=grid.count + -(-released // grid.unit))
@@ -177,7 +178,7 @@ def fill_join(table: JoinTable) -> None:
             move.into(row)
 
 
-def _moves(table: JoinTable, state: State) -> Iterator[_Keep | _Pass]:
+def _moves(table: JoinTable, state: JoinState) -> Iterator[_Keep | _Pass]:
     """What can be stored first of what is left."""
     for k, seen in table.states.branch_states(state):
         chain = table.tables[k]
@@ -187,7 +188,7 @@ def _moves(table: JoinTable, state: State) -> Iterator[_Keep | _Pass]:
 
 
 def _keeps(
-    table: JoinTable, state: State, k: int, seen: BranchState, slots: Slots
+    table: JoinTable, state: JoinState, k: int, seen: BranchState, slots: Slots
 ) -> Iterator[_Keep]:
     branch, s = table.states.branches[k], seen.position
     ways = branch.ways.at(s).ways
@@ -204,7 +205,7 @@ def _keeps(
             yield _Keep(k, way.option, int(least[number]), shift, extra, inner)
 
 
-def _passes(table: JoinTable, state: State, k: int, seen: BranchState, chain: Table) -> _Pass:
+def _passes(table: JoinTable, state: JoinState, k: int, seen: BranchState, chain: Table) -> _Pass:
     branch, s = table.states.branches[k], seen.position
     inner = table.cost[passed_from(state, k, s)]
     begin = cell(branch.length, s, s)
@@ -221,12 +222,12 @@ def _passes(table: JoinTable, state: State, k: int, seen: BranchState, chain: Ta
     )
 
 
-def _stored(grid: Grid, size: int) -> int:
+def _stored(grid: SlotGrid, size: int) -> int:
     """The slots of what is stored, below zero for what is given back."""
     return size // grid.unit if grid.optimistic else -(-size // grid.unit)
 
 
-def _grid(states: States, limit: int, slots: int, optimistic: bool) -> Grid:
+def _grid(states: JoinStates, limit: int, slots: int, optimistic: bool) -> SlotGrid:
     stored, others = states.sizes()
     unit, exact = slot_size(stored, others, limit, slots)
     count = limit // unit
@@ -234,9 +235,9 @@ def _grid(states: States, limit: int, slots: int, optimistic: bool) -> Grid:
         count = -(-limit // unit)
     elif not exact:
         count += count // 2
-    return Grid(unit, count, exact, optimistic)
+    return SlotGrid(unit, count, exact, optimistic)
 
 
 def join_rounds_nothing(join: Join, limit: int, slots: int) -> bool:
     """Whether `build_join_table` rounds nothing."""
-    return _grid(States(join), max(limit, 0), slots, False).exact
+    return _grid(JoinStates(join), max(limit, 0), slots, False).exact

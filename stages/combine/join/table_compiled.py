@@ -7,10 +7,11 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from stages.combine.chain.slots import Grid, Integers, Seconds
+from stages.combine.chain.slots import SlotGrid
 from stages.combine.chain.table import Table
 from stages.combine.chain.table_compiled import NO_NAN
-from stages.combine.join.states import States
+from stages.combine.join.states import JoinStates
+from stages.combine.vectors import Integers, Seconds
 
 
 class _Branches(NamedTuple):
@@ -46,14 +47,14 @@ class _Branches(NamedTuple):
 
 
 def fill_join_compiled(
-    states: States, grid: Grid, tables: list[Table | None], cost: Seconds
+    states: JoinStates, grid: SlotGrid, tables: list[Table | None], cost: Seconds
 ) -> None:
     """Fills the table's costs, shape (.., count + 1), with those of `table.fill_join`."""
     flat = cost.reshape(len(states), grid.count + 1)
     _fill(flat, _side_by_side(states, grid, tables))
 
 
-def _side_by_side(states: States, grid: Grid, tables: list[Table | None]) -> _Branches:
+def _side_by_side(states: JoinStates, grid: SlotGrid, tables: list[Table | None]) -> _Branches:
     branches = states.branches
     longest = max(branch.length for branch in branches) + 2
     count = len(branches)

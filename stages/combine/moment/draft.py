@@ -10,10 +10,13 @@ from stages.combine.moment.matrix import Floats, Term
 from stages.combine.moment.program import Program
 
 
-def sequence_of(program: Program, values: Sequence[float] | Floats) -> list[int]:
+def sequence_of(
+    program: Program, values: Sequence[float] | Floats, again: Problem | None = None
+) -> list[int]:
     """The first runs of each interval in captured order, each after what it reads and what is not
-    there is made again; what an interval made is taken to be there to its end."""
-    problem, intervals = program.problem, program.intervals
+    there is made again; what an interval made is taken to be there to its end. Where `again` is
+    given, nodes run again as they do there."""
+    problem, intervals = again or program.problem, program.intervals
     found: list[int] = []
     done: set[int] = set()
     for interval in range(program.last + 1):

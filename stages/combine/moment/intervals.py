@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -73,19 +73,32 @@ class Order:
     def chain(self) -> list[int]:
         """The backward nodes, ahead of them the loss, of the dependency chain through the loss
         that takes the most seconds."""
-        nodes = self.problem.nodes
+        loss = self.problem.loss
+        found = self._heaviest(lambda maker: maker == loss or self.precedes(loss, maker))
+        return found[found.index(loss) :]
+
+    @cached_property
+    def forward(self) -> list[int]:
+        """The nodes of the dependency chain to the loss that takes the most seconds."""
+        loss = self.problem.loss
+        return self._heaviest(lambda maker: self.precedes(maker, loss), loss)
+
+    def _heaviest(self, through: Callable[[int], bool], last: int | None = None) -> list[int]:
+        """The dependency chain that takes the most seconds, of nodes that it may go through, to a
+        last one or to where it takes the most from the loss on."""
+        nodes, loss = self.problem.nodes, self.problem.loss
         heaviest: list[float] = []
         source: list[int] = []
-        last = loss = self.problem.loss
+        end = loss if last is None else last
         for position, makers in enumerate(self.makers):
-            through = [maker for maker in makers if maker == loss or self.precedes(loss, maker)]
-            best = max(through, key=lambda maker: heaviest[maker], default=-1)
+            known = [maker for maker in makers if through(maker)]
+            best = max(known, key=lambda maker: heaviest[maker], default=-1)
             heaviest.append(nodes[position].seconds + (heaviest[best] if best >= 0 else 0.0))
             source.append(best)
-            if best >= 0 and heaviest[position] > heaviest[last]:
-                last = position
-        found = [last]
-        while found[-1] != loss:
+            if last is None and best >= 0 and heaviest[position] > heaviest[end]:
+                end = position
+        found = [end]
+        while source[found[-1]] >= 0:
             found.append(source[found[-1]])
         return found[::-1]
 

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from schemas.highs import (
-    Checks,
+    ProgramColumns,
+    ProgramRows,
     ended_by_clock,
     has_solution,
     is_infeasible,
     loosened,
+    pass_program,
     proven,
     silent_model,
 )
@@ -101,8 +103,6 @@ def integral(program: SparseProgram, limits: Limits, start: Start | None = None)
 def _solved(
     program: SparseProgram, limits: Limits, whole: bool, start: Start | None = None
 ) -> Highs:
-    import highspy
-
     model = silent_model(
         {
             "time_limit": limits.seconds,
@@ -114,22 +114,13 @@ def _solved(
             **dict.fromkeys(SEARCHES, start is not None),
         }
     )
-    lp = highspy.HighsLp()
-    lp.num_col_, lp.num_row_ = len(program.cost), len(program.least)
-    lp.col_cost_, lp.col_lower_, lp.col_upper_ = program.cost, program.low, program.high
-    lp.row_lower_ = program.least
-    lp.row_upper_ = np.full(len(program.least), highspy.kHighsInf)
-    lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-    lp.a_matrix_.start_ = program.start
-    lp.a_matrix_.index_ = program.column
-    lp.a_matrix_.value_ = program.value
-    if whole:
-        model.cbMipInterrupt.subscribe(Checks(limits.checks))
-        kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
-        lp.integrality_ = [kinds[int(mark)] for mark in program.integral]
-    model.passModel(lp)
+    unlimited = np.full(len(program.least), np.inf)
+    whole_numbers = program.integral if whole else None
+    columns = ProgramColumns(program.cost, program.low, program.high, whole_numbers)
+    rows = ProgramRows(program.least, unlimited, program.start, program.column, program.value)
+    pass_program(model, columns, rows, limits.checks)
     if start:
-        columns, values = zip(*start, strict=True)
-        model.setSolution(len(start), np.array(columns, np.int32), np.array(values, np.float64))
+        places, values = zip(*start, strict=True)
+        model.setSolution(len(start), np.array(places, np.int32), np.array(values, np.float64))
     model.run()
     return model

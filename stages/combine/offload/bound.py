@@ -44,9 +44,11 @@ def bound(ways: Ways, bandwidth: float, budget: int, recomputes: bool) -> float:
 
 @dataclass(frozen=True)
 class _Moment:
-    """An operation with the seconds `before` it, its own (`during`) and those `after` it, the bytes
-    that it `needs` itself, and the `sizes` of what has to be there later but not now, with what
-    each takes to be made again (`makes`)."""
+    """An operation with the seconds `before` it, its own (`during`) and those `after` it.
+
+    `needs` are the bytes that it takes itself, `sizes` those of what has to be there later but not
+    now, and `makes` the seconds in which each of these can be made again.
+    """
 
     before: float
     during: float

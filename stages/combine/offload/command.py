@@ -58,7 +58,7 @@ def plan_offload(
 ) -> tuple[Plan, LinkedPlan | None]:
     """The plan of a chain with a link for a budget, with its sequence; None where the budget is
     too small. Raises ConfigError where the budget is more than the device has."""
-    from schemas.plan import Cost, Plan, Transfers, gap_of
+    from schemas.plan import Plan, PlanCost, Transfers, gap_of
     from stages.combine.chain.cli import ROUNDING, fixed_bytes_of_chains
     from stages.combine.offload.plans import infeasible_sentence
 
@@ -69,7 +69,7 @@ def plan_offload(
             f"--budget {budget.text}: that is {size} bytes, and {plans.link.device} has "
             f"{int(plans.link.memory)}"
         )
-    kept, solver = Cost(keep_all.seconds, keep_all.peak), strategy
+    kept, solver = PlanCost(keep_all.seconds, keep_all.peak), strategy
     chosen = plans.within(size)
     if chosen is None:
         smallest = plans.smallest_budget
@@ -95,7 +95,7 @@ def plan_offload(
         lower_bound=bound,
         gap=0.0 if optimal else gap,
         optimal_in=_class(plans)[1] if optimal else "",
-        before_polish=Cost(chosen.seconds, chosen.peak),
+        before_polish=PlanCost(chosen.seconds, chosen.peak),
         keep_all=kept,
         fixed=fixed,
         recomputed=chosen.recomputed,
@@ -108,9 +108,9 @@ def plan_offload(
 
 def _class(plans: LinkedChain) -> tuple[str, str]:
     """What the bound of the plans holds for: one of the sequences, and all of them."""
-    if plans.link.bandwidth == 0 and plans.planner.recomputes:
+    if plans.link.bandwidth == 0 and plans.planner.about.recomputes:
         return "persistent sequence", "persistent sequences of the chain"
-    if plans.planner.recomputes:
+    if plans.planner.about.recomputes:
         return "sequence with transfers", "sequences of the chain with transfers"
     return (
         "sequence that runs nothing again",

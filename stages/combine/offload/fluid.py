@@ -12,33 +12,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from stages.combine.chain.ways import Ways
-
-Numbers = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
+from stages.combine.vectors import Floats
 
 FASTEST = 1e30
 """Bytes a second that stand for no time at all."""
 
 
 @dataclass(frozen=True)
-class States:
+class FluidStates:
     """States before a position: the bytes made before the last position that `stay` on the device,
     the bytes that are to be `sent` then, and those to be back (`due`) there. Bytes are negative
     where the link has been idle since for as many. `seconds` are those so far, from both ends of
     the step."""
 
-    stay: Numbers
-    sent: Numbers
-    due: Numbers
-    seconds: Numbers
+    stay: Floats
+    sent: Floats
+    due: Floats
+    seconds: Floats
 
 
-def first_states() -> States:
+def first_states() -> FluidStates:
     """The one state before position 1."""
-    return States(np.zeros(1), np.zeros(1), np.zeros(1), np.zeros(1))
+    return FluidStates(np.zeros(1), np.zeros(1), np.zeros(1), np.zeros(1))
 
 
 class FluidChain:
@@ -52,13 +49,13 @@ class FluidChain:
         self.bandwidth = min(bandwidth, FASTEST)
         self.kept = np.array([ways.throughout, *(way.save for way in first)], dtype=np.float64)
         grads = np.array([0, *(one.gradient for one in ways.positions)], dtype=np.float64)
-        self.grown: Numbers = grads.sum() - np.cumsum(grads)
+        self.grown: Floats = grads.sum() - np.cumsum(grads)
         self.forward = np.array([0.0, *(way.forward_seconds for way in first)])
         self.backward = np.array([0.0, *(way.backward_seconds for way in first)])
         self.needs_forward = np.array([0, *(way.forward_peak for way in first)]) + float(deltas[-1])
         self.needs_backward = np.array([0, *(way.backward_peak for way in first)]) + self.grown
 
-    def waits(self, position: int, states: States) -> tuple[Numbers, Numbers]:
+    def waits(self, position: int, states: FluidStates) -> tuple[Floats, Floats]:
         """The idle seconds before a forward and after a backward (S eq. 3.6, 3.7); infinite where
         there is no room at all (S eq. 3.8, 3.9)."""
         before = self.kept[position - 1]
@@ -71,7 +68,7 @@ class FluidChain:
             found.append(np.where(need > room, np.inf, over / self.bandwidth))
         return found[0], found[1]
 
-    def step(self, position: int, states: States, share: float) -> States:
+    def step(self, position: int, states: FluidStates, share: float) -> FluidStates:
         """The states after a position whose input leaves for a `share` of it, 1 or 0 of whole
         ones."""
         ahead, after = self.waits(position, states)
@@ -85,9 +82,9 @@ class FluidChain:
             sent, due = states.sent - gone, states.due - come
         seconds = states.seconds + self.forward[position] + self.backward[position]
         stay = states.stay + self.kept[position - 1] - leaves
-        return States(stay, sent, due, seconds + ahead + after)
+        return FluidStates(stay, sent, due, seconds + ahead + after)
 
-    def turn(self, states: States) -> Numbers:
+    def turn(self, states: FluidStates) -> Floats:
         """The idle seconds between the phases (S eq. 3.16, 3.17, and both transfers in full where
         both are due)."""
         sent, due = states.sent, states.due
@@ -99,8 +96,8 @@ class FluidChain:
         return np.where((sent > 0) & (due > 0), both, ending)
 
     def _turn(
-        self, moved: Numbers, idle: Numbers, stay: Numbers, needs: Numbers, seconds: Numbers
-    ) -> Numbers:
+        self, moved: Floats, idle: Floats, stay: Floats, needs: Floats, seconds: Floats
+    ) -> Floats:
         """The wait where `moved` bytes go on on the other side of the loss, on which the link is
         idle at first (`idle` is negative)."""
         free = -idle / self.bandwidth

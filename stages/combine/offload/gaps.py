@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from schemas.sequence import Operation, with_next
-from stages.combine.chain.replay import Player
+from schemas.sequence import Operation, Store, with_next
+from stages.combine.chain.replay import ChainPlayer
 from stages.combine.chain.ways import Ways
-from stages.replay.lanes import Store
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ def together(sequence: Sequence[Operation], loss: int) -> list[Operation]:
     return steps
 
 
-class _Watched(Player):
+class _Watched(ChainPlayer):
     """A player that notes when what is stored was made and last used."""
 
     def __init__(self, ways: Ways) -> None:

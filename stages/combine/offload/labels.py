@@ -11,8 +11,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-Numbers = npt.NDArray[np.float64]
-Indices = npt.NDArray[np.int64]
+from stages.combine.vectors import Floats, Integers
 
 PAIRS = 600
 """States that are compared each with each."""
@@ -22,7 +21,7 @@ FINEST = 512
 """Cells at first, along each number."""
 
 
-def best_of(seconds: Numbers, others: list[Numbers], most: int = MOST) -> tuple[Indices, bool]:
+def best_of(seconds: Floats, others: list[Floats], most: int = MOST) -> tuple[Integers, bool]:
     """The indices of the states to keep, in order, and whether all that were dropped are worse
     than one that is kept."""
     rows = np.column_stack([seconds, *others])
@@ -47,14 +46,14 @@ def best_of(seconds: Numbers, others: list[Numbers], most: int = MOST) -> tuple[
     return np.sort(order), True
 
 
-def _undominated(rows: Numbers) -> npt.NDArray[np.bool_]:
+def _undominated(rows: Floats) -> npt.NDArray[np.bool_]:
     """Which of different rows no other is nowhere worse than."""
     better = np.asarray((rows[:, None, :] <= rows[None, :, :]).all(axis=2))
     np.fill_diagonal(better, False)
     return ~np.asarray(better.any(axis=0))
 
 
-def _staircase(rows: Numbers) -> npt.NDArray[np.bool_]:
+def _staircase(rows: Floats) -> npt.NDArray[np.bool_]:
     """Drops rows that one of the fastest few is nowhere worse than."""
     keep = np.ones(len(rows), dtype=bool)
     for index in range(min(PAIRS, len(rows))):

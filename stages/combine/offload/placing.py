@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from schemas.sequence import Kind, Operation
+from schemas.sequence import Operation, Store, moving
 from stages.combine.offload.gaps import Computation, Gap, together
-from stages.replay.lanes import Store
 
 Sent = tuple[int, Store]
 """The step that made what is sent, and what that is."""
@@ -84,11 +83,11 @@ def placed(
     leaving = {(stay.gap.made, stay.gap.store) for stay in found}
     sent: dict[int, list[Operation]] = {}
     for what, step in sends([what for what in order if what in leaving]).items():
-        sent.setdefault(step, []).append(_operation("offload", what[1]))
+        sent.setdefault(step, []).append(moving("offload", what[1]))
     for stay in found:
         gap = stay.gap
-        frees.setdefault(stay.out, []).append(_operation("free", gap.store))
-        fetch = _operation("prefetch", gap.store)
+        frees.setdefault(stay.out, []).append(moving("free", gap.store))
+        fetch = moving("prefetch", gap.store)
         fetches.setdefault(stay.back, []).append((gap.last, fetch))
     steps: list[Operation] = []
     for index in range(-1, len(computed.steps)):
@@ -158,13 +157,3 @@ def _later(gap: Gap, slack: list[int], out: int, back: int) -> int:
         slack[out] -= gap.size
         out += 1
     return out
-
-
-def _operation(kind: str, store: Store) -> Operation:
-    kept, position = store
-    names: dict[str, tuple[Kind, Kind]] = {
-        "free": ("free", "free_all"),
-        "offload": ("offload", "offload_all"),
-        "prefetch": ("prefetch", "prefetch_all"),
-    }
-    return Operation(names[kind][kept], position)

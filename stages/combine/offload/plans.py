@@ -10,14 +10,14 @@ from typing import Protocol
 import numpy as np
 
 from schemas.link import HostLink
-from schemas.sequence import Operation
+from schemas.offloaders import OffloaderAbout
+from schemas.sequence import Operation, Store
 from stages.combine.chain.frontier import ChainFrontier, ChainPlan, keep_all_sequence
 from stages.combine.chain.ways import Ways
 from stages.combine.offload.bound import bound, neediest
 from stages.combine.offload.gaps import Computation, Gap, computation
 from stages.combine.offload.placing import Sent, first_made_first, placed, stays
 from stages.combine.offload.replay import LinkedReplay, linked_replay
-from stages.replay.lanes import Store
 
 ROUNDING = 1e-9
 PLAYED = 4_000
@@ -27,7 +27,7 @@ FARTHEST = 3
 
 
 @dataclass(frozen=True)
-class Instance:
+class OffloadInstance:
     """What planners plan: a chain with a link, within a `budget` in bytes. Programs may cut memory
     into `slots`. `fastest` says what the fastest plan so far takes, at first that without a link,
     infinite where there is none."""
@@ -50,14 +50,14 @@ class Planner(Protocol):
     """An algorithm that plans a chain with a link."""
 
     @property
-    def recomputes(self) -> bool:
-        """Whether its plans may compute again."""
+    def about(self) -> OffloaderAbout:
+        """What is known of it."""
 
     @property
     def reorders(self) -> bool:
         """Whether what leaves may be sent in another order than it is made in."""
 
-    def sequences(self, instance: Instance) -> Iterable[tuple[Computation, Sequence[Gap]]]:
+    def sequences(self, instance: OffloadInstance) -> Iterable[tuple[Computation, Sequence[Gap]]]:
         """Sequences without transfers, each with gaps in which something leaves."""
 
 
@@ -66,7 +66,7 @@ class LinkedChain:
 
     def __init__(self, planner: Planner, ways: Ways, link: HostLink, slots: int) -> None:
         self.planner, self.ways, self.link, self.slots = planner, ways, link, slots
-        self._without = ChainFrontier(ways) if planner.recomputes else None
+        self._without = ChainFrontier(ways) if planner.about.recomputes else None
         self.keep_all = self._played(keep_all_sequence(ways))
         self._known: dict[int, LinkedPlan | None] = {}
 
@@ -84,7 +84,7 @@ class LinkedChain:
 
     def needed(self) -> tuple[int, Operation]:
         """The most that one operation needs, in bytes, and which it is."""
-        return neediest(self.ways, self.planner.recomputes)
+        return neediest(self.ways, self.planner.about.recomputes)
 
     def within(self, budget: int) -> LinkedPlan | None:
         """The fastest plan of at most `budget` bytes; None where none was found."""
@@ -101,7 +101,7 @@ class LinkedChain:
             return self.keep_all.seconds
         if self.link.bandwidth == 0 and self._without is not None:
             return self._without.bound(budget)
-        return bound(self.ways, self.link.bandwidth, budget, self.planner.recomputes)
+        return bound(self.ways, self.link.bandwidth, budget, self.planner.about.recomputes)
 
     def _fastest(self, budget: int) -> LinkedPlan | None:
         without = self._without.within(budget) if self._without else None
@@ -114,7 +114,7 @@ class LinkedChain:
             return math.inf if best is None else best.seconds
 
         source = None
-        instance = Instance(self.ways, self.link, budget, self.slots, seconds)
+        instance = OffloadInstance(self.ways, self.link, budget, self.slots, seconds)
         for computed, gaps in self.planner.sequences(instance):
             found = self._placed(computed, gaps, budget)
             if found is not None and found is _better(best, found):
@@ -129,7 +129,7 @@ class LinkedChain:
     def _leaving(self) -> list[Computation]:
         """The sequences that need the least where all leaves that can."""
         found = [computation(self.ways, keep_all_sequence(self.ways))]
-        if self.planner.recomputes:
+        if self.planner.about.recomputes:
             found.append(computation(self.ways, pass_first_sequence(self.ways)))
         return found
 

@@ -1,9 +1,10 @@
 """POFO: what to keep, what to run again and what leaves, together (S ch. 4).
 
-The forward phase is a program over labels: a position with what stays on the device, what is to be
-sent still and what has to be back there, as in S 4.2.1, at true sizes; the backward phase is the
-table of `spans`. S keeps slots of memory in both. Both take communications to be fractional and in
-step with the loss (Assumptions 4); places of transfers are found afterwards, by the law of lanes.
+The forward phase is a program over labels, as in S 4.2.1, at true sizes: a position with what stays
+on the device, what is to be sent still and what has to be back there. The backward phase is the
+table of `spans`. S keeps slots of memory in both phases. Here and there communications are
+fractional and in step with the loss (Assumptions 4). Places of transfers are found afterwards, by
+the law of lanes.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schemas.sequence import Operation
+from schemas.sequence import Operation, Store
 from stages.combine.chain.table import pass_on
 from stages.combine.chain.ways import Ways
-from stages.combine.offload.spans import Seconds, Spans
-from stages.replay.lanes import Store
+from stages.combine.offload.spans import Spans
+from stages.combine.vectors import Seconds
 
 LABELS = 600
 """Labels of a position that are kept."""
@@ -45,7 +46,12 @@ class _Forward:
     """The labels of all positions."""
 
     def __init__(self, ways: Ways, spans: Spans, budget: int, limit: float, labels: int) -> None:
-        from stages.combine.offload.pofo_compiled import Bounds, Labels, Sizes, spread_labels
+        from stages.combine.offload.pofo_compiled import (
+            Bounds,
+            PofoLabels,
+            PofoSizes,
+            spread_labels,
+        )
 
         chain = spans.chain
         self.ways, self.spans, self.chain = ways, spans, chain
@@ -59,8 +65,8 @@ class _Forward:
         self.trail = np.zeros((len(self.labels), 2), dtype=np.int64)
         self.ranges = np.zeros((2 * (length + 2), 2), dtype=np.int64)
         self.ranges[2] = 0, 1
-        spread = Labels(self.labels, self.trail, self.ranges)
-        sizes = Sizes(_early(self), self.outputs, self.stored)
+        spread = PofoLabels(self.labels, self.trail, self.ranges)
+        sizes = PofoSizes(_early(self), self.outputs, self.stored)
         spread_labels(spread, spans.cost, chain, sizes, Bounds(self.budget, limit, labels))
         self.limit = limit
 

@@ -13,8 +13,9 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from stages.combine.offload.spans import Integers, Seconds, SpanChain
+from stages.combine.offload.spans import SpanChain
 from stages.combine.offload.spans_compiled import CLOSE, between, span_cell
+from stages.combine.vectors import Integers, Seconds
 
 STAY, SENT, DUE, TIME = range(4)
 LEAVES, PASSES = 1, 2
@@ -23,7 +24,7 @@ CELLS = 48
 """Cells along each number."""
 
 
-class Labels(NamedTuple):
+class PofoLabels(NamedTuple):
     """Labels with their trails; those at `ranges[2 q + x]` (first and last + 1) are of position q,
     whose input is all that q - 1 kept where x is 1."""
 
@@ -32,7 +33,7 @@ class Labels(NamedTuple):
     ranges: Integers
 
 
-class Sizes(NamedTuple):
+class PofoSizes(NamedTuple):
     """Slots by position: `early[s, t]`, which passing on from s to t needs at most where memory
     empties from its beginning on, the `outputs`, and all that is `stored`."""
 
@@ -178,7 +179,7 @@ def _try(
 
 @njit(cache=True)
 def spread_labels(
-    found: Labels, cost: Seconds, chain: SpanChain, sizes: Sizes, bounds: Bounds
+    found: PofoLabels, cost: Seconds, chain: SpanChain, sizes: PofoSizes, bounds: Bounds
 ) -> None:
     """Makes the labels of all positions, one after the other. The first label is there."""
     labels, trail, ranges = found

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from schemas.errors import ScheduleError
 from schemas.lanes import LaneStep
 from schemas.link import HostLink
-from schemas.sequence import TRANSFERS, Operation, with_next
-from stages.combine.chain.replay import Player
+from schemas.sequence import Operation, Store, with_next
+from stages.combine.chain.replay import ChainPlayer
 from stages.combine.chain.ways import Way, Ways
-from stages.replay.lanes import Store
 from stages.replay.link_lanes import LinkLanes
 
 
@@ -54,8 +53,8 @@ def linked_replay(ways: Ways, link: HostLink, sequence: Sequence[Operation]) -> 
     return player.verdict()
 
 
-class LinkedPlayer(Player):
-    """Plays computations as a `Player`, and transfers beside them.
+class LinkedPlayer(ChainPlayer):
+    """Plays computations as a `ChainPlayer`, and transfers beside them.
 
     `clock` is when the compute lane is free; `lanes` are those of transfers. `sent` has what is on
     the host or on the way to it, with when its transfer ends and, where it was kept, its way;
@@ -79,14 +78,14 @@ class LinkedPlayer(Player):
     def play(self, step: int, action: Operation, following: Operation | None) -> None:
         """Plays one operation; `following` is the next one."""
         where = f"step {step} ({action})"
-        known = action.action in TRANSFERS or (action.action == "free" and action.block == 0)
+        known = action.transfers or (action.action == "free" and action.block == 0)
         if known and not 0 <= action.block <= len(self.ways):
             raise ScheduleError(f"{where} is on no position of the chain")
-        if action.action in ("offload", "offload_all"):
+        if action.move == "offload":
             self._offload(where, action)
-        elif action.action in ("prefetch", "prefetch_all"):
+        elif action.move == "prefetch":
             self._prefetch(where, action)
-        elif action.action in ("free", "free_all"):
+        elif action.move == "free":
             self._freed(step, where, action)
         else:
             self._computes(step, where, action, following)
@@ -111,7 +110,7 @@ class LinkedPlayer(Player):
         return position in self.kept if kept else position in self.outputs
 
     def _offload(self, where: str, action: Operation) -> None:
-        store = _store(action)
+        store = action.store
         if store in self.sent:
             raise ScheduleError(f"{where} sends what is on the host already")
         if not self._there(store):
@@ -122,7 +121,7 @@ class LinkedPlayer(Player):
         self.left += self.size(store)
 
     def _prefetch(self, where: str, action: Operation) -> None:
-        store = _store(action)
+        store = action.store
         if store not in self.sent:
             raise ScheduleError(f"{where} brings back what is not on the host")
         if self._there(store):
@@ -141,7 +140,7 @@ class LinkedPlayer(Player):
         """Plays a transfer that is `ready` to begin; when it ends."""
         if self.link.bandwidth == 0:
             raise ScheduleError(f"{where} takes a link that has no bandwidth")
-        size = self.size(_store(action))
+        size = self.size(action.store)
         start, end = self.lanes.begin(leaves, ready, self.link.seconds(size))
         if leaves:
             self.host += size
@@ -151,7 +150,7 @@ class LinkedPlayer(Player):
 
     def _freed(self, step: int, where: str, action: Operation) -> None:
         """A free that first waits for the transfer of what leaves, or comes back."""
-        store, begun = _store(action), self.clock
+        store, begun = action.store, self.clock
         if store in self.leaving:
             self.leaving.remove(store)
             self.clock = max(self.clock, self.sent[store][0])
@@ -216,7 +215,3 @@ class LinkedPlayer(Player):
             raise ScheduleError(f"{where} reads an input that is on the host")
         else:
             raise ScheduleError(f"{where} reads an input that is not there")
-
-
-def _store(action: Operation) -> Store:
-    return action.action.endswith("_all"), action.block

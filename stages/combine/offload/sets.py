@@ -11,15 +11,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from stages.combine.chain.ways import Ways
-from stages.combine.offload.fluid import FluidChain, States, first_states
-from stages.combine.offload.labels import Indices, best_of
+from stages.combine.offload.fluid import FluidChain, FluidStates, first_states
+from stages.combine.offload.labels import best_of
+from stages.combine.vectors import Integers
 
 Positions = tuple[int, ...]
 """Positions of which all that is kept leaves, in order; 0 is the chain's input."""
 
 
 @dataclass(frozen=True)
-class Chosen:
+class LeavingSets:
     """The fastest `sets` by their `seconds` with fractional communications, fastest first;
     `complete` where no state was dropped that could have been faster."""
 
@@ -41,7 +42,7 @@ def greedy_set(ways: Ways, budget: int, peak: int) -> Positions:
     return tuple(chosen)
 
 
-def dynprog_sets(ways: Ways, budget: int, bandwidth: float, most: int = 16) -> Chosen:
+def dynprog_sets(ways: Ways, budget: int, bandwidth: float, most: int = 16) -> LeavingSets:
     """Sets by S Algorithm 5 (with the "+" that it lacks before its last idle time), at most `most`.
 
     The states are those of the chain's true sizes, and few enough of them are kept where there are
@@ -49,14 +50,14 @@ def dynprog_sets(ways: Ways, budget: int, bandwidth: float, most: int = 16) -> C
     """
     chain = FluidChain(ways, budget, bandwidth)
     states, complete = first_states(), True
-    trail: list[tuple[Indices, Indices]] = []
+    trail: list[tuple[Integers, Integers]] = []
     for position in range(1, len(ways) + 1):
         stays, leaves = chain.step(position, states, 0.0), chain.step(position, states, 1.0)
         both = _joined(stays, leaves)
         count = len(states.seconds)
         fitting = np.flatnonzero(np.isfinite(both.seconds))
         if not fitting.size:
-            return Chosen([], [], True)
+            return LeavingSets([], [], True)
         both = _taken(both, fitting)
         kept, whole = best_of(both.seconds, [both.stay, both.sent, both.due])
         complete &= whole
@@ -66,19 +67,19 @@ def dynprog_sets(ways: Ways, budget: int, bandwidth: float, most: int = 16) -> C
     total = states.seconds + chain.turn(states)
     order = np.argsort(total, kind="stable")[:most]
     sets = [_walked(trail, int(index)) for index in order]
-    return Chosen(sets, [float(total[index]) for index in order], complete)
+    return LeavingSets(sets, [float(total[index]) for index in order], complete)
 
 
-def _joined(one: States, other: States) -> States:
+def _joined(one: FluidStates, other: FluidStates) -> FluidStates:
     pairs = zip(vars(one).values(), vars(other).values(), strict=True)
-    return States(*(np.concatenate(pair) for pair in pairs))
+    return FluidStates(*(np.concatenate(pair) for pair in pairs))
 
 
-def _taken(states: States, which: Indices) -> States:
-    return States(*(numbers[which] for numbers in vars(states).values()))
+def _taken(states: FluidStates, which: Integers) -> FluidStates:
+    return FluidStates(*(numbers[which] for numbers in vars(states).values()))
 
 
-def _walked(trail: list[tuple[Indices, Indices]], index: int) -> Positions:
+def _walked(trail: list[tuple[Integers, Integers]], index: int) -> Positions:
     """The decisions that led to a state."""
     chosen = []
     for position in range(len(trail) - 1, -1, -1):

@@ -1,10 +1,10 @@
 """Parts of a chain whose backward runs while data comes back: C_Delta of POFO (S 4.2.3, eq. 4.4).
 
 `cost(s, t, m, d)` is the least time for forward and backward of positions s..t beside their input,
-within m slots of memory of which d are taken at the end by data that comes back meanwhile, as late
-as it can. Without such data it is Rotor's program. What is stored is rounded to whole slots so that
-neighbours together are off by a slot at most, where S rounds up and loses as much as there are
-positions; what does not fit at true sizes is seen when it is played. d need not be whole: between
+within m slots of memory. Data comes back meanwhile, as late as it can, and takes d of the slots at
+the end. Without such data this is Rotor's program. What is stored is rounded to whole slots so that
+neighbours together are off by a slot at most. S rounds up, and loses as much as there are
+positions. What does not fit at true sizes is seen when it is played. d need not be whole: between
 two slots times are taken to lie on a line.
 """
 
@@ -14,16 +14,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from schemas.sequence import Operation
 from stages.combine.chain.slots import Needs, slot_size
 from stages.combine.chain.table import Steps, pass_on, run_block
 from stages.combine.chain.ways import Ways
 from stages.combine.offload.fluid import FASTEST
-
-Seconds = npt.NDArray[np.float64]
-Integers = npt.NDArray[np.int64]
+from stages.combine.vectors import Integers, Seconds
 
 MOST_NUMBERS = 24_000_000
 """Numbers of a table; where there would be more, it has fewer slots."""

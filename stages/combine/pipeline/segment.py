@@ -9,7 +9,7 @@ from schemas.arguments import encode_arguments
 from schemas.contributions import contributions
 from schemas.costs import Costs
 from schemas.errors import ScheduleError
-from schemas.graph import NONE, Gradient, Graph, Op, Output, Value, loss_op
+from schemas.graph import NONE, Graph, Op, Output, OwnedGradient, Value, loss_op
 from schemas.schedule import Step
 from stages.combine.pipeline.division import Divided, Part
 from stages.combine.schedule.opening import Opener
@@ -38,7 +38,7 @@ def segment_graph(graph: Graph, divided: Divided, stage: int) -> Graph:
             )
         )  # fmt: skip
         storages.append(0)
-        gradients.append(Gradient(owner, value))
+        gradients.append(OwnedGradient(owner, value))
     _check_gradients(graph, divided, part, gradients)
     outputs = _outputs(graph, part, last, {values[v].id for v in part.arrive})
     ops = _ops(graph, part, outputs)
@@ -83,13 +83,13 @@ def _values(graph: Graph, part: Part) -> list[Value]:
     return values
 
 
-def _gradients(graph: Graph, divided: Divided, part: Part) -> list[Gradient]:
+def _gradients(graph: Graph, divided: Divided, part: Part) -> list[OwnedGradient]:
     """The gradients that the stage makes alone."""
     own = set(part.backward)
     made = {value for op in own for value in graph.ops[op].outputs}
     split = {shared.value for shared in divided.shared if shared.parts}
     return [
-        Gradient(owner, value)
+        OwnedGradient(owner, value)
         for owner, values in contributions(graph).items()
         for value in values
         if owner not in split and value in made
@@ -97,7 +97,7 @@ def _gradients(graph: Graph, divided: Divided, part: Part) -> list[Gradient]:
 
 
 def _check_gradients(
-    graph: Graph, divided: Divided, part: Part, gradients: Sequence[Gradient]
+    graph: Graph, divided: Divided, part: Part, gradients: Sequence[OwnedGradient]
 ) -> None:
     """Raises ScheduleError where the stage makes a gradient that nobody is given."""
     values = graph.values

@@ -3,6 +3,8 @@ now and then, less and less often."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from stages.combine.polish.arrays import Arrays, Positions
@@ -10,38 +12,55 @@ from stages.combine.polish.moves import draw, draw_again, draw_removal, draw_shi
 from stages.combine.polish.state import EXCESS, NOTED, State, copy_sequence, state_of
 from stages.combine.polish.uncounted import uncounted
 
-EPOCHS = 8
-"""How often the search goes on from the best sequence so far."""
-WARMTH = 0.08
-"""What a step may lose at first, as a part of the mean time of an op."""
-COOLING = 0.7
-"""What of that is left from epoch to epoch."""
 FEASIBLE = 0.3
 """How much of the search should be within the budget: what a byte above it costs follows that."""
 ADAPTED = 64
 """After how many moves it does."""
-FACTOR = 1.1
 
 
-def anneal(a: Arrays, sequence: Positions, budget: int, moves: int, seed: int) -> Positions:
+class Pace(NamedTuple):
+    """How a search spends its moves. It goes on from the best sequence so far for `epochs`. A step
+    may lose `warmth` at first, as a part of the mean time of an op, and of that `cooling` is left
+    from epoch to epoch. An epoch starts with the part `relief` of what a byte above the budget cost
+    at the end of the one before, and that changes by `factor` each time it is adapted."""
+
+    epochs: int
+    warmth: float
+    cooling: float
+    relief: float
+    factor: float
+
+
+QUICK = Pace(epochs=8, warmth=0.08, cooling=0.7, relief=1.0, factor=1.1)
+"""For many searches of few moves each."""
+PATIENT = Pace(epochs=4, warmth=0.5, cooling=0.4, relief=0.03, factor=1.015)
+"""For more moves: each epoch lets go of the budget and comes back to it slowly, so that what saves
+the most time for its bytes is kept and what saves the least is given up, in all places at once."""
+
+
+def anneal(
+    a: Arrays, sequence: Positions, budget: int, moves: int, seed: int, pace: Pace = QUICK
+) -> Positions:
     """The fastest sequence within the budget met in a number of moves, where each run takes the
     faster form that it may; where none was met, the one that exceeded the budget least."""
     best, price = sequence, 0.0
-    for epoch in range(EPOCHS):
-        warmth = WARMTH * COOLING**epoch
-        state = state_of(a, best, budget, seed * EPOCHS + epoch + 1)
+    for epoch in range(pace.epochs):
+        warmth = pace.warmth * pace.cooling**epoch
+        state = state_of(a, best, budget, seed * pace.epochs + epoch + 1)
         found = np.empty(state.at.size, np.int32)
-        length, price = cool(state, a, moves // EPOCHS, warmth, price, found)
+        length, price = cool(
+            state, a, moves // pace.epochs, warmth, price * pace.relief, pace.factor, found
+        )
         best = found[:length]
     return best
 
 
 @uncounted
 def cool(
-    s: State, a: Arrays, moves: int, warmth: float, price: float, best: Positions
+    s: State, a: Arrays, moves: int, warmth: float, price: float, factor: float, best: Positions
 ) -> tuple[int, float]:
     """One epoch: fills `best` with the best sequence and returns its length and what a byte above
-    the budget costs in the end."""
+    the budget costs in the end; 0 lets it begin with little."""
     seconds, excess = s.seconds[0], s.figures[EXCESS]
     mean = seconds / s.node.size
     if price == 0.0:
@@ -74,6 +93,6 @@ def cool(
                 s.seconds[0] = seconds
         inside += excess == 0
         if move % ADAPTED == ADAPTED - 1:
-            price = price / FACTOR if inside > FEASIBLE * ADAPTED else price * FACTOR
+            price = price / factor if inside > FEASIBLE * ADAPTED else price * factor
             inside = 0
     return length, price

@@ -26,7 +26,8 @@ class Arrays(NamedTuple):
     further run of their maker makes. `once` marks nodes that run exactly once: not repeatable, or
     makers of a storage that stays. The first run of a `pinned` node keeps its place: it is not
     repeatable, or draws random numbers. The first run of a `lasting` node differs from its further
-    ones. `reuse_input` is the place of what is overwritten among the inputs.
+    ones. `reuse_input` is the place of what is overwritten among the inputs. `drawn` sums up the
+    square roots of the sizes of storages, up to each of them.
     """
 
     loss: int
@@ -47,6 +48,7 @@ class Arrays(NamedTuple):
     reuse_seconds: Seconds
     reuse_peak: Integers
     size: Integers
+    drawn: Seconds
     producer: Positions
     stays: Flags
     remade: Flags
@@ -87,6 +89,7 @@ def arrays(problem: Problem, in_place: bool) -> Arrays:
         reuse_seconds=np.array([r.seconds for group in reuses for r in group], np.float64),
         reuse_peak=np.array([r.peak for group in reuses for r in group], np.int64),
         size=np.array([storage.bytes for storage in storages], np.int64),
+        drawn=np.cumsum(np.sqrt([float(storage.bytes) for storage in storages])),
         producer=np.array([storage.producer for storage in storages], np.int32),
         stays=stays,
         remade=np.isin(

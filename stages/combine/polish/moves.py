@@ -182,6 +182,20 @@ def draw_run(s: State, low: int, high: int) -> int:
     return -1
 
 
+@inlined
+def draw_storage(s: State, a: Arrays) -> int:
+    """A storage, a larger one more likely: as the square root of its size."""
+    low, high = 0, a.drawn.size - 1
+    place = draw(s) * a.drawn[high]
+    while low < high:
+        middle = (low + high) // 2
+        if a.drawn[middle] > place:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
 @inner
 def draw_again(s: State, a: Arrays) -> None:
     """Makes a storage that waits for a read again before it; half of the time one that waits
@@ -196,7 +210,7 @@ def draw_again(s: State, a: Arrays) -> None:
             over = over + 1 if over + 1 < slots else 0
     for _ in range(TRIES):
         if over >= 0:
-            storage = int(draw(s) * a.size.size)
+            storage = draw_storage(s, a)
             before = event_before(s, storage, over)
             if before < 0 or a.size[storage] == 0:
                 continue

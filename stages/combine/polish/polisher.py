@@ -7,6 +7,7 @@ sequences, from the one that keeps everything, and from what was found for neigh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from threading import Lock
 import numpy as np
 
 from schemas.problem import Problem
-from stages.combine.polish.anneal import anneal
+from stages.combine.polish.anneal import PATIENT, QUICK, Pace, anneal
 from stages.combine.polish.arrays import Arrays, arrays
 from stages.combine.polish.kernel import memory_line
 
@@ -31,15 +32,20 @@ PLENTY = 1 << 62
 ALONE, BESIDE, FURTHER = 120, 50, 200
 """Moves per node of a search from a start, from what another search found, and of a refinement
 that goes on from the best."""
+PATIENCE = 600
+"""Moves per node of a patient search."""
 MISSES = 3
 """At how many budgets, one below the other, nothing is found before the grid of a frontier ends:
 a search that has to go further down can find what a nearer one did not."""
 ROUNDS, IDLE, GAIN = 12, 3, 1e-4
 """How often a refinement goes on from the best at most, and after how often in a row it ends that
 gained less than this part of the time."""
-DRAFT_EVERY = 6
-"""One budget of a grid in this many has drafts: they take longer than the search, and neighbouring
-budgets start from what it finds."""
+PATIENT_ROUNDS, CLOSE = 4, 2e-3
+"""How often a refinement searches patiently at most, and what part of the time it may be above what
+no plan goes below for it to do so no more."""
+EVERY = 6
+"""One budget of a grid in this many has drafts, which take longer than the search, and a patient
+search where it is small: neighbouring budgets start from what that finds."""
 LEAST_MOVES, MOST_WORK = 4000, 3_000_000_000
 """Moves of a search at least, and moves times nodes at most: a move takes the longer the more
 nodes there are."""
@@ -92,11 +98,18 @@ class Polisher:
         )
         return self._search(given, given[1:] or given, budget, ALONE)
 
-    def refine(self, starts: Sequence[Sequence[int]], budget: int) -> Polished:
+    def refine(
+        self, starts: Sequence[Sequence[int]], budget: int, least: float = math.inf
+    ) -> Polished:
         """As `polish`, from all starts, and more times from the best of what was found, as long as
-        that gains something."""
+        that gains something. Where `least`, seconds that no sequence goes below, is given and not
+        nearly met, some of these searches are patient."""
         given = [self._plan(sequence, budget, index) for index, sequence in enumerate(starts)]
         best = self._search(given, given, budget, ALONE)
+        for number in range(PATIENT_ROUNDS):
+            if best.peak <= budget and best.seconds <= (1 + CLOSE) * least:
+                break
+            best = self._search([best], [best], budget, PATIENCE, number, PATIENT)
         idle = 0
         for number in range(len(given), len(given) + ROUNDS):
             before, best = best, self._search([best], [best], budget, FURTHER, number)
@@ -117,6 +130,7 @@ class Polisher:
         budget: int,
         moves: int,
         first: int = 0,
+        pace: Pace = QUICK,
     ) -> Polished:
         """The best for the budget of what is known and of what a search from each start finds, the
         first of them with the seed `first`."""
@@ -127,7 +141,8 @@ class Polisher:
         for seed, start in enumerate(starts, first):
             if start.sequence == self.keep_all and start.peak <= budget:
                 continue
-            found = anneal(self.arrays, np.array(start.sequence, np.int32), budget, count, seed)
+            given = np.array(start.sequence, np.int32)
+            found = anneal(self.arrays, given, budget, count, seed, pace)
             best = min(
                 best, self._plan(found.tolist(), budget, start.start), key=partial(_rank, budget)
             )
@@ -161,7 +176,7 @@ class Polisher:
         measured = [self.measure(sequence, -1) for sequence in starts]
         lowest = min((peak for peak, _ in measured), default=PLENTY)
         near = [budget for budget in budgets if budget >= lowest]
-        drafted = budgets[DRAFT_EVERY - 1 :: DRAFT_EVERY]
+        drafted = budgets[EVERY - 1 :: EVERY]
 
         def alone(budget: int) -> Polished:
             chosen = {index: starts[index] for index in _nearest(measured, budget)}
@@ -176,7 +191,7 @@ class Polisher:
                 known = [self._plan(above, budget, start)]
                 if drafts and budget in drafted:
                     known += [self._plan(each, budget, None) for each in drafts(budget)]
-                found.append(told(self._search(known, known, budget, ALONE)))
+                found.append(told(self._search(known, known, budget, PATIENCE, pace=PATIENT)))
                 misses = misses + 1 if found[-1].peak > budget else 0
                 if misses == MISSES:
                     break
@@ -186,9 +201,23 @@ class Polisher:
                 neighbours = found[max(index - 1, 0) : index + 2]
                 known = [self._plan(each.sequence, budget, each.start) for each in neighbours]
                 ranked = sorted(known, key=partial(_rank, budget))
-                return told(self._search(known, ranked[:1], budget, BESIDE))
+                return self._search(known, ranked[:1], budget, BESIDE)
 
+            def below(first: int) -> list[Polished]:
+                """Some budgets in a row, the first of them searched patiently."""
+                own = found[first : first + EVERY]
+                best = self._search(own[:1], own[:1], budgets[first], PATIENCE, pace=PATIENT)
+                better = [told(best)]
+                for budget, known in zip(budgets[first + 1 :], own[1:], strict=False):
+                    above = self._plan(better[-1].sequence, budget, better[-1].start)
+                    start = min(known, above, key=partial(_rank, budget))
+                    better.append(told(self._search([start], [start], budget, BESIDE)))
+                return better
+
+            small = _small(budgets[: len(found)])
             found = list(pool.map(beside, range(len(found))))
+            found[: small.start] = map(told, found[: small.start])
+            found[small.start :] = [each for row in pool.map(below, small) for each in row]
         return self._inherit(budgets, found)
 
     def _inherit(self, budgets: Sequence[int], found: Sequence[Polished]) -> list[Polished]:
@@ -198,6 +227,14 @@ class Polisher:
             below = self._plan(best[-1].sequence, budget, best[-1].start)
             best.append(min(own, below, key=partial(_rank, budget)))
         return best
+
+
+def _small(budgets: Sequence[int]) -> range:
+    """The first of each so many in a row, from about the middle between the largest and the
+    smallest budget on."""
+    middle = (budgets[0] + budgets[-1]) // 2 if budgets else 0
+    near = sum(budget > middle for budget in budgets)
+    return range(near, len(budgets), EVERY)
 
 
 class _Told:

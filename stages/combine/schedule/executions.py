@@ -38,7 +38,7 @@ def executions_of(
         if action.action == "loss":
             writer.run([blocks.loss])
             continue
-        if action.action in ("free", "free_all"):
+        if action.move == "free":
             continue
         block = blocks.blocks[action.block - 1]
         rows = options_of(options, block.digest)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schemas.strategies import STRATEGIES
+from schemas.strategies import STRATEGIES, TRIED_BY_AUTO
 from stages.combine.strategies.registry import strategy
 from stages.combine.strategies.strategy import Candidate, Strategy, TrainingStep
 
@@ -27,11 +27,7 @@ class Auto:
         ]
 
     def _others(self) -> list[Strategy]:
-        return [
-            strategy(name)
-            for name, about in STRATEGIES.items()
-            if not (about.baseline or about.apart or name == self.about.name)
-        ]
+        return [strategy(name) for name in TRIED_BY_AUTO]
 
 
 STRATEGY = Auto()

@@ -11,14 +11,15 @@ from stages.combine.moment.solver import Limits
 from stages.combine.schedule.executions import runs
 from stages.combine.strategies.strategy import Candidate, TrainingStep
 from stages.combine.unrolled.frontier import Solution, fastest, nodes_of, worth
+from stages.combine.unrolled.starts import again, seconds_of
 from stages.combine.unrolled.tasks import (
-    Stage,
     Tasks,
-    every_stage,
-    stages_after_loss,
+    forward_stages,
+    full_stages,
     tasks_of_nodes,
 )
 from stages.replay.line import FASTEST, executions
+from stages.replay.unrolling import ProgramStage
 
 LARGEST = 120
 """Ops of the largest step that is planned."""
@@ -28,7 +29,7 @@ BUDGETS = 8
 LIMITS = Limits(gap=1e-4, nodes=50, checks=500)
 
 
-class Checkmate:
+class CheckmateStrategy:
     """The integer program of the whole step, at budgets spread over those that it can keep."""
 
     about = STRATEGIES["checkmate"]
@@ -54,24 +55,32 @@ class Checkmate:
         ]
 
 
-STRATEGY = Checkmate()
+STRATEGY = CheckmateStrategy()
 
 
-def _program(problem: Problem) -> tuple[str, Tasks, list[Stage]]:
+def _program(problem: Problem) -> tuple[str, Tasks, list[ProgramStage]]:
     tasks = tasks_of_nodes(problem)
-    stages = every_stage(tasks)
+    stages = full_stages(tasks)
     if sum(len(stage.candidates) for stage in stages) <= DECISIONS:
         return "any op again at any time", tasks, stages
-    return "ops of the forward again after the loss", tasks, stages_after_loss(tasks)
+    return "ops of the forward again after the loss", tasks, forward_stages(tasks)
 
 
-def _solutions(problem: Problem, tasks: Tasks, stages: Sequence[Stage]) -> Iterator[Solution]:
-    """Solutions of falling peaks, evenly spread, down to the first budget that has none."""
+def _solutions(
+    problem: Problem, tasks: Tasks, stages: Sequence[ProgramStage]
+) -> Iterator[Solution]:
+    """Solutions of falling peaks, evenly spread, down to the first budget that has none. A program
+    starts from making everything again, where that is within its budget."""
     highest = peak = _peak(problem, range(len(problem.nodes)))
     least = least_peak(problem)
+    known = again(tasks, stages)
+    start = Solution(known, _peak(problem, nodes_of(known)), None, seconds_of(known), 0.0)
     for number in range(1, BUDGETS + 1):
         budget = min(highest - (highest - least) * number // BUDGETS, peak - 1)
-        solution = fastest(tasks, stages, budget, None, LIMITS) if budget >= least else None
+        if budget < least:
+            return
+        fits = start if start.peak <= budget else None
+        solution = fastest(tasks, stages, budget, None, LIMITS, fits)
         if solution is None:
             return
         peak = _peak(problem, nodes_of(solution.chosen))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from schemas.strategies import STRATEGIES
 from stages.combine.chain.freed import FreedChain
 from stages.combine.chain.frontier import ChainFrontier, spread
-from stages.combine.chain.search import Search
+from stages.combine.chain.search import SequenceSearch
 from stages.combine.chain.ways import Ways, ways_of_blocks
 from stages.combine.schedule.executions import candidate_of
 from stages.combine.strategies.strategy import Candidate, TrainingStep
@@ -34,7 +34,7 @@ class Frees:
         ways = ways_of_blocks(step.blocks, step.options, True)
         persistent = ChainFrontier(ways).plans()
         chosen = [persistent[index] for index in spread(len(persistent), BUDGETS)]
-        search, candidates = Search(ways), []
+        search, candidates = SequenceSearch(ways), []
         for plan in chosen:
             sequence = search.fastest(plan.peak, STATES).sequence or plan.sequence
             candidates.append(candidate_of(step, sequence, f"search within {plan.peak} bytes"))

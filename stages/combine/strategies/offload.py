@@ -8,7 +8,7 @@ from stages.combine.strategies.registry import strategy
 from stages.combine.strategies.strategy import Candidate, TrainingStep
 
 
-class Offload:
+class OffloadStrategy:
     """What auto plans, for a machine with a link."""
 
     about = STRATEGIES["offload"]
@@ -24,4 +24,4 @@ class Offload:
         return strategy("auto").candidates(step)
 
 
-STRATEGY = Offload()
+STRATEGY = OffloadStrategy()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from schemas.strategies import STRATEGIES
 from stages.combine.chain.frontier import ChainFrontier, spread
 from stages.combine.chain.ways import Ways, ways_of_blocks
@@ -34,11 +36,13 @@ STRATEGY = Rotor()
 
 def candidates_of(step: TrainingStep, ways: Ways) -> list[Candidate]:
     """At most `BUDGETS` plans of the dynamic program on `ways`, evenly spread over its frontier,
-    from most to least memory."""
-    plans = ChainFrontier(ways).plans()
+    from most to least memory. They are optimal where none of the frontier is left out."""
+    program = ChainFrontier(ways)
+    plans = program.plans()
+    optimal = program.complete and len(plans) <= BUDGETS
     found: list[Candidate] = []
     for index in spread(len(plans), BUDGETS):
         plan = plans[index]
         origin = f"dynamic program, {plan.peak} bytes"
-        found.append(candidate_of(step, plan.sequence, origin))
+        found.append(replace(candidate_of(step, plan.sequence, origin), optimal=optimal))
     return found

@@ -39,12 +39,15 @@ class Candidate:
     """A plan of a strategy: what it does in order (`actions`), what that is in positions of its
     chain (`sequence`), and how it was found (`origin`).
 
-    Opening a plan adds what follows from the rest: views, frees, random states and gradients.
+    An `optimal` one is so in the class that the strategy is optimal in, for every budget that is
+    too small for the next faster candidate. Opening a plan adds what follows from the rest: views,
+    frees, random states and gradients.
     """
 
     actions: list[Action]
     sequence: list[Operation]
     origin: str
+    optimal: bool = False
 
     @property
     def executions(self) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -80,14 +81,21 @@ class Placer:
         for each in self._fastest_first(
             [each for each in found if each is not None], order, computed
         ):
-            placed = self._timed(sequence, each, order, budget)
-            if placed is None:
-                continue
-            if not self.early:
+            placed = self.exact(sequence, each, order, budget)
+            if placed is not None:
                 return placed
-            early = self._timed(sequence, self._freed_early(placed), order, budget)
-            return placed if early is None or early.seconds > placed.seconds else early
         return None
+
+    def exact(
+        self, sequence: Sequence[int], found: list[Stay], order: list[Sent], budget: int
+    ) -> Placed | None:
+        """The plan with these stays, or with earlier frees (`early`) where that is as fast; None
+        where the other memory is too small or the budget in bytes is exceeded."""
+        placed = self._timed(sequence, found, order, budget)
+        if placed is None or not self.early:
+            return placed
+        early = self._timed(sequence, self._freed_early(placed), order, budget)
+        return placed if early is None or early.seconds > placed.seconds else early
 
     def _fastest_first(
         self, found: Sequence[list[Stay]], order: list[Sent], computed: Computation
@@ -104,8 +112,8 @@ class Placer:
     def _timed(
         self, sequence: Sequence[int], found: list[Stay], order: list[Sent], budget: int
     ) -> Placed | None:
-        """A placing with its time, None where the other memory is too small or the budget is
-        exceeded."""
+        """A placing with its time, None where the other memory is too small, the budget is
+        exceeded, or it takes for ever."""
         moved: dict[int, int] = {}
         for stay in found:
             moved[stay.out] = moved.get(stay.out, 0) - stay.gap.size
@@ -115,7 +123,7 @@ class Placer:
             return None
         own = [run.seconds for run in played]
         clocks = self._clocks(own, found, order)
-        if clocks.most > self.link.room:
+        if clocks.most > self.link.room or not math.isfinite(clocks.seconds):
             return None
         waited = clocks.seconds - sum(own)
         return Placed(list(sequence), found, order, clocks, waited, budget)

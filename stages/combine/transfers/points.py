@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from schemas.actions import Action
 from schemas.frontier import Point
-from schemas.plan import Cost
+from schemas.plan import PlanCost
 
 FOUND = ", with transfers"
 
 
-def linked_point(source: Point, actions: Sequence[Action], ceiling: int, cost: Cost) -> Point:
+def linked_point(source: Point, actions: Sequence[Action], ceiling: int, cost: PlanCost) -> Point:
     """The point of a plan with transfers, found from one without, with what replay says of it."""
     return replace(
         source,

@@ -13,12 +13,15 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 from schemas.costs import Costs
 from schemas.link import HostLink
 from schemas.problem import Problem
 from stages.combine.polish.polisher import Polisher, grid
+from stages.combine.transfers.deciding import LinkedMoments
+from stages.combine.transfers.moving import Mover
 from stages.combine.transfers.placing import Placed, Placer
 from stages.combine.transfers.priced import Maker, makers, parted, priced
 
@@ -26,8 +29,8 @@ EVERY = 4
 """One budget of a frontier's grid in this many is planned with transfers."""
 IDLE = 0.002
 """A plan whose computations wait for less than this part of it has room for more transfers."""
-NEAR = (0.0, -0.02, 0.01)
-"""How far from the best share others are that are tried at last."""
+IN_VAIN, GAIN = 3, 2e-4
+"""After how many rounds in a row it ends that gained less than this part of the time."""
 BELOW = 1.0 - 1e-9
 """A price is this much below what it stands for, so that nothing is sent that is as fast to run."""
 
@@ -36,19 +39,23 @@ BELOW = 1.0 - 1e-9
 class Effort:
     """How hard is looked for a plan. Makers of the first `parts` of the forward's time alone are
     tried, since what is made late has little time to leave. Then: how often what may leave is
-    halved, how often a share beside the best so far is tried, how often the search goes on from the
-    best, and from how many sequences all of that starts."""
+    halved, how often a share beside the best so far is tried, and from how many sequences all of
+    that starts. Last: how many `moves` for each node a search with the clocks of the lanes makes,
+    0 for none, and how often it goes on from the best at most."""
 
     parts: tuple[float, ...]
     halvings: int
     closer: int
-    rounds: int
     starts: int
+    moves: int = 0
+    rounds: int = 0
 
 
-SWEEP = Effort((0.7,), 4, 3, 0, 1)
+SWEEP = Effort((0.7,), 4, 3, 1)
 """For one of many budgets."""
-ASKED = Effort((1.0, 0.7, 0.4), 4, 5, 1, 2)
+AGAIN = Effort((0.7,), 4, 3, 1, 100, 1)
+"""For one of a few budgets that are tried for one that is asked for."""
+ASKED = Effort((1.0, 0.7, 0.4), 4, 5, 2, 400, 12)
 """For a budget that is asked for."""
 
 
@@ -67,6 +74,16 @@ class Linker:
         seconds = (node.seconds for node in problem.nodes[: problem.loss])
         self.made = [*accumulate(seconds)]
 
+    @cached_property
+    def mover(self) -> Mover:
+        """The search with the clocks of the lanes."""
+        return Mover(self.problem, self.placer)
+
+    @cached_property
+    def moments(self) -> LinkedMoments:
+        """The programs with the link."""
+        return LinkedMoments(self.problem, self.placer.link, self.placer.leaving)
+
     def plan(
         self, budget: int, starts: Sequence[Sequence[int]], effort: Effort = ASKED
     ) -> Placed | None:
@@ -78,8 +95,8 @@ class Linker:
         for start in starts[: effort.starts]:
             for part in effort.parts:
                 search.look(start, part)
-        for _ in range(effort.rounds):
-            search.go_on()
+        if effort.moves:
+            search.move()
         return search.best
 
     def sweep(
@@ -127,7 +144,6 @@ class _Search:
         self.budget = budget
         self.effort = effort
         self.best: Placed | None = None
-        self.source: tuple[float, float, Sequence[int]] | None = None
         for start in [*starts, range(len(linker.problem.nodes))]:
             self._keep(linker.placer.place(start, None, budget))
 
@@ -150,33 +166,38 @@ class _Search:
         for _ in range(self.effort.closer):
             waits(_closer(tried))
 
-    def go_on(self) -> None:
-        """Searches more from the best so far, with its share and others near by."""
-        for off in NEAR:
-            if self.source is not None:
-                share, part, sequence = self.source
-                near = min(max(share + off, 0.0), 1.0)
-                self._tried(near, part, sequence, longer=True)
+    def move(self) -> None:
+        """Searches with the clocks of the lanes, from the best so far and from what an integer
+        program decides, then from the best of that, as long as it gains something."""
+        mover, effort = self.linker.mover, self.effort
+        starts = [mover.start(self.best)] if self.best is not None else []
+        draft = self.linker.moments.draft(self.budget)
+        starts += [mover.drafted(*draft)] if draft is not None else []
+        last: list[int] = []
+        for seed, start in enumerate(starts):
+            last = mover.moved(start, self.budget, effort.moves, seed)
+            self._keep(mover.placed(last, self.budget))
+        idle = 0
+        for seed in range(len(starts), len(starts) + effort.rounds if starts else 0):
+            before = math.inf if self.best is None else self.best.seconds
+            start = last if self.best is None else mover.start(self.best)
+            last = mover.moved(start, self.budget, effort.moves, seed)
+            gained = self._keep(mover.placed(last, self.budget))
+            after = math.inf if self.best is None else self.best.seconds
+            idle = 0 if gained and after <= (1 - GAIN) * before else idle + 1
+            if idle == IN_VAIN:
+                break
 
-    def _tried(
-        self, share: float, part: float, start: Sequence[int], longer: bool = False
-    ) -> Placed | None:
+    def _tried(self, share: float, part: float, start: Sequence[int]) -> Placed | None:
         """The plan for a share that a search from a sequence finds, None where it finds none."""
         linker = self.linker
         chosen = linker.chosen(share, part)
         rate = min((maker.rate for maker in chosen), default=0.0)
         price = 0.0 if share == 0 or rate == math.inf else rate * BELOW
         found = priced(linker.problem, chosen, price)
-        polisher = Polisher(found.problem)
-        polished = (
-            polisher.refine([start], self.budget)
-            if longer
-            else polisher.polish({0: start}, self.budget)
-        )
-        sequence, back = parted(found, polished.sequence)
-        placed = linker.placer.place(sequence, back, self.budget)
-        if self._keep(placed):
-            self.source = share, part, polished.sequence
+        polished = Polisher(found.problem).polish({0: start}, self.budget)
+        placed = linker.placer.place(*parted(found, polished.sequence), self.budget)
+        self._keep(placed)
         return placed
 
     def _keep(self, placed: Placed | None) -> bool:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from stages.combine.moment.solver import Limits, integral
 from stages.combine.unrolled.program import Chosen, Unrolled
-from stages.combine.unrolled.tasks import Stage, Tasks
+from stages.combine.unrolled.tasks import Tasks
+from stages.replay.unrolling import ProgramStage
 
 EXACT = 2e-6
 """Seconds, in shares of a run's, by which one that is proven optimal may be above the bound."""
@@ -37,7 +38,7 @@ class Solution:
 
 def fastest(
     tasks: Tasks,
-    stages: Sequence[Stage],
+    stages: Sequence[ProgramStage],
     peak: int,
     save: int | None,
     limits: Limits,

@@ -6,11 +6,11 @@ tasks run (`Comp` in Z), the values that are there when a stage begins (`P`), an
 cluster is kept from its forward to its backward (`Sp`). Each value has one maker, so that Z's
 contributions `S` are P.
 
-What Z's C, D and A say is how long a value is there. With need >= every later read in the stage,
-and >= P of the next stage, a value is there before a step where it is needed at or after it; this
-takes no whole numbers and a variable a read. A task has a row of memory for each of its levels.
-There a value that the task has read for the last time counts as after it, which are the correction
-terms (Z 3.34). Backwards of clusters run once.
+What Z's C, D and A say is how long a value is there. Here need >= every later read in the stage,
+and need >= P of the next stage. A value is there before a step where it is needed at the step or
+after it. This takes no whole numbers and a variable a read. A task has a row of memory for each of
+its levels. There a value that the task has read for the last time counts as after it, which are the
+correction terms (Z 3.34). Backwards of clusters run once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stages.combine.moment.matrix import NOTHING, ONE, Floats, Matrix, SparseProgram, Term
-from stages.combine.unrolled.tasks import Stage, Tasks, Way
+from stages.combine.unrolled.tasks import Tasks, Way
+from stages.replay.unrolling import ProgramStage
 
 Sum = list[tuple[float, Term]]
 Chosen = tuple[int, int, Way]
@@ -30,7 +31,7 @@ class Unrolled:
     (`save`), where that is limited. The value of `matrix` are seconds in shares of `unit`."""
 
     def __init__(
-        self, tasks: Tasks, stages: Sequence[Stage], peak: int, save: int | None = None
+        self, tasks: Tasks, stages: Sequence[ProgramStage], peak: int, save: int | None = None
     ) -> None:
         self.tasks = tasks
         self.stages = stages

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from schemas.graph import NONE
 from schemas.problem import Node, Problem, Repeat
 from stages.replay.line import limits
+from stages.replay.unrolling import ProgramStage, every_stage, stages_after_loss
 
 NOTHING_KEPT = 0
 """The option of a way that keeps nothing for a backward."""
@@ -78,19 +79,6 @@ class Tasks:
         return sum(min(way.seconds for way in task.first) for task in self.tasks)
 
 
-@dataclass(frozen=True)
-class Stage:
-    """`candidates` may run again, in ascending order, before `tail` runs; both are tasks."""
-
-    candidates: tuple[int, ...]
-    tail: tuple[int, ...]
-
-    @property
-    def steps(self) -> tuple[int, ...]:
-        """All tasks that may run in the stage, in order."""
-        return self.candidates + self.tail
-
-
 def tasks_of_nodes(problem: Problem) -> Tasks:
     """Each node of a problem as a task."""
     return Tasks(
@@ -122,47 +110,41 @@ def _way_of_node(problem: Problem, position: int, form: Node | Repeat) -> Way:
     )
 
 
-def every_stage(tasks: Tasks) -> list[Stage]:
+def full_stages(tasks: Tasks) -> list[ProgramStage]:
     """One stage a task, all that can run again before it: as Z 2.1.1 has it."""
-    further = [k for k, task in enumerate(tasks.tasks) if task.further]
-    return [Stage(tuple(k for k in further if k < t), (t,)) for t in range(len(tasks.tasks))]
+    return every_stage([bool(task.further) for task in tasks.tasks])
 
 
-def stages_after_loss(tasks: Tasks) -> list[Stage]:
+def forward_stages(tasks: Tasks) -> list[ProgramStage]:
     """All up to the loss in one stage, then one for each task that reads what could have been
     dropped. Only tasks of the forward run again, where this stage or a later one may need them."""
     repeatable = {k for k in range(tasks.loss) if tasks.tasks[k].further}
-    remade = {d for k in repeatable for d in _reached(tasks, tasks.tasks[k].further, "makes")}
-    tails: list[list[int]] = [list(range(tasks.loss + 1))]
-    for k in range(tasks.loss + 1, len(tasks.tasks)):
+    remade = {d for k in repeatable for d in _reached(tasks.tasks[k].further, "makes")}
+
+    def begins(k: int) -> bool:
         task = tasks.tasks[k]
-        if task.forward < 0 and remade.isdisjoint(_reached(tasks, task.first, "reads")):
-            tails[-1].append(k)
-        else:
-            tails.append([k])
-    stages: list[Stage] = []
-    useful: set[int] = set()
-    for number in reversed(range(len(tails))):
-        useful |= _makers(tasks, tails[number], repeatable)
-        candidates = sorted(useful) if number else []
-        stages.append(Stage(tuple(candidates), tuple(tails[number])))
-    return stages[::-1]
+        return task.forward >= 0 or not remade.isdisjoint(_reached(task.first, "reads"))
+
+    def needed(wanted: Iterable[int]) -> set[int]:
+        return makers(tasks, wanted, repeatable)
+
+    return stages_after_loss(len(tasks.tasks), tasks.loss, begins, needed)
 
 
-def _reached(tasks: Tasks, ways: Iterable[Way], what: str) -> set[int]:
+def _reached(ways: Iterable[Way], what: str) -> set[int]:
     return {value for way in ways for value in getattr(way, what)}
 
 
-def _makers(tasks: Tasks, wanted: Iterable[int], among: set[int]) -> set[int]:
+def makers(tasks: Tasks, wanted: Iterable[int], among: set[int]) -> set[int]:
     """The tasks `among` some that the wanted ones may need, directly or not."""
     found: set[int] = set()
     pending = list(wanted)
     while pending:
         task = tasks.tasks[pending.pop()]
         ways = (*task.first, *task.further)
-        makers = {tasks.values[value].maker for way in ways for value in way.reads}
-        makers |= {task.forward}
-        new = (makers & among) - found
+        needed = {tasks.values[value].maker for way in ways for value in way.reads}
+        needed |= {task.forward}
+        new = (needed & among) - found
         found |= new
         pending += new
     return found

@@ -2,11 +2,14 @@
 
 Each side of the loss computes what it has to, and the link brings the parameters that it reads, but
 for what the device holds when it begins. A gradient leaves, or states do, but for what the device
-holds. And no plan goes below one in which all parameters are on the device
+holds. States that neither the device nor the other memory has room for come from a third one and
+go back. And no plan goes below one in which all parameters are on the device
 (`stages.combine.transfers.bound`).
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from stages.combine.bounds import at_loss
 from stages.combine.transfers.bound import least_seconds_linked
@@ -28,7 +31,17 @@ def least_whole_seconds(task: Task) -> float:
     moved = [seconds(backward), seconds(sent)]
     behind = max(moment.after, sum(moved) if link.shared else max(moved))
     least = max(ahead + behind, least_seconds_linked(loose, task.room, link))
-    return task.microbatches * least
+    return max(task.microbatches * least, _far_seconds(task))
+
+
+def _far_seconds(task: Task) -> float:
+    """What the link to a third memory takes at least."""
+    if task.far is None:
+        return 0.0
+    link, near = task.far.link, replace(task, far=None)
+    there = near.played(frozenset(), here=False).stays(task.graph)
+    size = max(there - task.link.room - task.budget, 0)
+    return size / link.bandwidth * (2 if link.shared else 1)
 
 
 def _read(task: Task, forward: bool) -> int:

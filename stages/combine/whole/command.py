@@ -10,14 +10,14 @@ from schemas.derived import Derived
 from schemas.errors import ConfigError, ScheduleError
 
 if TYPE_CHECKING:
-    from schemas.plan import Plan
+    from schemas.graph import Graph
+    from schemas.link import HostLink
+    from schemas.machine import Machine
+    from schemas.updates import UpdateCost
     from stages.combine.whole.search import Found
     from stages.combine.whole.task import Task
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
-OUTPUTS = ("schedule.arrow", "plan.json")
-ADDING = "microbatch.arrow"
-"""The schedule of each microbatch but the last one."""
 LEAST = 1 << 20
 """Parameters of fewer bytes stay on the device."""
 
@@ -45,9 +45,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--machine",
         type=Path,
         required=True,
-        help="machine.json: a device with its speeds, a memory and the link between them",
+        help="machine.json: a device with its speeds, a memory and the link between them; and, "
+        "where that has no room for all states, a memory linked with it",
     )
-    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
+    parser.add_argument(
+        "--optimizer", choices=OPTIMIZERS, help="of described updates (default: adamw)"
+    )
+    parser.add_argument(
+        "--updates",
+        type=Path,
+        help="updates.json, measured by profile --optimizer: such a plan can be run",
+    )
     parser.add_argument(
         "--budget", required=True, help="the bytes of the device for everything, such as 12GB"
     )
@@ -58,17 +66,15 @@ def run(options: argparse.Namespace) -> None:
     """Writes schedule.arrow, microbatch.arrow where there are several microbatches, and plan.json.
     Raises ConfigError where no plan is found."""
     from schemas.graph import GRAPH
-    from schemas.plan import write_plan
-    from schemas.schedule import write_schedule
     from schemas.store import read
-    from stages.combine.whole.search import Search
+    from stages.combine.whole.plans import write_found
 
     found: list[tuple[Task, Found, Path]] = []
     refused = None
     for graph, costs, count in cases_of(options):
         try:
-            task = read_task(options, graph, costs, count)
-            found.append((task, Search(task).best(), graph))
+            task, best = planned(*read_task(options, graph, costs, count))
+            found.append((task, best, graph))
         except ScheduleError as error:
             raise ConfigError(f"{graph}: no whole step is planned: {error}") from error
         except ConfigError as error:
@@ -77,13 +83,7 @@ def run(options: argparse.Namespace) -> None:
         assert refused is not None
         raise refused
     task, best, graph = min(found, key=lambda each: each[1].seconds)
-    digest = read(graph, GRAPH).digest
-    write_schedule(options.out / OUTPUTS[0], best.replay.steps, digest, task.link, best.updates)
-    (options.out / ADDING).unlink(missing_ok=True)
-    if best.adding is not None:
-        adds = task.played(best.updates.there, here=False, adds=True)
-        write_schedule(options.out / ADDING, best.adding.steps, digest, task.link, adds)
-    write_plan(options.out / OUTPUTS[1], plan_of(task, best, options.budget))
+    write_found(options.out, task, best, options.budget, read(graph, GRAPH).digest)
 
 
 def cases_of(options: argparse.Namespace) -> list[tuple[Path, Path, int]]:
@@ -100,21 +100,42 @@ def cases_of(options: argparse.Namespace) -> list[tuple[Path, Path, int]]:
     return list(zip(options.graph, options.costs, counts, strict=True))
 
 
-def read_task(options: argparse.Namespace, traced: Path, paid: Path, microbatches: int) -> Task:
-    """The task of a graph; raises ConfigError where it cannot be planned."""
+def planned(task: Task, beyond: HostLink | None) -> tuple[Task, Found]:
+    """The plan with the fewest states in the memory `beyond` the other one, and its task; raises
+    ConfigError where none is found."""
+    from stages.combine.whole.far import with_states_far
+    from stages.combine.whole.search import Search
+
+    refused = None
+    for each in with_states_far(task, beyond):
+        try:
+            return each, Search(each).best()
+        except ConfigError as error:
+            refused = refused or error
+    assert refused is not None
+    raise refused
+
+
+def read_task(
+    options: argparse.Namespace, traced: Path, paid: Path, microbatches: int
+) -> tuple[Task, HostLink | None]:
+    """The task of a graph, and the link to a third memory where there is one; raises ConfigError
+    where it cannot be planned."""
     from dataclasses import replace
 
     from schemas.budget import parse_budget
     from schemas.costs import read_costs
     from schemas.graph import read_graph
-    from schemas.link import host_link
+    from schemas.link import host_link, link_beyond
     from schemas.machine import read_machine
-    from stages.combine.whole.described import described_costs
+    from schemas.measured_updates import read_measured
+    from stages.combine.whole.backward import costs_by_value
     from stages.combine.whole.task import task_of
 
     graph, costs = read_graph(traced), read_costs(paid)
     machine = read_machine(options.machine)
-    device, link = machine.single(options.machine), host_link(machine, options.machine)
+    link = host_link(machine, options.machine)
+    device = machine.devices[0]
     budget = parse_budget(options.budget)
     if budget.size is None:
         raise ConfigError(f"whole: --budget is bytes of the device, not {options.budget!r}")
@@ -123,73 +144,39 @@ def read_task(options: argparse.Namespace, traced: Path, paid: Path, microbatche
             f"{options.machine}: {device.name} has {device.memory} bytes, less than the budget of "
             f"{budget.size}"
         )
-    beside = next(memory for memory in machine.memories if memory.name == link.to)
-    updates = described_costs(graph, device, beside.bandwidth, options.optimizer)
+    measured = None if options.updates is None else read_measured(options.updates)
+    if measured is None:
+        updates = _described(options, graph, machine, link)
+    elif options.optimizer is not None:
+        raise ConfigError(
+            f"whole: {options.updates} says of which optimiser it is, not --optimizer"
+        )
+    else:
+        updates = costs_by_value(graph, measured.costs)
     own = replace(link, device=graph.device)
-    return task_of(graph, costs, own, updates, budget.size, LEAST, microbatches)
+    task = task_of(graph, costs, own, updates, budget.size, LEAST, microbatches, measured)
+    return task, link_beyond(machine, link, options.machine)
 
 
-def plan_of(task: Task, found: Found, budget: str) -> Plan:
-    """The plan with its bound. Parameters that live in the other memory are not fixed, and keeping
-    everything means to have them on the device, with all states."""
-    from dataclasses import replace
+def _described(
+    options: argparse.Namespace, graph: Graph, machine: Machine, link: HostLink
+) -> dict[int, UpdateCost]:
+    """What updates take by the description of a machine; raises ConfigError where that has no
+    speeds."""
+    from stages.combine.whole.described import described_costs
 
-    from schemas.plan import Cost, Plan, gap_of
-    from stages.combine.fixed import fixed_bytes
-    from stages.combine.whole.bound import least_whole_seconds
-
-    played, fixed = found.replay, fixed_bytes(task.graph)
-    moving = sum(task.graph.storages[storage] for storage in task.remote)
-    fixed = replace(fixed, parameters=fixed.parameters - moving)
-    seconds = found.seconds
-    bound = min(least_whole_seconds(task), seconds)
-    gap = gap_of(seconds, bound)
-    most = max(played.peak, found.adding.peak if found.adding else 0)
-    total = task.fixed + found.updates.staging + most
-    there, count = played.transfers, task.microbatches
-    parts = f" in {count} microbatches" if count > 1 else ""
-    waited = there.waited if there else 0.0
-    sentence = (
-        f"feasible: {total:,} bytes of the device for the whole step{parts}, in "
-        f"{seconds / task.unconstrained:.3f} times the predicted time of having everything "
-        f"there, no plan is more than {gap:.1%} faster; {there.host_peak if there else 0:,} bytes "
-        f"in {task.link.other}, and computations wait for "
-        f"{waited / played.seconds:.1%} of the time"
-    )
-    return Plan(
-        strategy="whole",
-        budget=budget,
-        budget_total=task.budget,
-        budget_bytes=task.room,
-        verdict="feasible",
-        sentence=sentence,
-        time=seconds,
-        peak=most,
-        lower_bound=bound,
-        gap=gap,
-        keep_all=Cost(task.unconstrained, moving + _kept(task)),
-        fixed=fixed,
-        recomputed=played.repeated,
-        recomputed_time=played.repeated_seconds,
-        solver="local search",
-        transfers=there,
-    )
-
-
-def _kept(task: Task) -> int:
-    """The most bytes of the step where everything is on the device, with all states."""
-    from stages.replay.line import executions
-
-    captured = range(len(task.problem.nodes))
-    played = executions(task.problem, captured, in_place=False)
-    states = sum(cost.states for cost in task.updates.values())
-    return max(each.peak for each in played) + states
+    beside = next(memory for memory in machine.memories if memory.name == link.to)
+    device = machine.single(options.machine)
+    return described_costs(graph, device, beside.bandwidth, options.optimizer or "adamw")
 
 
 def derived(options: argparse.Namespace) -> list[Derived]:
     """What `run` made of what."""
+    from stages.combine.whole.plans import ADDING, OUTPUTS
+
     outputs = [options.out / name for name in OUTPUTS]
     read = [*options.graph, *options.costs, options.machine]
+    read += [options.updates] if options.updates is not None else []
     outputs += [path for path in (options.out / ADDING,) if path.exists()]
     return [
         Derived(
@@ -197,7 +184,7 @@ def derived(options: argparse.Namespace) -> list[Derived]:
             read,
             {
                 "budget": options.budget,
-                "optimizer": options.optimizer,
+                "optimizer": options.optimizer or "",
                 "microbatches": options.microbatches or [],
             },
         )

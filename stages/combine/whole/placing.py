@@ -32,7 +32,7 @@ from schemas.schedule import Step
 from schemas.updates import Updates
 from stages.combine.whole.base import Base
 from stages.replay.link_lanes import LinkLanes
-from stages.replay.staging import Staging
+from stages.replay.staging import AwayLane, StagingClocks
 from stages.replay.walk import effects
 
 
@@ -116,7 +116,11 @@ class _Walk:
         here = [value for value in order if value in self.moved.here]
         passing = [updates.costs[value] for value in here if value not in updates.on_device]
         sizes = [size for cost in passing for size in cost.pieces]
-        self.staging = Staging.of(self.transfer, updates.first, updates.buffers, sizes)
+        self.staging = StagingClocks.of(self.transfer, updates.first, updates.buffers, sizes)
+        away = [value for value in order if value not in self.moved.here and not updates.adds]
+        lane = f"{self.link.to}/compute"
+        self.away_bytes = updates.stays(graph)
+        self.beside = AwayLane.of(lane, updates, away, self.lanes.free_at)
 
     def steps(self) -> list[Step]:
         self.staging.ahead()
@@ -151,6 +155,31 @@ class _Walk:
 
     def act(self, action: Action) -> None:
         self.out.append(Step(action))
+        if isinstance(action, Offload | FreeCopy):
+            storage = self._storage(action.value)
+            if storage not in self.value_of:
+                sign = 1 if isinstance(action, Offload) else -1
+                self.away_bytes += sign * self.sizes[storage]
+
+    def send(self, value: int) -> float:
+        """A value leaves once the other memory has room for its copy; when it is there."""
+        size = self.sizes[self._storage(value)]
+        while self.away_bytes + size > self.link.room:
+            if self.copies:
+                self.copy_ends()
+            elif self.sent:
+                self.gradient_is_away(self.sent.popleft()[0])
+            else:
+                raise TooLittleError(self.position, self.away_bytes + size)
+        self.act(Offload(value))
+        self.moving[self._storage(value)] = end = self.transfer(size, True, 0.0)[1]
+        return end
+
+    def copy_ends(self) -> None:
+        """The copy of a gradient is no longer needed."""
+        gradient = self.copies.popleft()[0]
+        self.wait(gradient, self._storage(gradient))
+        self.act(FreeCopy(gradient))
 
     def wait(self, value: int, storage: int) -> None:
         self.act(Wait(value))
@@ -168,9 +197,7 @@ class _Walk:
             freed += self.sizes[storage]
             self.drop(storage, self.position)
         while self.copies and (at_end or self.copies[0][1] <= self.clock):
-            gradient = self.copies.popleft()[0]
-            self.wait(gradient, self._storage(gradient))
-            self.act(FreeCopy(gradient))
+            self.copy_ends()
         return freed
 
     def gradient_is_away(self, gradient: int) -> int:
@@ -178,15 +205,12 @@ class _Walk:
         storage, owner = self._storage(gradient), self.owner_of[gradient]
         self.wait(gradient, storage)
         self.act(Free(gradient))
-        updates, cost = self.moved.updates, self.moved.updates.costs[owner]
+        updates = self.moved.updates
         self.act(Accumulate(owner) if updates.adds else OptimiseAway(owner))
         size = self.sizes[storage]
         self.waiting -= size
-        lane = f"{self.link.to}/compute"
-        start = max(self.clock, self.lanes.free(lane))
-        adding = cost.add_seconds if updates.adds or updates.summed else 0.0
-        end = start + adding + (0.0 if updates.adds else cost.away_seconds)
-        self.lanes.free_at[lane] = self.moving[storage] = end
+        end = self.beside.run(owner, self.clock)[1]
+        self.moving[storage] = end
         self.copies.append((gradient, end))
         if updates.adds:
             return size
@@ -268,8 +292,8 @@ class _Walk:
         values = self.base.graph.values
         match action:
             case Offload(value):
-                storage = values[value].storage
-                self.moving[storage] = self.transfer(self.sizes[storage], True, 0.0)[1]
+                self.send(value)
+                return
             case Prefetch(value):
                 storage = values[value].storage
                 self.moving[storage] = self.transfer(self.sizes[storage], False, 0.0)[1]
@@ -292,10 +316,7 @@ class _Walk:
             if owner in self.moved.here:
                 self.update(owner)
             elif self._storage(owner) in self.value_of:
-                storage = self._storage(action.value)
-                self.act(Offload(action.value))
-                self.moving[storage] = self.transfer(self.sizes[storage], True, 0.0)[1]
-                self.sent.append((action.value, self.moving[storage]))
+                self.sent.append((action.value, self.send(action.value)))
         for storage in [s for s, last in self.leaves_at.items() if last == position]:
             if storage not in self.moving:
                 self.drop(storage, position + 1)

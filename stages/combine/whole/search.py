@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from schemas.errors import ConfigError
 from schemas.link import HostLink
 from schemas.schedule import Step
-from schemas.updates import Updates
+from schemas.updates import UpdateCost, Updates
 from stages.combine.moment.deciding import Moments
 from stages.combine.polish.polisher import Polished, Polisher
 from stages.combine.schedule.executions import runs
@@ -78,7 +78,9 @@ class Search:
         self.refused = ""
 
     def best(self) -> Found:
-        """The fastest plan found; raises ConfigError where none is found."""
+        """The fastest plan found; raises ConfigError where none is found, or a memory has no room
+        for what is always in it."""
+        self.task.check_rooms()
         host = any(cost.away_seconds != float("inf") for cost in self.task.updates.values())
         several = self.task.microbatches > 1
         if several and not host:
@@ -132,9 +134,10 @@ class Search:
         own = frozenset() if updates.adds else here | task.small
         margin = max((task.graph.storages[storage] for storage in task.remote), default=0)
         seconds_of = {s: task.link.seconds(task.graph.storages[s]) for s in task.remote}
-        beside = max((task.updates[value].peak for value in own), default=0)
+        beside = max((_most(task.updates[value], task) for value in own), default=0)
         room = task.room - updates.staging - beside
-        stays = updates.there if updates.adds else updates.there & here
+        frozen = updates.remote - updates.costs.keys()
+        stays = updates.there if updates.adds else updates.there & (here | frozen)
         windows = windows_of(
             base, task.remote, updates.there, here, stays, room - margin, seconds_of
         )
@@ -146,7 +149,12 @@ class Search:
             return None
         played = replay(task.graph, task.costs, steps, link=task.link, updates=updates)
         away = played.transfers.host_peak if played.transfers else 0
-        fits = played.peak + updates.staging <= task.room and away <= task.link.room
+        most = played.peak
+        if task.measured is not None:
+            first = replace(updates, first=True)
+            begun = replay(task.graph, task.costs, steps, link=task.link, updates=first)
+            most = max(most, begun.peak)
+        fits = most + updates.staging <= task.room and away <= task.link.room
         return played if fits else None
 
     def _said(self, base: Base, error: TooLittleError) -> str:
@@ -173,7 +181,8 @@ class Search:
 
     def _here(self, base: Base, share: float) -> frozenset[int]:
         """A part of the parameters, by bytes, evenly along the backward."""
-        values = {value: storage for storage, value in self.task.remote.items()}
+        far = self.task.far.values if self.task.far else frozenset()
+        values = {value: s for s, value in self.task.remote.items() if value not in far}
         due, found = 0.0, []
         for value in sorted(base.wholes, key=base.wholes.__getitem__):
             if value not in values:
@@ -225,6 +234,12 @@ class Search:
             found = self.polisher.refine(starts, budget)
             self.sequences[activations] = found if found.peak <= budget else None
         return self.sequences[activations]
+
+
+def _most(cost: UpdateCost, task: Task) -> int:
+    """The most bytes of an update beyond parameter, gradient and staging, in the first step, too,
+    where that was measured."""
+    return cost.peak if task.measured is None else max(cost.peak, cost.first[0])
 
 
 def _fastest(found: Sequence[Found | None]) -> Found | None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from schemas.costs import Costs
+from schemas.dtypes import DTYPES
 from schemas.errors import ConfigError
-from schemas.graph import Graph
+from schemas.graph import FIXED_KINDS, Graph, Value
 from schemas.link import HostLink
+from schemas.measured_updates import MeasuredUpdates
 from schemas.problem import Node, Problem
-from schemas.updates import LinkSpeed, UpdateCost, Updates
+from schemas.updates import Far, LinkSpeed, UpdateCost, Updates
 from stages.combine.fixed import fixed_bytes
 from stages.replay.condense import condense
 
@@ -25,7 +29,8 @@ class Task:
     `updates` are by parameter; `remote` are the parameters that live in the other memory, by
     storage, in the order of their first use. The small others stay on the device with their states.
     `budget` are the bytes of the device for everything. Of several `microbatches` each runs the
-    graph, and the last one updates.
+    graph, and the last one updates. Some states are in a third memory, where they are `far`.
+    Updates that were `measured` are run: all states live in the other memory then.
     """
 
     graph: Graph
@@ -36,6 +41,8 @@ class Task:
     remote: Mapping[int, int]
     budget: int
     microbatches: int = 1
+    far: Far | None = None
+    measured: MeasuredUpdates | None = None
 
     @property
     def small(self) -> frozenset[int]:
@@ -43,12 +50,17 @@ class Task:
         return frozenset(self.updates) - frozenset(self.remote.values())
 
     @property
+    def on_device(self) -> frozenset[int]:
+        """Those whose states live on the device, too."""
+        return self.small if self.measured is None else frozenset()
+
+    @property
     def fixed(self) -> int:
         """Bytes that are on the device all the time: inputs, buffers, and parameters that stay
         there with their states, and the sums of their gradients; no staging buffers."""
         graph = self.graph
         remote = sum(graph.storages[storage] for storage in self.remote)
-        states = sum(self.updates[value].states for value in self.small)
+        states = sum(self.updates[value].states for value in self.on_device)
         fixed = fixed_bytes(graph)
         sums = fixed.parameters - remote if self.microbatches > 1 else 0
         return fixed.there_before - remote + states + sums
@@ -65,12 +77,15 @@ class Task:
         return Updates(
             costs=self.updates,
             speed=LinkSpeed.of(self.link),
-            buffers=BUFFERS if here else 0,
-            on_device=self.small,
+            buffers=BUFFERS if here or self.measured is not None else 0,
+            on_device=self.on_device,
             remote=frozenset(self.remote.values()),
             there=there,
             adds=adds,
             summed=self.microbatches > 1 and not adds,
+            far=self.far,
+            optimizer="" if self.measured is None else self.measured.optimizer,
+            piece=0 if self.measured is None else self.measured.piece,
         )
 
     @property
@@ -78,6 +93,29 @@ class Task:
         """The step as planning sees it where gradients do not stay: they are used up at once."""
         storages = [replace(storage, gradient=False) for storage in self.problem.storages]
         return replace(self.problem, storages=storages)
+
+    def check_rooms(self) -> None:
+        """Raises ConfigError where a memory has no room for what is always in it, or cannot be
+        reached."""
+        link, far = self.link, self.far
+        there = self.played(frozenset(), here=False).stays(self.graph)
+        if there > link.room:
+            raise ConfigError(
+                f"parameters and states take {there} bytes in {link.other}, which has "
+                f"{int(link.room)}"
+            )
+        if far is None:
+            return
+        states = far.states(self.updates)
+        if states > far.link.room:
+            raise ConfigError(
+                f"states take {states} bytes in {far.link.other}, which has {int(far.link.room)}"
+            )
+        if far.link.bandwidth == 0:
+            raise ConfigError(
+                f"the link between {link.to} and {far.link.to} has no bandwidth, and states have "
+                "to take it"
+            )
 
     @property
     def unconstrained(self) -> float:
@@ -94,18 +132,49 @@ def task_of(
     budget: int,
     least: int,
     microbatches: int = 1,
+    measured: MeasuredUpdates | None = None,
 ) -> Task:
     """The task in which parameters of at least `least` bytes live in the other memory. Raises
-    ConfigError where the budget is below what an op needs, or the other memory has no room."""
+    ConfigError where the budget is below what an op needs, the link has no bandwidth, or a
+    parameter has no measured update."""
     found: dict[int, int] = {}
+    may = _movable(graph) if measured is not None else frozenset(range(len(graph.values)))
     for op in graph.ops:
         for value in op.inputs:
             described = graph.values[value]
-            if described.kind == "parameter" and graph.storages[described.storage] >= least:
+            if described.kind != "parameter" or value not in may:
+                continue
+            if graph.storages[described.storage] >= least:
                 found.setdefault(described.storage, value)
-    task = Task(graph, costs, condense(graph, costs), link, updates, found, budget, microbatches)
+    problem = condense(graph, costs)
+    task = Task(
+        graph, costs, problem, link, updates, found, budget, microbatches, measured=measured
+    )
     _check(task)
     return task
+
+
+def _movable(graph: Graph) -> frozenset[int]:
+    """The parameters of numbers with fractions that have all bytes of a storage for themselves, and
+    are no outputs."""
+    outputs = {graph.values[value].storage for value in graph.output_values()}
+    kept = [value for value in graph.values if value.kind in FIXED_KINDS]
+    holders = Counter(value.storage for value in kept)
+    return frozenset(
+        value.id
+        for value in kept
+        if value.kind == "parameter"
+        and value.dtype.startswith(("float", "bfloat", "complex"))
+        and value.storage not in outputs
+        and holders[value.storage] == 1
+        and value.offset == 0
+        and _bytes(value) == graph.storages[value.storage]
+    )
+
+
+def _bytes(value: Value) -> int:
+    """The bytes of a value's elements."""
+    return math.prod(value.shape) * DTYPES[value.dtype]
 
 
 def _check(task: Task) -> None:
@@ -115,11 +184,14 @@ def _check(task: Task) -> None:
             f"the link between {link.device} and {link.to} has no bandwidth, and parameters and "
             "states have to take it"
         )
-    there = task.played(frozenset(), here=False).stays(graph)
-    if there > link.room:
-        raise ConfigError(
-            f"parameters and states take {there} bytes in {link.other}, which has {int(link.room)}"
-        )
+    if task.measured is not None:
+        trained = (gradient.value for gradient in graph.gradients)
+        for value in trained:
+            if graph.values[value].kind == "parameter" and value not in task.updates:
+                raise ConfigError(
+                    f"{graph.values[value].path} has a gradient, and is not among the parameters "
+                    "that the optimiser updates"
+                )
     needed, node = max(
         (_needed(task, node), -place) for place, node in enumerate(task.problem.nodes)
     )

@@ -225,7 +225,8 @@ def execute(
     yielded.clear()
     plain = leaving[split:]
     del leaving[split:]
-    token = torch.empty(0, device=run.device)
+    # What is left to be done when the last gradients are taken up has a slice without any.
+    token = torch.empty(0, device=run.device, requires_grad=not interface.slices[-1])
     for positions in reversed(interface.slices):
         token = _Slice.apply(run, token, *[tensors[position] for position in positions])
     returned = list(_Outputs.apply(run, leaving, token))

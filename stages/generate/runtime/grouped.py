@@ -17,6 +17,7 @@ from .kernels import (
     Form,
     Kernel,
     KernelError,
+    Over,
     check_compiler,
     checked_kernel,
     compile_function,
@@ -38,13 +39,20 @@ class Group:
         inputs: tuple[Form, ...],
         outputs: tuple[Form, ...],
         reads: tuple[tuple[int, ...], ...],
+        place: Over | None = None,
     ) -> None:
         self.name = name
         self.function = function
         self.inputs = inputs
         self.outputs = outputs
         self.reads = reads
+        self.place = place
         self.kernels: dict[tuple[str, int], Kernel] = {}
+
+    def over(self, position: int, output: int) -> Group:
+        """The same in place: an output takes the memory of the input at a position."""
+        name, place = f"{self.name}_over_{position}", Over(position, output)
+        return Group(name, self.function, self.inputs, self.outputs, self.reads, place)
 
     def __call__(self, *given: Any) -> Any:
         """The output, or a tuple of all. Where operands are absent, which are the only gradients
@@ -82,7 +90,12 @@ class Group:
         key = device.type, torch.get_num_threads()
         if key not in self.kernels:
             self.kernels[key] = compile_function(
-                self.name, self.function, self.inputs, self.outputs, torch.device(device.type)
+                self.name,
+                self.function,
+                self.inputs,
+                self.outputs,
+                torch.device(device.type),
+                self.place,
             )
         return self.kernels[key]
 
@@ -152,7 +165,9 @@ def opened(groups: Sequence[Group], device: torch.device, libraries: Libraries) 
     missing = [group for group in groups if key not in group.kernels]
     made = libraries.opened([group.name for group in missing]) if missing else {}
     for group in missing:
-        group.kernels[key] = checked_kernel(group.name, made[group.name], group.outputs)
+        group.kernels[key] = checked_kernel(
+            group.name, made[group.name], group.outputs, group.place
+        )
     return True
 
 

@@ -59,7 +59,7 @@ class Guards:
             raise RuntimeError(f"{said}; {remedy}") from None
         self.answers = Answers(interface, self.names)
         tied = {at for at, first in interface.alike if at != first}
-        self.ties = Ties(tensors, self.names, written, tied)
+        self.ties = Ties(tensors, self.names, written, tied, set(interface.remote))
         self.writes = bool(written)
 
     def gather(
@@ -306,11 +306,15 @@ class _Constants:
         if not self.tensors:
             return
         device = next((t.device for t in tensors if t is not None), torch.device("cpu"))
-        if device not in self.read:
+        for (position, _), constant in zip(self.tensors, self.on(device), strict=True):
+            tensors[position] = constant
+
+    def on(self, device: torch.device) -> list[torch.Tensor]:
+        """The constants on a device."""
+        if self.tensors and device not in self.read:
             data = self.bytes()
             self.read[device] = [_constant(tensor, data, device) for _, tensor in self.tensors]
-        for (position, _), constant in zip(self.tensors, self.read[device], strict=True):
-            tensors[position] = constant
+        return self.read.get(device, [])
 
 
 def _constant(tensor: Tensor, data: bytearray, device: torch.device) -> torch.Tensor:

@@ -13,7 +13,7 @@ class Ties:
     """Which tensors of a call must not be the same, or share bytes.
 
     `written` are the paths of the buffers that the step writes, `tied` the inputs that are another
-    one, as they were when planned.
+    one, as they were when planned. The parameters at `remote` live in another memory, alone.
     """
 
     def __init__(
@@ -22,6 +22,7 @@ class Ties:
         names: Sequence[str],
         written: list[str],
         tied: Container[int] = (),
+        remote: Container[int] = (),
     ) -> None:
         self.names = names
         positions = list(enumerate(tensors))
@@ -30,7 +31,8 @@ class Ties:
         self.parameters = [at for at, tensor in positions if tensor.kind == "parameter"]
         paths = set(written)
         written_at = {at for at, one in positions if one.kind == "buffer" and one.path in paths}
-        self.own = [at for at, tensor in positions if tensor.kind in ("parameter", "buffer")]
+        own = [at for at, tensor in positions if tensor.kind in ("parameter", "buffer")]
+        self.own = [at for at in own if at not in remote]
         self.writing = {number for number, at in enumerate(self.own) if at in written_at}
         """Which of the own tensors the step writes, by their place among them."""
         self.apart: list[int] = []

@@ -21,17 +21,17 @@ _MOST_IDLE = 2
 
 
 class Transfers:
-    """The transfers of one run on a device, with `size` bytes of its slow memory; `name`s are those
-    that the plan gives to storages."""
+    """The transfers of one run on a device, with `size` bytes of its slow memory, or of a `memory`
+    that is there for them; `name`s are those that the plan gives to storages."""
 
-    def __init__(self, device: torch.device, size: int) -> None:
+    def __init__(self, device: torch.device, size: int, memory: Slow | None = None) -> None:
         key = (os.getpid(), str(device), size, folder_of(None))
-        self.memory = _taken(key) or slow_memory(device, size)
+        self.memory = memory or _taken(key) or slow_memory(device, size)
         self.device = device
         self.places: dict[int, int] = {}
         self.sizes: dict[int, int] = {}
         self.moving: dict[int, Ticket] = {}
-        weakref.finalize(self, _leave, key, self.memory)
+        weakref.finalize(self, _leave if memory is None else _end, key, self.memory)
 
     def offload(self, name: int, tensor: torch.Tensor, place: int) -> None:
         """Begins to send the storage of a tensor to a place."""
@@ -79,9 +79,14 @@ def _taken(key: tuple[object, ...]) -> Slow | None:
     return None
 
 
-def _leave(key: tuple[object, ...], memory: Slow) -> None:
+def _end(key: tuple[object, ...], memory: Slow) -> None:
     """What a run moves is through before anything of it is freed."""
     memory.idle()
+
+
+def _leave(key: tuple[object, ...], memory: Slow) -> None:
+    """The memory of a run that ends is left to the next one."""
+    _end(key, memory)
     if memory.sound:
         _idle.append((key, memory))
         del _idle[:-_MOST_IDLE]

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
@@ -23,6 +23,9 @@ from .outputs import assembler
 from .readings import class_of
 from .surroundings import check_kinds, check_surroundings, is_traced, uncompiled
 
+if TYPE_CHECKING:
+    from .lodged import Lodged
+
 Model = TypeVar("Model", bound=torch.nn.Module)
 Otherwise = Literal["error", "original", "copy"]
 
@@ -35,6 +38,7 @@ def wrap(
     load: Callable[..., torch.nn.Module],
     cuda_graphs: bool = False,
     arena: int = 0,
+    lodged: Lodged | None = None,
     more: tuple[Any, ...] = (),
 ) -> Model:
     """A module of the model's own class that shares all its state and runs the planned step, with
@@ -44,6 +48,7 @@ def wrap(
     Module and model share the attributes themselves: what is set, moved or replaced on one is so on
     the other. `load` rebuilds it when it is copied or unpickled, with what `more` it was given;
     where whoever loaded the package has put `carrying` into it, that says how it is pickled.
+    Parameters that live in another memory are `lodged`.
     """
     if otherwise not in ("error", "original", "copy"):
         raise ValueError(f'otherwise is {otherwise!r}, it can be "error", "original" or "copy"')
@@ -58,7 +63,7 @@ def wrap(
         refused = refusal(step, interface)
         if refused:
             raise RuntimeError(f"{refused}: load the plan without cuda_graphs")
-    loading = Loading(load, otherwise, cuda_graphs, arena, more)
+    loading = Loading(load, otherwise, cuda_graphs, arena, lodged, more)
     return _face(_planned_class(base, model, interface, step, loading), model)
 
 
@@ -71,7 +76,16 @@ class Loading:
     otherwise: Otherwise
     cuda_graphs: bool
     arena: int
-    more: tuple[Any, ...]
+    lodged: Lodged | None = None
+    more: tuple[Any, ...] = ()
+
+    def check_copied(self) -> None:
+        """Raises RuntimeError where a planned module is neither copied nor pickled."""
+        if self.lodged is not None:
+            raise RuntimeError(
+                "a planned module whose parameters live in another memory is neither copied nor "
+                "pickled: save its state_dict()"
+            )
 
     def again(self, model: torch.nn.Module) -> torch.nn.Module:
         """The planned module of another model."""
@@ -79,6 +93,7 @@ class Loading:
 
     def reduced(self, model: torch.nn.Module) -> tuple[Any, ...]:
         """How the planned module of a model is pickled."""
+        self.check_copied()
         carrying = getattr(sys.modules.get(self.load.__module__), "carrying", None)
         if carrying is None:
             return self.load, (model, self.otherwise, self.cuda_graphs, *self.more)
@@ -94,10 +109,15 @@ def _planned_class(
     loading: Loading,
 ) -> type[Model]:
     register_caches()
+    lodged = loading.lodged
     run = Graphed(step, interface, loading.arena) if loading.cuda_graphs else step
     ahead = Ahead(0 if loading.cuda_graphs else loading.arena)
     copying = loading.otherwise == "copy"
     guards = Guards(interface, _face(base, model), Path(__file__).parent, copying)
+    if lodged is not None:
+        run = functools.partial(step, lodged.home)
+        # The first step is to take what was predicted, and reads no constants.
+        guards.constants.on(lodged.home.device)
     assemble = assembler(interface)
 
     @functools.wraps(base.forward)
@@ -110,7 +130,7 @@ def _planned_class(
             try:
                 check_surroundings(guards.writes)
                 tensors = guards.gather(self, args, kwargs)
-                check_kinds(tensors)
+                check_kinds(tensors if lodged is None else lodged.plain(tensors))
             except PlanMismatch:
                 if loading.otherwise != "original":
                     raise
@@ -127,12 +147,14 @@ def _planned_class(
         return loading.reduced(_face(base, self))
 
     def deepcopy(self: Model, memo: dict[int, Any]) -> Any:
+        loading.check_copied()
         copied = object.__new__(base)
         memo[id(self)] = memo[id(model)] = copied
         object.__setattr__(copied, "__dict__", copy.deepcopy(vars(self), memo))
         return loading.again(copied)
 
     def shallow(self: Model) -> Any:
+        loading.check_copied()
         copied = object.__new__(base)
         object.__setattr__(copied, "__dict__", vars(self).copy())
         return loading.again(copied)
@@ -144,6 +166,7 @@ def _planned_class(
         "__reduce_ex__": reduce,
         "_tightfit_original": base,
         "forward": forward,
+        **({} if lodged is None else lodged.members(base)),
     }
     if not hasattr(base, "__copy__"):
         body["__copy__"] = shallow

@@ -29,6 +29,7 @@ def _play(state: State, effect: Effect) -> int:
         state.repeated += 1
         state.repeated_seconds += cost.seconds
     if isinstance(action, Loss):
+        _check_outputs(state)
         state.loss_at, state.saved = state.clock - cost.seconds, state.live_bytes
         state.live_bytes += cost.net - state.bytes_of(op.outputs)
     for storage in effect.drops:
@@ -80,6 +81,13 @@ def _check_reads(state: State, effect: Effect, op: Op) -> None:
         left = state.gone.get(state.storage(value))
         if left is not None:
             raise state.refuse(f"op {op.id} ({op.target}) reads value {value} after {left}")
+
+
+def _check_outputs(state: State) -> None:
+    """The caller has the outputs from the loss on."""
+    missing = sorted(v for v in set(state.graph.output_values()) if not state.is_live(v))
+    if missing:
+        raise state.refuse(f"the outputs {missing} are not made before the loss")
 
 
 def _form(state: State, effect: Effect, op: Op, in_place: int) -> int:

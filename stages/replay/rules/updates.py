@@ -13,7 +13,7 @@ from schemas.errors import ScheduleError
 from schemas.schedule import Step
 from schemas.updates import UpdateCost, Updates
 from stages.replay.rules.rule import Rule
-from stages.replay.staging import Staging
+from stages.replay.staging import AwayLane, StagingClocks
 from stages.replay.state import State
 from stages.replay.walk import Effect
 
@@ -32,14 +32,35 @@ def begin_updates(state: State, steps: Sequence[Step]) -> None:
             f"parameters and states take {away.bytes} bytes in {link.other}, which has "
             f"{int(link.room)}"
         )
+    _begin_away(state, updates, steps)
     order = [step.action.value for step in steps if isinstance(step.action, Optimise)]
     passing = [updates.costs[v] for v in order if v in updates.costs and v not in updates.on_device]
     if away.bytes and passing and 0.0 in updates.speed.both:
         raise ScheduleError("states are in another memory, and the link has no bandwidth")
     sizes = [size for cost in passing for size in cost.pieces]
     if sizes:
-        state.staging = Staging.of(state.pass_states, updates.first, updates.buffers, sizes)
+        state.staging = StagingClocks.of(state.pass_states, updates.first, updates.buffers, sizes)
         state.staging.ahead()
+
+
+def _begin_away(state: State, updates: Updates, steps: Sequence[Step]) -> None:
+    """Fetches the first states that come from a third memory."""
+    link, far = state.link, updates.far
+    if far is not None:
+        states = far.states(updates.costs)
+        if link is None or far.link.device != link.to:
+            raise ScheduleError(f"states are in {far.link.other}, to which no link leads")
+        if states > far.link.room:
+            raise ScheduleError(
+                f"states take {states} bytes in {far.link.other}, which has {int(far.link.room)}"
+            )
+        if states and far.link.bandwidth == 0:
+            raise ScheduleError(f"states are in {far.link.other}, and its link has no bandwidth")
+    if link is not None:
+        order = [step.action.value for step in steps if isinstance(step.action, OptimiseAway)]
+        known = [value for value in order if value in updates.costs]
+        free_at = state.away.free_at
+        state.beside = AwayLane.of(f"{link.to}/compute", updates, known, free_at)
 
 
 def _play(state: State, effect: Effect) -> int:
@@ -60,8 +81,10 @@ def _play(state: State, effect: Effect) -> int:
         raise state.refuse(f"{type(action).__name__} of {value} in a microbatch that {which}")
     state.updated.append(value)
     if not isinstance(action, Optimise):
-        _away(state, updates, value, cost, effect.moves)
+        _away(state, updates, value, effect.moves)
         return state.live_bytes
+    if value in updates.elsewhere:
+        raise state.refuse(f"parameter {value} is updated on the device, and its states are not")
     return _here(state, updates, value, cost, effect)
 
 
@@ -105,27 +128,23 @@ def _last_of(state: State, gradient: int) -> bool:
     return owners.issubset(state.updated)
 
 
-def _away(state: State, updates: Updates, value: int, cost: UpdateCost, gradient: int) -> None:
+def _away(state: State, updates: Updates, value: int, gradient: int) -> None:
     """An update in the other memory, in the lane of that."""
-    away, link = state.away, state.link
+    away, beside = state.away, state.beside
     if value not in updates.remote:
         raise state.refuse(f"parameter {value} is updated in the other memory, and lives here")
     if value in updates.on_device:
         raise state.refuse(f"parameter {value} is updated there, and its states are here")
-    seconds = cost.add_seconds if updates.adds or updates.summed else 0.0
-    seconds += 0.0 if updates.adds else cost.away_seconds
-    if seconds == float("inf"):
+    assert beside is not None
+    if beside.seconds(updates.costs[value]) == float("inf"):
         raise state.refuse(f"parameter {value} is updated in a memory where nothing computes")
     if gradient not in away.copies:
         raise state.refuse(f"parameter {value} is updated there, and its gradient is not there")
     if gradient in away.moving:
         raise state.refuse(f"parameter {value} is updated while its gradient is on its way")
-    assert link is not None
-    lane, own = f"{link.to}/compute", state.storage(value)
-    start = max(state.clock, away.free_at.get(lane, 0.0))
-    end = start + seconds
-    away.free_at[lane] = away.moving[gradient] = end
-    away.span = (start, end)
+    away.span = beside.run(value, state.clock)
+    own, end = state.storage(value), away.span[1]
+    away.moving[gradient] = end
     if updates.adds:
         return
     away.ready[own] = end

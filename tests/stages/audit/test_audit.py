@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -44,7 +45,11 @@ def test_nothing_is_wrong_with_a_run(
 ) -> None:
     assert complaints(capsys, folder) == []
     assert main(["audit", folder]) == 0
-    assert "2 plans, 2 modules, 2 measurements" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "2 plans, 2 modules, 2 measurements" in said
+    gap = store.read_json(f"{POINT}/plan.json")["gap"]
+    share = re.search(r"no plan could save more than ([0-9.]+)% of its time, by its bound", said)
+    assert share is not None and gap <= float(share[1]) / 100 <= gap + 1e-3
 
 
 def test_a_moved_run_is_as_good(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -180,6 +185,19 @@ CHANGES: dict[str, tuple[Callable[[], Any], str]] = {
     "recomputed": (lambda: rewrite_plan(recomputed=99), "plan.json: recomputed is 99, where"),
     "gap": (lambda: rewrite_plan(gap=0.0), "plan.json: gap is 0.0, where time and lower_bound"),
     "bound": (lambda: rewrite_plan(lower_bound=0.0), "where time and lower_bound make it 1.0"),
+    "bound above": (
+        lambda: rewrite_plan(lower_bound=9.0, gap=0.0),
+        "is below its lower bound, 9.0 s",
+    ),
+    "bound refuted": (
+        lambda: rewrite_plan(time=9.0, lower_bound=4.5, gap=0.5),
+        "bytes in rockmate/frontier.arrow takes",
+    ),
+    "no bound": (lambda: rewrite_plan(lower_bound=None, gap=None), "says no bound of its time"),
+    "optimal": (
+        lambda: rewrite_plan(verdict="optimal", lower_bound=0.0, gap=1.0),
+        "plan.json: is optimal, and 1.0 of its time is above its lower bound",
+    ),
     "record of another": (
         lambda: shutil.copy(
             f"{MODEL}/lineage/costs.arrow.json", f"{MODEL}/lineage/graph.arrow.json"

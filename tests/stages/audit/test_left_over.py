@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 import yaml
 
 from stages.__main__ import main
+from stages.audit.left_over import FILES
 from tests.stages.audit.towers import BUDGETS, MODEL, POINT
 
 OTHER = f"{MODEL}/rockmate/{BUDGETS['1kB']}"
@@ -120,6 +123,17 @@ def test_an_audit_tells_what_is_left_over_and_does_not_judge_it(
     plan = Path(POINT, "plan.json")
     plan.write_text(plan.read_text().replace("rockmate", "rotor"))
     assert main(["audit", "results", "--configuration", "config.yaml"]) == 1
+
+
+def test_all_that_the_rules_write_is_known() -> None:
+    rules = (Path(__file__).parents[3] / "workflow" / "rules").glob("*.smk")
+    written = re.findall(r"(?:MODEL|STRATEGY|POINT)\}/([a-z.]+\.[a-z]+)", _text(rules))
+    assert "hierarchy.arrow" in written and "measurement.arrow" in written
+    assert set(written) <= FILES
+
+
+def _text(paths: Iterable[Path]) -> str:
+    return "\n".join(path.read_text() for path in paths)
 
 
 def test_a_bad_configuration_removes_nothing(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -69,9 +69,7 @@ def problems(draw: st.DrawFn, forward: int = 6, repeats: bool = False) -> Proble
         sizes = [draw(size) for _ in range(draw(st.integers(1, 2)))]
         made.append(add("forward", inputs, sizes, held=index == count - 1))
         read.append(inputs)
-    gradient_of = {
-        made[-1][0]: add("loss", [made[-1][0]], [storages[made[-1][0]].bytes], held=True)[0]
-    }
+    gradient_of = {made[-1][0]: add("loss", made[-1], [storages[made[-1][0]].bytes], held=True)[0]}
     for index in range(count - 1, -1, -1):
         sources = [storage for storage in made[index] + read[index] if draw(st.booleans())]
         incoming = [gradient_of[storage] for storage in made[index] if storage in gradient_of]

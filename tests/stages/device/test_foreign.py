@@ -52,6 +52,12 @@ def test_one_that_is_registered_late_is_found() -> None:
         library._destroy()
 
 
+@pytest.mark.parametrize("names", ["mine", 3, None])
+def test_namespaces_are_a_list(names: Any) -> None:
+    with pytest.raises(ConfigError, match="is no list of namespaces"), allowing(names):
+        pass
+
+
 @pytest.mark.parametrize("name", ["a.b", "", "mine=x", 3])
 def test_a_namespace_is_a_name(name: Any) -> None:
     with pytest.raises(ConfigError, match="is no namespace of operators"), allowing([name]):

@@ -26,8 +26,17 @@ from stages.device import groups as device_groups
 from stages.device import kernels as device_kernels
 from stages.device.check import check_program
 from stages.device.evaluate import evaluate
-from stages.device.groups import compile_body, is_compiled, kernel
-from stages.device.kernels import Kernel, build_key, kernel_folder, pinned
+from stages.device.groups import compile_body, forms_of, is_compiled, kernel
+from stages.device.kernels import (
+    Kernel,
+    Over,
+    build_key,
+    checked_kernel,
+    kernel_folder,
+    pinned,
+)
+from stages.device.libraries import compile_libraries
+from stages.device.opened import open_library
 from stages.fuse import compiling, together, worker
 from stages.fuse.compiling import GroupError, check_compiler, compile_group, fuse_compiled
 from stages.fuse.fusing import fuse
@@ -208,6 +217,8 @@ def test_a_group_that_fails_stays_aten_and_is_told(monkeypatch: pytest.MonkeyPat
         return evaluate
 
     monkeypatch.setattr(compiling, "compile_group", compile_group)
+    monkeypatch.setattr(compiling, "slower_than_aten", lambda body, device: False)
+    monkeypatch.setattr(compiling, "exact_and_smaller", lambda body, over, device: False)
     told: list[str] = []
     fused = fuse_compiled(graph, CPU, told.append)
     assert bad not in groups(fused)
@@ -259,6 +270,20 @@ def test_many_groups_are_shared_among_processes(monkeypatch: pytest.MonkeyPatch)
     compile_together(bodies[:7], CPU, 8, told.append)
     compile_together(bodies, CPU, 1, told.append)
     assert not tasks
+
+
+def test_a_library_in_place_has_the_bits_of_its_kernel() -> None:
+    """What `compile_libraries` compares; here a library is opened and writes over its input."""
+    body = Body([LEAF, LEAF], [BODY.calls[0]], [2], [BODY.forms[0]])
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "libraries.pt2"
+        file.write_bytes(compile_libraries({"group_a": (body, Over(0, 0))}, CPU))
+        library = open_library(file, "group_a")
+    given = inputs()
+    wanted = given[0] * given[1]
+    [made] = checked_kernel("group_a", library, forms_of(body.forms), Over(0, 0))(given)
+    assert torch.equal(made, wanted)
+    assert made.data_ptr() == given[0].data_ptr()
 
 
 def test_what_is_done_never_becomes_less() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from schemas.arguments import decode_arguments, encode_arguments
+from schemas.contributions import further_contributions
 from schemas.errors import ArtifactError
 from schemas.graph import Graph, check_graph, write_graph
 from schemas.groups import GROUP_PREFIX, body_digest, body_of, body_text, is_group, read_body
@@ -22,6 +23,8 @@ from stages.device.evaluate import evaluate
 from stages.device.operators import runner
 from stages.fuse.fusing import fuse
 from stages.fuse.grouping import group_ops
+from stages.generate.package import timeless
+from stages.replay.condense import condense
 from tests.stages.generate.plans import traced
 from tests.stages.trace.compare import check_against_eager
 
@@ -150,6 +153,17 @@ def test_drawn_steps_give_the_bits_of_eager(
 ) -> None:
     torch.manual_seed(1)
     check_bits((Drawn(steps), ((torch.randn(4, 4),), {})), tmp_path / "graph.arrow")
+
+
+def test_contributions_to_a_gradient_are_made_in_their_order() -> None:
+    steps = [(2, 11, 16), (0, 14, 7), (5, 1, 5), (0, 11, 15), (6, 7, 12), (4, 3, 18), (1, 0, 6)]
+    graph, _ = traced((Drawn(steps), ((torch.randn(4, 4, requires_grad=True),), {})))
+    fused = fuse(graph)
+    assert any(is_group(op.target) for op in fused.ops)
+    maker = {value: op.id for op in fused.ops for value in op.outputs}
+    for value, before in further_contributions(fused).items():
+        assert maker[before] <= maker[value]
+    condense(fused, timeless(fused))
 
 
 @settings(max_examples=12, deadline=None)

@@ -19,7 +19,7 @@ from schemas.actions import Compute
 from schemas.errors import ArtifactError, ConfigError, ScheduleError
 from schemas.graph import Graph, Op, Value, write_graph
 from schemas.module import module_files, read_made_from
-from schemas.plan import Cost, Fixed, Plan, plan_digest, write_plan
+from schemas.plan import Fixed, Plan, PlanCost, plan_digest, write_plan
 from schemas.schedule import Step, write_schedule
 from stages.combine.schedule.opening import open_schedule
 from stages.generate import cli
@@ -277,7 +277,7 @@ REAL = Plan(
     optimal_in="",
     smallest_budget=None,
     before_polish=None,
-    keep_all=Cost(0.5, 1000),
+    keep_all=PlanCost(0.5, 1000),
     fixed=Fixed(1, 1, 0, 1, 1),
     recomputed=0,
     recomputed_time=0.0,

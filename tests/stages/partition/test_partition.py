@@ -20,7 +20,7 @@ from stages.partition.facts import Facts, gather_facts
 from stages.partition.local import describe_block, divide
 from stages.replay.condense import condense
 from stages.solve.hand import drop, droppable, keep_all
-from stages.solve.simulate import Run, check_order, simulate
+from stages.solve.simulate import BlockRun, check_order, simulate
 from tests.stages.partition.steps import random_steps, traced
 
 MODULES = "tests.stages.partition.modules"
@@ -270,7 +270,7 @@ def check_sizes(whole: Problem, chain: Blocks, chance: random.Random) -> None:
         saved -= figure.save
         peak = max(peak, saved + grown + figure.backward_peak)
         grown += block.gradient_bytes
-    true = simulate(whole, Run(tuple(forward), tuple(backward)))
+    true = simulate(whole, BlockRun(tuple(forward), tuple(backward)))
     loss = whole.nodes[whole.loss].peak
     prelude = _prelude_peak(whole, [position[op] for op in chain.prelude])
     assert max(true.peak, true.save + loss) <= max(chain.held_bytes + peak, prelude)
@@ -298,7 +298,7 @@ def _check_borders(chain: Blocks) -> None:
         before = block
 
 
-def _some_run(problem: Problem, chance: random.Random) -> Run:
+def _some_run(problem: Problem, chance: random.Random) -> BlockRun:
     storages = droppable(problem)
     if not storages or chance.random() < 0.3:
         return keep_all(problem)

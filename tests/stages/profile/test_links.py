@@ -11,7 +11,7 @@ from schemas.link import host_link
 from schemas.machine import read_machine
 from schemas.updates import LinkSpeed
 from stages.__main__ import main
-from stages.profile.links import machine_of, measure_link
+from stages.profile.links import machine_of, measure_link, speed_of
 
 
 def test_all_figures_are_measured(tmp_path: Path) -> None:
@@ -26,6 +26,14 @@ def test_ways_that_take_turns_share_the_bandwidth() -> None:
     assert own["shared"] and own["bandwidth"] == 4_000_000_000
     own = machine_of("cpu", LinkSpeed(4e9, 6e9, (3.5e9, 6e9), 1e-5), None)["links"][0]
     assert not own["shared"] and own["bandwidth"] == 3_500_000_000
+
+
+def test_neither_way_is_faster_beside_the_other_one_than_alone() -> None:
+    noisy = speed_of(8_000, to=2.0, back=4.0, both=3.0, latency=0.0)
+    assert noisy == LinkSpeed(4000.0, 2000.0, (4000.0, 2000.0), 0.0)
+    assert machine_of("cpu", noisy, None)["links"][0]["bandwidth"] == 2000
+    slowed = speed_of(8_000, to=2.0, back=4.0, both=5.0, latency=0.0)
+    assert slowed == LinkSpeed(4000.0, 2000.0, (3200.0, 1600.0), 0.0)
 
 
 def test_the_command_writes_a_machine_that_plans_take(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace as with_fields
+from itertools import zip_longest
 
 from schemas.arguments import encode_arguments
 from schemas.costs import RANDOM_STATE_TARGET, REPEATED, Cost, Costs, Device, op_key
-from schemas.graph import LOSS_TARGET, NONE, Gradient, Graph, Op, Output, Value, ValueKind
+from schemas.graph import LOSS_TARGET, NONE, Graph, Op, Output, OwnedGradient, Value, ValueKind
 from schemas.problem import Node, Problem, Storage
 from tests.stages.combine.problems import two_layers
 
@@ -63,7 +64,7 @@ def graph_of(problem: Problem, views: bool, view_seconds: float = 0.0) -> tuple[
         if room.gradient:
             owner = _value(len(values), 1, len(problem.storages), "parameter")
             values.append(owner)
-            gradients.append(Gradient(owner.id, index))
+            gradients.append(OwnedGradient(owner.id, index))
     loss = problem.nodes[problem.loss]
     graph = Graph(
         model="made up",
@@ -77,7 +78,7 @@ def graph_of(problem: Problem, views: bool, view_seconds: float = 0.0) -> tuple[
         input_constants=[],
         outputs=[
             Output(value, tangent, "")
-            for value, tangent in zip(loss.inputs, loss.outputs, strict=True)
+            for value, tangent in zip_longest(loss.inputs, loss.outputs, fillvalue=NONE)
         ]
         + [
             Output(index, NONE, "")
@@ -121,7 +122,18 @@ def three_parts() -> tuple[Graph, Costs]:
     storages = [Storage(4, index, index in (0, 1), index > 1) for index in range(5)]
     graph, costs = graph_of(Problem(nodes, storages, 0), views=False)
     owner = graph.gradients[0].value
-    return with_fields(graph, gradients=[Gradient(owner, part) for part in (2, 3, 4)]), costs
+    return with_fields(graph, gradients=[OwnedGradient(owner, part) for part in (2, 3, 4)]), costs
+
+
+def with_flags() -> tuple[Graph, Costs]:
+    """Two layers, and between them an op with whose result, an output, the loss does nothing."""
+    problem = two_layers()
+    first, second, loss, last = problem.nodes
+    flags = Node(1, "forward", 1.0, 4, [0], [4], [], False, True)
+    later = [with_fields(node, op=node.op + 1) for node in (second, loss, last)]
+    made = [with_fields(s, producer=s.producer + (s.producer > 0)) for s in problem.storages]
+    storages = [*made, Storage(4, 1, True, False)]
+    return graph_of(with_fields(problem, nodes=[first, flags, *later], storages=storages), False)
 
 
 def batch_norm(loss: bool = False) -> tuple[Graph, Costs]:

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from schemas.errors import ConfigError
 from stages.replay.allocator import (
     Allocate,
-    Allocator,
+    AllocatorEvent,
+    CachingAllocator,
     DoesNotFitError,
-    Event,
-    Free,
+    Release,
     Simulated,
     Taken,
     events_of_trace,
@@ -33,12 +33,12 @@ ROOT = Path(__file__).parents[3]
 def play(*words: str, settings: str = "", capacity: int | None = None) -> Simulated:
     """Plays events such as "a 3MiB" (allocate) and "a" (free)."""
     names: dict[str, int] = {}
-    events: list[Event] = []
+    events: list[AllocatorEvent] = []
     for word in words:
         name, _, size = word.partition(" ")
         number = names.setdefault(name, len(names))
         if not size:
-            events.append(Free(number))
+            events.append(Release(number))
             continue
         unit = MIB if size.endswith("M") else KIB if size.endswith("K") else 1
         events.append(Allocate(number, int(float(size.rstrip("MK")) * unit)))
@@ -134,7 +134,7 @@ def test_divisions_of_all_sizes() -> None:
 
 
 def test_where_nothing_was_allocated_nothing_is_taken() -> None:
-    assert Allocator(AllocatorSettings()).peak == Taken(0, 0, 0)
+    assert CachingAllocator(AllocatorSettings()).peak == Taken(0, 0, 0)
 
 
 def test_divisions_by_size() -> None:
@@ -156,6 +156,9 @@ def test_settings_are_read() -> None:
             parse_settings(text)
     with pytest.raises(ConfigError, match="have 'odd', which is no option"):
         parse_settings("odd")
+    for item in ("64:", "a:8", ">:a"):
+        with pytest.raises(ConfigError, match=f"have the divisions '{item}'"):
+            parse_settings(f"roundup_power2_divisions:[{item}]")
 
 
 def test_expandable_segments_grow_by_pages_and_split_everything() -> None:
@@ -179,20 +182,20 @@ def test_what_holds_of_all_traces(seed: int, settings: str) -> None:
     """Requested is the exact sum, allocated and reserved are never less; when all is free, every
     segment is one block again."""
     chance = random.Random(seed)
-    events: list[Event] = []
+    events: list[AllocatorEvent] = []
     live: dict[int, int] = {}
     peak = 0
     for name in range(60):
         if live and chance.random() < 0.45:
             freed = chance.choice(sorted(live))
             del live[freed]
-            events.append(Free(freed))
+            events.append(Release(freed))
         size = int(2 ** chance.uniform(0, 26))
         live[name] = size
         events.append(Allocate(name, size))
         peak = max(peak, sum(live.values()))
-    events += [Free(name) for name in live]
-    allocator = Allocator(parse_settings(settings))
+    events += [Release(name) for name in live]
+    allocator = CachingAllocator(parse_settings(settings))
     for event in events:
         if isinstance(event, Allocate):
             allocator.allocate(event.id, event.bytes)
@@ -218,7 +221,7 @@ def test_a_trace_of_pytorch_is_read() -> None:
         {"action": "free_completed", "addr": 0, "size": 700},
         {"action": "alloc", "addr": 0, "size": 800},
     ]
-    assert events_of_trace(entries) == [Allocate(2, 700), Free(2), Allocate(5, 800)]
+    assert events_of_trace(entries) == [Allocate(2, 700), Release(2), Allocate(5, 800)]
     assert simulate(events_of_trace(entries)).peak.reserved == reserved_of_trace(entries)
 
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from schemas.arguments import encode_arguments
 from schemas.costs import Cost, Costs, op_key
 from schemas.errors import ArtifactError
-from schemas.graph import NONE, Gradient, Graph
+from schemas.graph import NONE, Graph, OwnedGradient
 from schemas.problem import Node, Problem, Repeat, Reuse, Storage
 from stages.replay.condense import condense
 from tests.stages.combine.problems import problems, two_layers
-from tests.stages.replay.graphs import batch_norm, graph_of, three_parts
+from tests.stages.replay.graphs import batch_norm, graph_of, three_parts, with_flags
 
 
 @settings(max_examples=100, deadline=None)
@@ -39,6 +39,13 @@ def test_views_are_no_nodes_and_nodes_name_their_ops() -> None:
     assert [node.op for node in condense(graph, costs).nodes] == [
         op.id for op in graph.ops if not graph.is_view(op)
     ]
+
+
+def test_the_loss_reads_outputs_that_it_does_nothing_with() -> None:
+    graph, costs = with_flags()
+    problem = condense(graph, costs)
+    assert problem.nodes[problem.loss].inputs == [1, 4]
+    assert graph.ops[problem.nodes[problem.loss].op].inputs == [1]
 
 
 def test_further_contributions_are_made_once_one_after_the_other() -> None:
@@ -73,7 +80,7 @@ def test_one_op_may_make_several_contributions() -> None:
     storages = [Storage(4, maker, place < 2, place > 1) for place, maker in enumerate(makers)]
     graph, costs = graph_of(Problem(nodes, storages, 0), views=False)
     owner = graph.gradients[0].value
-    parts = [Gradient(owner, part) for part in (2, 3)]
+    parts = [OwnedGradient(owner, part) for part in (2, 3)]
     problem = condense(with_fields(graph, gradients=parts), costs)
     assert problem.nodes[2].repeatable
     assert problem.nodes[2].outputs == [2, 3]

@@ -13,7 +13,7 @@ from schemas.lanes import LaneStep
 from schemas.link import HostLink
 from schemas.sequence import Operation
 from stages.combine.chain.ways import Ways
-from stages.replay.lanes import Lanes, check_lanes
+from stages.replay.lanes import LaneTotals, check_lanes
 from tests.stages.combine.offload.linked import linked, linked_chains
 
 
@@ -28,7 +28,7 @@ def test_lanes_come_to_what_the_referee_of_chains_says(
         played = plan.replay
         most = max(step.live for step in played.steps)
         figures = (played.seconds, played.waited, most, played.host_peak, played.left)
-        assert check_lanes(played.steps) == Lanes(*figures, played.returned)
+        assert check_lanes(played.steps) == LaneTotals(*figures, played.returned)
 
 
 def lanes() -> list[LaneStep]:
@@ -48,14 +48,17 @@ def lanes() -> list[LaneStep]:
 
 
 def test_plain_lanes_are_added_up() -> None:
-    assert check_lanes(lanes()) == Lanes(5.0, 0.0, 5, 4, 4, 4)
+    assert check_lanes(lanes()) == LaneTotals(5.0, 0.0, 5, 4, 4, 4)
     waiting = lanes()
     waiting[3] = replace(waiting[3], waited=0.5)
     assert check_lanes(waiting).waited == 0.5
     soon = lanes()
     soon[4] = replace(soon[4], start=2.0)
     assert check_lanes(soon) == check_lanes(lanes())
-    assert check_lanes([]) == Lanes(0.0, 0.0, 0, 0, 0, 0)
+    assert check_lanes([]) == LaneTotals(0.0, 0.0, 0, 0, 0, 0)
+    kept, _, freed, *_ = lanes()
+    alone = [replace(kept, end=0.25), replace(freed, start=0.25, end=0.25, host=0)]
+    assert check_lanes(alone) == LaneTotals(0.25, 0.0, 4, 0, 0, 0)
 
 
 @pytest.mark.parametrize(

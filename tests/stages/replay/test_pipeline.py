@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from schemas.errors import ScheduleError
-from schemas.pattern import Kind, Pattern, PatternOperation, check_pattern
+from schemas.pattern import Pattern, PatternKind, PatternOperation, check_pattern
 from stages.replay.pipeline import Capacity, StageBytes, play_pattern
 
 CASES = Path(__file__).parents[2] / "cases" / "pipeline_patterns.json"
-KINDS: dict[str, Kind] = {"F": "forward", "B": "backward"}
+KINDS: dict[str, PatternKind] = {"F": "forward", "B": "backward"}
 
 
 def row(
-    device: str, stage: int, kind: Kind, start: float, duration: float, shift: int
+    device: str, stage: int, kind: PatternKind, start: float, duration: float, shift: int
 ) -> PatternOperation:
     return PatternOperation(device, stage, kind, start, duration, shift)
 
@@ -129,7 +129,7 @@ def test_other_stages_than_are_known_are_refused() -> None:
 
 def alone(*starts: float, durations: Sequence[float] = (1, 1, 1, 1)) -> Pattern:
     """Two neighbouring stages on one device: forward 1, forward 2, backward 2, backward 1."""
-    kinds: list[tuple[int, Kind]] = [(1, "forward"), (2, "forward"), (2, "backward")]
+    kinds: list[tuple[int, PatternKind]] = [(1, "forward"), (2, "forward"), (2, "backward")]
     kinds.append((1, "backward"))
     rows = [
         row("a", stage, kind, start % 8, duration, -int(start // 8))

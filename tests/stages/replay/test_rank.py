@@ -13,8 +13,10 @@ from schemas.errors import ScheduleError
 from schemas.graph import Graph
 from schemas.pipeline import Pipeline, RankAction
 from stages.combine.pipeline import splitting
-from stages.replay.rank import Extra, Segment, play_ranks
+from stages.replay.rank import Extra, StageProgram, play_ranks, segment_of
+from stages.replay.referee import replay
 from tests.stages.generate.turns import blocks_by_hand, hard, split_by_hand
+from tests.stages.replay.test_refusals import opened, three_parts
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class Given:
 
     pipeline: Pipeline
     graph: Graph
-    segments: list[Segment]
+    segments: list[StageProgram]
     extra: Extra
 
     def play(self, change: Callable[[list[RankAction]], list[RankAction]] = list) -> Pipeline:
@@ -41,7 +43,9 @@ class Given:
 def given() -> Given:
     found: list[Given] = []
 
-    def noted(pipeline: Pipeline, graph: Graph, segments: list[Segment], extra: Extra) -> Pipeline:
+    def noted(
+        pipeline: Pipeline, graph: Graph, segments: list[StageProgram], extra: Extra
+    ) -> Pipeline:
         found.append(Given(pipeline, graph, segments, extra))
         return play_ranks(pipeline, graph, segments, extra)
 
@@ -76,6 +80,13 @@ def test_in_the_end_gradients_and_what_a_loss_leaves_are_there() -> None:
         assert actions[-1].live == left
         assert all(action.peak >= action.live for action in actions)
         assert played.peaks[rank] == max(action.peak for action in actions)
+
+
+def test_what_is_added_to_a_gradient_is_held_by_nobody_then() -> None:
+    graph, costs = three_parts()
+    program = segment_of(graph, replay(graph, costs, opened(graph, costs, [0, 1, 2, 3, 4])).steps)
+    moments = [*program.forward, *program.backward]
+    assert [moment.own for moment in moments] == [0] * len(moments)
 
 
 def test_the_forward_of_a_lone_rank_takes_what_its_schedule_does() -> None:

@@ -14,7 +14,7 @@ from stages.combine.schedule.opening import Opener
 from stages.replay.condense import condense
 from stages.replay.referee import replay
 from tests.stages.combine.problems import two_layers
-from tests.stages.replay.graphs import graph_of
+from tests.stages.replay.graphs import graph_of, with_flags
 
 
 class Offload:
@@ -87,6 +87,17 @@ def test_what_is_missing_at_the_end_is_refused() -> None:
     without_free = [step for step in steps if not isinstance(step.action, Free)]
     refused(graph, costs, without_free, r"the storages \[0\] are never freed")
     refused(graph, costs, [], r"the outputs \[1\] are not live")
+
+
+def test_outputs_are_made_ahead_of_the_loss() -> None:
+    graph, costs = with_flags()
+    opener = Opener(graph, condense(graph, costs))
+    assert replay(graph, costs, opener.schedule([0, 1, 2, 3, 4], False)).seconds == 4.0
+    steps = opener.schedule([0, 1, 2, 3, 4], False)
+    flags, loss = (next(s for s in steps if getattr(s.action, "op", -1) == op) for op in (1, 3))
+    late = [step for step in steps if step is not flags]
+    late.insert(late.index(loss) + 1, flags)
+    refused(graph, costs, late, r"the outputs \[4\] are not made before the loss")
 
 
 def test_a_schedule_without_the_loss_is_refused() -> None:

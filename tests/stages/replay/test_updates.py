@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace as with_fields
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from schemas.errors import ArtifactError, ScheduleError
 from schemas.graph import Graph
 from schemas.link import HostLink
 from schemas.schedule import Step
-from schemas.updates import LinkSpeed, UpdateCost, Updates, updates_of
+from schemas.updates import Far, LinkSpeed, UpdateCost, Updates, updates_of
 from stages.replay.referee import Replay, replay
 from tests.stages.replay.test_transfers import Away, schedule, three_layers
 
@@ -190,12 +191,66 @@ def test_a_memory_that_is_too_small_and_a_link_that_is_none() -> None:
     assert played(Optimise(PARAMETER), updates=here, link=None).seconds == 7.0
 
 
+DISK = HostLink(bandwidth=2.0, shared=False, room=8, device="host", to="disk")
+FAR = Far(DISK, frozenset([PARAMETER]), 4)
+BEYOND = with_fields(AWAY, far=FAR)
+UPDATE: list[Action] = [*SENT, OptimiseAway(PARAMETER), *SETTLED]
+
+
+def beyond(**link: Any) -> Updates:
+    return with_fields(BEYOND, far=with_fields(FAR, link=with_fields(DISK, **link)))
+
+
+def test_states_of_a_third_memory_pass_through_buffers_of_the_other_one() -> None:
+    """They come while the step computes, and go back when the update is done."""
+    found = played(*UPDATE, updates=BEYOND)
+    assert found.passing == [("host/from-disk", 0.0, 4.0), ("host/to-disk", 14.0, 18.0)]
+    assert found.seconds == 18.0
+    assert found.transfers is not None and found.transfers.host_peak == 1 + 4 * 8 + 4
+    update = next(step for step in found.steps if isinstance(step.action, OptimiseAway))
+    assert (update.lane, update.start, update.end) == ("host/compute", 7.0, 14.0)
+
+
+def test_an_update_waits_for_states_that_come_slowly() -> None:
+    found = played(*UPDATE, updates=beyond(bandwidth=0.5))
+    assert found.passing == [("host/from-disk", 0.0, 16.0), ("host/to-disk", 23.0, 39.0)]
+    first = played(*UPDATE, updates=with_fields(beyond(bandwidth=0.5), first=True))
+    assert first.passing == [("host/to-disk", 14.0, 30.0)]
+    halves = with_fields(COST, pieces=(4, 4))
+    pieces = played(*UPDATE, updates=with_fields(beyond(bandwidth=0.5), costs={PARAMETER: halves}))
+    assert [begin for lane, begin, _ in pieces.passing if lane == "host/to-disk"] == [11.5, 19.5]
+    assert pieces.seconds == 27.5
+    summed = with_fields(halves, add_seconds=3.0)
+    last = with_fields(beyond(bandwidth=0.5), costs={PARAMETER: summed}, summed=True)
+    assert played(*UPDATE, updates=last).seconds == 29.5
+
+
+def test_microbatches_that_only_add_bring_no_states() -> None:
+    adds = with_fields(BEYOND, costs={PARAMETER: with_fields(COST, add_seconds=3.0)}, adds=True)
+    found = played(*SENT, Accumulate(PARAMETER), *SETTLED, updates=adds)
+    assert not found.passing and found.seconds == 10.0
+
+
+def test_a_third_memory_that_could_not_be() -> None:
+    refused("take 8 bytes in disk/memory, which has 7", *UPDATE, updates=beyond(room=7))
+    refused("in disk/memory, and its link has no band", *UPDATE, updates=beyond(bandwidth=0.0))
+    small = with_fields(LINK, room=32)
+    refused("take 33 bytes in host/memory", *UPDATE, updates=BEYOND, link=small)
+    elsewhere = beyond(device="x")
+    refused("in disk/memory, to which no link leads", *UPDATE, updates=elsewhere)
+    here = with_fields(BEYOND, there=AWAY.remote)
+    refused("on the device, and its states are not", Optimise(PARAMETER), updates=here)
+
+
 def test_an_optimiser_is_written_and_read() -> None:
-    for updates in (OPTIMISER, THERE, with_fields(OPTIMISER, on_device=frozenset([PARAMETER]))):
+    on_device = with_fields(OPTIMISER, on_device=frozenset([PARAMETER]))
+    for updates in (OPTIMISER, THERE, BEYOND, on_device):
         assert updates_of(updates.text(), "it") == updates
     good = THERE.text()
     bad = [("2.0", '"a"'), ('"there": [6]', '"x": 1'), ('"remote": [6]', '"remote": []')]
     wrong = [good.replace(*each) for each in (*bad, ("[8]", "[-8]"))]
+    far = (('{"buffers": 4', '{"buffers": 0'), ('"values": [6]', '"values": [7]'))
+    wrong += [BEYOND.text().replace(*each) for each in far]
     for text in ("", "[]", "{}", *wrong):
         with pytest.raises(ArtifactError, match="it: what it says of an optimiser is none"):
             updates_of(text, "it")

@@ -13,10 +13,10 @@ from schemas.frontier import Frontier, Point, pareto, write_frontier
 from schemas.graph import (
     LOSS_TARGET,
     NONE,
-    Gradient,
     Graph,
     Op,
     Output,
+    OwnedGradient,
     Phase,
     Value,
     ValueKind,
@@ -24,8 +24,8 @@ from schemas.graph import (
 )
 from schemas.measurement import LinePoint, Measurement, write_line, write_measurement
 from schemas.options import Option, write_options
-from schemas.plan import Cost as Figures
 from schemas.plan import Fixed, Plan, write_plan
+from schemas.plan import PlanCost as Figures
 from schemas.problem import Node, Problem, Storage
 from schemas.schedule import Step, write_schedule
 from schemas.sequence import Operation, write_sequence
@@ -113,7 +113,7 @@ def small_graph(layers: int = 3, model: str = "small", module: str = "h.{}") -> 
         inputs=[x],
         input_constants=[""],
         outputs=[Output(read[-1], tangent, "")],
-        gradients=[Gradient(weight, gradient) for weight, gradient in gradients.items()],
+        gradients=[OwnedGradient(weight, gradient) for weight, gradient in gradients.items()],
         input_tree="",
         output_tree="",
         guards="{}",

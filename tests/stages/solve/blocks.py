@@ -9,9 +9,9 @@ from itertools import product
 from hypothesis import strategies as st
 
 from schemas.problem import Node, Problem, Repeat, Reuse, Storage
-from stages.solve.checkmate import Stage
+from stages.replay.unrolling import ProgramStage
 from stages.solve.hand import needed_only
-from stages.solve.simulate import Figures, Run, check_order, simulate
+from stages.solve.simulate import BlockRun, Figures, check_order, simulate
 
 
 def node(
@@ -115,7 +115,7 @@ def tiny_blocks(draw: st.DrawFn, forward: int = 3) -> Problem:
     return Problem(nodes, storages, 0)
 
 
-def every_run(problem: Problem, stages: list[Stage]) -> Iterator[tuple[Run, Figures]]:
+def every_run(problem: Problem, stages: list[ProgramStage]) -> Iterator[tuple[BlockRun, Figures]]:
     """All runs of a class of stages that are possible, with what they cost."""
     choices = [(t, k) for t, stage in enumerate(stages) for k in stage.candidates]
     for chosen in product((False, True), repeat=len(choices)):
@@ -125,7 +125,7 @@ def every_run(problem: Problem, stages: list[Stage]) -> Iterator[tuple[Run, Figu
             order += [k for k in stage.candidates if (t, k) in again]
             order += stage.tail
         loss = order.index(problem.loss)
-        run = needed_only(problem, Run(tuple(order[:loss]), tuple(order[loss + 1 :])))
+        run = needed_only(problem, BlockRun(tuple(order[:loss]), tuple(order[loss + 1 :])))
         try:
             check_order(problem, [*run.forward, problem.loss, *run.backward])
         except ValueError:

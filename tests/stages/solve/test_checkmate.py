@@ -4,6 +4,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from schemas.engines import Engine
 from schemas.problem import Problem
 from stages.solve.checkmate import (
     Checkmate,
@@ -12,7 +13,7 @@ from stages.solve.checkmate import (
     count_variables,
     full_stages,
 )
-from stages.solve.engine import Engine, Limits, solve
+from stages.solve.engine import Limits, solve
 from stages.solve.hand import keep_all
 from stages.solve.search import least_peak_of_block
 from stages.solve.simulate import simulate

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pulp
 import pytest
 
-from stages.solve.engine import ENGINES, Engine, Limits, solve
+from schemas.engines import ENGINES, Engine
+from stages.solve.engine import Limits, solve
 
 
 def knapsack(items: int = 40, seed: int = 0) -> pulp.LpProblem:

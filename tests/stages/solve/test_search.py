@@ -5,20 +5,20 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 
+from schemas.engines import ENGINES, Engine
 from schemas.options import Option
 from schemas.problem import Problem
 from stages.solve import search
 from stages.solve.checkmate import choose_stages, count_variables
-from stages.solve.engine import ENGINES, Engine
 from stages.solve.search import Grid, grid_points, least_peak_of_block, solve_block
-from stages.solve.simulate import Run, simulate
+from stages.solve.simulate import BlockRun, simulate
 from tests.stages.solve.blocks import every_run, perceptron, tiny_blocks
 
 EXACT = Grid(peaks=3, saves=3, gap=0.0, variables=10)
 
 
-def run_of(option: Option) -> Run:
-    return Run(tuple(option.forward), tuple(option.backward))
+def run_of(option: Option) -> BlockRun:
+    return BlockRun(tuple(option.forward), tuple(option.backward))
 
 
 def check_figures(problem: Problem, options: list[Option]) -> None:

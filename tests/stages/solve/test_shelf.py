@@ -16,7 +16,7 @@ from schemas.errors import ArtifactError, TightfitError
 from schemas.options import Option, read_options
 from stages.solve import search, shelf
 from stages.solve.cli import add_arguments, run
-from stages.solve.engine import Verdict, solve
+from stages.solve.engine import SolveVerdict, solve
 from stages.solve.search import Grid
 from tests.stages.solve.blocks import perceptron
 
@@ -82,7 +82,7 @@ def test_an_interruption_ends_what_is_solved_and_begins_nothing(tmp_path: Path) 
 
 
 def test_a_worker_that_begins_after_the_end_is_ended(tmp_path: Path) -> None:
-    workers = shelf._Workers()
+    workers = shelf._Workers(tmp_path, "highs", GRID, {})
     workers.stop()
     code, _ = workers.run("", {**os.environ})
     assert code != 0 and not workers.running
@@ -103,7 +103,7 @@ def test_solves_that_the_clock_ended_are_counted(
     shelf.solve_to_shelf("a" * 64, perceptron(), tmp_path, "highs", GRID)
     ended = []
 
-    def by_the_clock(*arguments: Any, **words: Any) -> Verdict:
+    def by_the_clock(*arguments: Any, **words: Any) -> SolveVerdict:
         ended.append(replace(solve(*arguments, **words), limit="clock"))
         return ended[-1]
 

@@ -22,13 +22,13 @@ from stages.solve.hand import (
     output_only,
     recompute_cheap,
 )
-from stages.solve.simulate import Run, simulate
+from stages.solve.simulate import BlockRun, simulate
 from tests.stages.combine.problems import problems
 from tests.stages.replay.graphs import graph_of
 from tests.stages.solve.blocks import perceptron, tiny_blocks
 
 
-def played(problem: Problem, run: Run) -> tuple[int, int, int]:
+def played(problem: Problem, run: BlockRun) -> tuple[int, int, int]:
     """(save, forward peak, backward peak), step by step, looking ahead at each step."""
     order = [*run.forward, problem.loss, *run.backward]
     formed = [problem.nodes[p].form(p in order[:step]) for step, p in enumerate(order)]
@@ -128,13 +128,13 @@ def test_what_cannot_run_is_refused(
     forward: tuple[int, ...], backward: tuple[int, ...], words: str
 ) -> None:
     with pytest.raises(ValueError, match=words):
-        simulate(perceptron(), Run(forward, backward))
+        simulate(perceptron(), BlockRun(forward, backward))
 
 
 def test_what_must_run_once_is_refused_twice() -> None:
     problem = perceptron()
     with pytest.raises(ValueError, match="runs again"):
-        simulate(problem, Run((0, 1, 2, problem.loss), (4, 5, 6)))
+        simulate(problem, BlockRun((0, 1, 2, problem.loss), (4, 5, 6)))
 
 
 @settings(deadline=None, max_examples=200)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from schemas.graph import Gradient
+from schemas.graph import OwnedGradient
 from stages.device.readings import ABSENT
 from stages.trace import holders
 from stages.trace.holders import (
@@ -145,7 +145,7 @@ def test_objects_with_fields_are_those_of_nobody_known() -> None:
 
     spaces = types.SimpleNamespace(a=1), argparse.Namespace(a=1)
     users: collections.UserDict[str, int] = collections.UserDict()
-    for value in (Mine(), Gradient(1, 2), users, *spaces):
+    for value in (Mine(), OwnedGradient(1, 2), users, *spaces):
         assert is_object(value), value
     colour = enum.Enum("colour", ["RED"])
     known = (1, "a", None, torch.ones(1), Mine, len, draw, torch.nn.ReLU(), colour["RED"])
@@ -163,7 +163,7 @@ def test_items_have_their_place_and_members_of_sets_have_none() -> None:
     for pair in ([4, 5], (4, 5), collections.deque([4, 5])):
         assert list(items_of(pair)) == [(("item", 0), "[0]", 4), (("item", 1), "[1]", 5)]
     assert list(items_of({1})) == []
-    one = Gradient(1, 2)
+    one = OwnedGradient(1, 2)
     assert unplaced_in({one, 1}) == unplaced_in({one: 1}) == unplaced_in(frozenset([one])) == [one]
     assert unplaced_in([one]) == unplaced_in({1: one}) == []
 

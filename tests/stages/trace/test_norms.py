@@ -39,3 +39,26 @@ def test_norms_of_lower_precision(name: str, half: bool, tmp_path: Path) -> None
         check_program(graph, "graph")
         compare(generated(graph, tmp_path / "all"), built)
         compare(generated(graph, tmp_path / "some", recompute(graph, 1)), built)
+
+
+class Attended(nn.Module):
+    """A group norm of what lies as rows of channels, in a batch of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.norm, self.last = nn.Linear(8, 8), nn.GroupNorm(2, 8), nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = self.mix(x.view(1, 8, 16).transpose(1, 2)).transpose(1, 2).reshape(1, 8, 4, 4)
+        return self.last(self.norm((rows + x) / 2).relu())
+
+
+def test_a_group_norm_of_one_image_in_rows_reads_a_copy(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    graph, built = traced((Attended(), ((torch.randn(1, 8, 4, 4),), {})))
+    check_program(graph, "graph")
+    norm = next(op for op in graph.ops if op.target == "aten.native_group_norm.default")
+    back = next(op for op in graph.ops if op.target == "aten.native_group_norm_backward.default")
+    assert norm.inputs[0] in back.inputs
+    compare(generated(graph, tmp_path / "all"), built)
+    compare(generated(graph, tmp_path / "some", recompute(graph, 1)), built)

@@ -111,6 +111,11 @@ def around() -> Any:
     return lambda: next(left)
 
 
+def changes_its_input(m: Any, x: Tensor) -> Tensor:
+    x += 1
+    return m(x)
+
+
 class Model(nn.Module):
     """A linear layer and what `does` does with it."""
 
@@ -126,6 +131,7 @@ class Model(nn.Module):
 SENTENCES: list[tuple[Callable[[Any, Tensor], Any], str]] = [
     (sets_data, r"sets \.data of a tensor at .*test_refusals\.py:\d+, .* set it between steps"),
     (sets_data_of_a_buffer, r"sets \.data of a tensor at"),
+    (changes_its_input, r"changes its input input.* in place, .*: let it change a copy"),
     (retains, r"calls retain_grad\(\) on a tensor at .*: call it on what the model returns"),
     (asks_for_its_input, "the forward sets requires_grad of its input input.*: set it before"),
     (distribution, "the model's output holds a Normal, which a plan cannot take apart: use"),

@@ -22,14 +22,14 @@ REFUSED = {
     "GaussianNLLLoss none": "depends on the data of a tensor",
     "GaussianNLLLoss mean": "depends on the data of a tensor",
     "GaussianNLLLoss sum": "depends on the data of a tensor",
-    "CTC": "_ctc_loss.* depends on the data of a tensor",
+    "CTC": "_ctc_loss.* depends on the data of a tensor: leave this loss out of the model",
     "istft": "depends on the data of a tensor",
     "prod": "looks for zeros",
     "solve": "solve_ex",
     "chol": "cholesky_ex",
     "inv": "inv_ex",
     "unique": "_unique2.* depends on the data of a tensor",
-    "nonzero": "nonzero.* depends on the data of a tensor",
+    "nonzero": "nonzero.* depends on the data of a tensor: indexing by a mask",
 }
 """What cannot be planned, and what is said of it."""
 REFUSED_UNDER = {

@@ -4,7 +4,7 @@ fewer batches of the stages that had more than k in flight, and takes (k+1)/k of
 from __future__ import annotations
 
 from schemas.allocators import ALLOCATORS
-from stages.combine.allocate.allocator import Answer, Instance
+from stages.combine.allocate.allocator import AllocationInstance, Answer
 from stages.combine.allocate.contiguous import ALL, Kept, least_feasible, partition
 from stages.combine.allocate.groups import one_f_one_b
 from stages.combine.allocate.layers import NO_LIMIT
@@ -15,7 +15,7 @@ class KPeriodic:
 
     about = ALLOCATORS["k_periodic"]
 
-    def allocate(self, instance: Instance) -> Answer | None:
+    def allocate(self, instance: AllocationInstance) -> Answer | None:
         """The contiguous allocation and the k with the fewest ticks a batch."""
         blind = least_feasible(instance.layers.without_memory(), instance.names, NO_LIMIT)
         assert blind is not None, "one stage takes everything where memory has no limit"
@@ -26,7 +26,7 @@ class KPeriodic:
         return min(answers, key=lambda answer: answer.ticks, default=None)
 
 
-def _choices(instance: Instance) -> list[Kept]:
+def _choices(instance: AllocationInstance) -> list[Kept]:
     """All batches, or k of k+1. No more than 2P - 1 groups pay, one for each stage and link."""
     if instance.k is not None:
         return [Kept(instance.k, instance.k + 1)]
@@ -34,7 +34,7 @@ def _choices(instance: Instance) -> list[Kept]:
     return [ALL, *(Kept(k, k + 1) for k in range(1, 2 * devices - 1))]
 
 
-def _with(instance: Instance, kept: Kept, bound: float) -> Answer | None:
+def _with(instance: AllocationInstance, kept: Kept, bound: float) -> Answer | None:
     if instance.period is None:
         found = least_feasible(instance.layers, instance.names, instance.memory, kept)
     else:

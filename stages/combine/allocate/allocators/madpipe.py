@@ -7,16 +7,16 @@ from dataclasses import replace
 
 from schemas.allocators import ALLOCATORS
 from stages.combine.allocate.allocation import Stage
-from stages.combine.allocate.allocator import Answer, Instance
+from stages.combine.allocate.allocator import AllocationInstance, Answer
 from stages.combine.allocate.allocators.one_f_one_b import ALLOCATOR as CONTIGUOUS
-from stages.combine.allocate.integer import Limits
+from stages.combine.allocate.integer import IntegerLimits
 from stages.combine.allocate.menu import InnerPlan
 from stages.combine.allocate.periodic import schedule
 from stages.combine.allocate.special import allocations
 
 SCHEDULES = 4
 """Allocations of the program that are scheduled, the shortest periods first."""
-LIMITS = Limits(nodes=1_000, checks=300, seconds=10.0)
+LIMITS = IntegerLimits(nodes=1_000, checks=300, seconds=10.0)
 
 
 class Madpipe:
@@ -24,7 +24,7 @@ class Madpipe:
 
     about = ALLOCATORS["madpipe"]
 
-    def allocate(self, instance: Instance) -> Answer | None:
+    def allocate(self, instance: AllocationInstance) -> Answer | None:
         """The best allocation found, None where none fits. Where stages may compute again, it is
         no worse than where they may not."""
         answers = [self._best(instance)]
@@ -35,7 +35,7 @@ class Madpipe:
         best = min(found, key=lambda answer: answer.ticks, default=None)
         return None if best is None else replace(best, bound=instance.lower_bound)
 
-    def _best(self, instance: Instance) -> Answer | None:
+    def _best(self, instance: AllocationInstance) -> Answer | None:
         layers, memory = instance.layers, instance.memory
         contiguous = CONTIGUOUS.allocate(replace(instance, period=None))
         best = None if contiguous is None else (contiguous.allocation, contiguous.timing)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from schemas.allocators import ALLOCATORS
-from stages.combine.allocate.allocator import Answer, Instance
+from stages.combine.allocate.allocator import AllocationInstance, Answer
 from stages.combine.allocate.contiguous import least_feasible, least_peak_at
 from stages.combine.allocate.groups import one_f_one_b
 
@@ -16,7 +16,7 @@ class OneFOneB:
 
     about = ALLOCATORS["one_f_one_b"]
 
-    def allocate(self, instance: Instance) -> Answer | None:
+    def allocate(self, instance: AllocationInstance) -> Answer | None:
         """The best contiguous allocation, None where none fits."""
         best = least_feasible(instance.layers, instance.names, instance.memory)
         if best is None:

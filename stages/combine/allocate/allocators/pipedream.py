@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from schemas.allocators import ALLOCATORS
 from stages.combine.allocate.allocation import Allocation
-from stages.combine.allocate.allocator import Answer, Instance
+from stages.combine.allocate.allocator import AllocationInstance, Answer
 from stages.combine.allocate.contiguous import least_feasible
 from stages.combine.allocate.groups import fits_at, least_period, one_f_one_b
 from stages.combine.allocate.layers import NO_LIMIT
@@ -16,7 +16,7 @@ class Pipedream:
 
     about = ALLOCATORS["pipedream"]
 
-    def allocate(self, instance: Instance) -> Answer | None:
+    def allocate(self, instance: AllocationInstance) -> Answer | None:
         """The partition with the least period, at the least one that memory allows it."""
         found = least_feasible(instance.layers.without_memory(), instance.names, NO_LIMIT)
         assert found is not None, "one stage takes everything where memory has no limit"

@@ -1,6 +1,9 @@
-"""Allocation and 1-periodic schedule by integer programming (S ch. 6), in two programs: one gives
-layers to devices with the least load, one schedules what it gave, layer by layer; what cannot be
-scheduled any faster is excluded, until no other allocation has a load below the best schedule."""
+"""Allocation and 1-periodic schedule by integer programming (S ch. 6).
+
+One program gives layers to devices with the least load, another schedules an allocation layer by
+layer. An allocation that cannot be scheduled any faster is excluded, until no other one has a load
+below the best schedule.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,16 @@ from dataclasses import replace
 
 from schemas.allocators import ALLOCATORS
 from stages.combine.allocate.allocation import Allocation
-from stages.combine.allocate.allocator import Answer, Instance
+from stages.combine.allocate.allocator import AllocationInstance, Answer
 from stages.combine.allocate.allocators.madpipe import ALLOCATOR as MADPIPE
 from stages.combine.allocate.assignment import assign
-from stages.combine.allocate.integer import MARGIN, Limits
+from stages.combine.allocate.integer import MARGIN, IntegerLimits
 from stages.combine.allocate.periodic import schedule
 
 ALLOCATIONS = 400
 """Allocations that are tried at most."""
-SCHEDULE = Limits(nodes=20_000, checks=2_000, seconds=30.0)
-ASSIGN = Limits(nodes=100_000, checks=2_000, seconds=60.0)
+SCHEDULE = IntegerLimits(nodes=20_000, checks=2_000, seconds=30.0)
+ASSIGN = IntegerLimits(nodes=100_000, checks=2_000, seconds=60.0)
 
 
 class PipelineIlp:
@@ -25,7 +28,7 @@ class PipelineIlp:
 
     about = ALLOCATORS["pipeline_ilp"]
 
-    def allocate(self, instance: Instance) -> Answer | None:
+    def allocate(self, instance: AllocationInstance) -> Answer | None:
         """The best allocation and schedule found, None where none fits."""
         layers, names, memory = instance.layers, instance.names, instance.memory
         start = MADPIPE.allocate(replace(instance, period=None))

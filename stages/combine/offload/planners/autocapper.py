@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from schemas.offloaders import OFFLOADERS
 from schemas.strategies import SLOTS
 from stages.combine.chain.frontier import keep_all_sequence
 from stages.combine.chain.table import Table, build_table
 from stages.combine.chain.ways import Ways
 from stages.combine.offload.gaps import Computation, Gap, computation
-from stages.combine.offload.plans import Instance
+from stages.combine.offload.plans import OffloadInstance
 
 LIMITS = 40
 """Memory limits that sequences are made for, from the budget to what keeping everything takes."""
@@ -20,10 +21,10 @@ LIMITS = 40
 class Autocapper:
     """The fastest of some sequences for more memory than there is."""
 
-    recomputes = True
+    about = OFFLOADERS["autocapper"]
     reorders = True
 
-    def sequences(self, instance: Instance) -> Iterator[tuple[Computation, Sequence[Gap]]]:
+    def sequences(self, instance: OffloadInstance) -> Iterator[tuple[Computation, Sequence[Gap]]]:
         """Sequences from the one for the budget to the one that keeps everything; what leaves is
         what has to (`plans.capped`)."""
         ways = instance.ways

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from schemas.offloaders import OFFLOADERS
+from schemas.sequence import Store
 from stages.combine.chain.frontier import keep_all_sequence
 from stages.combine.offload.gaps import Computation, Gap, computation
-from stages.combine.offload.plans import Instance, gaps_of
+from stages.combine.offload.plans import OffloadInstance, gaps_of
 from stages.combine.offload.sets import Positions, dynprog_sets, greedy_set
-from stages.replay.lanes import Store
 
 SETS = 32
 """Sets that are placed and played."""
@@ -23,10 +24,10 @@ SETS = 32
 class OffloadDynprog:
     """The fastest of the sets of the dynamic program."""
 
-    recomputes = False
+    about = OFFLOADERS["offload_dynprog"]
     reorders = True
 
-    def sequences(self, instance: Instance) -> Iterator[tuple[Computation, Sequence[Gap]]]:
+    def sequences(self, instance: OffloadInstance) -> Iterator[tuple[Computation, Sequence[Gap]]]:
         """The one sequence that runs nothing again, with each of the sets."""
         ways, budget = instance.ways, instance.budget
         computed = computation(ways, keep_all_sequence(ways))

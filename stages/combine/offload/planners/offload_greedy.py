@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from schemas.offloaders import OFFLOADERS
 from stages.combine.chain.frontier import keep_all_sequence
 from stages.combine.offload.gaps import Computation, Gap, computation
-from stages.combine.offload.plans import Instance, gaps_of
+from stages.combine.offload.plans import OffloadInstance, gaps_of
 from stages.combine.offload.sets import greedy_set
 
 
@@ -14,10 +15,10 @@ class OffloadGreedy:
     """The first activations that together are as much as is too much; the next ones too where the
     budget does not hold then."""
 
-    recomputes = False
+    about = OFFLOADERS["offload_greedy"]
     reorders = False
 
-    def sequences(self, instance: Instance) -> Iterator[tuple[Computation, Sequence[Gap]]]:
+    def sequences(self, instance: OffloadInstance) -> Iterator[tuple[Computation, Sequence[Gap]]]:
         """The one sequence that runs nothing again."""
         ways = instance.ways
         computed = computation(ways, keep_all_sequence(ways))

@@ -7,24 +7,24 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from schemas.link import HostLink
-from schemas.sequence import Operation
+from schemas.offloaders import OFFLOADERS
+from schemas.sequence import Operation, Store
 from stages.combine.chain.frontier import keep_all_sequence
 from stages.combine.chain.table import Table, cell, pass_on
 from stages.combine.chain.ways import Ways
 from stages.combine.offload.gaps import Computation, Gap, computation
 from stages.combine.offload.planners.autocapper import rotor_table
-from stages.combine.offload.plans import Instance, gaps_of
-from stages.replay.lanes import Store
+from stages.combine.offload.plans import OffloadInstance, gaps_of
 
 
 class Opportunist:
     """Groups of positions: the first keeps all and sends its input and that, the others are passed
     until the link is idle; the last group keeps all, once it fits."""
 
-    recomputes = True
+    about = OFFLOADERS["opportunist"]
     reorders = True
 
-    def sequences(self, instance: Instance) -> Iterator[tuple[Computation, Sequence[Gap]]]:
+    def sequences(self, instance: OffloadInstance) -> Iterator[tuple[Computation, Sequence[Gap]]]:
         """The one sequence, where there is one."""
         ways = instance.ways
         table = rotor_table(ways, computation(ways, keep_all_sequence(ways)))

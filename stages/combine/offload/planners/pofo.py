@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from schemas.offloaders import OFFLOADERS
 from stages.combine.chain.frontier import keep_all_sequence
 from stages.combine.offload.gaps import Computation, Gap, computation
 from stages.combine.offload.planners.autocapper import capped_sequences, rotor_table
 from stages.combine.offload.planners.opportunist import opportune_sequences
-from stages.combine.offload.plans import Instance, gaps_of
+from stages.combine.offload.plans import OffloadInstance, gaps_of
 from stages.combine.offload.pofo import pofo
 from stages.combine.offload.spans import build_spans
 
@@ -26,10 +27,10 @@ class Pofo:
     """The fastest plan of the program of `stages.combine.offload.pofo`, of `autocapper` and of
     `opportunist`."""
 
-    recomputes = True
+    about = OFFLOADERS["pofo"]
     reorders = True
 
-    def sequences(self, instance: Instance) -> Iterator[tuple[Computation, Sequence[Gap]]]:
+    def sequences(self, instance: OffloadInstance) -> Iterator[tuple[Computation, Sequence[Gap]]]:
         """What fewest transfers do comes first."""
         ways, link, budget = instance.ways, instance.link, instance.budget
         whole = computation(ways, keep_all_sequence(ways))

@@ -17,10 +17,10 @@ from schemas.allocators import ALLOCATORS, AllocatorAbout
 from schemas.chain import Chain, Position
 from schemas.errors import ConfigError
 from stages.combine.allocate.allocation import Allocation, Stage, pattern_of
-from stages.combine.allocate.allocator import Answer, Instance
+from stages.combine.allocate.allocator import AllocationInstance, Answer
 from stages.combine.allocate.fleet import Fleet
 from stages.combine.allocate.groups import least_period, one_f_one_b
-from stages.combine.allocate.integer import Limits
+from stages.combine.allocate.integer import IntegerLimits
 from stages.combine.allocate.layers import Layers, layers_of_chain
 from stages.combine.allocate.periodic import schedule
 from stages.combine.allocate.planning import PROVEN, Settings, plan_pipeline
@@ -39,7 +39,7 @@ from tests.stages.combine.allocate.pipelines import (
 PAGE = Path(__file__).parents[4] / "docs/pipelines.md"
 
 
-def answer_of(name: str, instance: Instance) -> float:
+def answer_of(name: str, instance: AllocationInstance) -> float:
     """Ticks a batch, infinite where nothing was found; played by the referee."""
     answer = allocator(name).allocate(instance)
     if answer is None:
@@ -65,7 +65,7 @@ def test_the_registry_knows_its_files() -> None:
 @given(pipelines())
 def test_none_is_worse_than_what_it_builds_on(pipeline: tuple[Layers, int, int]) -> None:
     layers, devices, memory = pipeline
-    instance = Instance(layers, names_of(devices), memory)
+    instance = AllocationInstance(layers, names_of(devices), memory)
     ticks = {name: answer_of(name, instance) for name in ALLOCATORS}
     assert ticks["one_f_one_b"] <= ticks["pipedream"]
     assert ticks["k_periodic"] <= ticks["one_f_one_b"]
@@ -77,13 +77,15 @@ def test_none_is_worse_than_what_it_builds_on(pipeline: tuple[Layers, int, int])
 def test_a_period_that_is_asked_is_kept(pipeline: tuple[Layers, int, int]) -> None:
     layers, devices, memory = pipeline
     for name, about in ALLOCATORS.items():
-        best = answer_of(name, Instance(layers, names_of(devices), memory))
+        best = answer_of(name, AllocationInstance(layers, names_of(devices), memory))
         if math.isinf(best):
             continue
         longer = math.ceil(best) + layers.all_ticks // 8 + 4
-        assert answer_of(name, Instance(layers, names_of(devices), memory, longer)) <= longer
+        assert (
+            answer_of(name, AllocationInstance(layers, names_of(devices), memory, longer)) <= longer
+        )
         if best > 4 and not about.turns and name != "pipedream":
-            shorter = Instance(layers, names_of(devices), memory, int(best) - 4)
+            shorter = AllocationInstance(layers, names_of(devices), memory, int(best) - 4)
             assert math.isinf(answer_of(name, shorter))
 
 
@@ -104,8 +106,8 @@ def test_one_device_for_all_is_found_where_madpipe_finds_nothing() -> None:
         buffer=zeros,
         tick=1.0,
     )
-    assert math.isinf(answer_of("madpipe", Instance(layers, names_of(1), 9)))
-    assert answer_of("pipeline_ilp", Instance(layers, names_of(1), 9)) == 1 << 40
+    assert math.isinf(answer_of("madpipe", AllocationInstance(layers, names_of(1), 9)))
+    assert answer_of("pipeline_ilp", AllocationInstance(layers, names_of(1), 9)) == 1 << 40
 
 
 @settings(deadline=None, max_examples=12)
@@ -114,11 +116,11 @@ def test_no_allocation_beats_the_integer_programs(pipeline: tuple[Layers, int, i
     """Every allocation is scheduled by itself, layer by layer."""
     layers, devices, memory = pipeline
     names = names_of(devices)
-    instance = Instance(layers, names, memory)
+    instance = AllocationInstance(layers, names, memory)
     most = max(layers.all_ticks, 1) + 9
     best = math.inf
     for allocation in allocations(layers, names):
-        found = schedule(allocation, memory, int(min(best, most)), Limits())
+        found = schedule(allocation, memory, int(min(best, most)), IntegerLimits())
         if found.timing is not None:
             best = found.timing.period
     ticks = answer_of("pipeline_ilp", instance)
@@ -134,7 +136,7 @@ def test_the_known_optima_without_contiguity(case: dict[str, Any]) -> None:
     wires = [] if linked is None else [(wire_of_case(case), linked)]
     for wire, expected in [*wires, (type(wire_of_case(case))(), freely)]:
         layers = layers_of_chain(chain, wire, 1, False)
-        instance = Instance(layers, names, memory)
+        instance = AllocationInstance(layers, names, memory)
         ticks = answer_of("pipeline_ilp", instance)
         assert layers.seconds(1) * ticks == pytest.approx(expected, rel=1e-9)
         answer = allocator("pipeline_ilp").allocate(instance)
@@ -149,7 +151,7 @@ class Alone:
 
     about = AllocatorAbout("alone", "everything on the first device")
 
-    def allocate(self, instance: Instance) -> Answer | None:
+    def allocate(self, instance: AllocationInstance) -> Answer | None:
         stages = (Stage(1, instance.layers.count, 0),)
         allocation = Allocation(instance.layers, stages, instance.names)
         period = least_period(allocation, instance.memory)

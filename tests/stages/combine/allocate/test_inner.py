@@ -16,11 +16,11 @@ from schemas.errors import ConfigError, ScheduleError
 from schemas.options import Option
 from schemas.sequence import Operation
 from stages.combine.allocate.allocation import Allocation, pattern_of
-from stages.combine.allocate.allocator import Instance
+from stages.combine.allocate.allocator import AllocationInstance
 from stages.combine.allocate.contiguous import least_feasible, least_memory, partition
 from stages.combine.allocate.groups import groups_of
 from stages.combine.allocate.inner import Inner, menu_of
-from stages.combine.allocate.integer import Limits
+from stages.combine.allocate.integer import IntegerLimits
 from stages.combine.allocate.layers import Layers, Wire, layers_of_chain
 from stages.combine.allocate.menu import InnerPlan
 from stages.combine.allocate.periodic import schedule
@@ -194,7 +194,7 @@ def test_it_is_never_slower_and_fits_less_memory(
     for name in ("one_f_one_b", "k_periodic", "madpipe"):
         ticks = []
         for given_layers in (plain, layers):
-            instance = Instance(given_layers, names, memory)
+            instance = AllocationInstance(given_layers, names, memory)
             answer = allocator(name).allocate(instance)
             ticks.append(math.inf if answer is None else answer.ticks)
             if answer is not None:
@@ -302,7 +302,7 @@ def test_the_special_device_may_compute_again(chain: Chain, devices: int, memory
         for stage, own in zip(allocation.stages, allocation.inner, strict=True):
             if own.there:
                 inner.check(stage.first, stage.last, own)
-        found = schedule(allocation, memory, 4 * layers.longest, Limits())
+        found = schedule(allocation, memory, 4 * layers.longest, IntegerLimits())
         if found.timing is not None:
             pattern = pattern_of(allocation, found.timing)
             play_pattern(pattern, allocation.bytes(), allocation.room(memory))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from schemas.errors import ScheduleError
 from stages.combine.allocate.allocation import Allocation, Stage, Timing, pattern_of
 from stages.combine.allocate.groups import least_period
-from stages.combine.allocate.integer import Limits
+from stages.combine.allocate.integer import IntegerLimits
 from stages.combine.allocate.layers import Layers
 from stages.combine.allocate.periodic import schedule, shortest_period
 from stages.replay.pipeline import play_pattern
@@ -27,7 +27,7 @@ def test_of_a_contiguous_allocation_it_is_1f1b(pipeline: tuple[Layers, int, int]
     for allocation in contiguous(layers, names_of(devices)):
         best = least_period(allocation, memory)
         most = max(layers.all_ticks, 1) + 1
-        found = schedule(allocation, memory, most, Limits())
+        found = schedule(allocation, memory, most, IntegerLimits())
         if found.timing is None:
             assert best is None
         else:
@@ -97,7 +97,7 @@ def test_of_two_stages_on_one_device_no_order_is_better(
     best: int | None = None
     for firsts in product((0, -1, -2), repeat=len(orders.pairs)):
         best = orders.period(firsts, best or most) or best
-    found = schedule(allocation, memory, most, Limits())
+    found = schedule(allocation, memory, most, IntegerLimits())
     if best is None:
         assert found.timing is None
     else:
@@ -116,7 +116,7 @@ def test_of_shared_devices_and_links_no_sampled_order_is_better(
     stages = tuple(Stage(number, number, d) for number, d in enumerate(devices, start=1))
     allocation = Allocation(layers, stages, names_of(2))
     most = max(layers.all_ticks, 1) + SLACK
-    found = schedule(allocation, memory, most, Limits())
+    found = schedule(allocation, memory, most, IntegerLimits())
     least = found.timing.period if found.timing is not None else most
     assert found.bound <= least
     orders = Orders(allocation, memory)

@@ -17,25 +17,25 @@ from stages.__main__ import main
 from stages.combine.chain.floated import LONGEST, FloatedChain
 from stages.combine.chain.floating import Floating
 from stages.combine.chain.replay import chain_replay
-from stages.combine.chain.search import Search, State, _Move
+from stages.combine.chain.search import SequenceSearch, StoredState, _Move
 from stages.combine.chain.ways import PositionWays, Ways, ways_of_chain
 from tests.stages.combine.chains import chains
 from tests.stages.combine.persistent import cases, chain_of_case, optimum
 
 
-class Unfreed(Search):
+class Unfreed(SequenceSearch):
     """Searches the sequences that are made of the operations of S Table 2.1."""
 
-    def moves(self, state: State, budget: int) -> Iterator[_Move]:
+    def moves(self, state: StoredState, budget: int) -> Iterator[_Move]:
         return (move for move in self._runs(state) if move.peak <= budget)
 
     def _passes(
-        self, state: State, position: int, one: PositionWays, beside: int, plain: bool
+        self, state: StoredState, position: int, one: PositionWays, beside: int, plain: bool
     ) -> Iterator[_Move]:
         yield from super()._passes(state, position, one, beside, plain)
         if plain and position > 1:
             outputs = (state.outputs | {position}) - {position - 1}
-            after = State(outputs, state.kept, state.gradient)
+            after = StoredState(outputs, state.kept, state.gradient)
             none = (Operation("F_none", position),)
             yield _Move(one.pass_seconds, beside + one.pass_peak, none, after)
 
@@ -56,7 +56,7 @@ def test_no_sequence_without_frees_is_faster(chain: Chain, budget: int) -> None:
     ways = ways_of_chain(chain)
     found = Floating(ways).whole.at(budget)
     assert found == pytest.approx(Unfreed(ways).fastest(budget).seconds)
-    assert Search(ways).fastest(budget).seconds <= found + 1e-9
+    assert SequenceSearch(ways).fastest(budget).seconds <= found + 1e-9
     assert found <= optimum(ways, budget) + 1e-9
 
 

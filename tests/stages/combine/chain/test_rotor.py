@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from math import inf
 from typing import Any
@@ -13,12 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.chain import Chain, Position
+from schemas.errors import ArtifactError
+from schemas.sequence import Operation
+from stages.combine.chain import frontier as chain_frontier
 from stages.combine.chain.frontier import ChainFrontier
 from stages.combine.chain.least import Least
 from stages.combine.chain.replay import chain_replay
 from stages.combine.chain.slots import discretise
 from stages.combine.chain.table import build_table
 from stages.combine.chain.ways import ways_of_chain
+from stages.combine.strategies import rotor
+from stages.combine.strategies.strategy import Candidate
 from tests.stages.combine.chains import chains
 from tests.stages.combine.persistent import cases, chain_of_case, optimum
 
@@ -44,6 +50,15 @@ def test_the_persistent_optimum_of_every_known_case(case: dict) -> None:
 @settings(max_examples=150, deadline=None)
 def test_equals_exhaustive_search_with_growing_gradients(chain: Chain, budget: int) -> None:
     assert best(chain, budget) == optimum(ways_of_chain(chain), budget)
+
+
+def test_sizes_beyond_all_memory_are_refused() -> None:
+    ways = ways_of_chain(Chain([Position(1, 1.0, 1.0, 1, 1, 1, 0, 0, 0, 0, "")] * 9, 1, 1))
+    way = replace(ways.positions[0].ways[0], backward_peak=2**57)
+    large = replace(ways.positions[0], ways=[way])
+    assert ChainFrontier(replace(ways, positions=[large] * 7)).smallest_budget > 2**57
+    with pytest.raises(ArtifactError, match="more bytes than there are anywhere"):
+        replace(ways, positions=[large] * 8)
 
 
 @given(chains())
@@ -176,3 +191,45 @@ def test_walking_a_long_chain_needs_no_recursion() -> None:
         sys.setrecursionlimit(limit)
     assert all(chain_replay(ways, sequence).peak <= 450 for sequence in sequences)
     assert len(sequences[0]) > 300
+
+
+@given(chains(longest=3), st.lists(st.floats(0, 1), min_size=4, max_size=4))
+@settings(max_examples=40, deadline=None)
+def test_a_complete_frontier_has_an_optimum_for_every_budget(
+    chain: Chain, shares: list[float]
+) -> None:
+    ways = ways_of_chain(chain)
+    frontier = ChainFrontier(ways)
+    plans = frontier.plans()
+    assert frontier.complete
+    room = frontier.keep_all.peak - frontier.smallest_budget
+    for share in shares:
+        budget = frontier.smallest_budget + int(share * room)
+        assert min(plan.seconds for plan in plans if plan.peak <= budget) == optimum(ways, budget)
+
+
+def alike(count: int) -> Chain:
+    """Positions of one size, of which some take a little longer."""
+    rows = [
+        Position(p, 1.0 + p % 3 / 100, 2.0, 40, 220, 40, 10, 20, 0, 0, "")
+        for p in range(1, count + 1)
+    ]
+    return Chain([*rows, Position(count + 1, 0.5, 0.5, 0, 0, 0, 0, 0, 0, 0, "")], 40, 40)
+
+
+def test_candidates_are_optimal_where_none_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def plain(step: object, sequence: list[Operation], origin: str) -> Candidate:
+        return Candidate([], sequence, origin)
+
+    monkeypatch.setattr(rotor, "candidate_of", plain)
+    step: Any = None
+    short, long = (ways_of_chain(alike(count)) for count in (6, 24))
+    assert all(candidate.optimal for candidate in rotor.candidates_of(step, short))
+    found = rotor.candidates_of(step, long)
+    assert not any(candidate.optimal for candidate in found)
+    fast, slow = (chain_replay(long, candidate.sequence) for candidate in found[:2])
+    between = ChainFrontier(long).within(fast.peak - 1)
+    assert between is not None and between.seconds < slow.seconds
+    monkeypatch.setattr(chain_frontier, "LEAST_SEQUENCES", 4)
+    monkeypatch.setattr(chain_frontier, "MOST_POSITIONS", 0)
+    assert not any(candidate.optimal for candidate in rotor.candidates_of(step, short))

@@ -17,7 +17,7 @@ from stages.__main__ import main
 from stages.combine.chain import freed
 from stages.combine.chain.freed import FreedChain
 from stages.combine.chain.replay import chain_replay
-from stages.combine.chain.search import Found, Search
+from stages.combine.chain.search import FastestSequence, SequenceSearch
 from stages.combine.chain.ways import ways_of_chain
 from tests.stages.combine.chains import chains
 from tests.stages.combine.persistent import cases, chain_of_case, optimum
@@ -26,7 +26,7 @@ from tests.stages.combine.persistent import cases, chain_of_case, optimum
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case["id"])
 def test_the_optimum_with_frees_of_every_known_case(case: dict) -> None:
     ways = ways_of_chain(chain_of_case(case))
-    found = Search(ways).fastest(case["memory"])
+    found = SequenceSearch(ways).fastest(case["memory"])
     expected = case["expected_opt_free_discard"]
     assert found.seconds == (inf if expected is None else expected)
     if found.sequence is not None:
@@ -38,7 +38,7 @@ def test_the_optimum_with_frees_of_every_known_case(case: dict) -> None:
 @settings(max_examples=150, deadline=None)
 def test_no_persistent_sequence_is_faster(chain: Chain, budget: int) -> None:
     ways = ways_of_chain(chain)
-    found = Search(ways).fastest(budget)
+    found = SequenceSearch(ways).fastest(budget)
     assert found.seconds <= optimum(ways, budget)
     if found.sequence is not None:
         played = chain_replay(ways, found.sequence)
@@ -81,8 +81,12 @@ def test_a_join_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 def test_a_search_that_gives_up_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     case = cases()[0]
     ways = ways_of_chain(chain_of_case(case))
-    assert Search(ways).fastest(case["memory"], most=3) == Found(None, inf, gave_up=True)
-    monkeypatch.setattr(Search, "fastest", lambda *_: Found(None, inf, gave_up=True))
+    assert SequenceSearch(ways).fastest(case["memory"], most=3) == FastestSequence(
+        None, inf, gave_up=True
+    )
+    monkeypatch.setattr(
+        SequenceSearch, "fastest", lambda *_: FastestSequence(None, inf, gave_up=True)
+    )
     with pytest.raises(ConfigError, match="a chain of 8 positions is too long to search"):
         freed.FreedChain(ways).within(case["memory"])
 

@@ -15,6 +15,7 @@ from schemas.problem import Problem
 from stages.combine.clusters.cluster import Cluster, clusters_of, local, throughout
 from stages.combine.clusters.options import Grid, Options, figures_of, selected, worth_having
 from stages.combine.clusters.plans import ClusterPlan, plans_of
+from stages.combine.clusters.treewidth import by_treewidth
 from stages.combine.clusters.ways import Option
 from stages.combine.moment.solver import Limits
 from stages.combine.schedule.opening import Opener
@@ -135,7 +136,37 @@ def test_a_hierarchy_of_another_step_is_refused() -> None:
 
 
 def test_a_few_of_many_options_are_spread_over_what_they_keep() -> None:
-    options = [Option((place,), ()) for place in range(9)]
-    assert [option.forward[0] for option in selected(options, 3)] == [0, 4, 8]
-    assert [option.forward[0] for option in selected(options, 2)] == [0, 8]
-    assert selected(options[:2], 5) == options[:2]
+    assert selected([9, 8, 7, 6, 5, 4, 3, 2, 1], 3) == [0, 4, 8]
+    assert selected([9, 8, 7, 6, 5, 4, 3, 2, 1], 2) == [0, 8]
+    assert selected([900, 12, 11, 10, 9, 500, 8, 7], 3) == [0, 5, 7]
+    assert selected([900, 100, 90, 80, 3, 2, 1, 0], 4) == [0, 1, 3, 7]
+    assert selected([4, 4, 4, 4, 4], 3) == [0, 2, 4]
+    assert selected([2, 1], 5) == [0, 1]
+
+
+@settings(deadline=None, max_examples=25)
+@given(random_steps(most=8), SIZES, st.integers(1, 4))
+def test_a_tree_decomposition_gives_options_that_can_run(
+    facts: Facts, sizes: list[int], count: int
+) -> None:
+    problem = facts.problem
+    for member in clusters_of(problem, rows_of(problem, sizes)).members:
+        alone, inner = local(problem, member, throughout(problem))
+        for option in by_treewidth(alone, count):
+            assert set(option.forward) == set(inner.forward)
+            order = [*option.forward, alone.loss, *option.backward]
+            runs_all(alone, ClusterPlan(order, ""))
+            there = {s for s, stored in enumerate(alone.storages) if stored.producer < 0}
+            for run in executions(alone, order, in_place=False):
+                assert there.issuperset(run.form.inputs)
+                there = there.union(run.form.outputs).difference(run.drops)
+
+
+def test_a_large_cluster_is_not_decomposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, costs = traced("data.zoo_graphs:unet", channels=4, levels=2, size=8)
+    problem = condense(graph, costs)
+    [whole] = clusters_of(problem, rows_of(problem, [999])).members
+    alone, _ = local(problem, whole, throughout(problem))
+    assert list(by_treewidth(alone, 2))
+    monkeypatch.setattr("stages.combine.clusters.treewidth.LARGEST", len(alone.nodes) - 1)
+    assert not list(by_treewidth(alone, 2))

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.chain import Chain
+from schemas.chain import Chain, Position
+from schemas.errors import ArtifactError
 from schemas.sequence import Operation
 from stages.combine.chain.frontier import ChainFrontier
 from stages.combine.chain.ways import ways_of_chain
@@ -34,6 +35,13 @@ def seconds(join: Join, budget: int, slots: int = 500) -> float:
 @settings(max_examples=80, deadline=None)
 def test_equals_all_nested_sequences(join: Join, budget: int) -> None:
     assert seconds(join, budget) == nested_optimum(join, budget)
+
+
+def test_sizes_beyond_all_memory_are_refused() -> None:
+    branch = Chain([Position(1, 1.0, 1.0, 2**56, 2**56, 1, 0, 0, 0, 0, "")] * 2, 1, 1)
+    assert join_of_chains([branch] * 2)
+    with pytest.raises(ArtifactError, match="more bytes than there are anywhere"):
+        join_of_chains([branch] * 9)
 
 
 @given(joins(most=3, longest=1, most_ways=1), st.integers(0, 50))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from schemas.errors import ScheduleError
 from schemas.link import HostLink
-from schemas.sequence import Kind, Operation
+from schemas.sequence import Operation, OperationKind
 from stages.combine.chain.ways import Ways
 from stages.combine.offload.replay import LinkedPlayer
 from stages.replay.link_lanes import LinkLanes
@@ -19,9 +19,9 @@ from stages.replay.link_lanes import LinkLanes
 CASES = Path(__file__).parents[3] / "cases" / "offload.json"
 Key = tuple[object, ...]
 Times = tuple[float, ...]
-ONCE: tuple[Kind, ...] = ("F_all", "B", "offload_all", "prefetch_all", "free_all")
-AGAIN: tuple[Kind, ...] = (*ONCE, "F_ck", "F_none", "offload", "prefetch", "free")
-INPUTS: tuple[Kind, ...] = ("offload", "prefetch", "free")
+ONCE: tuple[OperationKind, ...] = ("F_all", "B", "offload_all", "prefetch_all", "free_all")
+AGAIN: tuple[OperationKind, ...] = (*ONCE, "F_ck", "F_none", "offload", "prefetch", "free")
+INPUTS: tuple[OperationKind, ...] = ("offload", "prefetch", "free")
 
 
 def offload_cases() -> list[dict]:

@@ -53,7 +53,7 @@ def plan(folder: Path, strategy: str, budget: str, *more: str, **changed: Any) -
 
 @pytest.mark.parametrize("name", OFFLOADERS)
 def test_a_plan_is_written_as_its_referee_plays_it(name: str, tmp_path: Path) -> None:
-    assert planner(name).recomputes == OFFLOADERS[name].recomputes
+    assert planner(name).about is OFFLOADERS[name]
     assert plan(tmp_path, name, "60%") == 0
     made, out = read_plan(tmp_path / "out" / "plan.json"), tmp_path / "out"
     sequence, lanes = read_sequence(out / "sequence.arrow"), read_lanes(out / "lanes.arrow")

@@ -9,13 +9,13 @@ from dataclasses import replace
 import pytest
 
 from schemas.errors import ConfigError, ModelError, TightfitError
-from schemas.graph import Gradient, Graph
+from schemas.graph import Graph, OwnedGradient
 from stages.generate.package import timeless
 from tests.stages.generate.turns import blocks_by_hand, hard, split_by_hand
 
 
 def of_an_input(graph: Graph) -> Graph:
-    return replace(graph, gradients=[*graph.gradients, Gradient(graph.inputs[0], 60)])
+    return replace(graph, gradients=[*graph.gradients, OwnedGradient(graph.inputs[0], 60)])
 
 
 def guarded(graph: Graph, **changes: object) -> Graph:

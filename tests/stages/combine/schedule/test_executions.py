@@ -9,7 +9,7 @@ import pytest
 from schemas.blocks import Block, Blocks
 from schemas.options import Option
 from schemas.problem import Node, Problem, Storage
-from schemas.sequence import Kind, Operation
+from schemas.sequence import Operation, OperationKind
 from stages.combine.schedule.executions import captured, executions_of
 
 FIRST = Block("a", "", [1, 2], [9, 10], [], [], [], [], [], [], 0, 0, 0, 0, 0)
@@ -41,7 +41,13 @@ def problem(held: int = -1) -> Problem:
 
 def operation(words: str) -> Operation:
     kind, block, number = (*words.split(), "-1")[:3]
-    kinds: dict[str, Kind] = {"all": "F_all", "ck": "F_ck", "none": "F_none", "F": "F", "B": "B"}
+    kinds: dict[str, OperationKind] = {
+        "all": "F_all",
+        "ck": "F_ck",
+        "none": "F_none",
+        "F": "F",
+        "B": "B",
+    }
     return Operation(kinds.get(kind, "loss"), int(block), int(number))
 
 

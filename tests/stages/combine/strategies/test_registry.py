@@ -15,7 +15,7 @@ from schemas.config import parse_config
 from schemas.frontier import read_frontier
 from schemas.link import HostLink
 from schemas.plan import read_plan
-from schemas.sequence import Kind, Operation
+from schemas.sequence import Operation, OperationKind
 from schemas.strategies import STRATEGIES, About
 from stages.__main__ import main
 from stages.combine.strategies.registry import strategy as strategy_of
@@ -51,7 +51,7 @@ def test_every_strategy_gives_plans_that_can_run(name: str, facts: Facts) -> Non
     for candidate in candidates:
         check_candidate(facts.problem, candidate)
         kinds = {operation.action for operation in candidate.sequence}
-        assert kinds <= set(get_args(Kind)) and candidate.origin
+        assert kinds <= set(get_args(OperationKind)) and candidate.origin
 
 
 def test_the_readme_tells_of_all_strategies() -> None:

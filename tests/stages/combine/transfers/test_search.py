@@ -27,6 +27,7 @@ from stages.combine.schedule.leaving import leaving
 from stages.combine.schedule.opening import Opener
 from stages.combine.strategies.strategy import Candidate
 from stages.combine.transfers.bound import least_seconds_linked
+from stages.combine.transfers.deciding import LinkedMoments
 from stages.combine.transfers.placing import Placer
 from stages.combine.transfers.search import Linker
 from stages.replay.condense import condense
@@ -77,7 +78,14 @@ def test_plans_are_what_the_referee_says_and_no_slower_than_without(
         found = played(graph, costs, problem, linker.placer.actions(placed), link, budget)
         assert found.peak <= budget
         assert found.seconds == pytest.approx(placed.seconds)
-        assert placed.seconds >= least_seconds_linked(problem, budget, link) * (1 - 1e-9)
+        assert placed.seconds >= bound_of(graph, problem, link, budget) * (1 - 1e-9)
+
+
+def bound_of(graph: Graph, problem: Problem, link: HostLink, budget: int) -> float:
+    found = LinkedMoments(problem, link, leaving(graph, problem)).bound(budget)
+    assert not found.clock
+    assert found.seconds >= least_seconds_linked(problem, budget, link)
+    return found.seconds
 
 
 def ways(graph: Graph, problem: Problem, most: int) -> Iterator[list[Action]]:
@@ -131,7 +139,7 @@ def test_no_way_to_send_beats_the_bound(made: Problem, link: HostLink) -> None:
             if found.peak <= budget:
                 best[budget] = min(best[budget], found.seconds)
     for budget, seconds in best.items():
-        assert seconds >= least_seconds_linked(problem, budget, link) * (1 - 1e-9)
+        assert seconds >= bound_of(graph, problem, link, budget) * (1 - 1e-9)
         if link.bandwidth == math.inf and link.latency == 0 and seconds < math.inf:
             placed = placer.place(captured, None, budget)
             assert placed is not None and placed.waited == pytest.approx(0)

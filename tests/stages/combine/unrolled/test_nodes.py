@@ -16,18 +16,18 @@ from stages.combine.strategies.checkmate import LARGEST, STRATEGY
 from stages.combine.strategies.strategy import TrainingStep
 from stages.combine.unrolled.frontier import Solution, fastest, nodes_of, worth
 from stages.combine.unrolled.tasks import (
-    Stage,
     Tasks,
-    every_stage,
-    stages_after_loss,
+    forward_stages,
+    full_stages,
     tasks_of_nodes,
 )
 from stages.replay.line import FASTEST, executions
+from stages.replay.unrolling import ProgramStage
 from tests.stages.combine.moment.brute import optimum
 from tests.stages.combine.problems import problems, two_layers
 
 LIMITS = Limits(gap=0.0, nodes=10_000, checks=100_000)
-CLASSES = {"any": every_stage, "after the loss": stages_after_loss}
+CLASSES = {"any": full_stages, "after the loss": forward_stages}
 
 
 def played(problem: Problem, sequence: Sequence[int]) -> tuple[int, float]:
@@ -54,7 +54,7 @@ def alike(problem: Problem) -> Problem:
     return replace(problem, nodes=nodes, state_bytes=0)
 
 
-def every_order(problem: Problem, stages: Sequence[Stage]) -> Iterator[list[int]]:
+def every_order(problem: Problem, stages: Sequence[ProgramStage]) -> Iterator[list[int]]:
     """All orders of these stages that can run."""
     choices = [(t, k) for t, stage in enumerate(stages) for k in stage.candidates]
     for taken in product((False, True), repeat=len(choices)):
@@ -104,7 +104,7 @@ def test_it_finds_what_trying_all_runs_finds(kind: str, problem: Problem, share:
 def test_its_bound_holds_for_any_forms_in_place(problem: Problem, share: float) -> None:
     problem = replace(problem, state_bytes=0)
     tasks = tasks_of_nodes(problem)
-    stages = every_stage(tasks)
+    stages = full_stages(tasks)
     budget = int(peak_of(problem, range(len(problem.nodes))) * share)
     best = within(problem, list(every_order(problem, stages)), budget)
     found = fastest(tasks, stages, budget, None, LIMITS)
@@ -118,7 +118,7 @@ def test_no_plan_of_any_order_is_faster_than_in_place_and_reordered(problem: Pro
     problem = replace(problem, state_bytes=0)
     tasks = tasks_of_nodes(problem)
     budget = peak_of(problem, range(len(problem.nodes))) - 1
-    found = fastest(tasks, every_stage(tasks), budget, None, LIMITS)
+    found = fastest(tasks, full_stages(tasks), budget, None, LIMITS)
     if found is not None:
         best = optimum(problem, budget)
         assert best is not None and best <= found.seconds + 1e-9
@@ -129,16 +129,16 @@ def test_work_that_does_not_suffice_is_told() -> None:
     tasks = tasks_of_nodes(problem)
     whole = Solution([], 1, None, 2.0, 1.0)
     assert not whole.optimal and worth(whole) == "50.0% above a bound"
-    known = fastest(tasks, every_stage(tasks), 100, None, LIMITS)
+    known = fastest(tasks, full_stages(tasks), 100, None, LIMITS)
     assert known is not None and worth(known) == "the fastest of its kind"
-    start = fastest(tasks, every_stage(tasks), 100, None, Limits(nodes=0, checks=1), known)
+    start = fastest(tasks, full_stages(tasks), 100, None, Limits(nodes=0, checks=1), known)
     assert start is not None and start.seconds == known.seconds
 
 
 def test_a_start_stays_where_nothing_is_faster() -> None:
     problem = two_layers()
     tasks: Tasks = tasks_of_nodes(problem)
-    stages = every_stage(tasks)
+    stages = full_stages(tasks)
     first = fastest(tasks, stages, 100, None, LIMITS)
     again = fastest(tasks, stages, 100, None, LIMITS, first)
     assert first is not None and again is not None

@@ -1,0 +1,117 @@
+"""When a sequence with transfers is through: the clocks of the computations and of both directions
+of a link, compiled.
+
+A transfer is one of two runs that take no time of their own. One that `leaves` reads a storage:
+up to it the storage is there, and computations wait until it has been sent. One that `comes` makes
+it again: from there on it is on its way back. What comes back somewhere is sent when it is first
+made, in that order. `stages.combine.transfers.placing` has the clocks in Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from stages.combine.polish.arrays import Arrays, Flags, Positions, Seconds
+from stages.combine.polish.state import State
+from stages.combine.polish.uncounted import inlined, uncounted
+
+COMPUTES, LEAVES, COMES = range(3)
+
+
+class Lanes(NamedTuple):
+    """The transfers of a problem: the `kind` of each node and the `storage` that one of a transfer
+    moves; of each storage the nodes by which it `leaves` and `comes`, -1 for none, and the
+    `seconds` of a transfer. The clocks have in `sent` and `back` when a storage is sent and back. A
+    `shared` link moves one at a time; all that leaves is within the `room` in bytes."""
+
+    kind: Positions
+    storage: Positions
+    leaves: Positions
+    comes: Positions
+    seconds: Seconds
+    sent: Seconds
+    back: Seconds
+    shared: Flags
+    room: Seconds
+
+
+@inlined
+def is_moved(s: State, t: Lanes, storage: int) -> bool:
+    """Whether a storage comes back somewhere."""
+    return t.comes[storage] >= 0 and s.runs[t.comes[storage]] > 0
+
+
+@uncounted
+def through(s: State, a: Arrays, t: Lanes) -> float:
+    """When all lanes are through; infinite where something comes back that did not leave, or what
+    leaves takes more than the room that there is."""
+    clock = out = into = 0.0
+    size = 0
+    t.sent[:] = 0.0
+    t.back[:] = 0.0
+    for slot in range(s.at.size):
+        run = s.at[slot]
+        if run < 0:
+            continue
+        node = s.node[run]
+        if t.kind[node] == LEAVES:
+            storage = t.storage[node]
+            clock = max(clock, t.sent[storage], t.back[storage])
+        elif t.kind[node] == COMES:
+            storage = t.storage[node]
+            into = max(clock, into) if not t.shared[0] else max(clock, into, out)
+            into += t.seconds[storage]
+            t.back[storage] = into
+            if t.shared[0]:
+                out = into
+        else:
+            row = s.row[run]
+            gone = 0.0
+            event = s.event[run]
+            for k in range(a.input_start[row], a.input_start[row + 1]):
+                storage = a.input_item[k]
+                if is_moved(s, t, storage):
+                    clock = max(clock, t.back[storage])
+                    after = s.after[event]
+                    if after >= 0 and s.makes[after]:
+                        if t.kind[s.node[s.owner[after]]] == COMES:
+                            return np.inf
+                        gone = max(gone, t.sent[storage])
+                event += 1
+            clock += s.spent[run]
+            if s.first[node] == run:
+                for k in range(a.output_start[row], a.output_start[row + 1]):
+                    storage = a.output_item[k]
+                    if is_moved(s, t, storage):
+                        size += a.size[storage]
+                        out = max(clock, out) if not t.shared[0] else max(clock, out, into)
+                        out += t.seconds[storage]
+                        t.sent[storage] = out
+                        if t.shared[0]:
+                            into = out
+            clock = max(clock, gone)
+    return max(clock, out, into) if size <= t.room[0] else np.inf
+
+
+def lanes(
+    nodes: int, storages: int, seconds: Mapping[int, float], shared: bool, room: float
+) -> Lanes:
+    """The transfers of storages, with what each takes, of a problem of so many nodes and storages;
+    those of the storage at place i of `seconds` are the nodes `nodes` + 2 i and the one behind."""
+    kind = np.zeros(nodes + 2 * len(seconds), np.int32)
+    kind[nodes::2], kind[nodes + 1 :: 2] = LEAVES, COMES
+    moved = np.array(list(seconds), np.int32)
+    storage = np.full(kind.size, -1, np.int32)
+    storage[nodes::2] = storage[nodes + 1 :: 2] = moved
+    leaves, comes = np.full(storages, -1, np.int32), np.full(storages, -1, np.int32)
+    leaves[moved] = np.arange(nodes, kind.size, 2)
+    comes[moved] = np.arange(nodes + 1, kind.size, 2)
+    taken = np.zeros(storages)
+    taken[moved] = list(seconds.values())
+    return Lanes(
+        kind, storage, leaves, comes, taken, np.zeros(storages), np.zeros(storages),
+        np.array([shared], np.bool_), np.array([room]),
+    )  # fmt: skip

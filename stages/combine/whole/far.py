@@ -1,0 +1,59 @@
+"""Which states of an optimiser are in a third memory, where the other one has no room for all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from schemas.errors import ConfigError
+from schemas.link import HostLink
+from schemas.updates import Far
+from stages.combine.whole.task import BUFFERS, Task
+
+MORE = (0.0, 0.05, 0.15, 0.4, 1.0)
+"""Parts of the states that need not be in the third memory, which are put there too where no plan
+is found otherwise."""
+
+
+def with_states_far(task: Task, link: HostLink | None) -> Iterator[Task]:
+    """The task with those states in the memory behind a `link` from the other one that this has no
+    room for, and then with more of them; with none where there is no such link. Raises
+    ConfigError where a memory has no room."""
+    tried: set[frozenset[int]] = set()
+    for share in MORE if link else MORE[:1]:
+        found = replace(task, far=None if link is None else _far(task, link, share))
+        values = found.far.values if found.far else frozenset()
+        if values not in tried:
+            yield found
+        tried.add(values)
+
+
+def _far(task: Task, link: HostLink, share: float) -> Far | None:
+    """What has no room, and a share of the rest, evenly along the backward."""
+    costs = task.updates
+    candidates = [value for value in task.remote.values() if value in costs and costs[value].states]
+    whole = sum(costs[value].states for value in candidates)
+    stays = task.played(frozenset(), here=False).stays(task.graph)
+    everything = Far(link, frozenset(candidates), BUFFERS)
+    lacking = max(stays + everything.staging(costs) - task.link.room, 0)
+    if stays <= task.link.room and not share:
+        return None
+    wanted = min(lacking + share * max(whole - lacking, 0), whole)
+    due, chosen, left = 0.0, [], wanted
+    for value in reversed(candidates):
+        due += costs[value].states * wanted / whole
+        if left > 0 and due >= costs[value].states / 2:
+            chosen.append(value)
+            due -= costs[value].states
+            left -= costs[value].states
+    for value in reversed(candidates):
+        if left > 0 and value not in chosen:
+            chosen.append(value)
+            left -= costs[value].states
+    if not chosen:
+        return None
+    if any(costs[value].away_seconds == float("inf") for value in chosen):
+        raise ConfigError(
+            f"nothing computes beside {task.link.to}, where states of {link.to} are updated"
+        )
+    return Far(link, frozenset(chosen), BUFFERS)

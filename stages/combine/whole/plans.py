@@ -1,0 +1,89 @@
+"""What is said of a whole step that was found, and what is written of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from schemas.plan import Plan, PlanCost, gap_of, write_plan
+from schemas.schedule import write_schedule
+from stages.combine.fixed import fixed_bytes
+from stages.combine.whole.bound import least_whole_seconds
+from stages.combine.whole.search import Found
+from stages.combine.whole.task import Task
+from stages.replay.line import executions
+
+OUTPUTS = ("schedule.arrow", "plan.json")
+ADDING = "microbatch.arrow"
+"""The schedule of each microbatch but the last one."""
+
+
+def write_found(folder: Path, task: Task, found: Found, budget: str, digest: str) -> Plan:
+    """Writes the schedule of what was found, that of the microbatches that only add where there are
+    some, and the plan, which it returns; `digest` is that of the graph."""
+    steps = found.replay.steps
+    write_schedule(folder / OUTPUTS[0], steps, digest, task.link, found.updates)
+    (folder / ADDING).unlink(missing_ok=True)
+    if found.adding is not None:
+        adds = task.played(found.updates.there, here=False, adds=True)
+        write_schedule(folder / ADDING, found.adding.steps, digest, task.link, adds)
+    plan = plan_of(task, found, budget)
+    write_plan(folder / OUTPUTS[1], plan)
+    return plan
+
+
+def plan_of(task: Task, found: Found, budget: str) -> Plan:
+    """The plan with its bound. Parameters that live in the other memory are not fixed, and keeping
+    everything means to have them on the device, with all states."""
+
+    played, fixed = found.replay, fixed_bytes(task.graph)
+    moving = sum(task.graph.storages[storage] for storage in task.remote)
+    fixed = replace(fixed, parameters=fixed.parameters - moving)
+    seconds = found.seconds
+    bound = min(least_whole_seconds(task), seconds)
+    gap = gap_of(seconds, bound)
+    most = max(played.peak, found.adding.peak if found.adding else 0)
+    total = task.fixed + found.updates.staging + most
+    there, count = played.transfers, task.microbatches
+    parts = f" in {count} microbatches" if count > 1 else ""
+    waited = there.waited if there else 0.0
+    sentence = (
+        f"feasible: {total:,} bytes of the device for the whole step{parts}, in "
+        f"{seconds / task.unconstrained:.3f} times the predicted time of having everything "
+        f"there, no plan is more than {gap:.1%} faster; {there.host_peak if there else 0:,} bytes "
+        f"in {task.link.other}{_beyond(task)}, and computations wait for "
+        f"{waited / played.seconds:.1%} of the time"
+    )
+    return Plan(
+        strategy="whole",
+        budget=budget,
+        budget_total=task.budget,
+        budget_bytes=task.room,
+        verdict="feasible",
+        sentence=sentence,
+        time=seconds,
+        peak=most,
+        lower_bound=bound,
+        gap=gap,
+        keep_all=PlanCost(task.unconstrained, moving + _kept(task)),
+        fixed=fixed,
+        recomputed=played.repeated,
+        recomputed_time=played.repeated_seconds,
+        solver="local search",
+        transfers=there,
+    )
+
+
+def _beyond(task: Task) -> str:
+    """What a sentence says of a third memory."""
+    far = task.far
+    return "" if far is None else f" and {far.states(task.updates):,} in {far.link.other}"
+
+
+def _kept(task: Task) -> int:
+    """The most bytes of the step where everything is on the device, with all states."""
+
+    captured = range(len(task.problem.nodes))
+    played = executions(task.problem, captured, in_place=False)
+    states = sum(cost.states for cost in task.updates.values())
+    return max(each.peak for each in played) + states

@@ -1,0 +1,149 @@
+"""Parameters whose values are in another memory: what can be asked of them, and that all else is
+refused.
+
+Such a parameter stays the object that it was, of a class that says its shape, dtype and gradient
+and hands no function its values: it has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+
+@dataclass(frozen=True)
+class MemoryLayout:
+    """How a parameter lies in memory where it is there."""
+
+    dtype: torch.dtype
+    shape: torch.Size
+    strides: tuple[int, ...]
+    device: torch.device
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> MemoryLayout:
+        """That of a tensor."""
+        return cls(tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of its elements, which are dense."""
+        return self.shape.numel() * self.dtype.itemsize
+
+    def view(self, whole: torch.Tensor) -> torch.Tensor:
+        """The bytes of a tensor as one of this layout."""
+        made = torch.empty(0, dtype=self.dtype, device=self.device)
+        return made.set_(whole.untyped_storage(), 0, self.shape, self.strides)
+
+    def empty(self) -> torch.Tensor:
+        """A tensor of this layout with any contents."""
+        return torch.empty_strided(
+            self.shape, self.strides, dtype=self.dtype, device=self.device, requires_grad=False
+        )
+
+    def stand_in(self) -> torch.Tensor:
+        """A tensor of this shape with the bytes of one element, which is no number."""
+        nothing = torch.full((1,), float("nan"), dtype=self.dtype, device=self.device)
+        return nothing.expand(self.shape)
+
+
+class Owner(Protocol):
+    """Who knows where parameters are; see `stages.device.home`."""
+
+    def number(self, parameter: torch.Tensor) -> int:
+        """The number of a parameter."""
+
+    def layout(self, number: int) -> MemoryLayout:
+        """How it lies where it is there."""
+
+    def refusal(self, number: int) -> str:
+        """Why its values are not to be had, in a sentence."""
+
+    def served(self, name: str, args: Sequence[Any]) -> Any:
+        """What a method gives while a `state_dict` is read or written, else NotImplemented."""
+
+
+_ASKED = frozenset(
+    (
+        *("shape", "dtype", "device", "layout", "requires_grad", "grad", "is_leaf", "grad_fn"),
+        *("ndim", "itemsize", "nbytes", "output_nr", "retains_grad", "_version", "names"),
+        *("is_cuda", "is_cpu", "is_meta", "is_sparse", "is_nested", "is_quantized", "is_mkldnn"),
+        *("is_xla", "is_xpu", "is_mps", "is_sparse_csr", "is_ipu", "is_vulkan", "is_maia"),
+        *("_backward_hooks", "_post_accumulate_grad_hooks", "_grad", "_grad_fn", "_base"),
+    )
+)
+"""Attributes that are there without the values."""
+_SET = frozenset(
+    ("requires_grad", "grad", "_grad", "_backward_hooks", "_post_accumulate_grad_hooks")
+)
+_CALLED = frozenset(
+    (
+        *("size", "dim", "numel", "nelement", "ndimension", "element_size", "get_device"),
+        *("is_floating_point", "is_complex", "is_signed", "is_inference", "is_shared"),
+        *("register_hook", "register_post_accumulate_grad_hook", "requires_grad_", "__hash__"),
+        *("_is_view", "is_same_size", "__len__"),
+    )
+)
+"""Methods that need no values."""
+
+
+def away_class(owner: Owner) -> type[torch.nn.Parameter]:
+    """The class of an owner's parameters while their values are not to be had."""
+
+    def torch_function(
+        cls: type, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        own = next((leaf for leaf in _leaves(args, kwargs) if type(leaf) is kind), None)
+        if own is None:
+            return NotImplemented
+        number = owner.number(own)
+        if own is args[0]:
+            found = _answer(owner, number, func, args, kwargs or {})
+            if found is not NotImplemented:
+                return found
+        raise RuntimeError(owner.refusal(number))
+
+    body = {
+        "__torch_function__": classmethod(torch_function),
+        "__module__": __name__,
+        "__doc__": "A parameter whose values are in another memory.",
+    }
+    metaclass: Any = type(torch.nn.Parameter)
+    kind: type[torch.nn.Parameter] = metaclass("AwayParameter", (torch.nn.Parameter,), body)
+    return kind
+
+
+def _answer(owner: Owner, number: int, func: Any, args: Sequence[Any], kwargs: Any) -> Any:
+    """What a question gives that needs no values, else NotImplemented."""
+    name = getattr(func, "__name__", "")
+    if name in ("__get__", "__set__"):
+        asked = getattr(getattr(func, "__self__", None), "__name__", "")
+        allowed = asked in (_ASKED if name == "__get__" else _SET)
+    else:
+        layout = owner.layout(number)
+        if name == "stride":
+            place = args[1] if len(args) > 1 else kwargs.get("dim")
+            return layout.strides if place is None else layout.strides[place]
+        if name == "is_contiguous" and len(args) == 1 and not kwargs:
+            return torch.empty_strided(layout.shape, layout.strides, device="meta").is_contiguous()
+        if name == "__repr__":
+            return f"Parameter of shape {tuple(layout.shape)}, {layout.dtype}, in another memory"
+        served = owner.served(name, args)
+        if served is not NotImplemented:
+            return served
+        allowed = name in _CALLED
+    if not allowed:
+        return NotImplemented
+    with torch._C.DisableTorchFunctionSubclass():
+        return func(*args, **kwargs)
+
+
+def _leaves(args: Any, kwargs: Any) -> list[Any]:
+    """The tensors among arguments, in lists and tuples too."""
+    found: list[Any] = []
+    for each in (*args, *(kwargs or {}).values()):
+        found += _leaves(each, None) if isinstance(each, list | tuple) else [each]
+    return found

@@ -1,0 +1,326 @@
+"""Parameters that live in a slow memory and come to the device for as long as a step uses them.
+
+What a step does with them follows from its program. Between steps those are on the device that the
+plan leaves there. The parameters stay the objects that they were; their values are to be had within
+`gathered` alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from .away import MemoryLayout, away_class
+from .pieces import flat, is_dense
+from .slow import Ticket
+from .spans import Span
+
+_OTHER = "make model and optimiser anew, and load a state_dict() that was saved"
+
+
+class Home:
+    """Where the `parameters` of a model are, named by their `paths`: in `memory`, of which they
+    take all bytes, and those of the numbers `there` on the device, too.
+
+    Raises RuntimeError, in one sentence, where another tensor shares the bytes of a parameter, and
+    where the memory fails.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.Tensor],
+        paths: Sequence[str],
+        there: Collection[int],
+        memory: Span,
+        copies: Span,
+    ) -> None:
+        check(parameters, paths)
+        self.parameters = list(parameters)
+        self.paths = list(paths)
+        self.there = sorted(there)
+        self.memory = memory
+        self.copies = copies
+        """The memory that a step sends other storages to."""
+        self.layouts = [MemoryLayout.of(parameter) for parameter in parameters]
+        self.places = places_of([layout.bytes for layout in self.layouts])
+        self.stand_ins = [layout.stand_in() for layout in self.layouts]
+        self.numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
+        self.present: set[int] = set(range(len(self.parameters)))
+        self.changed: set[int] = set()
+        self.moving: dict[int, Ticket] = {}
+        self.visit: weakref.ref[Any] | None = None
+        self.stepping: weakref.ref[Any] | None = None
+        """The optimiser that updates them in the backward, where there is one."""
+        self.open = 0
+        self.closed = False
+        self.serving = False
+        self.kind = away_class(self)
+        try:
+            for number in range(len(self.parameters)):
+                self.offload(number)
+                self.wait(number)
+                self._hide(number)
+                if number not in self.there:
+                    self.free(number)
+        except BaseException:
+            self._restore()
+            raise
+
+    # ---- what a class of parameters asks (`stages.device.away.Owner`)
+
+    @property
+    def device(self) -> torch.device:
+        """The device that they come to."""
+        return self.layouts[0].device
+
+    def number(self, parameter: torch.Tensor) -> int:
+        """See `Owner.number`."""
+        return self.numbers[id(parameter)]
+
+    def layout(self, number: int) -> MemoryLayout:
+        """See `Owner.layout`."""
+        return self.layouts[number]
+
+    def refusal(self, number: int) -> str:
+        """See `Owner.refusal`."""
+        return (
+            f"the values of {self.paths[number]} are in another memory: use them within "
+            f"optimizer.gathered(), which takes the bytes of all parameters, or train by the "
+            f"planned module"
+        )
+
+    def served(self, name: str, args: Sequence[Any]) -> Any:
+        """See `Owner.served`."""
+        if self.serving and name == "detach" and len(args) == 1:
+            return self.read(self.number(args[0]))
+        if self.serving and name == "copy_" and len(args) == 2:
+            return self.write(self.number(args[0]), args[1])
+        return NotImplemented
+
+    @contextlib.contextmanager
+    def states(self) -> Iterator[None]:
+        """Within it a module's `state_dict` and `load_state_dict` read and write the memory: what
+        they read are copies."""
+        self.check()
+        before, self.serving = self.serving, True
+        try:
+            yield
+        finally:
+            self.serving = before
+
+    # ---- what a step does, in the order of its program
+
+    def enter(self, visit: Any) -> None:
+        """A step begins: exactly those are on the device that the plan leaves there."""
+        self.check()
+        if self.open:
+            raise RuntimeError(
+                "a planned step begins within gathered(), where all parameters are on the device: "
+                "leave it, or run the original model there"
+            )
+        if self.stepping is not None and self.stepping() is None:
+            raise RuntimeError(
+                "the optimiser of the plan is gone, and nothing would update the parameters: keep "
+                "the one that was made with the module"
+            )
+        self.settle()
+        self.visit = weakref.ref(visit)
+
+    def prefetch(self, number: int) -> torch.Tensor:
+        """A parameter's bytes are taken, and it begins to come."""
+        layout = self.layouts[number]
+        whole = torch.empty(layout.bytes, dtype=torch.uint8, device=layout.device)
+        earlier = [self.moving[number]] if number in self.moving else []
+        self.moving[number] = self.memory.read(whole, self.places[number], *earlier)
+        made = layout.view(whole)
+        self._put(number, made)
+        self.present.add(number)
+        return made
+
+    def wait(self, number: int) -> None:
+        """What is done next finds the transfer of a parameter through."""
+        self.memory.wait(self.moving.pop(number))
+
+    def offload(self, number: int) -> None:
+        """A parameter begins to be sent back."""
+        self.moving[number] = self.memory.write(self._bytes(number), self.places[number])
+        self.changed.discard(number)
+
+    def free(self, number: int) -> None:
+        """A parameter's bytes of the device are free."""
+        self._put(number, self.stand_ins[number])
+        self.present.discard(number)
+
+    def tensor(self, number: int) -> torch.Tensor:
+        """A parameter that is on the device, as a plain tensor of the same bytes."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.parameters[number].detach()
+
+    # ---- between steps
+
+    @contextlib.contextmanager
+    def changing(self, number: int) -> Iterator[torch.Tensor]:
+        """A parameter on the device, as a tensor to be changed; where it was not there, it is sent
+        back at the end."""
+        self.check()
+        was_there = number in self.present
+        if not was_there:
+            self.prefetch(number)
+        if number in self.moving:
+            self.wait(number)
+        self.changed.add(number)
+        yield self.tensor(number)
+        if not was_there and not self.open:
+            self.offload(number)
+            self.wait(number)
+            self.free(number)
+
+    def settle(self) -> None:
+        """All transfers are through, what was changed is sent back, and exactly those are on the
+        device that the plan leaves there."""
+        self.visit = None
+        for number in list(self.moving):
+            self.wait(number)
+        for number in sorted(self.changed):
+            self.offload(number)
+            self.wait(number)
+        for number in sorted(self.present - set(self.there)):
+            self.free(number)
+        for number in [n for n in self.there if n not in self.present]:
+            self.prefetch(number)
+            self.wait(number)
+
+    def read(self, number: int) -> torch.Tensor:
+        """A copy of a parameter, as a plain tensor."""
+        self.check()
+        made = self.layouts[number].empty()
+        if number in self.changed:
+            return made.copy_(self.tensor(number))
+        earlier = [self.moving[number]] if number in self.moving else []
+        self.memory.wait(self.memory.read(_bytes_of(made), self.places[number], *earlier))
+        return made
+
+    def write(self, number: int, values: torch.Tensor) -> torch.Tensor:
+        """Gives a parameter other values; returns it."""
+        with torch.no_grad(), self.changing(number) as own:
+            own.copy_(values)
+        if number in self.changed:
+            self.offload(number)
+            self.wait(number)
+        return self.parameters[number]
+
+    @contextlib.contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Within it all parameters are on the device, to be read, changed, and used by the model
+        itself; at its end they are sent back as they are then."""
+        self.check()
+        if not self.open:
+            self.settle()
+            for number in range(len(self.parameters)):
+                if number not in self.present:
+                    self.prefetch(number)
+                    self.wait(number)
+            for parameter in self.parameters:
+                parameter.__class__ = torch.nn.Parameter
+        self.open += 1
+        try:
+            yield
+        finally:
+            self.open -= 1
+            if not self.open and not self.closed:
+                self._away_again()
+
+    def close(self) -> None:
+        """Brings all parameters back to the device, for good."""
+        if self.closed:
+            return
+        with self.gathered():
+            self.closed = True
+
+    def check(self) -> None:
+        """Raises RuntimeError where the memory has failed, or the parameters have left it."""
+        if self.closed:
+            raise RuntimeError(
+                "the optimiser was closed, and the parameters no longer live in another memory: "
+                "load the plan anew"
+            )
+        if not self.memory.sound:
+            raise RuntimeError(
+                f"the memory that parameters live in has failed, and some of them may be lost: "
+                f"{_OTHER}"
+            )
+
+    def _away_again(self) -> None:
+        """The end of `gathered`."""
+        odd = []
+        for number, parameter in enumerate(self.parameters):
+            if MemoryLayout.of(parameter) != self.layouts[number]:
+                odd.append(self.paths[number])
+                self._put(number, self.stand_ins[number])
+            self._hide(number)
+            if self.paths[number] not in odd:
+                self.offload(number)
+                self.wait(number)
+            if number not in self.there or self.paths[number] in odd:
+                self.free(number)
+        if odd:
+            raise RuntimeError(
+                f"{odd[0]} was given another shape, dtype, device or layout within gathered(), and "
+                f"is what it was before: make the plan anew with it"
+            )
+
+    def _hide(self, number: int) -> None:
+        self.parameters[number].__class__ = self.kind
+
+    def _put(self, number: int, values: torch.Tensor) -> None:
+        with torch._C.DisableTorchFunctionSubclass():
+            self.parameters[number].data = values
+
+    def _bytes(self, number: int) -> torch.Tensor:
+        with torch._C.DisableTorchFunctionSubclass():
+            return flat(self.parameters[number]).view(torch.uint8)
+
+    def _restore(self) -> None:
+        """What is to be done where this could not be made: all are on the device again."""
+        for number, parameter in enumerate(self.parameters):
+            if number not in self.present:
+                self.prefetch(number)
+                self.wait(number)
+            parameter.__class__ = torch.nn.Parameter
+
+
+def check(parameters: Sequence[torch.Tensor], paths: Sequence[str]) -> None:
+    """Raises RuntimeError, in one sentence, where parameters cannot live elsewhere."""
+    usual = _uses(torch.nn.Parameter(torch.empty(1)))
+    for parameter, path in zip(parameters, paths, strict=True):
+        if type(parameter) is not torch.nn.Parameter:
+            kind = type(parameter).__name__
+            raise RuntimeError(f"{path} is a {kind}, and parameters alone live in another memory")
+        if not (parameter.is_floating_point() or parameter.is_complex()):
+            raise RuntimeError(f"{path} is of {parameter.dtype}, which stays on the device")
+        own = parameter.untyped_storage().nbytes()
+        size = parameter.numel() * parameter.element_size()
+        if not is_dense(parameter) or own != size or _uses(parameter) > usual:
+            raise RuntimeError(
+                f"{path} shares its memory with another tensor, or is a part of one: give it a "
+                f"clone before it leaves the device"
+            )
+
+
+def places_of(sizes: Sequence[int]) -> list[int]:
+    """Where each of some sizes begins, one after the other."""
+    return [sum(sizes[:number]) for number in range(len(sizes))]
+
+
+def _uses(parameter: torch.Tensor) -> int:
+    """By how many the bytes of a tensor are held."""
+    count: int = torch._C._storage_Use_Count(parameter.untyped_storage()._cdata)
+    return count
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return flat(tensor).view(torch.uint8)

@@ -1,0 +1,111 @@
+"""Moves parameters into a slow memory, with an optimiser that updates them in the backward."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .home import Home
+from .memories import slow_memory
+from .optimiser import check
+from .optimiser import stepping as _stepping
+from .pieces import pieces_of, states_of
+from .spans import Span
+from .updating import STAGING, Updates
+
+
+@dataclass(frozen=True)
+class Lodging:
+    """What a plan says of an optimiser whose parameters live in a slow memory, in part.
+
+    `optimizer` is its class, `paths` are those of the parameters that live there, of which `there`
+    are on the device between two steps, too (as places in `paths`), and `updated` those that a step
+    updates. States are updated in pieces of `piece` bytes of a parameter, and pass through
+    `staging` bytes of the device. In the slow memory parameters take `parameters` bytes, `states`
+    the states of those that are updated, and `copies` what a step sends beside them.
+    A step takes `peak` bytes of the device above what was there before, the first `first_peak`.
+    """
+
+    optimizer: str
+    paths: tuple[str, ...]
+    there: tuple[int, ...]
+    updated: tuple[str, ...]
+    piece: int
+    staging: int
+    parameters: int
+    states: int
+    copies: int
+    peak: int
+    first_peak: int
+
+
+def lodge(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    lodging: Lodging,
+    folder: str | os.PathLike[str] | None = None,
+) -> tuple[Home, Any]:
+    """The home of a model's parameters and the optimiser that takes the place of another one.
+
+    Raises RuntimeError, in one sentence, where the optimiser is another one than that of the plan,
+    where parameters cannot live elsewhere, and where there is no room; all is then as it was.
+    """
+    check(optimizer)
+    known = dict(model.named_parameters())
+    missing = [path for path in lodging.paths if path not in known]
+    if missing:
+        raise RuntimeError(f"the plan moves the parameter {missing[0]}, which this model has not")
+    states = _states_bytes(known, optimizer, lodging)
+    parameters = [known[path] for path in lodging.paths]
+    sizes = (lodging.parameters, states, lodging.copies)
+    if sum(p.numel() * p.element_size() for p in parameters) != lodging.parameters:
+        raise RuntimeError("the plan was made for parameters of other sizes or dtypes")
+    device = next(p.device for group in optimizer.param_groups for p in group["params"])
+    memory = slow_memory(device, sum(sizes), folder)
+    begins = [sum(sizes[:number]) for number in range(3)]
+    own, beside, copies = (Span(memory, b, s) for b, s in zip(begins, sizes, strict=True))
+    home = None
+    try:
+        home = Home(parameters, lodging.paths, lodging.there, own, copies)
+        updates = Updates(
+            type(optimizer), optimizer.param_groups, None, lodging.piece, lambda _: beside, home
+        )
+        stepping = _stepping(optimizer, updates)
+        home.stepping = weakref.ref(stepping)
+        return home, stepping
+    except BaseException:
+        if home is not None:
+            home.close()
+        memory.close()
+        raise
+
+
+def _states_bytes(
+    known: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer, lodging: Lodging
+) -> int:
+    """The bytes of all states of an optimiser; raises RuntimeError where it is not the plan's."""
+    kind, groups = type(optimizer), optimizer.param_groups
+    if kind.__name__ != lodging.optimizer:
+        raise RuntimeError(
+            f"the plan was made for {lodging.optimizer}, and the optimiser is {kind.__name__}"
+        )
+    parameters = [p for group in groups for p in group["params"]]
+    counts = [states_of(kind, group) for group in groups for _ in group["params"]]
+    pieces = pieces_of(parameters, counts, lodging.piece)
+    sizes = {id(p): [each.size for each in own] for p, own in zip(parameters, pieces, strict=True)}
+    for path in lodging.updated:
+        if id(known.get(path)) not in sizes:
+            raise RuntimeError(f"{path} has a gradient, and is in no group of the optimiser")
+    found = sum(sum(sizes[id(known[path])]) for path in lodging.updated)
+    staging = STAGING * max(size for own in sizes.values() for size in own)
+    if (found, staging) != (lodging.states, lodging.staging):
+        raise RuntimeError(
+            f"the optimiser's states take {found} bytes and pass through {staging}, in the plan "
+            f"{lodging.states} and {lodging.staging}: plan again with its settings"
+        )
+    return sum(map(sum, sizes.values()))

@@ -1,0 +1,53 @@
+"""Parts of one slow memory: what is sent to them takes turns in the lanes of the whole."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from .slow import Slow, Ticket, check_span
+
+
+class Span:
+    """`size` bytes of a memory from `begin` on; see `Slow`. All of it is closed with a part."""
+
+    def __init__(self, memory: Slow, begin: int, size: int) -> None:
+        self.memory = memory
+        self.begin = begin
+        self.size = size
+        self.waited = 0.0
+        """Seconds for which the host has stood still for transfers."""
+
+    @property
+    def sound(self) -> bool:
+        """See `Slow`."""
+        return self.memory.sound
+
+    @sound.setter
+    def sound(self, value: bool) -> None:
+        self.memory.sound = value
+
+    def write(self, tensor: torch.Tensor, offset: int, *after: Ticket) -> Ticket:
+        """See `Slow.write`."""
+        check_span(tensor, offset, self.size)
+        return self.memory.write(tensor, self.begin + offset, *after)
+
+    def read(self, tensor: torch.Tensor, offset: int, *after: Ticket) -> Ticket:
+        """See `Slow.read`."""
+        check_span(tensor, offset, self.size)
+        return self.memory.read(tensor, self.begin + offset, *after)
+
+    def wait(self, ticket: Ticket) -> None:
+        """See `Slow.wait`."""
+        begin = time.perf_counter()
+        self.memory.wait(ticket)
+        self.waited += time.perf_counter() - begin
+
+    def idle(self) -> None:
+        """See `Slow.idle`."""
+        self.memory.idle()
+
+    def close(self) -> None:
+        """See `Slow.close`."""
+        self.memory.close()

@@ -1,0 +1,62 @@
+"""What a planned module has beside where its parameters live in another memory, in part."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .home import Home
+from .mismatch import PlanMismatch
+
+
+@dataclass(frozen=True)
+class Lodged:
+    """The home of such parameters, and the `positions` of these among the tensors of a call."""
+
+    home: Home
+    positions: tuple[int, ...]
+
+    def plain(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The tensors of a call without these parameters; raises PlanMismatch where another one is
+        in the place of such a parameter."""
+        home = self.home
+        for number, position in enumerate(self.positions):
+            if tensors[position] is not home.parameters[number]:
+                raise PlanMismatch(
+                    f"{home.paths[number]} is another object than when its values were moved to "
+                    f"another memory; undo it, or load the plan again"
+                )
+        remote = set(self.positions)
+        return [tensor for position, tensor in enumerate(tensors) if position not in remote]
+
+    def members(self, base: type) -> dict[str, Any]:
+        """The methods of such a module, of a class derived from `base`."""
+        home = self.home
+        own: Any = base
+
+        def state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
+            """As that of the model, with copies of the parameters that live in another memory."""
+            with home.states():
+                return own.state_dict(self, *args, **kwargs)
+
+        def load_state_dict(
+            self: Any, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+        ) -> Any:
+            """As that of the model; a parameter goes to where it lives."""
+            if assign:
+                raise RuntimeError(
+                    "load_state_dict(assign=True) would replace parameters that live in another "
+                    "memory: leave assign out"
+                )
+            with home.states():
+                return own.load_state_dict(self, state_dict, strict)
+
+        def gathered(self: Any) -> contextlib.AbstractContextManager[None]:
+            """Within it all parameters are on the device; see the optimiser's `gathered`."""
+            return home.gathered()
+
+        return {"state_dict": state_dict, "load_state_dict": load_state_dict, "gathered": gathered}

@@ -1,0 +1,74 @@
+"""What a planned step does with parameters that live in another memory, in its program's order."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+
+import torch
+
+from .home import Home
+
+_GONE = (
+    "another forward, or the use of parameters within gathered(), came between a forward and the "
+    "end of its backward, for which parameters come from another memory: let each forward have its "
+    "backward before anything else"
+)
+
+
+class Visit:
+    """One run of a step at the home of its parameters, which are named by numbers; one run at a
+    time. A run that ends early leaves all as it was between steps, with the updates so far."""
+
+    __slots__ = ("__weakref__", "copies", "ended", "home")
+
+    def __init__(self, home: Home) -> None:
+        self.home = home
+        self.copies = home.copies
+        home.enter(self)
+        assert home.visit is not None
+        self.ended = weakref.finalize(self, _ended, weakref.ref(home), home.visit)
+        self.ended.atexit = False
+
+    def there(self, number: int) -> torch.Tensor:
+        """A parameter that is on the device when the step begins."""
+        return self._home().tensor(number)
+
+    def prefetch(self, number: int) -> torch.Tensor:
+        """A parameter whose bytes are taken, and which begins to come."""
+        return self._home().prefetch(number)
+
+    def wait(self, number: int) -> None:
+        """The run goes on when the transfer of a parameter is through."""
+        self._home().wait(number)
+
+    def offload(self, number: int) -> None:
+        """A parameter begins to be sent back."""
+        self._home().offload(number)
+
+    def free(self, number: int) -> None:
+        """A parameter's bytes of the device are free."""
+        self._home().free(number)
+
+    def go_on(self) -> None:
+        """The backward begins; raises RuntimeError where it cannot, before anything is updated."""
+        self._home().check()
+
+    def leave(self) -> None:
+        """The step has done all that it does with parameters."""
+        self._home().visit = None
+        self.ended.detach()
+
+    def _home(self) -> Home:
+        visit = self.home.visit
+        if visit is None or visit() is not self:
+            raise RuntimeError(_GONE)
+        return self.home
+
+
+def _ended(home: weakref.ref[Home], visit: weakref.ref[Visit]) -> None:
+    """A run ended early; a memory that fails now is told when it is next used."""
+    own = home()
+    if own is not None and own.visit is visit and own.memory.sound:
+        with contextlib.suppress(RuntimeError):
+            own.settle()

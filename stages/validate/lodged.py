@@ -1,0 +1,284 @@
+"""Judges steps whose parameters live in another memory: numbers, bytes of both memories, time."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from schemas.errors import ModelError
+from schemas.graph import Graph
+from schemas.measurement import FAILED, LinePoint, Measurement, thin
+from stages.device.devices import kept_random_states, wait_for
+from stages.device.factory import Built, Sample
+from stages.device.leaves import leaves_of
+from stages.device.meter import Usage, session
+from stages.validate.compare import same_bits
+from stages.validate.comparison import SEED, sentence
+from stages.validate.contents import fresh_contents
+from stages.validate.load import describe, load_lodged, load_package
+from stages.validate.step import Stepper, random_tangents
+from stages.validate.unordered import unordered
+from stages.validate.updates import copied
+from stages.validate.validate import Validation, base_of
+
+STEPS = 3
+Load = Callable[[nn.Module, torch.optim.Optimizer], tuple[nn.Module, Any]]
+"""Makes the planned module of a model, and the optimiser that takes the place of another one."""
+
+
+def check_lodged(graph: Graph, built: Built, load: Load, optimizer: torch.optim.Optimizer) -> str:
+    """Takes three steps, each on other contents, of a copy of the model with a copy of its
+    optimiser, and of what `load` makes of other copies.
+
+    Returns "" where outputs, gradients, parameters, buffers and states are equal in every bit, else
+    a sentence with the first that differs. Nothing is compared on a GPU, or where the model adds in
+    no fixed order. Model, optimiser and random numbers stay as they are.
+    """
+    if graph.device != "cpu" or unordered(graph):
+        return ""
+    stepper = Stepper.of(graph, built)
+    trails = []
+    for make in (None, load):
+        twin = copy.deepcopy(built.model)
+        own = copied(optimizer, built.model, twin)
+        trails.append(_trail(stepper, built.samples[0], twin, own, make))
+    kind = type(optimizer).__name__
+    for (name, mine), (_, other) in zip(*trails, strict=True):
+        if not same_bits(mine, other):
+            return sentence(f"in {STEPS} steps of {kind}, {name} differs")
+    return ""
+
+
+def _trail(
+    stepper: Stepper,
+    sample: Sample,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    load: Load | None,
+) -> list[tuple[str, Any]]:
+    """What some steps gave, by name."""
+    found: list[tuple[str, Any]] = []
+    gradients: dict[str, torch.Tensor] = {}
+    for path, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            parameter.register_hook(_keeping(gradients, path))
+    stepping: Any
+    module, stepping = (model, optimizer) if load is None else load(model, optimizer)
+    try:
+        with kept_random_states():
+            torch.manual_seed(SEED)
+            tangent = random_tangents(SEED)
+            for number in range(STEPS):
+                given = fresh_contents(sample, SEED + number, tied=True) if number else sample
+                output, received = stepper.run(module, given, tangent)
+                stepping.step()
+                stepping.zero_grad()
+                kept = [leaf for leaf in leaves_of((output, received)) if _is_tensor(leaf)]
+                where = f"of step {number + 1}"
+                found += [(f"an output {where}", leaf.detach().clone()) for leaf in kept]
+                found += [(f"the gradient of {p} {where}", gradients[p]) for p in sorted(gradients)]
+                gradients.clear()
+        found += list(module.state_dict().items())
+        states = stepping.state_dict()["state"]
+        found += [
+            (f"state {key} of parameter {number}", value)
+            for number, own in sorted(states.items())
+            for key, value in own.items()
+        ]
+    finally:
+        if load is not None:
+            stepping.close()
+    return found
+
+
+def _keeping(gradients: dict[str, torch.Tensor], path: str) -> Callable[[torch.Tensor], None]:
+    def keep(gradient: torch.Tensor) -> None:
+        gradients[path] = gradient.detach().clone()
+
+    return keep
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor)
+
+
+@dataclass
+class Steps:
+    """Whole training steps of a module with its optimiser; `held` is what the last one left with
+    the caller."""
+
+    stepper: Stepper
+    sample: Sample
+    module: nn.Module
+    optimizer: Any
+    held: list[Any] = field(default_factory=list)
+
+    def run(self) -> None:
+        """One step."""
+        self.held = [self.stepper.run(self.module, self.sample)]
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def usage(self, device: str) -> Usage:
+        """The memory of one step above what was there when it began, with what the caller holds of
+        it."""
+        self.held = []
+        gc.collect()
+        with session(device, lines=True) as running, running.section("step"):
+            self.run()
+        self.held = []
+        return running.section_usage("step")
+
+    def seconds(self, device: str) -> float:
+        """The time of one step."""
+        self.held = []
+        wait_for(device)
+        begin = time.perf_counter()
+        self.run()
+        wait_for(device)
+        seconds = time.perf_counter() - begin
+        self.held = []
+        return seconds
+
+    @property
+    def waited(self) -> float:
+        """Seconds for which its steps have waited for the other memory so far."""
+        found: float = getattr(self.optimizer, "waited_seconds", 0.0)
+        return found
+
+
+def is_lodged(module: Path | str) -> bool:
+    """Whether a generated directory is one of a step whose parameters live in another memory;
+    raises ArtifactError where it is no package."""
+    return hasattr(load_package(module), "LODGING")
+
+
+def validate_lodged(
+    graph: Graph,
+    built: Built,
+    plan: Mapping[str, Any],
+    module: Path | str,
+    pairs: int,
+    device: str,
+    folder: str | None = None,
+) -> Validation:
+    """Runs a planned step beside a plain one with an optimiser of `torch.optim`, on copies of the
+    model, and measures both.
+
+    The verdict is "failed" where a bit differs, or the first or a later step takes other bytes than
+    predicted, or the other memory others. Raises ModelError where there is no such optimiser.
+    """
+    base = base_of(graph, plan, None)
+    package: Any = load_package(module)
+    lodging = package.LODGING
+
+    def load(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, Any]:
+        return load_lodged(module, model, optimizer, folder)
+
+    def made(model: nn.Module) -> torch.optim.Optimizer:
+        return optimizer_of(lodging, model)
+
+    try:
+        said = check_lodged(graph, built, load, made(built.model))
+        stepper, sample = Stepper.of(graph, built), built.samples[0]
+        plain = copy.deepcopy(built.model)
+        theirs = Steps(stepper, sample, plain, made(plain))
+        # The meter knows the bytes of what was made while it ran.
+        with session(device):
+            twin = copy.deepcopy(built.model)
+        ours = Steps(stepper, sample, *load(twin, made(twin)))
+        return _measured(base, lodging, ours, theirs, said, pairs, device)
+    except ModelError:
+        raise
+    except Exception as error:
+        failed = f"The planned step fails with {describe(error)}."
+        return Validation(replace(base, verdict=FAILED, sentence=failed), [])
+
+
+def _measured(
+    base: Measurement,
+    lodging: Any,
+    ours: Steps,
+    theirs: Steps,
+    said: str,
+    pairs: int,
+    device: str,
+) -> Validation:
+    first, steady = ours.usage(device), ours.usage(device)
+    slow = ours.optimizer.slow_bytes
+    theirs.run()
+    unplanned = theirs.usage(device)
+    times: list[tuple[float, float]] = []
+    begin = ours.waited
+    for _ in range(pairs):
+        times.append((ours.seconds(device), theirs.seconds(device)))
+    waited = (ours.waited - begin) / pairs if pairs else None
+    complaints = [said.removesuffix(".")] if said else []
+    for which, found, foretold in (
+        ("the first step takes", first.peak, lodging.first_peak),
+        ("a step takes", steady.peak, lodging.peak),
+        ("the other memory has", slow, lodging.parameters + lodging.states + lodging.copies),
+    ):
+        if found != foretold:
+            complaints.append(f"{which} {found} bytes where {foretold} were predicted")
+    beside = (base.predicted_peak or 0) - lodging.peak
+    filled = replace(
+        base,
+        measured_peak=steady.peak + beside,
+        unplanned_peak=unplanned.peak,
+        within_budget=base.budget_bytes is None or steady.peak + beside <= base.budget_bytes,
+        peak_as_predicted=(first.peak, steady.peak) == (lodging.first_peak, lodging.peak),
+        bits_equal=not said,
+        output_difference=0.0 if not said else None,
+        gradient_difference=0.0 if not said else None,
+        buffer_difference=0.0 if not said else None,
+    )
+    ours.optimizer.close()
+    if times:
+        ratios = sorted(mine / its for mine, its in times)
+        quartiles = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else [ratios[0]] * 3
+        filled = replace(
+            filled,
+            measured_time=statistics.median(mine for mine, _ in times),
+            unplanned_time=statistics.median(its for _, its in times),
+            time_ratio=statistics.median(ratios),
+            time_ratio_first_quartile=quartiles[0],
+            time_ratio_third_quartile=quartiles[2],
+            pairs=len(times),
+        )
+    if complaints:
+        filled = replace(filled, verdict=FAILED, sentence=sentence("; ".join(complaints)))
+    elif waited is not None:
+        more = f"measured, a step waits for the other memory for {waited:.4f} s"
+        filled = replace(filled, sentence=f"{filled.sentence}; {more}")
+    lines = [
+        LinePoint(run, seconds, live)
+        for run, usage in (("planned", steady), ("unplanned", unplanned))
+        for seconds, live in thin(usage.line)
+    ]
+    return Validation(filled, lines)
+
+
+def optimizer_of(lodging: Any, model: nn.Module) -> torch.optim.Optimizer:
+    """An optimiser of the class that a plan was made for, over the parameters that it updates, that
+    keeps states where the plan has some; raises ModelError where none of `torch.optim` does."""
+    kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
+        "SGD": torch.optim.SGD,
+        "Adam": torch.optim.Adam,
+        "AdamW": torch.optim.AdamW,
+    }
+    name = lodging.optimizer
+    if name not in kinds:
+        raise ModelError(f"the plan was made for the optimiser {name!r}, which is not known")
+    updated = [model.get_parameter(path) for path in lodging.updated]
+    settings = {"momentum": 0.9} if name == "SGD" and lodging.states else {}
+    return kinds[name](updated, lr=1e-3, **settings)

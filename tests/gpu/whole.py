@@ -1,0 +1,117 @@
+"""Whole training steps with AdamW, in a process of its own: `python -m tests.gpu.whole`.
+
+Writes JSON: the peak of a step in bytes beyond what is there before it, what parameters and states
+take on the device all the time, seconds of a step, and a digest of the parameters after `CHECKED`
+steps. With a module the optimiser steps in the backward of that, with its states in the host's
+memory, or, on a CPU, on a disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import hashlib
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from stages.device.devices import entered, is_out_of_memory, wait_for
+from stages.device.factory import Sample, check_result, move
+from stages.device.meter import session
+from stages.device.optimiser import in_backward
+from stages.validate.load import load_planned
+from tests.gpu.contestant import SEED, infeasible
+from tests.gpu.models import MODELS
+
+CHECKED = 3
+
+
+def measured(name: str, size: str, device: str, module: str, steps: int) -> dict[str, Any]:
+    """What whole steps take; `module` is the folder of a plan, empty for the plain step."""
+    torch.manual_seed(SEED)
+    built = move(check_result(MODELS[name](size, False), name), device)
+    model, sample = built.model, built.samples[0]
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    if module:
+        model, optimizer = load_planned(module, model), in_backward(optimizer)
+    place = torch.device(device)
+    with entered(device):
+        for _ in range(CHECKED):
+            _step(model, optimizer, sample)
+        wait_for(place)
+        digest = _digest(built.model)
+        gc.collect()
+        with session(device) as running, running.section("step"):
+            _step(model, optimizer, sample)
+        seconds = [_timed(model, optimizer, sample, place) for _ in range(steps)]
+    parameters = sum(p.numel() * p.element_size() for p in built.model.parameters())
+    states = 0 if module else sum(_bytes(optimizer, p) for p in built.model.parameters())
+    return {
+        "peak": running.section_usage("step").peak,
+        "there": parameters + states,
+        "seconds": statistics.median(seconds),
+        "steps": steps,
+        "parameters": digest,
+    }
+
+
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer, sample: Sample) -> None:
+    args, kwargs = sample
+    model(*args, **kwargs).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _timed(
+    model: nn.Module, optimizer: torch.optim.Optimizer, sample: Sample, device: torch.device
+) -> float:
+    wait_for(device)
+    start = time.perf_counter()
+    _step(model, optimizer, sample)
+    wait_for(device)
+    return time.perf_counter() - start
+
+
+def _bytes(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> int:
+    """The bytes of a parameter's states on the device."""
+    found = optimizer.state[parameter].values()
+    tensors = [each for each in found if isinstance(each, torch.Tensor)]
+    return sum(t.numel() * t.element_size() for t in tensors if t.device == parameter.device)
+
+
+def _digest(model: nn.Module) -> str:
+    found = hashlib.sha256()
+    for parameter in model.parameters():
+        flat = parameter.detach().contiguous().reshape(-1).view(torch.uint8)
+        found.update(flat.cpu().numpy().tobytes())
+    return found.hexdigest()
+
+
+def main() -> None:
+    """Measures and writes."""
+    parser = argparse.ArgumentParser(prog="python -m tests.gpu.whole")
+    parser.add_argument("--model", choices=MODELS, required=True)
+    parser.add_argument("--size", default="tiny")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--module", default="")
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--out", type=Path, required=True)
+    asked = parser.parse_args()
+    try:
+        result = infeasible(asked.module) if asked.module else {}
+        if not result:
+            result = measured(asked.model, asked.size, asked.device, asked.module, asked.steps)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        result = {"out_of_memory": True}
+    asked.out.write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""The search with the clocks of the lanes: its clocks are those of the placer and of the referee,
+and what it finds is a plan within the budget that is no slower than where it starts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.link import HostLink
+from schemas.problem import Node, Problem, Storage
+from stages.combine.polish.lanes import through
+from stages.combine.polish.state import EXCESS, state_of
+from stages.combine.schedule.leaving import leaving
+from stages.combine.transfers.deciding import LinkedMoments
+from stages.combine.transfers.moving import Mover, as_made
+from stages.combine.transfers.placing import Placer
+from stages.combine.transfers.search import Linker
+from stages.replay.line import executions
+from tests.stages.combine.problems import problems
+from tests.stages.combine.transfers.test_search import LINKS, budgets, played, step_of
+
+
+def seconds_of(mover: Mover, sequence: list[int], budget: int) -> tuple[float, int]:
+    """When a sequence with transfers is through, and the bytes above the budget."""
+    state = state_of(mover.arrays, np.array(sequence, np.int32), budget, 1)
+    return float(through(state, mover.arrays, mover.lanes)), int(state.figures[EXCESS])
+
+
+@settings(deadline=None, max_examples=40)
+@given(problems(forward=4), LINKS)
+def test_clocks_are_those_of_the_placer(made: Problem, link: HostLink) -> None:
+    graph, _, problem = step_of(made)
+    placer = Placer(problem, link, leaving(graph, problem))
+    mover = Mover(problem, placer)
+    captured = range(len(problem.nodes))
+    for budget in budgets(problem):
+        placed = placer.place(captured, None, budget)
+        if placed is None:
+            continue
+        order = as_made(problem, placed.sequence, placed.stays)
+        exact = placer.exact(placed.sequence, placed.stays, order, budget)
+        assert exact is not None
+        seconds, excess = seconds_of(mover, mover.start(placed), budget)
+        assert excess == 0
+        assert seconds == pytest.approx(exact.seconds)
+
+
+@settings(deadline=None, max_examples=30)
+@given(problems(forward=4), LINKS, st.integers(0, 3))
+def test_what_is_found_is_a_plan_that_is_no_slower(
+    made: Problem, link: HostLink, seed: int
+) -> None:
+    graph, costs, problem = step_of(made)
+    placer = Placer(problem, link, leaving(graph, problem))
+    mover = Mover(problem, placer)
+    for budget in budgets(problem):
+        placed = placer.place(range(len(problem.nodes)), None, budget)
+        if placed is None:
+            continue
+        found = mover.moved(mover.start(placed), budget, 50, seed)
+        seconds, excess = seconds_of(mover, found, budget)
+        assert excess == 0
+        assert seconds <= seconds_of(mover, mover.start(placed), budget)[0] * (1 + 1e-9)
+        plan = mover.placed(found, budget)
+        assert plan is not None and plan.seconds <= seconds * (1 + 1e-9)
+        replayed = played(graph, costs, problem, placer.actions(plan), link, budget)
+        assert replayed.peak <= budget
+        assert replayed.seconds == pytest.approx(plan.seconds)
+
+
+@settings(deadline=None, max_examples=10)
+@given(problems(forward=4), LINKS)
+def test_drafts_are_sequences_with_transfers(made: Problem, link: HostLink) -> None:
+    graph, _, problem = step_of(made)
+    placer = Placer(problem, link, leaving(graph, problem))
+    mover = Mover(problem, placer)
+    for budget in budgets(problem):
+        draft = LinkedMoments(problem, link, placer.leaving).draft(budget)
+        if draft is None:
+            continue
+        start = mover.drafted(*draft)
+        assert [node for node in start if node < len(problem.nodes)] == draft[0]
+        assert math.isfinite(seconds_of(mover, start, budget)[0])
+
+
+def forth_and_back() -> Problem:
+    """Three forward ops, the first of which only the last backward reads; forward op 0 takes 100
+    seconds, so that it is sent rather than run again."""
+    nodes = [
+        Node(0, "forward", 100.0, 4, [], [0], [], False, True),
+        Node(1, "forward", 4.0, 2, [0], [1], [], False, True),
+        Node(2, "forward", 4.0, 2, [1], [2], [], False, True),
+        Node(3, "loss", 0.0, 1, [2], [3], [], False, False),
+        Node(4, "backward", 4.0, 2, [2, 3], [4], [], False, True),
+        Node(5, "backward", 4.0, 1, [0, 4], [5], [], False, True),
+    ]
+    sizes = [4, 2, 2, 1, 2, 1]
+    storages = [Storage(size, index, False, index == 5) for index, size in enumerate(sizes)]
+    return Problem(nodes, storages, state_bytes=0)
+
+
+def test_what_is_dear_to_make_again_is_sent_in_time() -> None:
+    problem = forth_and_back()
+    link = HostLink(1.0, 0.0, shared=False, device="cpu")
+    mover = Mover(problem, Placer(problem, link, {0: 0}))
+    everything = [0, 1, 2, 3, 4, 5]
+    budget = max(run.peak for run in executions(problem, everything, False)) - 1
+    assert seconds_of(mover, everything, budget)[1] > 0
+    found = mover.placed(mover.moved(everything, budget, 100, 0), budget)
+    assert found is not None
+    assert found.sequence == everything
+    assert [stay.gap.store for stay in found.stays] == [(False, 0)]
+    assert found.seconds < 2 * 100
+
+
+def test_a_plan_that_takes_for_ever_is_none() -> None:
+    problem = forth_and_back()
+    link = HostLink(1e-320, 0.0, shared=False, device="cpu")
+    assert math.isinf(link.seconds(4))
+    linker = Linker(problem, link, {0: 0})
+    everything = list(range(len(problem.nodes)))
+    most = max(run.peak for run in executions(problem, everything, False))
+    found = linker.plan(most, [everything])
+    assert found is not None and math.isfinite(found.seconds)
+    assert linker.placer.place(everything, None, most - 1) is None
+
+
+def test_the_bound_counts_the_room_of_the_other_memory() -> None:
+    problem = forth_and_back()
+    everything = list(range(len(problem.nodes)))
+    budget = max(run.peak for run in executions(problem, everything, False)) - 1
+    link = HostLink(1e9, 0.0, shared=False, device="cpu")
+    roomy, full = (
+        LinkedMoments(problem, replace(link, room=room), {0: 0}).bound(budget).seconds
+        for room in (4, 0)
+    )
+    assert roomy < 2 * 100 <= full
+
+
+def test_nothing_leaves_for_a_memory_without_room() -> None:
+    problem = forth_and_back()
+    link = HostLink(1.0, 0.0, shared=False, device="cpu", room=3)
+    mover = Mover(problem, Placer(problem, link, {0: 0}))
+    sent = mover.leaves[0]
+    assert math.isinf(seconds_of(mover, [0, 1, sent, 2, 3, 4, sent + 1, 5], 100)[0])
+    roomy = Mover(problem, Placer(problem, replace(link, room=4), {0: 0}))
+    assert math.isfinite(seconds_of(roomy, [0, 1, sent, 2, 3, 4, sent + 1, 5], 100)[0])
+
+
+def test_what_comes_back_must_have_left() -> None:
+    problem = forth_and_back()
+    link = HostLink(1.0, 0.0, shared=False, device="cpu")
+    mover = Mover(problem, Placer(problem, link, {0: 0}))
+    comes = mover.leaves[0] + 1
+    assert math.isinf(seconds_of(mover, [0, 1, 2, 3, 4, comes, 5], 100)[0])

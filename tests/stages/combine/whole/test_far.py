@@ -1,0 +1,132 @@
+"""States in a third memory: which, and plans that the referee plays within the bytes of all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.errors import ConfigError
+from schemas.link import HostLink
+from schemas.plan import read_plan
+from schemas.schedule import schedule_updates
+from stages.__main__ import main
+from stages.combine.whole.command import planned
+from stages.combine.whole.far import with_states_far
+from stages.combine.whole.search import Search
+from tests.stages.combine.whole.test_search import GRAPH, check, files, machine, task
+from tests.stages.report.cases import WEIGHT
+
+__all__ = ["files"]
+
+DISK = HostLink(5e8, 1e-5, False, 1e9, "host", to="disk")
+STATES = sum(cost.states for cost in task(10**9).updates.values())
+PARAMETERS = 6 * WEIGHT
+"""Bytes of the states and of the parameters that live in the other memory."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_pieces() -> Iterator[None]:
+    """Of several pieces a parameter, of which buffers hold four."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stages.combine.whole.described.PIECE", WEIGHT // 5)
+        yield
+
+
+def test_what_has_room_in_the_other_memory_stays_there() -> None:
+    roomy = task(7_000_000)
+    assert next(with_states_far(roomy, DISK)).far is None
+    with_disk = planned(roomy, DISK)
+    assert with_disk[0].far is None
+    assert with_disk[1].replay.steps == Search(roomy).best().replay.steps
+
+
+@pytest.mark.parametrize("short", [1, STATES // 3, STATES * 2 // 3])
+def test_states_without_room_are_in_the_third_memory(short: int) -> None:
+    tight = task(9_000_000, room=PARAMETERS + STATES - short)
+    with pytest.raises(ConfigError, match="bytes in host/memory, which has"):
+        planned(tight, None)
+    try:
+        own, found = planned(tight, DISK)
+    except ConfigError:
+        assert short == STATES * 2 // 3, "staging and gradients need some of the room"
+        return
+    check(own, found)
+    assert own.far is not None and own.far.states(own.updates) >= short
+    assert found.replay.transfers is not None
+    assert found.replay.transfers.host_peak <= tight.link.room
+    lanes = {lane for lane, *_ in found.replay.passing}
+    assert lanes == {"host/from-disk", "host/to-disk"}
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    share=st.floats(0.3, 1.2),
+    bandwidth=st.sampled_from([1e7, 5e8, float("inf")]),
+    shared=st.booleans(),
+    microbatches=st.sampled_from([1, 2]),
+    room=st.sampled_from([STATES // 2, 1e9]),
+)
+def test_the_referee_plays_every_plan(
+    share: float, bandwidth: float, shared: bool, microbatches: int, room: float
+) -> None:
+    sums = PARAMETERS if microbatches > 1 else 0
+    size = PARAMETERS + sums + int(share * STATES) + 1_000_000
+    tight = task(12_000_000, room=size, microbatches=microbatches)
+    disk = replace(DISK, bandwidth=bandwidth, shared=shared, room=room)
+    try:
+        own, found = planned(tight, disk)
+    except ConfigError as error:
+        assert str(error)
+        return
+    check(own, found)
+    states = own.far.states(own.updates) if own.far else 0
+    assert states <= room
+
+
+def test_a_slower_disk_is_never_faster() -> None:
+    tight = task(9_000_000, room=PARAMETERS + STATES * 2 // 3)
+    fast, slow = (planned(tight, replace(DISK, bandwidth=b))[1].seconds for b in (5e9, 1e7))
+    assert fast < slow
+
+
+def test_what_cannot_be_is_told_in_one_sentence() -> None:
+    room = PARAMETERS + STATES - 1
+    for words, disk, host in (
+        ("states take .* in disk/memory, which has 5", replace(DISK, room=5), 1e9),
+        ("between host and disk has no bandwidth", replace(DISK, bandwidth=0), 1e9),
+        ("nothing computes beside host, where states of disk", DISK, None),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            planned(task(9_000_000, room=room, host=host), disk)
+
+
+def test_the_command_plans_with_a_third_memory(
+    files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--graph", str(files / "graph.arrow"), "--costs", str(files / "costs.arrow")]
+    path = machine(files, memory=PARAMETERS + STATES // 2)
+    document = json.loads(path.read_text())
+    document["memories"].append({"name": "disk", "memory": 10**12})
+    document["links"].append({"between": ["disk", "host"], "bandwidth": 5e8})
+    path = files / "three.json"
+    path.write_text(json.dumps(document))
+    given += ["--machine", str(path), "--out", str(files / "far"), "--budget", "9MB"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stages.combine.whole.command.LEAST", 1)
+        assert main(["whole", *given]) == 0
+    updates = schedule_updates(files / "far/schedule.arrow")
+    assert updates is not None and updates.far is not None
+    assert updates.stays(GRAPH) <= PARAMETERS + STATES // 2
+    states = updates.far.states(updates.costs)
+    assert f"and {states:,} in disk/memory" in read_plan(files / "far/plan.json").sentence
+    document["memories"].append({"name": "tape", "memory": 10**12})
+    document["links"].append({"between": ["tape", "host"], "bandwidth": 5e8})
+    path.write_text(json.dumps(document))
+    assert main(["whole", *given]) == 1
+    assert "three.json: several memories are linked with host" in capsys.readouterr().err

@@ -1,0 +1,229 @@
+"""Parameters that live on disk: the same objects and bits, and one sentence where that fails."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from stages.device import disk as disks
+from stages.device.disk import FOLDER, Disk
+from stages.device.home import Home
+from stages.device.lodging import Lodging, lodge
+from stages.device.meter import measure
+from stages.device.spans import Span
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    made = nn.Sequential(nn.Linear(30, 40), nn.Conv2d(3, 5, 3), nn.Linear(40, 6))
+    return made.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def home_of(module: nn.Module, there: Any = ()) -> Home:
+    paths, parameters = zip(*module.named_parameters(), strict=True)
+    size = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+    disk = Disk(size + 64)
+    return Home(parameters, paths, there, Span(disk, 0, size), Span(disk, size, 64))
+
+
+def test_values_come_back_as_they_were_in_the_same_objects() -> None:
+    module = model()
+    objects = list(module.parameters())
+    values = [(parameter.detach().clone(), parameter.stride()) for parameter in objects]
+    home = home_of(module, there=[2])
+    assert [parameter.stride() for parameter in objects] == [stride for _, stride in values]
+    assert objects[2].is_contiguous() is False and isinstance(objects[0], nn.Parameter)
+    for number in range(len(objects)):
+        found = home.read(number)
+        assert torch.equal(found, values[number][0]) and found.stride() == values[number][1]
+    home.close()
+    assert all(mine is its for mine, its in zip(objects, module.parameters(), strict=True))
+    for parameter, (value, stride) in zip(objects, values, strict=True):
+        assert type(parameter) is nn.Parameter and parameter.stride() == stride
+        assert torch.equal(parameter, value)
+
+
+def test_bytes_are_on_the_device_where_the_order_of_issue_says() -> None:
+    module = model()
+    home = home_of(module)
+    size = home.layouts[0].bytes
+
+    def use() -> None:
+        home.prefetch(0)
+        home.prefetch(4)
+        home.wait(0)
+        home.wait(4)
+        home.free(0)
+        home.free(4)
+
+    use()
+    usage, _ = measure("cpu", use)
+    assert (usage.peak, usage.net) == (size + home.layouts[4].bytes, 0)
+
+
+def test_changes_are_sent_back_by_whoever_makes_them() -> None:
+    module = model()
+    home = home_of(module, there=[1])
+    with torch.no_grad():
+        for number in (0, 1):
+            with home.changing(number) as own:
+                own.fill_(number + 2)
+    home.settle()
+    home.free(1)
+    home.settle()
+    with home.gathered():
+        assert module[0].weight.eq(2).all() and module[0].bias.eq(3).all()  # type: ignore[operator]
+        with torch.no_grad():
+            module[0].weight.fill_(5)  # type: ignore[operator]
+        module[0].bias.data = torch.full((40,), 7.0)
+        with home.gathered():
+            pass
+        assert type(module[0].weight) is nn.Parameter
+    assert home.read(0).eq(5).all() and home.read(1).eq(7).all()
+
+
+def test_another_layout_is_refused_and_changes_nothing() -> None:
+    module = model()
+    home = home_of(module)
+    before = home.read(0)
+    with (
+        pytest.raises(RuntimeError, match=r"0\.weight was given another shape, dtype"),
+        home.gathered(),
+    ):
+        module[0].weight.data = torch.zeros(2, 2)
+    assert torch.equal(home.read(0), before)
+    home.close()
+    assert torch.equal(module[0].weight, before)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("how", ["alias", "part", "kind", "integers"])
+def test_what_cannot_live_elsewhere_is_named(how: str) -> None:
+    module = model()
+    kept = None
+    if how == "alias":
+        kept = module[2].weight.detach()  # type: ignore[operator]
+    elif how == "part":
+        module[2].weight = nn.Parameter(torch.zeros(12, 40)[:6])
+    elif how == "integers":
+        whole = torch.zeros(6, 40, dtype=torch.int64)
+        module[2].weight = nn.Parameter(whole, requires_grad=False)
+        del whole
+    else:
+        module[2].weight = nn.parameter.UninitializedParameter()
+    paths, parameters = zip(*module.named_parameters(), strict=True)
+    with pytest.raises(
+        RuntimeError, match=r"2\.weight (shares its memory|is a Unin|is of torch\.int)"
+    ):
+        Home(parameters, paths, (), Span(Disk(1 << 20), 0, 1 << 20), Span(Disk(1), 0, 1))
+    assert type(module[0].weight) is nn.Parameter
+    del kept
+
+
+def test_a_file_that_was_cut_off_is_told_and_nothing_is_read_as_zeros() -> None:
+    module = model()
+    home = home_of(module)
+    disk: Any = home.memory.memory
+    os.ftruncate(disk.file.fileno(), 100)
+    with pytest.raises(RuntimeError, match="the file is shorter than what was written"):
+        home.read(0)
+    for use in (lambda: home.read(0), home.gathered().__enter__, home.states().__enter__):
+        with pytest.raises(RuntimeError, match="has failed, and some of them may be lost"):
+            use()
+
+
+def test_what_is_written_behind_a_cut_does_not_hide_it() -> None:
+    disk = Disk(4096)
+    disk.wait(disk.write(torch.ones(8), 0))
+    os.ftruncate(disk.file.fileno(), 0)
+    with pytest.raises(RuntimeError, match="shorter than what was written"):
+        disk.wait(disk.write(torch.ones(8), 4000))
+    assert not disk.sound
+
+
+def lodging(module: nn.Module, **other: Any) -> Lodging:
+    paths = tuple(path for path, _ in module.named_parameters())
+    sizes = [parameter.numel() * 4 for parameter in module.parameters()]
+    states = sum(2 * -(-size // 64) * 64 for size in sizes)
+    facts = {
+        "optimizer": "AdamW", "paths": paths, "there": (), "updated": paths, "piece": 1 << 20,
+        "staging": 8 * -(-max(sizes) // 64) * 64, "parameters": sum(sizes), "states": states,
+        "copies": 0, "peak": 0, "first_peak": 0,
+    }  # fmt: skip
+    return Lodging(**{**facts, **other})
+
+
+def test_parameters_stay_where_the_disk_is_full_or_no_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = model()
+    values = [parameter.detach().clone() for parameter in module.parameters()]
+    optimizer = torch.optim.AdamW(module.parameters())
+    with monkeypatch.context() as full:
+        full.setattr(
+            os, "posix_fallocate", lambda *_: (_ for _ in ()).throw(OSError(28, "No space"))
+        )
+        with pytest.raises(RuntimeError, match=r"does not give the \d+ bytes .* \(No space\)"):
+            lodge(module, optimizer, lodging(module))
+    with monkeypatch.context() as broken:
+        written = disks.os.pwrite
+        left = [2]
+
+        def fail(*args: Any) -> int:
+            left[0] -= 1
+            if left[0] < 0:
+                raise OSError(5, "Input/output error")
+            return written(*args)
+
+        broken.setattr(os, "pwrite", fail)
+        with pytest.raises(RuntimeError, match=r"\(Input/output error\): name a folder"):
+            lodge(module, optimizer, lodging(module))
+    with pytest.raises(RuntimeError, match="cannot wait in files of /nowhere"):
+        lodge(module, optimizer, lodging(module), "/nowhere")
+    with pytest.raises(RuntimeError, match="of other sizes or dtypes"):
+        lodge(module, optimizer, lodging(module, parameters=7))
+    assert all(map(torch.equal, values, module.parameters()))
+    assert all(type(parameter) is nn.Parameter for parameter in module.parameters())
+    _, stepping = lodge(module, optimizer, lodging(module))
+    stepping.close()
+
+
+def test_nothing_is_left_of_a_process_that_is_killed_and_two_never_meet(tmp_path: Path) -> None:
+    code = """
+import os, signal, sys, torch
+from tests.stages.device.test_home import home_of, model
+module = model()
+home = home_of(module)
+with home.gathered(), torch.no_grad():
+    module[0].weight.fill_(float(sys.argv[1]))
+print(home.read(0).unique().tolist(), flush=True)
+sys.stdin.read(1)
+print(home.read(0).unique().tolist(), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(number)], cwd=ROOT, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        for number in (1, 2)
+    ]  # fmt: skip
+    said = [run.stdout.readline() for run in runs if run.stdout]
+    for run in runs:
+        said.append(run.communicate("x")[0].strip())
+    assert [each.strip() for each in said] == ["[1.0]", "[2.0]", "[1.0]", "[2.0]"]
+    assert [run.returncode for run in runs] == [-9, -9]
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,152 @@
+"""Whole steps whose parameters live on disk, by hand: planned, written, run and compared."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from schemas.errors import ArtifactError
+from schemas.graph import read_graph
+from schemas.measured_updates import read_measured
+from schemas.measurement import read_measurement
+from stages.__main__ import main
+from stages.device.factory import build
+from stages.profile import measure
+from stages.validate.load import load_lodged, load_package, load_planned
+from stages.validate.lodged import check_lodged, optimizer_of
+
+MODEL = {"layers": 2, "width": 32, "heads": 2, "vocabulary": 60, "batch": 2, "tokens": 8}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The folder of a plan that the command line made, and what names the model there."""
+    folder = tmp_path_factory.mktemp("lodged")
+    model = ["--factory", "data.models:gpt2", "--arguments", json.dumps(MODEL)]
+    graph, costs = str(folder / "graph.arrow"), str(folder / "costs.arrow")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measure, "SECONDS", 0.0)
+        patch.setattr("stages.combine.whole.command.LEAST", 1 << 10)
+        patch.setenv("TIGHTFIT_DISK", str(folder))
+        assert main(["trace", *model, "--name", "gpt2", "--out", graph]) == 0
+        library = ["--library", str(folder / "store"), "--out", costs]
+        assert main(["profile", "--graph", graph, *library, "--optimizer", "adamw"]) == 0
+        machine = ["--disk", str(folder), "--size", "4", "--out", str(folder / "machine.json")]
+        assert main(["machine", *machine]) == 0
+        whole = ["--graph", graph, "--costs", costs, "--machine", str(folder / "machine.json")]
+        whole += ["--out", str(folder / "plan"), "--budget", "330kB"]
+        assert main(["whole", *whole, "--updates", str(folder / "updates.json")]) == 0
+        plan = str(folder / "plan" / "plan.json")
+        written = ["--schedule", str(folder / "plan" / "schedule.arrow"), "--plan", plan]
+        module = str(folder / "module")
+        assert main(["generate", "--graph", graph, *written, "--out", module]) == 0
+    return folder, [*model, "--graph", graph, "--plan", plan, "--module", module]
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIGHTFIT_DISK", str(tmp_path))
+
+
+def test_the_module_is_judged_to_the_byte(made: Any, tmp_path: Path) -> None:
+    _, words = made
+    out = str(tmp_path / "measurement.arrow")
+    assert main(["validate", *words, "--out", out, "--pairs", "2"]) == 0
+    found = read_measurement(out)
+    assert found.verdict == "feasible" and found.peak_as_predicted and found.within_budget
+    assert found.bits_equal and found.pairs == 2
+    assert "waits for the other memory for" in found.sentence
+
+
+def test_what_is_wrong_with_a_step_is_told(
+    made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, words = made
+    out = str(tmp_path / "measurement.arrow")
+    package: Any = load_package(folder / "module")
+    inside: Any = sys.modules[f"{package.__name__}.updating"]
+    update = inside.Updates.update
+
+    def wrong(self: Any, number: int, group: dict[str, Any]) -> None:
+        update(self, number, {**group, "eps": 1e-7})
+
+    monkeypatch.setattr(inside.Updates, "update", wrong)
+    assert main(["validate", *words, "--out", out, "--pairs", "0"]) == 0
+    found = read_measurement(out)
+    assert found.verdict == "failed" and not found.bits_equal
+    assert found.sentence.startswith("In 3 steps of AdamW, an output of step 2 differs")
+
+
+def test_a_package_is_loaded_as_what_it_is(made: Any) -> None:
+    folder, _ = made
+    module = folder / "module"
+    model = build("data.models:gpt2", MODEL).model
+    with pytest.raises(ArtifactError, match="its load takes the optimiser, too"):
+        load_planned(module, model)
+    for optimizer, words in (
+        (
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            "was made for AdamW, and the optimiser is SG",
+        ),
+        (torch.optim.AdamW(model.parameters(), amsgrad=True), "plan again with its settings"),
+        (torch.optim.AdamW(list(model.parameters())[:3]), "is in no group of the optimiser"),
+    ):
+        with pytest.raises(ArtifactError, match=words):
+            load_lodged(module, model, optimizer, None)
+    other = build("data.models:gpt2", {**MODEL, "layers": 1}).model
+    with pytest.raises(ArtifactError, match="which this model has not"):
+        load_lodged(module, other, torch.optim.AdamW(other.parameters()), None)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with pytest.raises(ArtifactError, match="needs all parameters on the device"):
+        load_lodged(module, model, optimizer, None, otherwise="original")
+    assert all(type(parameter) is torch.nn.Parameter for parameter in model.parameters())
+    assert read_measured(folder / "updates.json").optimizer == "AdamW"
+
+
+def test_described_updates_are_not_run(
+    made: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _ = made
+    graph, costs = (
+        ["--graph", str(folder / "graph.arrow")],
+        ["--costs", str(folder / "costs.arrow")],
+    )
+    where = ["--machine", str(folder / "machine.json"), "--budget", "1MB"]
+    assert main(["whole", *graph, *costs, *where, "--out", str(tmp_path / "plan")]) == 1
+    assert "cpu has no flops, so that no time is known" in capsys.readouterr().err
+    updates = ["--updates", str(folder / "updates.json"), "--optimizer", "adamw"]
+    assert main(["whole", *graph, *costs, *where, *updates, "--out", str(tmp_path / "plan")]) == 1
+    assert "says of which optimiser it is" in capsys.readouterr().err
+    machine = json.loads((folder / "machine.json").read_text())
+    machine["devices"][0] |= {"flops": 1e12, "bandwidth": 1e10}
+    (tmp_path / "described.json").write_text(json.dumps(machine))
+    where[1] = str(tmp_path / "described.json")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stages.combine.whole.command.LEAST", 1 << 10)
+        assert main(["whole", *graph, *costs, *where, "--out", str(tmp_path / "plan")]) == 0
+    plan = ["--plan", str(tmp_path / "plan" / "plan.json"), "--out", str(tmp_path / "module")]
+    schedule = ["--schedule", str(tmp_path / "plan" / "schedule.arrow")]
+    assert main(["generate", *graph, *schedule, *plan]) == 1
+    assert "stay on the device, which no program does yet" in capsys.readouterr().err
+
+
+def test_a_check_leaves_all_as_it_was(made: Any) -> None:
+    folder, _ = made
+    built = build("data.models:gpt2", MODEL)
+    graph, module = read_graph(folder / "graph.arrow"), folder / "module"
+    before = [parameter.detach().clone() for parameter in built.model.parameters()]
+    lodging: Any = load_package(module).LODGING
+    state = torch.get_rng_state()
+    said = check_lodged(
+        graph,
+        built,
+        lambda model, own: load_lodged(module, model, own, None),
+        optimizer_of(lodging, built.model),
+    )
+    assert said == "" and torch.equal(state, torch.get_rng_state())
+    assert all(map(torch.equal, before, built.model.parameters()))

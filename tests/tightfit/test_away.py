@@ -1,0 +1,348 @@
+"""Plans whose parameters live on disk: trained as without, in the bytes predicted, or refused."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tightfit
+from schemas.errors import ConfigError
+from stages.device.meter import session
+from tests.tightfit.test_whole import loss
+
+SETTINGS: dict[str, Any] = {"progress": False, "parameters": "away"}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("store")
+
+
+@pytest.fixture(autouse=True)
+def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIGHTFIT_DISK", str(tmp_path))
+    monkeypatch.setattr("tightfit.whole._MEASURED", 4 << 20)
+    monkeypatch.setattr("tightfit.away.SMALL", 1 << 10)
+
+
+class Deep(nn.Module):
+    """Reads tokens and predicts them with one table; one layer is used twice, one is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(40, 32)
+        self.layers = nn.ModuleList([nn.Linear(32, 32) for _ in range(4)])
+        self.norm = nn.LayerNorm(32)
+        self.seen: Tensor
+        self.register_buffer("seen", torch.zeros(()))
+        self.layers[1].requires_grad_(False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.table(tokens)
+        for layer in (*self.layers, self.layers[0]):
+            hidden = hidden + nn.functional.gelu(layer(hidden))
+        self.seen.add_(1)
+        return nn.functional.linear(self.norm(hidden), self.table.weight)
+
+
+def deep() -> tuple[Any, tuple[Tensor]]:
+    torch.manual_seed(0)
+    return Deep(), (torch.randint(0, 40, (2, 6)),)
+
+
+def adamw(model: Any) -> Any:
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups: list[dict[str, Any]] = [
+        {"params": trained[:1], "lr": 0.03, "weight_decay": 0.1},
+        {"params": trained[1:]},
+    ]
+    return torch.optim.AdamW(groups, lr=0.01)
+
+
+def momentum(model: nn.Module) -> Any:
+    return torch.optim.SGD(
+        [p for p in model.parameters() if p.requires_grad], lr=0.01, momentum=0.9, nesterov=True
+    )
+
+
+def adam(model: nn.Module) -> Any:
+    return torch.optim.Adam(model.parameters(), amsgrad=True)
+
+
+def train(module: Any, optimizer: Any, args: Any, steps: int = 3) -> list[Tensor]:
+    """Steps with a scheduler; the losses."""
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    found = []
+    for _ in range(steps):
+        value = loss(module(*args))
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        found.append(value.detach())
+    return found
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Whether two state_dicts have the same keys and bits."""
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(alike(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(alike, one, other))
+    return torch.equal(one, other) if isinstance(one, Tensor) else bool(one == other)
+
+
+@pytest.mark.parametrize(
+    ("kind", "budget"), [(adamw, 100_000), (momentum, 90_000), (adam, 130_000)]
+)
+def test_three_steps_are_those_of_torch_in_the_bytes_predicted(
+    kind: Any, budget: int, store: Path
+) -> None:
+    model, args = deep()
+    plain = copy.deepcopy(model)
+    with session("cpu"):
+        model = copy.deepcopy(model)
+    before = list(model.parameters())
+    expected = kind(plain)
+    fitted, made = tightfit.plan(
+        model, args, loss=loss, optimizer=kind(model), budget=budget, store=store, **SETTINGS
+    )
+    optimizer: Any = made.optimizer
+    assert made.whole is not None and made.whole.total <= budget and made.whole.remote > 20_000
+    output = value = None
+    schedules = [torch.optim.lr_scheduler.StepLR(o, 1, 0.5) for o in (expected, optimizer)]
+    for number in range(3):
+        wanted = loss(plain(*args))
+        wanted.backward()
+        del output, value
+        gc.collect()
+        with session("cpu", lines=True) as running:
+            running.mark("begin")
+            output = fitted(*args)
+            value = loss(output)
+            value.backward()
+            running.mark("end")
+        for each in (expected, optimizer):
+            each.step()
+            each.zero_grad()
+        for each in schedules:
+            each.step()
+        assert torch.equal(value, wanted)
+        foretold = made.whole.peak if number else made.whole.first_peak
+        assert running.usage("begin", "end").peak == foretold
+    assert alike(dict(fitted.state_dict()), dict(plain.state_dict()))
+    assert alike(optimizer.state_dict(), expected.state_dict())
+    assert optimizer.slow_bytes == made.whole.slow
+    assert all(map(lambda one, other: one is other, before, model.parameters()))
+    optimizer.close()
+    assert all(map(torch.equal, model.parameters(), plain.parameters()))
+
+
+@pytest.fixture(scope="module")
+def package(store: Path) -> Path:
+    """The folder of a package."""
+    model, args = deep()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tightfit.whole._MEASURED", 4 << 20)
+        patch.setattr("tightfit.away.SMALL", 1 << 10)
+        _, made = tightfit.plan(
+            model, args, loss=loss, optimizer=adamw(model), budget=100_000, store=store,
+            check=False, **SETTINGS,
+        )  # fmt: skip
+    return made.module
+
+
+def planned(package: Path) -> tuple[Any, ...]:
+    """A planned module with its optimiser, its model, and a plain twin with its optimiser."""
+    model, _ = deep()
+    plain = copy.deepcopy(model)
+    fitted, optimizer = tightfit.load_whole(package, model, adamw(model))
+    return fitted, optimizer, model, plain, adamw(plain)
+
+
+def test_what_asks_for_values_elsewhere_is_refused_or_right(package: Path) -> None:
+    fitted, optimizer, model, plain, expected = planned(package)
+    _, args = deep()
+    weight = model.layers[0].weight
+    for use in (
+        lambda: model(*args),
+        lambda: weight + 1,
+        lambda: weight.data,
+        lambda: torch.linalg.norm(weight),
+        lambda: model.state_dict(),
+        lambda: copy.deepcopy(model),
+        lambda: model.double(),
+        lambda: torch.nn.utils.parameters_to_vector(model.parameters()),
+        lambda: torch.stack([weight, weight]),
+    ):
+        with pytest.raises(RuntimeError, match=r"the values of .* are in another memory: use them"):
+            use()
+    for mode in (torch.no_grad, lambda: fitted.train(False) and torch.enable_grad()):
+        with mode(), pytest.raises(RuntimeError, match=r"use them within optimizer\.gathered"):
+            fitted(*args)
+        fitted.train()
+    with pytest.raises(RuntimeError, match="neither copied nor pickled"):
+        copy.deepcopy(fitted)
+    assert weight.shape == (32, 32) and weight.dtype == torch.float32 and weight.grad is None
+    assert "in another memory" in repr(weight) and weight.requires_grad and weight.is_leaf
+    train(fitted, optimizer, args, 1)
+    train(plain, expected, args, 1)
+    with optimizer.gathered(), torch.no_grad():
+        assert torch.equal(model.eval()(*args), plain.eval()(*args))
+        weight.mul_(2)
+        plain.layers[0].weight.mul_(2)
+    model.train(), plain.train()
+    assert all(map(torch.equal, train(fitted, optimizer, args), train(plain, expected, args)))
+    with fitted.gathered():
+        assert all(map(torch.equal, model.parameters(), plain.parameters()))
+        with pytest.raises(RuntimeError, match=r"begins within gathered\(\)"):
+            fitted(*args)
+    optimizer.close()
+
+
+def test_state_dicts_are_those_of_torch(package: Path, tmp_path: Path) -> None:
+    fitted, optimizer, _, plain, expected = planned(package)
+    _, args = deep()
+    train(fitted, optimizer, args)
+    train(plain, expected, args)
+    torch.save((fitted.state_dict(), optimizer.state_dict()), tmp_path / "saved")
+    mine, states = torch.load(tmp_path / "saved")
+    other = deep()[0]
+    other.load_state_dict(mine)
+    own = adamw(other)
+    own.load_state_dict(copy.deepcopy(states))
+    wanted = train(plain, expected, args)
+    assert all(map(torch.equal, train(other, own, args), wanted))
+    train(fitted, optimizer, args, 1)
+    with pytest.raises(RuntimeError, match="assign=True"):
+        fitted.load_state_dict(mine, assign=True)
+    with pytest.raises(RuntimeError, match=r"size mismatch for layers\.0\.weight"):
+        fitted.load_state_dict({**mine, "layers.0.weight": torch.zeros(3)})
+    fitted.load_state_dict(mine)
+    optimizer.load_state_dict(states)
+    assert all(map(torch.equal, train(fitted, optimizer, args), wanted))
+    optimizer.close()
+
+
+def test_gradients_of_microbatches_add_up_and_are_clipped(package: Path) -> None:
+    fitted, optimizer, _, plain, expected = planned(package)
+    _, args = deep()
+    for _ in range(2):
+        for module in (fitted, plain):
+            own = optimizer if module is fitted else expected
+            for _ in range(2):
+                if module is fitted:
+                    with own.accumulating():
+                        loss(module(*args)).backward()
+                else:
+                    loss(module(*args)).backward()
+            torch.nn.utils.clip_grad_norm_(module.parameters(), 0.01)
+            own.step()
+            own.zero_grad()
+    assert alike(dict(fitted.state_dict()), dict(plain.state_dict()))
+    optimizer.close()
+
+
+def test_a_forward_without_its_backward_changes_nothing(package: Path) -> None:
+    fitted, optimizer, _, plain, expected = planned(package)
+    _, args = deep()
+    first = loss(fitted(*args))
+    second = loss(fitted(*args))
+    with pytest.raises(RuntimeError, match=r"another forward, .* came between a forward and the"):
+        first.backward()
+    second.backward()
+    optimizer.step()
+    third = fitted(*args)
+    with optimizer.gathered(), pytest.raises(RuntimeError, match=r"gathered\(\), came between"):
+        loss(third).backward()
+    plain.seen.add_(2)
+    loss(plain(*args)).backward()
+    expected.step()
+    assert alike(dict(fitted.state_dict()), dict(plain.state_dict()))
+    optimizer.close()
+
+
+def test_a_module_without_its_optimiser_does_not_train(package: Path) -> None:
+    fitted, optimizer, *_ = planned(package)
+    _, args = deep()
+    del optimizer
+    gc.collect()
+    with pytest.raises(RuntimeError, match="the optimiser of the plan is gone"):
+        fitted(*args)
+
+
+class StopError(Exception):
+    """What a hook raises."""
+
+
+def test_a_backward_that_is_interrupted_leaves_whole_parameters(package: Path) -> None:
+    fitted, optimizer, model, plain, expected = planned(package)
+    _, args = deep()
+
+    def stop(gradient: Tensor) -> None:
+        raise StopError
+
+    handle = model.layers[0].weight.register_hook(stop)
+    with pytest.raises(StopError):
+        loss(fitted(*args)).backward()
+    handle.remove()
+    before = copy.deepcopy(plain.state_dict())
+    loss(plain(*args)).backward()
+    expected.step()
+    after, found = plain.state_dict(), fitted.state_dict()
+    changed = {name for name in found if not torch.equal(found[name], before[name])}
+    assert changed
+    assert all(torch.equal(found[name], after[name]) for name in changed - {"seen"})
+    optimizer.close()
+
+
+def test_what_cannot_be_is_told(store: Path, package: Path) -> None:
+    model, args = deep()
+
+    def refused(words: str, **settings: Any) -> None:
+        given = {"optimizer": adamw(model), "budget": 100_000, "store": store, **SETTINGS}
+        with pytest.raises(ConfigError, match=words):
+            tightfit.plan(model, args, loss=loss, **{**given, **settings})
+
+    refused('parameters is "disk"'.replace('"', "'"), parameters="disk")
+    refused("needs the optimizer", optimizer=None)
+    refused("takes a budget in bytes", budget="50%")
+    refused("leave strategy out", strategy="rotor")
+    refused("fused kernels", kernels="fused")
+    refused("has no original to run", otherwise="original")
+    refused("no plan is known that fits in 40000 bytes", budget=40_000)
+    refused("tensors cannot wait in files of /nowhere", disk="/nowhere")
+    some = torch.optim.SGD([model.norm.weight], lr=0.1)
+    refused("has a gradient, and is not among the parameters", optimizer=some)
+    kept = model.layers[2].weight.detach()
+    with pytest.raises(tightfit.ArtifactError, match=r"layers\.2\.weight shares its memory with"):
+        tightfit.load_whole(package, model, adamw(model))
+    del kept
+    with pytest.raises(tightfit.ArtifactError, match="its load takes the optimiser, too"):
+        tightfit.load(package, model)
+    assert all(type(parameter) is nn.Parameter for parameter in model.parameters())
+    assert loss(model(*args)).isfinite()
+
+
+def test_a_model_that_is_not_read_into_memory(store: Path, tmp_path: Path) -> None:
+    plain, args = deep()
+    torch.save(plain.state_dict(), tmp_path / "model.pt")
+    with torch.device("meta"):
+        model: Any = Deep()
+    model.load_state_dict(torch.load(tmp_path / "model.pt", mmap=True), assign=True)
+    model.layers[1].requires_grad_(False)
+    fitted, made = tightfit.plan(
+        model, args, loss=loss, optimizer=adamw(model), budget=100_000, store=store, check=False,
+        **SETTINGS,
+    )  # fmt: skip
+    optimizer: Any = made.optimizer
+    expected = adamw(plain)
+    assert all(map(torch.equal, train(fitted, optimizer, args), train(plain, expected, args)))
+    assert alike(dict(fitted.state_dict()), dict(plain.state_dict()))
+    optimizer.close()

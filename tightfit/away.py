@@ -1,0 +1,225 @@
+"""Plans of a whole step whose parameters live in another memory, in part: made, checked, loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from schemas.budget import NO_BUDGET, parse_budget
+from schemas.errors import ConfigError, ModelError
+from schemas.updates import Updates, WholeStep
+from tightfit.choices import ChosenPlan
+from tightfit.route import FUSED, Route
+from tightfit.variants import LEAST
+from tightfit.whole import Updating, measured
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from schemas.frontier import Frontier
+    from schemas.link import HostLink
+    from stages.combine.whole.search import Found
+    from stages.combine.whole.task import Task
+    from stages.device.factory import Built
+
+Parameters = Literal["device", "away"]
+SMALL = 1 << 20
+"""Parameters of fewer bytes stay on the device."""
+
+
+def check_parameters(
+    parameters: str,
+    optimizer: object,
+    route: Route,
+    written: str,
+    otherwise: str,
+    cuda_graphs: bool,
+    shapes: int,
+) -> None:
+    """Raises ConfigError where parameters cannot live where they are to live."""
+    if parameters not in ("device", "away"):
+        raise ConfigError(f'plan: parameters is {parameters!r}, expected "device" or "away"')
+    if parameters == "device":
+        return
+    for wrong, said in (
+        (optimizer is None, "needs the optimizer, which updates them in the backward"),
+        (shapes > 1, "is for samples of one shape"),
+        (route.strategy != "auto", "has a strategy of its own: leave strategy out"),
+        (route.machine is not None, "measures the link itself: leave machine out"),
+        (route.kernels == FUSED, "is not made with fused kernels yet"),
+        (cuda_graphs, "is not made of CUDA graphs"),
+        (otherwise == "original", "has no original to run, which needs all of them"),
+        (
+            written in (NO_BUDGET, LEAST) or written.endswith("%"),
+            "takes a budget in bytes, as '8GiB', for all that is on the device",
+        ),
+    ):
+        if wrong:
+            raise ConfigError(f'plan: parameters="away": {said}')
+
+
+def planned_away(
+    route: Route,
+    given: Sequence[Built],
+    written: str,
+    otherwise: str,
+    check: bool,
+    optimizer: torch.optim.Optimizer,
+    disk: Path | str | None,
+) -> tuple[nn.Module, ChosenPlan]:
+    """The plan of a step whose parameters live in another memory, and its module."""
+    from schemas.graph import read_graph
+    from stages.combine.whole.plans import write_found
+    from stages.combine.whole.search import Search
+    from stages.validate.load import load_lodged
+
+    built = given[0]
+    graph = route.trace(built)
+    costs = route.profile(built, graph)
+    updating = measured(route, graph, built.model, optimizer, disk)
+    task = _task(graph, costs, updating, written, disk)
+    route.progress.stage("combine")
+    found = Search(task).best()
+    place = costs.parent / "whole" / _digest(found.updates, written)
+    plan = write_found(place, task, found, written, _digest_of(graph))
+    module = route.module(graph, place)
+    folder = None if disk is None else str(disk)
+    if check:
+        _check(route, read_graph(graph), built, module, optimizer, folder)
+    fitted, stepping = load_lodged(module, built.model, optimizer, folder, otherwise=otherwise)
+    made = ChosenPlan.of(plan, _no_frontier, lambda _: [], module)
+    whole = _whole(task, found, updating, str(place / "schedule.arrow"))
+    object.__setattr__(made, "whole", whole)
+    object.__setattr__(made, "optimizer", stepping)
+    return fitted, made
+
+
+def load_whole(
+    package: Path | str,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    disk: Path | str | None = None,
+    otherwise: Literal["error", "copy"] = "error",
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """The module that takes the place of `model`, and the optimiser that takes the place of
+    `optimizer`, by the generated package of a plan whose parameters live in another memory: in a
+    file of the folder `disk`, on a GPU in the host's memory.
+
+    Raises ArtifactError where the folder holds no such package, or one for another model or
+    optimiser, or where the other memory has no room.
+    """
+    from stages.validate.load import load_lodged
+
+    folder = None if disk is None else str(disk)
+    return load_lodged(package, model, optimizer, folder, otherwise=otherwise)
+
+
+def _task(
+    graph: Path, costs: Path, updating: Updating, written: str, disk: Path | str | None
+) -> Task:
+    from schemas.costs import read_costs
+    from schemas.graph import read_graph
+    from schemas.measured_updates import MeasuredUpdates
+    from stages.combine.whole.backward import costs_by_value
+    from stages.combine.whole.task import task_of
+    from stages.device.optimiser import PIECE_BYTES
+
+    traced, paid = read_graph(graph), read_costs(costs)
+    size = parse_budget(written).size
+    assert size is not None
+    task = task_of(
+        traced,
+        paid,
+        _link(updating, traced.device, disk),
+        costs_by_value(traced, updating.costs),
+        size,
+        SMALL,
+        measured=MeasuredUpdates(updating.optimizer, PIECE_BYTES, updating.costs),
+    )
+    if not task.remote:
+        raise ConfigError(
+            f'plan: parameters="away": none has {SMALL} bytes or more for itself, and smaller ones '
+            "stay on the device: leave it out"
+        )
+    return task
+
+
+def _link(updating: Updating, device: str, disk: Path | str | None) -> HostLink:
+    """The link, as it was measured, with the room that the other memory has now."""
+    from stages.device.disk import folder_of
+
+    own = updating.link(device)
+    room = shutil.disk_usage(folder_of(disk)).free if own.to == "disk" else math.inf
+    return replace(own, room=room)
+
+
+def _check(
+    route: Route,
+    graph: Any,
+    built: Built,
+    module: Path,
+    optimizer: torch.optim.Optimizer,
+    folder: str | None,
+) -> None:
+    """Raises ModelError where steps of the module do not do what those of the model do."""
+    from stages.validate.load import load_lodged
+    from stages.validate.lodged import check_lodged
+
+    route.progress.stage("check")
+    said = check_lodged(
+        graph, built, lambda model, own: load_lodged(module, model, own, folder), optimizer
+    )
+    if said:
+        raise ModelError(said)
+
+
+def _whole(task: Task, found: Found, updating: Updating, schedule: str) -> WholeStep:
+    """What is predicted of the step."""
+    from stages.combine.fixed import fixed_bytes
+    from stages.generate.whole import copies_bytes, peaks
+    from stages.replay.referee import replay
+
+    graph, updates, steps = task.graph, found.updates, found.replay.steps
+    own = sum(graph.storages[storage] for storage in task.remote)
+    there = sum(graph.storages[graph.values[value].storage] for value in updates.there)
+    fixed, transfers = fixed_bytes(graph), found.replay.transfers
+    last = replay(graph, task.costs, steps, True, task.link, updates)
+    peak, first = peaks(graph, steps, updates)
+    return WholeStep(
+        optimizer=updating.optimizer,
+        total=task.fixed + updates.staging + there + max(peak, first),
+        parameters=fixed.parameters - own + there,
+        buffers=fixed.buffers,
+        inputs=fixed.inputs,
+        staging=updates.staging,
+        peak=peak,
+        first_peak=first,
+        accumulating_peak=last.peak - there,
+        slow_memory=updating.slow_memory,
+        slow=updating.slow + own + copies_bytes(graph, steps, updates),
+        moved=transfers.left if transfers else 0,
+        seconds=found.seconds,
+        waited=transfers.waited if transfers else 0.0,
+        schedule=schedule,
+        remote=own,
+    )
+
+
+def _digest(updates: Updates, written: str) -> str:
+    return hashlib.sha256(f"{written} {updates.text()}".encode()).hexdigest()[:32]
+
+
+def _digest_of(graph: Path) -> str:
+    from schemas.store import header
+
+    return header(graph).digest
+
+
+def _no_frontier() -> Frontier:
+    raise ConfigError("a plan whose parameters live in another memory is made for one budget")

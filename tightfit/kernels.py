@@ -1,0 +1,175 @@
+"""The kernels that plans run: those that are asked for or, where fused ones take longer within the
+same bytes or do not fit, eager's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from schemas.budget import NO_BUDGET
+from schemas.errors import ConfigError
+from schemas.plan import Plan
+from tightfit.choices import ChosenPlan
+from tightfit.route import FUSED, Route
+from tightfit.variants import LEAST, Variant, shapes_of
+
+
+@dataclass(frozen=True)
+class Made:
+    """A plan with the route that it was made on, and the variant that it is of; `beside` is the one
+    of eager's kernels that travels with it."""
+
+    route: Route
+    variant: Variant
+    plan: ChosenPlan
+    beside: Made | None = None
+
+
+@dataclass(frozen=True)
+class Rivals:
+    """The plans of one variant, and those of eager's kernels for the same step, which are made when
+    they are first needed."""
+
+    route: Route
+    variant: Variant
+    written: str
+
+    @property
+    def eager_route(self) -> Route:
+        """The way to plans of eager's kernels."""
+        return self.route.eager
+
+    @cached_property
+    def eager_files(self) -> tuple[Path, Path]:
+        """The paths of eager's graph and costs."""
+        self.route.progress.say("looking at eager's kernels, too")
+        route = self.eager_route
+        graph = route.trace(self.variant.built)
+        return graph, route.profile(self.variant.built, graph)
+
+    @cached_property
+    def eager(self) -> Variant:
+        """The variant with eager's kernels."""
+        graph, costs = self.eager_files
+        return Variant.with_frontier(
+            self.eager_route, self.variant.built, graph, costs, self.written
+        )
+
+    @property
+    def compete(self) -> bool:
+        """Whether there are plans of eager's kernels to compare with."""
+        return self.route.kernels == FUSED and self.written != NO_BUDGET
+
+    def bytes_of(self, written: str) -> int:
+        """A budget as written in bytes of the whole step. The smallest is that of either kernels,
+        a share is one of the step that runs those which are asked for. Where eager's are to be
+        beside, the smallest is one for both."""
+        own = self.variant.bytes_of(written)
+        if written != LEAST or not self.compete:
+            return own
+        both = max if self.route.with_eager else min
+        return both(own, self.eager.bytes_of(written))
+
+    def made(self, budget: str) -> Made:
+        """The plan for a budget: where fused kernels are asked for and those of eager have a faster
+        plan in as many bytes, or alone have one, it is that. An interruption while eager's are
+        looked at gives the other plan, where it fits. Raises ConfigError where none fits."""
+        plan, point = self.variant.chosen(self.route, budget)
+        better, told = None, ""
+        try:
+            better = self.better(plan) if self.compete else None
+        except KeyboardInterrupt:
+            if not plan.feasible:
+                raise
+            self.route.progress.say("interrupted, taking the plan of fused kernels")
+            told = "; not compared with plans of eager's kernels, which was interrupted"
+        if better is not None:
+            return better
+        said = replace(plan, sentence=plan.sentence + told)
+        beside, paths = None, None
+        if self.route.with_eager and plan.feasible:
+            beside, paths = self.beside(plan)
+        made = self.variant.made_of(self.route, said, point, paths)
+        object.__setattr__(made, "beside", None if beside is None else beside.plan)
+        return Made(self.route, self.variant, made, beside)
+
+    def beside(self, plan: Plan) -> tuple[Made, tuple[Path, Path]]:
+        """The plan of eager's kernels for as many bytes as one of fused ones has, with its graph
+        and its folder; raises ConfigError where none fits."""
+        total = NO_BUDGET if plan.budget_total is None else str(plan.budget_total)
+        other, point = self.eager.chosen(self.eager_route, total)
+        if not other.feasible:
+            raise ConfigError(f"beside, with eager's kernels: {other.sentence}")
+        made = self.eager.made_of(self.eager_route, other, point)
+        return Made(self.eager_route, self.eager, made), (self.eager.graph, point)
+
+    def better(self, plan: Plan) -> Made | None:
+        """The plan of eager's kernels where it takes the place of one of fused ones."""
+        if plan.budget_total is None or self._is_fastest(plan):
+            return None
+        route = self.eager_route
+        other, place = self.eager.chosen(route, str(plan.budget_total))
+        if not _is_better(other, plan):
+            return None
+        told = replace(other, sentence=other.sentence + _why(plan, other))
+        return Made(route, self.eager, self.eager.made_of(route, told, place))
+
+    def _is_fastest(self, plan: Plan) -> bool:
+        """Whether no plan of eager's kernels within as many bytes can take less time."""
+        from schemas.costs import read_costs
+        from schemas.graph import read_graph
+        from stages.combine.bounds import least_seconds
+        from stages.combine.fixed import fixed_bytes
+        from stages.replay.condense import condense
+
+        if plan.time is None or plan.budget_total is None:
+            return False
+        graph, costs = read_graph(self.eager_files[0]), read_costs(self.eager_files[1])
+        room = plan.budget_total - fixed_bytes(graph).there_before
+        return least_seconds(graph, costs, condense(graph, costs), room) >= plan.time
+
+
+def _is_better(other: Plan, plan: Plan) -> bool:
+    """Whether a plan of eager's kernels takes less time than one of fused ones, or fits alone; of
+    two that do not fit, whether it is the one that would in fewer bytes."""
+    if other.time is not None and plan.time is not None:
+        return other.time < plan.time
+    if other.feasible or plan.feasible or None in (other.smallest_budget, plan.smallest_budget):
+        return other.feasible
+    return other.smallest_budget < plan.smallest_budget  # type: ignore[operator]
+
+
+def _why(plan: Plan, other: Plan) -> str:
+    """Why the plan is one of eager's kernels, for people."""
+    if plan.time is None or other.time is None:
+        return f"; with eager's kernels, as fused ones need {plan.smallest_budget:,} bytes"
+    share = f"{plan.time / other.time:.3f}"
+    return f"; with eager's kernels, as fused ones would take {share} times as long in these bytes"
+
+
+def plans_of(route: Route, variants: Sequence[Variant], written: str) -> list[Made]:
+    """The plans of all variants within one budget; raises ConfigError naming one that has none."""
+    rivals = [Rivals(route, variant, written) for variant in variants]
+    made = []
+    for number, (rival, budget) in enumerate(zip(rivals, budgets_of(rivals, written), strict=True)):
+        shapes = shapes_of(rival.variant.built)
+        try:
+            made.append(rival.made(budget))
+        except ConfigError as error:
+            which = f"the samples of shapes {shapes}: " if len(variants) > 1 else ""
+            raise ConfigError(f"{which}{error}") from error
+        if len(variants) > 1:
+            route.progress.say(f"planned {number + 1} of {len(variants)}: {shapes}")
+    return made
+
+
+def budgets_of(rivals: Sequence[Rivals], written: str) -> list[str]:
+    """What the plan of each variant is to be within: as written where it takes the most, and
+    for the others the bytes that this is. Of the smallest budgets it is the largest."""
+    if written == NO_BUDGET:
+        return [written for _ in rivals]
+    sizes = [rival.bytes_of(written) for rival in rivals]
+    most = max(sizes)
+    return [written if size == most and written != LEAST else str(most) for size in sizes]
