@@ -49,9 +49,9 @@ def _measure_loss(graph: Graph, loss: Loss, known: Cost | None, device: torch.de
     run = _LossRun(graph, loss, device)
     try:
         run.call()
-        run.prepare()
         on_cuda = device.type == "cuda"
         lasting = run.lasting() if on_cuda else ([], [])
+        run.prepare()  # PyTorch warns where what was there before a session ends within it
         with session(device, lines=on_cuda) as running:
             run.prepare(lambda: running.mark("tangents"))
             running.mark("start")

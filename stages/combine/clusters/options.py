@@ -15,7 +15,7 @@ from stages.combine.clusters.ways import Option, Optional, tasks_of_clusters
 from stages.combine.moment.solver import Limits
 from stages.combine.unrolled.frontier import Solution, fastest, nodes_of
 from stages.combine.unrolled.program import Chosen
-from stages.combine.unrolled.starts import again, kept, seconds_of
+from stages.combine.unrolled.starts import all_again, all_kept, seconds_of
 from stages.combine.unrolled.tasks import forward_stages, tasks_of_nodes
 from stages.replay.line import FASTEST, executions
 
@@ -99,8 +99,8 @@ class Options:
         everything = Option(cluster.forward, cluster.backward)
         found = [everything, *_recomputed(problem)]
         if len(found) > 1:
-            found += by_treewidth(problem, self.grid.peaks)
-            found += self._solved(problem, cluster, found)
+            solved = list(self._solved(problem, cluster, found))
+            found += [*by_treewidth(problem, self.grid.peaks), *solved]
         return worth_having(problem, found)
 
     def _solved(
@@ -115,7 +115,8 @@ class Options:
         stages = forward_stages(tasks)
         figures = [figures_of(problem, option) for option in known]
         starts = [
-            _Start.of(problem, chosen) for chosen in (kept(tasks, stages), again(tasks, stages))
+            _Start.of(problem, chosen)
+            for chosen in (all_kept(tasks, stages), all_again(tasks, stages))
         ]
         proven: list[tuple[int, int, float]] = []
         for peak, save in _limits(figures, self.grid):

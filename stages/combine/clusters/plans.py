@@ -14,7 +14,7 @@ from stages.combine.clusters.ways import tasks_of_clusters
 from stages.combine.moment.solver import Limits
 from stages.combine.unrolled.frontier import Solution, fastest, nodes_of, worth
 from stages.combine.unrolled.program import Chosen
-from stages.combine.unrolled.starts import again, kept, seconds_of
+from stages.combine.unrolled.starts import all_again, all_kept, seconds_of
 from stages.combine.unrolled.tasks import Tasks, forward_stages
 from stages.replay.line import FASTEST, executions
 from stages.replay.unrolling import ProgramStage
@@ -46,7 +46,7 @@ def plans_of(problem: Problem, hierarchy: Hierarchy, grid: Grid | None = None) -
     options = Options(grid or Grid())
     tasks = tasks_of_clusters(problem, first, options.members(problem, whole), lasting)
     stages = forward_stages(tasks)
-    known = [kept(tasks, stages), again(tasks, stages)]
+    known = [all_kept(tasks, stages), all_again(tasks, stages)]
     plans = [
         ClusterPlan(_sequence(problem, chosen), origin)
         for chosen, origin in zip(known, ("every cluster kept", "every cluster again"), strict=True)

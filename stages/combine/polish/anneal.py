@@ -22,7 +22,8 @@ class Pace(NamedTuple):
     """How a search spends its moves. It goes on from the best sequence so far for `epochs`. A step
     may lose `warmth` at first, as a part of the mean time of an op, and of that `cooling` is left
     from epoch to epoch. An epoch starts with the part `relief` of what a byte above the budget cost
-    at the end of the one before, and that changes by `factor` each time it is adapted."""
+    at the end of the one before, and that changes by `factor` each time it is adapted, or by more
+    where it could not come back to what it was within a third of the epoch."""
 
     epochs: int
     warmth: float
@@ -44,13 +45,13 @@ def anneal(
     """The fastest sequence within the budget met in a number of moves, where each run takes the
     faster form that it may; where none was met, the one that exceeded the budget least."""
     best, price = sequence, 0.0
+    count = moves // pace.epochs
+    factor = max(pace.factor, pace.relief ** (-3 * ADAPTED / max(count, ADAPTED)))
     for epoch in range(pace.epochs):
         warmth = pace.warmth * pace.cooling**epoch
         state = state_of(a, best, budget, seed * pace.epochs + epoch + 1)
         found = np.empty(state.at.size, np.int32)
-        length, price = cool(
-            state, a, moves // pace.epochs, warmth, price * pace.relief, pace.factor, found
-        )
+        length, price = cool(state, a, count, warmth, price * pace.relief, factor, found)
         best = found[:length]
     return best
 

@@ -26,8 +26,8 @@ class Arrays(NamedTuple):
     further run of their maker makes. `once` marks nodes that run exactly once: not repeatable, or
     makers of a storage that stays. The first run of a `pinned` node keeps its place: it is not
     repeatable, or draws random numbers. The first run of a `lasting` node differs from its further
-    ones. `reuse_input` is the place of what is overwritten among the inputs. `drawn` sums up the
-    square roots of the sizes of storages, up to each of them.
+    ones. `reuse_input` is the place of what is overwritten among the inputs. `drawn` sums up how
+    likely storages are drawn, up to each of them.
     """
 
     loss: int
@@ -89,13 +89,18 @@ def arrays(problem: Problem, in_place: bool) -> Arrays:
         reuse_seconds=np.array([r.seconds for group in reuses for r in group], np.float64),
         reuse_peak=np.array([r.peak for group in reuses for r in group], np.int64),
         size=np.array([storage.bytes for storage in storages], np.int64),
-        drawn=np.cumsum(np.sqrt([float(storage.bytes) for storage in storages])),
+        drawn=np.arange(1.0, len(storages) + 1.0),
         producer=np.array([storage.producer for storage in storages], np.int32),
         stays=stays,
         remade=np.isin(
             np.arange(len(storages)), [s for node in nodes for s in node.form(True).outputs]
         ),
     )
+
+
+def large_first(a: Arrays) -> Arrays:
+    """The arrays where large storages are drawn more often, by the square roots of their sizes."""
+    return a._replace(drawn=np.cumsum(np.sqrt(a.size.astype(np.float64))))
 
 
 def _flat(groups: Iterable[list[int]]) -> tuple[Positions, Positions]:

@@ -184,7 +184,7 @@ def draw_run(s: State, low: int, high: int) -> int:
 
 @inlined
 def draw_storage(s: State, a: Arrays) -> int:
-    """A storage, a larger one more likely: as the square root of its size."""
+    """A storage, as likely as `drawn` says."""
     low, high = 0, a.drawn.size - 1
     place = draw(s) * a.drawn[high]
     while low < high:

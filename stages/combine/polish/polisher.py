@@ -18,7 +18,7 @@ import numpy as np
 
 from schemas.problem import Problem
 from stages.combine.polish.anneal import PATIENT, QUICK, Pace, anneal
-from stages.combine.polish.arrays import Arrays, arrays
+from stages.combine.polish.arrays import Arrays, arrays, large_first
 from stages.combine.polish.kernel import memory_line
 
 Report = Callable[[int, int], None]
@@ -33,7 +33,7 @@ ALONE, BESIDE, FURTHER = 120, 50, 200
 """Moves per node of a search from a start, from what another search found, and of a refinement
 that goes on from the best."""
 PATIENCE = 600
-"""Moves per node of a patient search."""
+"""Moves per node of a patient search (`anneal.PATIENT`)."""
 MISSES = 3
 """At how many budgets, one below the other, nothing is found before the grid of a frontier ends:
 a search that has to go further down can find what a nearer one did not."""
@@ -71,6 +71,7 @@ class Polisher:
 
     def __init__(self, problem: Problem) -> None:
         self.arrays: Arrays = arrays(problem, in_place=True)
+        self.patient: Arrays = large_first(self.arrays)
         self.nodes = len(problem.nodes)
         self.keep_all = list(range(self.nodes))
 
@@ -102,8 +103,8 @@ class Polisher:
         self, starts: Sequence[Sequence[int]], budget: int, least: float = math.inf
     ) -> Polished:
         """As `polish`, from all starts, and more times from the best of what was found, as long as
-        that gains something. Where `least`, seconds that no sequence goes below, is given and not
-        nearly met, some of these searches are patient."""
+        that gains something. Some of these searches are patient where nothing fits, or where
+        `least`, seconds that no sequence goes below, is given and not nearly met."""
         given = [self._plan(sequence, budget, index) for index, sequence in enumerate(starts)]
         best = self._search(given, given, budget, ALONE)
         for number in range(PATIENT_ROUNDS):
@@ -135,14 +136,14 @@ class Polisher:
         """The best for the budget of what is known and of what a search from each start finds, the
         first of them with the seed `first`."""
         best = min(known, key=partial(_rank, budget))
-        count = self._moves(moves)
+        count, a = self._moves(moves), self.patient if pace == PATIENT else self.arrays
         if not count:
             return best
         for seed, start in enumerate(starts, first):
             if start.sequence == self.keep_all and start.peak <= budget:
                 continue
             given = np.array(start.sequence, np.int32)
-            found = anneal(self.arrays, given, budget, count, seed, pace)
+            found = anneal(a, given, budget, count, seed, pace)
             best = min(
                 best, self._plan(found.tolist(), budget, start.start), key=partial(_rank, budget)
             )
@@ -191,7 +192,7 @@ class Polisher:
                 known = [self._plan(above, budget, start)]
                 if drafts and budget in drafted:
                     known += [self._plan(each, budget, None) for each in drafts(budget)]
-                found.append(told(self._search(known, known, budget, PATIENCE, pace=PATIENT)))
+                found.append(told(self._search(known, known, budget, ALONE)))
                 misses = misses + 1 if found[-1].peak > budget else 0
                 if misses == MISSES:
                     break
@@ -204,14 +205,18 @@ class Polisher:
                 return self._search(known, ranked[:1], budget, BESIDE)
 
             def below(first: int) -> list[Polished]:
-                """Some budgets in a row, the first of them searched patiently."""
-                own = found[first : first + EVERY]
-                best = self._search(own[:1], own[:1], budgets[first], PATIENCE, pace=PATIENT)
-                better = [told(best)]
-                for budget, known in zip(budgets[first + 1 :], own[1:], strict=False):
-                    above = self._plan(better[-1].sequence, budget, better[-1].start)
-                    start = min(known, above, key=partial(_rank, budget))
-                    better.append(told(self._search([start], [start], budget, BESIDE)))
+                """Some budgets in a row; the first of them is searched patiently, and those within
+                which nothing is found."""
+                better: list[Polished] = []
+                for budget, own in zip(budgets[first:], found[first : first + EVERY], strict=False):
+                    best = own
+                    if better:
+                        above = self._plan(better[-1].sequence, budget, better[-1].start)
+                        start = min(own, above, key=partial(_rank, budget))
+                        best = self._search([start], [start], budget, BESIDE)
+                    if not better or best.peak > budget:
+                        best = self._search([best], [best], budget, PATIENCE, pace=PATIENT)
+                    better.append(told(best))
                 return better
 
             small = _small(budgets[: len(found)])

@@ -42,13 +42,14 @@ def anneal_linked(
 ) -> Positions:
     """The sequence within the budget that is through first, of those met in a number of moves;
     where none was met, the one that exceeded the budget least."""
-    best, price, pace = sequence, 0.0, QUICK
-    for epoch in range(pace.epochs):
-        warmth = pace.warmth * pace.cooling**epoch
-        state = state_of(a, best, budget, seed * pace.epochs + epoch + 1)
+    best, price = sequence, 0.0
+    for epoch in range(QUICK.epochs):
+        warmth = QUICK.warmth * QUICK.cooling**epoch
+        state = state_of(a, best, budget, seed * QUICK.epochs + epoch + 1)
         found = np.empty(state.at.size, np.int32)
-        count = moves // pace.epochs
-        length, price = cool_linked(state, a, t, count, warmth, price, pace.factor, found)
+        length, price = cool_linked(
+            state, a, t, moves // QUICK.epochs, warmth, price, QUICK.factor, found
+        )
         best = found[:length]
     return best
 

@@ -11,7 +11,7 @@ from stages.combine.moment.solver import Limits
 from stages.combine.schedule.executions import runs
 from stages.combine.strategies.strategy import Candidate, TrainingStep
 from stages.combine.unrolled.frontier import Solution, fastest, nodes_of, worth
-from stages.combine.unrolled.starts import again, seconds_of
+from stages.combine.unrolled.starts import all_again, seconds_of
 from stages.combine.unrolled.tasks import (
     Tasks,
     forward_stages,
@@ -73,7 +73,7 @@ def _solutions(
     starts from making everything again, where that is within its budget."""
     highest = peak = _peak(problem, range(len(problem.nodes)))
     least = least_peak(problem)
-    known = again(tasks, stages)
+    known = all_again(tasks, stages)
     start = Solution(known, _peak(problem, nodes_of(known)), None, seconds_of(known), 0.0)
     for number in range(1, BUDGETS + 1):
         budget = min(highest - (highest - least) * number // BUDGETS, peak - 1)

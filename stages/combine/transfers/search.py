@@ -31,6 +31,8 @@ IDLE = 0.002
 """A plan whose computations wait for less than this part of it has room for more transfers."""
 IN_VAIN, GAIN = 3, 2e-4
 """After how many rounds in a row it ends that gained less than this part of the time."""
+FAR = 0.02
+"""A plan is far from the bound where it takes longer by more than this part of it."""
 BELOW = 1.0 - 1e-9
 """A price is this much below what it stands for, so that nothing is sent that is as fast to run."""
 
@@ -41,7 +43,8 @@ class Effort:
     tried, since what is made late has little time to leave. Then: how often what may leave is
     halved, how often a share beside the best so far is tried, and from how many sequences all of
     that starts. Last: how many `moves` for each node a search with the clocks of the lanes makes,
-    0 for none, and how often it goes on from the best at most."""
+    0 for none, how often it goes on from the best at most, and how many it makes `further`, 0 for
+    none, where what it found is far from the bound."""
 
     parts: tuple[float, ...]
     halvings: int
@@ -49,13 +52,14 @@ class Effort:
     starts: int
     moves: int = 0
     rounds: int = 0
+    further: int = 0
 
 
 SWEEP = Effort((0.7,), 4, 3, 1)
 """For one of many budgets."""
 AGAIN = Effort((0.7,), 4, 3, 1, 100, 1)
 """For one of a few budgets that are tried for one that is asked for."""
-ASKED = Effort((1.0, 0.7, 0.4), 4, 5, 2, 400, 12)
+ASKED = Effort((1.0, 0.7, 0.4), 4, 5, 2, 400, 12, 1600)
 """For a budget that is asked for."""
 
 
@@ -167,26 +171,41 @@ class _Search:
             waits(_closer(tried))
 
     def move(self) -> None:
-        """Searches with the clocks of the lanes, from the best so far and from what an integer
-        program decides, then from the best of that, as long as it gains something."""
-        mover, effort = self.linker.mover, self.effort
-        starts = [mover.start(self.best)] if self.best is not None else []
+        """Searches with the clocks of the lanes, and with more moves where what is found is far
+        from the bound."""
         draft = self.linker.moments.draft(self.budget)
-        starts += [mover.drafted(*draft)] if draft is not None else []
+        found = None if draft is None else self.linker.mover.drafted(*draft)
+        self._move(found, self.effort.moves)
+        if self.effort.further and self._is_far():
+            self._move(found, self.effort.further)
+
+    def _move(self, draft: list[int] | None, moves: int) -> None:
+        """Searches from the best so far and from what an integer program decides, then from the
+        best of that, as long as it gains something."""
+        mover = self.linker.mover
+        starts = [mover.start(self.best)] if self.best is not None else []
+        starts += [draft] if draft is not None else []
         last: list[int] = []
         for seed, start in enumerate(starts):
-            last = mover.moved(start, self.budget, effort.moves, seed)
+            last = mover.moved(start, self.budget, moves, seed)
             self._keep(mover.placed(last, self.budget))
         idle = 0
-        for seed in range(len(starts), len(starts) + effort.rounds if starts else 0):
-            before = math.inf if self.best is None else self.best.seconds
+        for seed in range(len(starts), len(starts) + self.effort.rounds if starts else 0):
+            before = self._seconds()
             start = last if self.best is None else mover.start(self.best)
-            last = mover.moved(start, self.budget, effort.moves, seed)
+            last = mover.moved(start, self.budget, moves, seed)
             gained = self._keep(mover.placed(last, self.budget))
-            after = math.inf if self.best is None else self.best.seconds
-            idle = 0 if gained and after <= (1 - GAIN) * before else idle + 1
+            idle = 0 if gained and self._seconds() <= (1 - GAIN) * before else idle + 1
             if idle == IN_VAIN:
                 break
+
+    def _seconds(self) -> float:
+        return math.inf if self.best is None else self.best.seconds
+
+    def _is_far(self) -> bool:
+        """Whether the best is far from what no plan goes below."""
+        bound = self.linker.moments.bound(self.budget).seconds
+        return math.isfinite(bound) and self._seconds() > (1 + FAR) * bound
 
     def _tried(self, share: float, part: float, start: Sequence[int]) -> Placed | None:
         """The plan for a share that a search from a sequence finds, None where it finds none."""

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stages.combine.unrolled.program import Chosen
-from stages.combine.unrolled.tasks import NOTHING_KEPT, Tasks, Way, makers
+from stages.combine.unrolled.tasks import NOTHING_KEPT, Tasks, Way, makers_of
 from stages.replay.unrolling import ProgramStage
 
 
-def kept(tasks: Tasks, stages: Sequence[ProgramStage]) -> list[Chosen]:
+def all_kept(tasks: Tasks, stages: Sequence[ProgramStage]) -> list[Chosen]:
     """Every task once; a cluster by its first option."""
     return [
         (t, k, _by(tasks.tasks[k].first, 1)) for t, stage in enumerate(stages) for k in stage.tail
     ]
 
 
-def again(tasks: Tasks, stages: Sequence[ProgramStage]) -> list[Chosen]:
+def all_again(tasks: Tasks, stages: Sequence[ProgramStage]) -> list[Chosen]:
     """Whatever can is made again right before it is needed: every cluster by its first option, for
     its backward; of single nodes those that the tail of a stage is made of, in each stage after the
     loss."""
@@ -25,7 +25,7 @@ def again(tasks: Tasks, stages: Sequence[ProgramStage]) -> list[Chosen]:
     repeatable = {k for k in range(tasks.loss) if tasks.tasks[k].further}
     for t, stage in enumerate(stages):
         late = stage.tail[0] > tasks.loss and not backward
-        needed = makers(tasks, stage.tail, repeatable) if late else set()
+        needed = makers_of(tasks, stage.tail, repeatable) if late else set()
         for k in stage.candidates:
             task = tasks.tasks[k]
             if backward.get(k) in stage.tail and task.late:

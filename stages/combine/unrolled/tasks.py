@@ -126,7 +126,7 @@ def forward_stages(tasks: Tasks) -> list[ProgramStage]:
         return task.forward >= 0 or not remade.isdisjoint(_reached(task.first, "reads"))
 
     def needed(wanted: Iterable[int]) -> set[int]:
-        return makers(tasks, wanted, repeatable)
+        return makers_of(tasks, wanted, repeatable)
 
     return stages_after_loss(len(tasks.tasks), tasks.loss, begins, needed)
 
@@ -135,7 +135,7 @@ def _reached(ways: Iterable[Way], what: str) -> set[int]:
     return {value for way in ways for value in getattr(way, what)}
 
 
-def makers(tasks: Tasks, wanted: Iterable[int], among: set[int]) -> set[int]:
+def makers_of(tasks: Tasks, wanted: Iterable[int], among: set[int]) -> set[int]:
     """The tasks `among` some that the wanted ones may need, directly or not."""
     found: set[int] = set()
     pending = list(wanted)

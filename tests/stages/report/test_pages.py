@@ -121,6 +121,19 @@ def test_a_plan_for_a_gpu_states_its_bytes_in_three_ways(results: Path, tmp_path
     assert "Reserved" not in page_of(results / "small")[0]
 
 
+def test_the_table_tells_the_gap_of_each_plan(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(results / "small", tmp_path / "small")
+    path = tmp_path / "small" / "rockmate" / "50pct" / "plan.json"
+    write_plan(path, replace(read_plan(path), gap=0.4321))
+    summary.run(argparse.Namespace(results=tmp_path, configuration=None))
+    told = capsys.readouterr().out.splitlines()
+    assert any(" gap " in line for line in told)
+    [row] = [line for line in told if "rockmate" in line and " 50% " in line]
+    assert " 43.2% " in row
+
+
 def test_what_plans_take_of_a_gpu_is_a_table_of_its_own(
     results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

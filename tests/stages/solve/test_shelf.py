@@ -36,7 +36,7 @@ def test_a_block_is_solved_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     def refuse(*arguments: object) -> list[Option]:
         raise AssertionError("solved again")
 
-    monkeypatch.setattr(shelf, "_solve_apart", refuse)
+    monkeypatch.setattr(shelf._Workers, "solve", refuse)
     second = shelf.solve_all({digest: problem}, tmp_path, "highs", GRID, 2, done)
     assert first == second
     assert told == [(digest, len(first), True), (digest, len(first), False)]
@@ -53,7 +53,7 @@ def test_as_many_blocks_are_solved_at_a_time_as_there_are_jobs(
     most = []
     together = Barrier(3)
 
-    def solve_apart(digest: str, *arguments: object) -> list[Option]:
+    def solve_apart(workers: object, digest: str, *arguments: object) -> list[Option]:
         running.append(digest)
         together.wait(60)
         most.append(len(running))
@@ -61,7 +61,7 @@ def test_as_many_blocks_are_solved_at_a_time_as_there_are_jobs(
         running.remove(digest)
         return []
 
-    monkeypatch.setattr(shelf, "_solve_apart", solve_apart)
+    monkeypatch.setattr(shelf._Workers, "solve", solve_apart)
     blocks = {f"{place:064}": perceptron() for place in range(6)}
     shelf.solve_all(blocks, tmp_path, "highs", GRID, 3)
     assert most == [3] * 6

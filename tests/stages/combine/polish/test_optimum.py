@@ -129,12 +129,12 @@ def test_a_sweep_goes_down_until_some_budgets_in_a_row_are_missed() -> None:
         budgets.append(int(budgets[-1] * 0.975))
     for starts in ([], [best[1]], [polisher.keep_all, best[1]], [best[1], polisher.keep_all]):
         found = polisher.sweep(starts, 1, 1)[::-1]
-        lowest = TIGHT if starts else TIGHT + 1
         assert [plan.peak <= budget for plan, budget in zip(found, budgets, strict=False)] == [
-            budget >= lowest for budget in budgets[: len(found)]
+            budget >= TIGHT for budget in budgets[: len(found)]
         ]
-        fitting = budgets.index(lowest) + 1
-        assert len(found) == fitting + MISSES
+        fitting = budgets.index(TIGHT) + 1
+        patiently = 0 if starts else 1
+        assert len(found) == fitting + MISSES - patiently
         times = [plan.seconds for plan in found[:fitting]]
         known = [optimum(STARTING, budget) for budget in budgets[: len(times)]]
         assert times == [way[0] for way in known if way is not None]
@@ -156,3 +156,24 @@ def test_of_starts_the_best_counts_after_its_useless_runs_are_gone() -> None:
     plans = polisher.sweep([best[1], lower[1]], 1, 1)[::-1]
     exact = polisher.measure(best[1])[0]
     assert {plan.seconds for plan in plans if plan.peak == exact} == {best[0]}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "seconds", "budget"),
+    [
+        ([7, 3, 4, 7, 7, 5, 1], [5, 3, 1, 8, 3, 1, 1], 21),
+        ([4, 6, 4, 7, 5, 5, 1], [4, 7, 1, 2, 9, 3, 7], 20),
+        ([5, 3, 2, 3, 3, 6, 5, 1], [5, 6, 5, 3, 2, 3, 5, 8], 15),
+    ],
+)
+def test_a_refinement_is_patient_where_it_may_be_far_from_the_optimum(
+    sizes: list[int], seconds: list[float], budget: int
+) -> None:
+    problem = chain(sizes, seconds)
+    polisher = Polisher(problem)
+    best = optimum(problem, budget)
+    assert best is not None
+    quick = polisher.refine([polisher.keep_all], budget)
+    assert quick.peak <= budget and quick.seconds > best[0]
+    patient = polisher.refine([polisher.keep_all], budget, best[0])
+    assert (patient.peak <= budget, patient.seconds) == (True, best[0])

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.problem import Node, Problem, Storage
-from stages.combine.polish.anneal import anneal
-from stages.combine.polish.arrays import Arrays, arrays
+from stages.combine.polish.anneal import PATIENT, QUICK, Pace, anneal
+from stages.combine.polish.arrays import Arrays, arrays, large_first
 from stages.combine.polish.kernel import memory_line
-from stages.combine.polish.moves import draw_again, draw_removal, draw_shift, undo
+from stages.combine.polish.moves import draw_again, draw_removal, draw_shift, draw_storage, undo
 from stages.combine.polish.state import (
     EXCESS,
     NOTED,
@@ -116,11 +118,12 @@ def check_valid(problem: Problem, sequence: list[int]) -> None:
     st.integers(0, 60),
     st.lists(st.tuples(st.sampled_from([AGAIN, REMOVAL, SHIFT]), st.booleans())),
     st.integers(1, 1000),
+    st.booleans(),
 )
 def test_after_any_moves_the_line_is_that_of_the_sequence(
-    problem: Problem, data: st.DataObject, budget: int, moves: list, seed: int
+    problem: Problem, data: st.DataObject, budget: int, moves: list, seed: int, large: bool
 ) -> None:
-    a = arrays(problem, True)
+    a = large_first(arrays(problem, True)) if large else arrays(problem, True)
     state = state_of(a, positions(data.draw(sequences(problem))), budget, seed)
     before = check(state, a, budget)
     for kind, taken_back in moves:
@@ -133,6 +136,27 @@ def test_after_any_moves_the_line_is_that_of_the_sequence(
         else:
             state.figures[NOTED] = 0
             before = after
+
+
+@uncounted
+def count_draws(state: State, a: Arrays, draws: int, counts: np.ndarray) -> None:
+    """Counts how often each storage is drawn."""
+    for _ in range(draws):
+        counts[draw_storage(state, a)] += 1
+
+
+def test_large_storages_are_drawn_as_often_as_the_roots_of_their_sizes() -> None:
+    problem = two_layers()
+    sizes = [1, 4, 100, 0, 9]
+    storages = [
+        replace(storage, bytes=size) for storage, size in zip(problem.storages, sizes, strict=False)
+    ]
+    a = arrays(replace(problem, storages=storages), True)
+    roots = np.sqrt(a.size)
+    for drawn, likely in ((a, np.ones(len(storages))), (large_first(a), roots)):
+        counts = np.zeros(len(storages), np.int64)
+        count_draws(state_of(a, positions([0, 1, 2, 3]), 100, 7), drawn, 100_000, counts)
+        assert np.abs(counts / 100_000 - likely / likely.sum()).max() < 0.01
 
 
 @settings(max_examples=100, deadline=None)
@@ -154,12 +178,12 @@ def test_making_room_moves_nothing_past_another(
 
 
 @settings(max_examples=100, deadline=None)
-@given(problems(repeats=True), st.integers(1, 100))
-def test_what_is_found_is_valid_and_no_worse(problem: Problem, percent: int) -> None:
+@given(problems(repeats=True), st.integers(1, 100), st.sampled_from([QUICK, PATIENT]))
+def test_what_is_found_is_valid_and_no_worse(problem: Problem, percent: int, pace: Pace) -> None:
     start = list(range(len(problem.nodes)))
     line, _ = plain_line(problem, start, True)
     budget = max(line) * percent // 100
-    found = anneal(arrays(problem, True), positions(start), budget, 800, 1).tolist()
+    found = anneal(arrays(problem, True), positions(start), budget, 800, 1, pace).tolist()
     check_valid(problem, found)
     above = [sum(max(bytes_ - budget, 0) for bytes_ in plain_line(problem, sequence, True)[0])
              for sequence in (start, found)]  # fmt: skip

@@ -19,7 +19,7 @@ from stages.combine.schedule.leaving import leaving
 from stages.combine.transfers.deciding import LinkedMoments
 from stages.combine.transfers.moving import Mover, as_made
 from stages.combine.transfers.placing import Placer
-from stages.combine.transfers.search import Linker
+from stages.combine.transfers.search import ASKED, Linker
 from stages.replay.line import executions
 from tests.stages.combine.problems import problems
 from tests.stages.combine.transfers.test_search import LINKS, budgets, played, step_of
@@ -128,6 +128,29 @@ def test_a_plan_that_takes_for_ever_is_none() -> None:
     found = linker.plan(most, [everything])
     assert found is not None and math.isfinite(found.seconds)
     assert linker.placer.place(everything, None, most - 1) is None
+
+
+def test_more_moves_are_made_where_a_plan_is_far_from_the_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = forth_and_back()
+    everything = list(range(len(problem.nodes)))
+    budget = max(run.peak for run in executions(problem, everything, False)) - 1
+    shares: list[int] = []
+    plain = Mover.moved
+
+    def moved(mover: Mover, start: list[int], most: int, share: int, seed: int) -> list[int]:
+        shares.append(share)
+        return plain(mover, start, most, share, seed)
+
+    monkeypatch.setattr(Mover, "moved", moved)
+    linker = Linker(problem, HostLink(1e9, 0.0, shared=False, device="cpu"), {0: 0})
+    found = linker.plan(budget, [everything])
+    assert found is not None and set(shares) == {ASKED.moves}
+    assert found.seconds == pytest.approx(linker.moments.bound(budget).seconds)
+    monkeypatch.setattr("stages.combine.transfers.search.FAR", -1.0)
+    assert linker.plan(budget, [everything]) == found
+    assert set(shares) == {ASKED.moves, ASKED.further}
 
 
 def test_the_bound_counts_the_room_of_the_other_memory() -> None:

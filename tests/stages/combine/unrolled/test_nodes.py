@@ -115,7 +115,7 @@ def test_its_bound_holds_for_any_forms_in_place(problem: Problem, share: float) 
 @settings(deadline=None, max_examples=25)
 @given(problems(forward=3))
 def test_no_plan_of_any_order_is_faster_than_in_place_and_reordered(problem: Problem) -> None:
-    problem = replace(problem, state_bytes=0)
+    problem = alike(problem)
     tasks = tasks_of_nodes(problem)
     budget = peak_of(problem, range(len(problem.nodes))) - 1
     found = fastest(tasks, full_stages(tasks), budget, None, LIMITS)

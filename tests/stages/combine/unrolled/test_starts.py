@@ -10,7 +10,7 @@ from stages.combine.moment.solver import Limits
 from stages.combine.strategies.checkmate import STRATEGY
 from stages.combine.strategies.strategy import TrainingStep
 from stages.combine.unrolled.frontier import Solution, fastest, nodes_of
-from stages.combine.unrolled.starts import again, kept, seconds_of
+from stages.combine.unrolled.starts import all_again, all_kept, seconds_of
 from stages.combine.unrolled.tasks import forward_stages, full_stages, tasks_of_nodes
 from stages.replay.line import FASTEST, executions
 from tests.stages.combine.problems import problems, two_layers
@@ -26,8 +26,8 @@ def test_starts_can_run_and_are_among_the_solutions(kind: str, problem: Problem)
     problem = alike(problem)
     tasks = tasks_of_nodes(problem)
     stages = CLASSES[kind](tasks)
-    assert nodes_of(kept(tasks, stages)) == list(range(len(problem.nodes)))
-    for chosen in (kept(tasks, stages), again(tasks, stages)):
+    assert nodes_of(all_kept(tasks, stages)) == list(range(len(problem.nodes)))
+    for chosen in (all_kept(tasks, stages), all_again(tasks, stages)):
         order = nodes_of(chosen)
         assert set(order) == set(range(len(problem.nodes)))
         there = {s for s, stored in enumerate(problem.storages) if stored.producer < 0}
@@ -44,7 +44,7 @@ def test_a_start_is_kept_where_the_work_does_not_suffice() -> None:
     problem = two_layers()
     tasks = tasks_of_nodes(problem)
     stages = forward_stages(tasks)
-    chosen = again(tasks, stages)
+    chosen = all_again(tasks, stages)
     start = Solution(chosen, 100, None, seconds_of(chosen), 0.0)
     played = executions(problem, nodes_of(chosen), in_place=True, ceiling=FASTEST)
     assert len(played) > len(problem.nodes)
