@@ -31,7 +31,7 @@ COMPOSERS = (
 PRIVATE = {
     "torch._decomp": {"stages/trace/capture.py"},
     "torch._functorch": {"stages/trace/as_eager.py", "stages/trace/capture.py"},
-    "torch._inductor": {"stages/device/kernels.py"},
+    "torch._inductor": {"stages/device/kernels.py", "stages/device/libraries.py"},
     "torch.fx.experimental": {"stages/device/kernels.py", "stages/trace/as_eager.py"},
 }
 """Private parts of PyTorch that change with its releases, and the modules that use them."""

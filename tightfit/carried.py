@@ -21,17 +21,29 @@ if TYPE_CHECKING:
 
 
 def loader(
-    directory: Path | str, digest: str = "", cuda_graphs: bool = False
+    directory: Path | str,
+    digest: str = "",
+    cuda_graphs: bool = False,
+    libraries: bool = False,
+    without_compiler: str = "error",
+    part: str = "",
 ) -> Callable[[nn.Module, str], nn.Module]:
     """A function of a model, and of what happens otherwise, which gives a package's planned module,
-    whose pickles carry the package. Raises ArtifactError where the package refuses the model.
+    whose pickles carry the package. `libraries` and `without_compiler` are for packages with
+    groups; others need no compiler. With `part` "eager" it is the plan of eager's kernels that is
+    beside. Raises ArtifactError where the package refuses the model.
 
     Raises ArtifactError where the directory is no package, or one of another digest than asked for.
     """
     from stages.validate.load import planned_by
 
     package = _carrying(directory, digest)
-    more = {"cuda_graphs": True} if cuda_graphs else {}
+    more: dict[str, Any] = {"cuda_graphs": True} if cuda_graphs else {}
+    if hasattr(package, "GROUPS"):
+        if part:
+            package = getattr(package, part)
+        else:
+            more |= {"libraries": libraries, "without_compiler": without_compiler}
     return lambda model, otherwise: planned_by(
         package, directory, model, otherwise=otherwise, **more
     )
@@ -59,16 +71,16 @@ def _carrying(directory: Path | str, digest: str) -> ModuleType:
 
 
 def _reduced(
-    place: str, digest: str, model: nn.Module, otherwise: str, cuda_graphs: bool = False
+    place: str, digest: str, model: nn.Module, otherwise: str, *more: Any
 ) -> tuple[Any, ...]:
-    """How a planned module is pickled. Raises ArtifactError where its package is gone."""
+    """How a planned module is pickled, with `more` of how its package was loaded. Raises
+    ArtifactError where its package is gone."""
     from stages.validate.load import package_digest, package_files
 
     files = package_files(place)
     if package_digest(files) != digest:
         raise ArtifactError(f"{place}: was changed since the planned module was made: plan again")
-    more = (True,) if cuda_graphs else ()
-    return load_again, (place, digest, files, model, otherwise, *more)
+    return load_again, (place, digest, files, model, otherwise, *(more if any(more) else ()))
 
 
 def load_again(
@@ -77,14 +89,14 @@ def load_again(
     files: Mapping[str, bytes],
     model: nn.Module,
     otherwise: str,
-    cuda_graphs: bool = False,
+    *more: Any,
 ) -> nn.Module:
     """The planned module of a pickle; see `carried_loader`."""
-    return carried_loader(place, digest, files, cuda_graphs)(model, otherwise)
+    return carried_loader(place, digest, files, *more)(model, otherwise)
 
 
 def carried_loader(
-    place: str, digest: str, files: Mapping[str, bytes], cuda_graphs: bool = False
+    place: str, digest: str, files: Mapping[str, bytes], *more: Any
 ) -> Callable[[nn.Module, str], nn.Module]:
     """The loader of a package that a pickle carries. Raises ArtifactError where `files` are not
     those of the digest, before anything of them is run."""
@@ -93,7 +105,7 @@ def carried_loader(
     whole = isinstance(place, str) and all(map(_is_file, files, files.values()))
     if not whole or package_digest(files) != digest:
         raise ArtifactError("the package in the pickle is not the one that was put into it")
-    return loader(_folder(place, digest, files), digest, cuda_graphs)
+    return loader(_folder(place, digest, files), digest, *more)
 
 
 def _folder(place: str, digest: str, files: Mapping[str, bytes]) -> Path:
@@ -119,5 +131,5 @@ def _holds(folder: Path, digest: str) -> bool:
 
 def _is_file(name: object, data: object) -> bool:
     """Whether a pickle may hold a file of this name with this content."""
-    named = isinstance(name, str) and re.fullmatch(r"\w+\.(py|bin|json)", name) is not None
+    named = isinstance(name, str) and re.fullmatch(r"\w+\.(py|bin|json|pt2)", name) is not None
     return named and isinstance(data, bytes)

@@ -12,17 +12,19 @@ from schemas.budget import NO_BUDGET
 from schemas.errors import ConfigError
 from schemas.plan import Plan
 from tightfit.choices import ChosenPlan
-from tightfit.route import EAGER, FUSED, Route
+from tightfit.route import FUSED, Route
 from tightfit.variants import LEAST, Variant, shapes_of
 
 
 @dataclass(frozen=True)
 class Made:
-    """A plan with the route that it was made on, and the variant that it is of."""
+    """A plan with the route that it was made on, and the variant that it is of; `beside` is the one
+    of eager's kernels that travels with it."""
 
     route: Route
     variant: Variant
     plan: ChosenPlan
+    beside: Made | None = None
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Rivals:
     @property
     def eager_route(self) -> Route:
         """The way to plans of eager's kernels."""
-        return replace(self.route, kernels=EAGER)
+        return self.route.eager
 
     @cached_property
     def eager_files(self) -> tuple[Path, Path]:
@@ -62,11 +64,13 @@ class Rivals:
 
     def bytes_of(self, written: str) -> int:
         """A budget as written in bytes of the whole step. The smallest is that of either kernels,
-        a share is one of the step that runs those which are asked for."""
+        a share is one of the step that runs those which are asked for. Where eager's are to be
+        beside, the smallest is one for both."""
         own = self.variant.bytes_of(written)
         if written != LEAST or not self.compete:
             return own
-        return min(own, self.eager.bytes_of(written))
+        both = max if self.route.with_eager else min
+        return both(own, self.eager.bytes_of(written))
 
     def made(self, budget: str) -> Made:
         """The plan for a budget: where fused kernels are asked for and those of eager have a faster
@@ -84,7 +88,22 @@ class Rivals:
         if better is not None:
             return better
         said = replace(plan, sentence=plan.sentence + told)
-        return Made(self.route, self.variant, self.variant.made_of(self.route, said, point))
+        beside, paths = None, None
+        if self.route.with_eager and plan.feasible:
+            beside, paths = self.beside(plan)
+        made = self.variant.made_of(self.route, said, point, paths)
+        object.__setattr__(made, "beside", None if beside is None else beside.plan)
+        return Made(self.route, self.variant, made, beside)
+
+    def beside(self, plan: Plan) -> tuple[Made, tuple[Path, Path]]:
+        """The plan of eager's kernels for as many bytes as one of fused ones has, with its graph
+        and its folder; raises ConfigError where none fits."""
+        total = NO_BUDGET if plan.budget_total is None else str(plan.budget_total)
+        other, point = self.eager.chosen(self.eager_route, total)
+        if not other.feasible:
+            raise ConfigError(f"beside, with eager's kernels: {other.sentence}")
+        made = self.eager.made_of(self.eager_route, other, point)
+        return Made(self.eager_route, self.eager, made), (self.eager.graph, point)
 
     def better(self, plan: Plan) -> Made | None:
         """The plan of eager's kernels where it takes the place of one of fused ones."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,6 +29,7 @@ from tightfit.settings import (
     check_cuda_graphs,
     check_kernels,
     check_settings,
+    check_travelling,
     folder_of,
     samples_of,
 )
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
 Otherwise = Literal["error", "original", "copy"]
 Kernels = Literal["eager", "fused"]
+Instead = Literal["error", "eager"]
 
 
 def plan(
@@ -70,6 +73,8 @@ def plan(
     disk: Path | str | None = None,
     parameters: Parameters = "device",
     kernels: Kernels = "eager",
+    with_eager: bool = False,
+    with_libraries: bool = False,
 ) -> tuple[nn.Module, ChosenPlan]:
     """Plans the training step `model(*args, **kwargs)` under a budget.
 
@@ -103,10 +108,13 @@ def plan(
     run as single compiled kernels, see docs/fused.md: `check` holds the step to the bits of these
     kernels unplanned, and to a few times eager's distance from float64; where eager's kernels take
     less time in the same bytes, or fused ones do not fit, the plan is one of eager's and says so.
-    An interruption while the frontier is made gives the best plan so far, where one fits. Threads
-    that plan do so one after the other; no other is to run a model meanwhile. Raises ConfigError
-    when the budget is no size or too small, ModelError when the model cannot be captured or the
-    planned module does not do what the original does.
+    `with_eager` plans eager's kernels for the same bytes, too, puts that plan into the package
+    beside one of fused ones, for where there is no compiler, and tells it as the plan's `beside`;
+    `with_libraries` compiles libraries of the groups that go along. `load` says how they are asked
+    for. An interruption while the frontier is made gives the best plan so far, where one fits.
+    Threads that plan do so one after the other; no other is to run a model meanwhile. Raises
+    ConfigError when the budget is no size or too small, ModelError when the model cannot be
+    captured or the planned module does not do what the original does.
     """
     import torch
 
@@ -128,9 +136,11 @@ def plan(
     ):
         given, device = builts(model, samples_of(args, kwargs, samples), loss, device, ones)
         check_cuda_graphs(cuda_graphs, device, len(given))
+        check_travelling(kernels, with_eager, with_libraries, optimizer, device)
         solver = (engine, str(peaks), str(saves))
         linked = None if machine is None else Path(machine)
         route = Route(store, device, strategy, solver, jobs, telling, linked, kernels)
+        route = replace(route, with_eager=with_eager, with_libraries=with_libraries)
         check_parameters(parameters, optimizer, route, written, otherwise, cuda_graphs, len(given))
         if optimizer is not None and parameters == "away":
             return planned_away(route, given, written, otherwise, check, optimizer, disk)
@@ -184,6 +194,9 @@ def _planned(
     for one, load_one in zip(made, loads, strict=True):
         if check:
             check_plan(one.route, one.variant, one.plan, load_one)
+            if one.beside is not None:
+                own = loader(one.plan.module, part="eager")
+                check_plan(one.beside.route, one.beside.variant, one.beside.plan, own)
     object.__setattr__(plans[0], "plans", tuple(plans))
     if len(variants) == 1:
         return loads[0](model, otherwise), plans[0]
@@ -205,6 +218,8 @@ def load(
     model: nn.Module,
     otherwise: Otherwise = "error",
     cuda_graphs: bool = False,
+    libraries: bool = False,
+    without_compiler: Instead = "error",
 ) -> nn.Module:
     """The module that takes the place of `model`, by the generated package in a folder, or by those
     in several, which were planned for calls of other shapes: each call runs the plan that was made
@@ -222,18 +237,29 @@ def load(
     the plan's bytes it takes those of inputs, outputs and outputs' gradients once more. A forward
     whose predecessor can still go backward runs as plain calls.
 
+    Groups of a package with fused kernels are compiled here, as far as inductor's folder lacks
+    them; standard error tells how far it is. With `libraries` the compiled libraries that the
+    package carries run in their place, where they were compiled for this build of PyTorch, this
+    processor and this number of threads, and groups are compiled elsewhere. A library is native
+    code: ask for it where you trust the package. Where a group cannot be compiled, loading fails
+    or, with without_compiler="eager", a warning says why and the plan of eager's kernels beside it
+    runs, with eager's bits and its own peak. Packages without groups need none of this.
+
     Raises ArtifactError where a folder holds no package, or one for another model, or one that
     cannot be CUDA graphs: made for the CPU, or one that draws random numbers once more; ConfigError
     where no package is given, or several for CUDA graphs.
     """
+    from functools import partial
+
     from tightfit.carried import loader, shapes_of_package
 
+    load_one = partial(loader, libraries=libraries, without_compiler=without_compiler)
     folders = [package] if isinstance(package, str | Path) else list(package)
     if not folders:
         raise ConfigError("load is given no package")
     if len(folders) == 1:
-        return loader(folders[0], cuda_graphs=cuda_graphs)(model, otherwise)
+        return load_one(folders[0], cuda_graphs=cuda_graphs)(model, otherwise)
     if cuda_graphs:
         raise ConfigError("load: cuda_graphs is for one package, of which the graphs keep memory")
-    loads = [loader(folder) for folder in folders]
+    loads = [load_one(folder) for folder in folders]
     return Plans(loads, [shapes_of_package(folder) for folder in folders], otherwise).join(model)

@@ -48,7 +48,8 @@ and a stage has what it prints read: each is one for the whole process."""
 class Route:
     """How to go: the store and the device, the strategy, the solver's engine and its numbers of
     peaks and saves, how many blocks are solved at a time, the description of a machine whose link
-    the strategy may take, and the kernels: "eager" or "fused"."""
+    the strategy may take, the kernels ("eager" or "fused"), and what travels with fused ones: a
+    plan of eager's kernels (`with_eager`), compiled libraries (`with_libraries`)."""
 
     store: Path
     device: str
@@ -58,6 +59,13 @@ class Route:
     progress: Progress = field(default_factory=Progress)
     machine: Path | None = None
     kernels: str = EAGER
+    with_eager: bool = False
+    with_libraries: bool = False
+
+    @property
+    def eager(self) -> Route:
+        """The way to plans of eager's kernels."""
+        return replace(self, kernels=EAGER, with_eager=False, with_libraries=False)
 
     def trace(self, built: Built) -> Path:
         """The path of the traced graph in the store."""
@@ -82,13 +90,14 @@ class Route:
         key = hashlib.sha256(made_by.encode()).hexdigest()[:16]
         path = graph.parent / f"fused-{key}" / "graph.arrow"
         if not path.exists():
-            words = ("--graph", graph, "--device", self.device, "--out", path)
+            jobs = self.jobs or os.cpu_count() or 1
+            words = ("--graph", graph, "--device", self.device, "--jobs", jobs, "--out", path)
             self.run(FUSE, *words, parts=_groups)
         return path
 
     def unplanned(self, graph: Path, costs: Path) -> Path:
         """The folder of the module that runs a graph as it was captured."""
-        route = replace(self, strategy="unplanned")
+        route = replace(self, strategy="unplanned", with_libraries=False)
         _, point = route.choose(graph, costs, route.frontier(graph, costs), NO_BUDGET)
         return route.module(graph, point)
 
@@ -171,11 +180,17 @@ class Route:
         self.run("choose", "--frontier", frontier, *files, "--budget", budget, "--out", point)
         return read_plan(point / "plan.json"), point
 
-    def module(self, graph: Path, point: Path) -> Path:
-        """The folder of the module of a plan, by the folder of the plan."""
-        chosen = ("--schedule", point / "schedule.arrow", "--plan", point / "plan.json")
-        self.run("generate", "--graph", graph, *chosen, "--out", point / "module")
-        return point / "module"
+    def module(self, graph: Path, point: Path, beside: tuple[Path, Path] | None = None) -> Path:
+        """The folder of the module of a plan, by the folder of the plan; graph and plan of eager's
+        kernels may be `beside`."""
+        words = _plan_of("", graph, point)
+        name = "module"
+        if beside is not None:
+            words, name = words + _plan_of("eager-", *beside), f"{name}-eager"
+        if self.with_libraries:
+            words, name = [*words, "--libraries"], f"{name}-libraries"
+        self.run("generate", *words, "--out", point / name, parts=_libraries)
+        return point / name
 
     def check(self, graph: Path, built: Built, planned: nn.Module) -> None:
         """Raises ModelError where the planned module does not do what the original does."""
@@ -248,20 +263,31 @@ class Route:
         record(stage, module.derived(options))
 
 
+def _plan_of(prefix: str, graph: Path, point: Path) -> list[object]:
+    """A plan as options of a stage."""
+    files = {"graph": graph, "schedule": point / "schedule.arrow", "plan": point / "plan.json"}
+    return [word for name, path in files.items() for word in (f"--{prefix}{name}", path)]
+
+
 def _blocks_of(total: int) -> Parts:
     """Each line of solve with options is a block."""
     solved = itertools.count(1)
     return lambda line: (next(solved), total) if " options, " in line else None
 
 
-def _groups(line: str) -> tuple[int, int] | None:
-    found = re.search(r" compiled (\d+) of (\d+) groups$", line)
-    return None if found is None else (int(found[1]), int(found[2]))
+def _counted(pattern: str) -> Parts:
+    """Lines with two numbers: how many, of how many."""
+
+    def parts(line: str) -> tuple[int, int] | None:
+        found = re.search(pattern, line)
+        return None if found is None else (int(found[1]), int(found[2]))
+
+    return parts
 
 
-def _budgets(line: str) -> tuple[int, int] | None:
-    found = re.search(r" at (\d+) of (\d+) budgets$", line)
-    return None if found is None else (int(found[1]), int(found[2]))
+_groups = _counted(r" compiled (\d+) of (\d+) groups$")
+_libraries = _counted(r"compiled (\d+) of (\d+) libraries$")
+_budgets = _counted(r" at (\d+) of (\d+) budgets$")
 
 
 def _distinct(blocks: Path) -> int:

@@ -112,6 +112,21 @@ def check_kernels(kernels: str) -> None:
         raise ConfigError(f'plan: kernels is {kernels!r}, expected "eager" or "fused"')
 
 
+def check_travelling(
+    kernels: str, with_eager: bool, with_libraries: bool, optimizer: object, device: str
+) -> None:
+    """Raises ConfigError where nothing can travel beside fused kernels as it is asked for."""
+    for name, value in (("with_eager", with_eager), ("with_libraries", with_libraries)):
+        if not isinstance(value, bool):
+            raise ConfigError(f"plan: {name} is {value!r}, expected True or False")
+        if value and kernels != "fused":
+            raise ConfigError(f'plan: {name} is for kernels="fused"')
+    if with_eager and optimizer is not None:
+        raise ConfigError("plan: with_eager is not for plans with an optimizer")
+    if with_libraries and not device.startswith("cpu"):
+        raise ConfigError(f"plan: with_libraries is for the CPU, and the model is on {device}")
+
+
 def check_cuda_graphs(cuda_graphs: bool, device: str, shapes: int) -> None:
     """Raises ConfigError where a step cannot be CUDA graphs, on a device and for samples of so many
     shapes."""

@@ -56,7 +56,7 @@ def _class(plans: Plans, planned: Sequence[nn.Module]) -> Any:
     def reduce(self: Any, protocol: Any) -> tuple[Any, ...]:
         own = kinds[: len(plans.loads)]
         parts = [_of_state(kind, vars(self)).__reduce_ex__(2)[1] for kind in own]
-        carried = [part[:3] for part in parts]
+        carried = [(*part[:3], *part[5:]) for part in parts]
         return join_again, (carried, plans.shapes, plans.otherwise, _of_state(base, vars(self)))
 
     def deepcopy(self: Any, memo: dict[int, Any]) -> Any:

@@ -71,11 +71,14 @@ class Variant:
                 plan, point = route.choose(self.graph, self.costs, path, budget)
         return plan, point
 
-    def made_of(self, route: Route, plan: Plan, point: Path) -> ChosenPlan:
-        """A plan with its package; raises ConfigError where it is infeasible."""
+    def made_of(
+        self, route: Route, plan: Plan, point: Path, beside: tuple[Path, Path] | None = None
+    ) -> ChosenPlan:
+        """A plan with its package, which the plan in the second folder of `beside`, of the graph
+        there, goes along with; raises ConfigError where it is infeasible."""
         if not plan.feasible:
             raise ConfigError(plan.sentence)
-        module = route.module(self.graph, point)
+        module = route.module(self.graph, point, beside)
         said = replace(plan, sentence=plan.sentence + self.more + _wished(self.graph))
         known = partial(read_frontier, self.path)
         whole = partial(_whole, route, self.graph, self.costs)

@@ -199,10 +199,15 @@ def _gpu(files: PlanFiles, graph: Graph, costs: Costs, steps: list[Step]) -> Ite
 
 
 def _module(files: PlanFiles) -> Iterator[str]:
-    """The module was generated from the files beside it, and not touched since."""
-    if files.module is None:
-        return
-    made_from = read_made_from(files.module)
+    """The module was generated from the files beside it, and not touched since; so was one that
+    carries more."""
+    for module in (files.module, *files.path.parent.glob("module-*")):
+        if module is not None:
+            yield from _generated(files, module)
+
+
+def _generated(files: PlanFiles, module: Path) -> Iterator[str]:
+    made_from = read_made_from(module)
     sources = (
         ("graph.arrow", made_from.graph, files.graph, _digest),
         ("schedule.arrow", made_from.schedule, files.schedule, _digest),
@@ -210,15 +215,15 @@ def _module(files: PlanFiles) -> Iterator[str]:
     )
     for name, digest, path, digest_of in sources:
         if path is not None and digest_of(path) != digest:
-            yield f"{files.module}: was generated from another {name} than is there now"
-    present = module_files(files.module)
+            yield f"{module}: was generated from another {name} than is there now"
+    present = module_files(module)
     for name in sorted(set(present) | set(made_from.files)):
         if name not in present:
-            yield f"{files.module / name}: is missing"
+            yield f"{module / name}: is missing"
         elif name not in made_from.files:
-            yield f"{files.module / name}: was not generated, {MADE_FROM} does not name it"
+            yield f"{module / name}: was not generated, {MADE_FROM} does not name it"
         elif present[name] != made_from.files[name]:
-            yield f"{files.module / name}: was changed after it was generated"
+            yield f"{module / name}: was changed after it was generated"
 
 
 def _measurement(files: PlanFiles) -> Iterator[str]:

@@ -7,6 +7,7 @@ On tensors without memory it is run by ATen, call by call.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +26,15 @@ from schemas.groups import (
     overwritten_output,
 )
 from stages.device.evaluate import evaluate
-from stages.device.kernels import Form, Kernel, Over, build_key, compile_function, zeros_of
+from stages.device.kernels import (
+    Form,
+    Kernel,
+    Over,
+    build_key,
+    compile_function,
+    kernel_folder,
+    zeros_of,
+)
 
 _libraries: list[torch.library.Library] = []
 """One a group: PyTorch ends a process badly that lets go of one library of many operators."""
@@ -50,9 +59,26 @@ def compile_body(body: Body, device: torch.device, over: Over | None = None) -> 
     digest = body_digest(body_text(body))
     name = f"the group {digest[:DIGITS]}"
     inputs, outputs = forms_of(body.inputs), forms_of(body.forms)
-    return compile_function(
+    made = compile_function(
         name, lambda *given: evaluate(body, given), inputs, outputs, device, over
     )
+    if over is None:
+        with kernel_folder(device) as folder:
+            _mark(folder, digest).parent.mkdir(exist_ok=True)
+            _mark(folder, digest).touch()
+    return made
+
+
+def is_compiled(body: Body, device: torch.device) -> bool:
+    """Whether a body has been compiled for a device by this build, into the folder of its kernels;
+    raises CompilerError where there is no such folder."""
+    with kernel_folder(device) as folder:
+        return _mark(folder, body_digest(body_text(body))).exists()
+
+
+def _mark(folder: Path, digest: str) -> Path:
+    """The empty file that says so."""
+    return folder / "compiled" / digest
 
 
 def forms_of(leaves: Iterable[Leaf]) -> list[Form]:
@@ -120,9 +146,13 @@ def _register(target: str, body: Body) -> None:
 
 
 def _formed(body: Body, given: tuple[Tensor, ...]) -> list[Tensor]:
-    """The outputs of a body on tensors without memory, with the strides that it gives them."""
+    """The outputs of a body on tensors without memory, with the strides that it gives them and the
+    dtypes: without memory, statistics of half precision are told as CUDA makes them. What a kernel
+    makes is compared with its forms when it is compiled."""
     return [
-        torch.empty_strided(made.shape, form.strides, dtype=made.dtype, device=made.device)
+        torch.empty_strided(
+            made.shape, form.strides, dtype=getattr(torch, form.dtype), device=made.device
+        )
         for made, form in zip(evaluate(body, given), body.forms, strict=True)
     ]
 

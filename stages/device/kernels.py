@@ -1,18 +1,22 @@
 """Compiles functions of tensors by inductor: the kernels of groups.
 
 Inductor keeps what it compiled in a folder of its own (`TORCHINDUCTOR_CACHE_DIR`), which is read
-as code: it belongs to the user of the machine and is no artifact that travels. `compile_fx_inner`
-is private to PyTorch; where an installed build lacks it, that is said in one sentence.
+as code: it belongs to the user of the machine and is no artifact that travels. Kernels of each
+build, processor and number of threads are in a folder of their own below it, since inductor's names
+do not tell processors apart. `compile_fx_inner` is private to PyTorch; where an installed build
+lacks it, that is said in one sentence.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import json
 import os
 import platform
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +27,15 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 Kernel = Callable[[Sequence[Tensor]], list[Tensor]]
 """Takes the inputs of a function in their order and returns its outputs in theirs."""
+
+
+FOLDER = "TORCHINDUCTOR_CACHE_DIR"
+"""The variable that names inductor's folder."""
+_PROCESSOR = Path("/proc/cpuinfo")
+
+
+class CompilerError(RuntimeError):
+    """Nothing can be compiled here."""
 
 
 class KernelError(RuntimeError):
@@ -54,7 +67,7 @@ def build_key(device: torch.device) -> str:
         "git": torch.version.git_version,
         "config": torch.__config__.show(),
         "machine": platform.machine(),
-        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "instructions": [torch.backends.cpu.get_cpu_capability(), *_instructions()],
         "threads": torch.get_num_threads(),
         "device": device.type,
     }
@@ -64,45 +77,78 @@ def build_key(device: torch.device) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
+def build_said(device: torch.device) -> str:
+    """The same for people, as far as they know it."""
+    gpu = device.type == "cuda"
+    place = torch.cuda.get_device_name(device) if gpu else torch.backends.cpu.get_cpu_capability()
+    return f"PyTorch {torch.__version__}, {place}, {torch.get_num_threads()} threads"
+
+
+def _instructions() -> list[str]:
+    """What the processor can do: kernels are compiled for just this one."""
+    try:
+        lines = _PROCESSOR.read_text().splitlines()
+    except OSError:
+        return []
+    told = (line.split(":", 1)[1] for line in lines if line.startswith(("flags", "Features")))
+    return sorted(set(next(told, "").split()))
+
+
 def check_compiler(device: torch.device) -> None:
-    """Raises RuntimeError, in one sentence, where no kernel can be compiled for a device."""
+    """Raises CompilerError, in one sentence, where no kernel can be compiled for a device."""
     inductor()
-    _check_folder()
+    with kernel_folder(device):
+        try:
+            if device.type == "cpu":
+                from torch._inductor.cpp_builder import get_cpp_compiler
+
+                get_cpp_compiler()
+            else:
+                importlib.import_module("triton")
+        except Exception as error:
+            said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise CompilerError(
+                f"groups need a compiler for {device.type} and there is none ({said}): install "
+                "one, or use kernels: eager"
+            ) from error
+
+
+@contextlib.contextmanager
+def kernel_folder(device: torch.device) -> Iterator[Path]:
+    """Within it inductor keeps what it compiles in a folder for this build, processor and number of
+    threads. Raises CompilerError where that cannot be made or written."""
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    before = os.environ.get(FOLDER)
+    above = before or default_cache_dir()
+    folder = Path(above) / f"groups-{build_key(device)[:16]}"
     try:
-        if device.type == "cpu":
-            from torch._inductor.cpp_builder import get_cpp_compiler
-
-            get_cpp_compiler()
-        else:
-            importlib.import_module("triton")
-    except Exception as error:
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise RuntimeError(
-            f"groups need a compiler for {device.type} and there is none ({said}): install one, "
-            "or use kernels: eager"
-        ) from error
-
-
-def _check_folder() -> None:
-    """Raises RuntimeError where inductor's folder cannot be there."""
-    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")
-    try:
-        if folder:
-            Path(folder).mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
     except OSError as error:
-        raise RuntimeError(
-            f"groups are compiled in {folder} (TORCHINDUCTOR_CACHE_DIR), which cannot be made "
+        raise CompilerError(
+            f"groups are compiled in {above} ({FOLDER}), which cannot be written "
             f"({error.strerror}): name another folder, or use kernels: eager"
         ) from error
+    try:
+        os.environ[FOLDER] = str(folder)
+        yield folder
+    finally:
+        if before is None:
+            os.environ.pop(FOLDER, None)
+        else:
+            os.environ[FOLDER] = before
 
 
 def inductor() -> tuple[Callable[..., Any], Any]:
-    """The compiler of FX graphs and its decompositions; raises RuntimeError where there is none."""
+    """The compiler of FX graphs and its decompositions. Raises CompilerError where there is
+    none."""
     try:
         from torch._inductor.compile_fx import compile_fx_inner
         from torch._inductor.decomposition import select_decomp_table
     except ImportError as error:
-        raise RuntimeError(
+        raise CompilerError(
             f"PyTorch {torch.__version__} has no compiler of the form that groups need: "
             "use kernels: eager"
         ) from error
@@ -121,26 +167,95 @@ def compile_function(
     outputs of these forms, each in a storage of its own, but for the one that takes the place of
     the input that is written `over`.
 
-    Raises RuntimeError where nothing can be compiled at all, KernelError, with `name`, where this
+    Raises CompilerError where nothing can be compiled at all, KernelError, with `name`, where this
     function cannot, each in one sentence. The kernel raises RuntimeError where an output has
     another form or storage than it should.
     """
-    compile_inner, table = inductor()
-    try:
-        with torch.no_grad(), FakeTensorMode():
-            fakes = [zeros_of(form, device) for form in inputs]
-            _check_made(function(*fakes), outputs)
-            traced = make_fx(function, decomposition_table=table)(*fakes)
-            if over is not None:
-                _write_over(traced, over, fakes[over.input])
-        fresh = [form for place, form in enumerate(outputs) if over is None or place != over.output]
+    compile_inner, _ = inductor()
+    with kernel_folder(device), refusing(name), pinned(device):
+        traced, fakes = traced_function(function, inputs, outputs, device, over)
         with torch.no_grad():
-            _ask_for_strides(traced, [form.strides for form in fresh])
             compiled = compile_inner(traced, fakes)
+    return checked_kernel(name, compiled, outputs, over)
+
+
+_PINNED: dict[str, Any] = {
+    "benchmark_kernel": False,
+    "combo_kernels": False,
+    "coordinate_descent_tuning": False,
+    "cpp.enable_floating_point_contract_flag": "off",
+    "cpp.enable_unsafe_math_opt_flag": False,
+    "cpp.simdlen": None,
+    "cpp.threads": -1,
+    "max_autotune": False,
+    "max_autotune_pointwise": False,
+    "triton.cudagraphs": False,
+}
+"""Settings of inductor that bits depend on, or where outputs are; those of the process are left."""
+_PINNED_ON_GPU = {"deterministic": True}
+"""No two runs of a compiler choose another kernel by how long it takes."""
+
+
+@contextlib.contextmanager
+def pinned(device: torch.device) -> Iterator[None]:
+    """Within it inductor has the settings that kernels are compiled with, as far as it knows
+    them."""
+    from torch._inductor import config
+
+    wanted = _PINNED if device.type == "cpu" else {**_PINNED, **_PINNED_ON_GPU}
+    with config.patch({name: at for name, at in wanted.items() if _has(config, name)}):
+        yield
+
+
+def _has(config: Any, name: str) -> bool:
+    first, _, rest = name.partition(".")
+    return hasattr(config, first) and (not rest or hasattr(getattr(config, first), rest))
+
+
+@contextlib.contextmanager
+def refusing(name: str) -> Iterator[None]:
+    """Any error within it is a KernelError that names what cannot be compiled, in one line."""
+    try:
+        yield
     except Exception as error:
         lines = str(error).strip().splitlines() or [""]
         said = f"{type(error).__name__}: {lines[0]}"
         raise KernelError(f"{name} cannot be compiled: {said}") from error
+
+
+def traced_function(
+    function: Callable[..., Sequence[Tensor]],
+    inputs: Sequence[Form],
+    outputs: Sequence[Form],
+    device: torch.device,
+    over: Over | None = None,
+) -> tuple[torch.fx.GraphModule, list[Tensor]]:
+    """The FX graph of a function as inductor takes it, with tensors without memory that stand for
+    its inputs. Raises RuntimeError where it makes other outputs than it should."""
+    _, table = inductor()
+    with torch.no_grad(), FakeTensorMode():
+        fakes = [zeros_of(form, device) for form in inputs]
+        _check_made(function(*fakes), outputs)
+        traced = make_fx(function, decomposition_table=table)(*fakes)
+        if over is not None:
+            _write_over(traced, over, fakes[over.input])
+    _ask_for_strides(traced, [form.strides for form in _fresh(outputs, over)])
+    return traced, fakes
+
+
+def _fresh(outputs: Sequence[Form], over: Over | None) -> list[Form]:
+    """The outputs that are made in storages of their own."""
+    return [form for place, form in enumerate(outputs) if over is None or place != over.output]
+
+
+def checked_kernel(
+    name: str,
+    compiled: Callable[[list[Tensor]], Sequence[Tensor]],
+    outputs: Sequence[Form],
+    over: Over | None = None,
+) -> Kernel:
+    """The kernel that a compiled function is; its first results are looked at."""
+    fresh = _fresh(outputs, over)
     checked: list[bool] = []
 
     def run(given: Sequence[Tensor]) -> list[Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -14,7 +15,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the stage."""
     parser.add_argument("--graph", type=Path, required=True, help="the graph of the step")
     parser.add_argument("--device", default="cpu", help="the device that will train it")
+    parser.add_argument(
+        "--jobs", type=_count, default=os.cpu_count() or 1, help="groups compiled at a time"
+    )
     parser.add_argument("--out", type=Path, required=True, help="the fused graph to write")
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return value
 
 
 def run(options: argparse.Namespace) -> None:
@@ -43,7 +54,7 @@ def run(options: argparse.Namespace) -> None:
         print(f"{graph.model}: compiled {done} of {total} groups", flush=True)
 
     with entered(place):
-        fused = fuse_compiled(graph, torch.device(place.type), tell, report)
+        fused = fuse_compiled(graph, torch.device(place.type), tell, report, options.jobs)
     check_program(fused, str(options.out))
     write_graph(options.out, fused, fused=True)
     groups = [op.target for op in fused.ops if is_group(op.target)]

@@ -15,6 +15,7 @@ from stages.device.kernels import Kernel, KernelError, zeros_of
 from stages.fuse.fusing import fuse
 from stages.fuse.overwriting import exact_and_smaller, with_forms_in_place
 from stages.fuse.pace import slower_than_aten
+from stages.fuse.together import compile_together
 
 Report = Callable[[int, int], None]
 
@@ -51,30 +52,49 @@ def check_compiler(device: torch.device) -> None:
 
 
 def fuse_compiled(
-    graph: Graph, device: torch.device, tell: Callable[[str], None], report: Report | None = None
+    graph: Graph,
+    device: torch.device,
+    tell: Callable[[str], None],
+    report: Report = lambda done, total: None,
+    jobs: int = 1,
 ) -> Graph:
     """The fused graph, each distinct group of it compiled, with the forms in place that are exact
     and take fewer bytes. A group that does not compile stays ATen, as does one that takes longer
     than ATen's calls; `tell` is given the sentence. `report` is told how many kernels are compiled,
-    of how many. Raises ModelError where there is no compiler."""
+    of how many. Many that inductor's folder lacks are compiled by up to `jobs` processes. Raises
+    ModelError where there is no compiler."""
     check_compiler(device)
     refused: set[str] = set()
     while True:
         fused = fuse(graph, refused)
         failed = set()
         groups = {op.target: op for op in fused.ops if is_group(op.target)}
-        for number, op in enumerate(groups.values()):
-            if report is not None:
-                report(number, len(groups))
-            said = _objection(body_of(op), device)
+        bodies = {target: body_of(op) for target, op in groups.items()}
+        tell_done = _growing(report, len(groups))
+        compile_together(bodies.values(), device, jobs, tell_done)
+        for number, (target, body) in enumerate(bodies.items()):
+            tell_done(number)
+            said = _objection(body, device)
             if said:
                 tell(f"{said}; it stays ATen")
-                failed.add(op.target)
+                failed.add(target)
         if not failed:
             return with_forms_in_place(
                 fused, lambda body, over: exact_and_smaller(body, over, device), report
             )
         refused |= failed
+
+
+def _growing(report: Report, total: int) -> Callable[[int], None]:
+    """Tells of how many groups are done, of a total; never of fewer than before."""
+    most = 0
+
+    def done(count: int) -> None:
+        nonlocal most
+        most = max(most, count)
+        report(most, total)
+
+    return done
 
 
 def _objection(body: Body, device: torch.device) -> str:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from schemas.derived import Derived
 from stages.device.operators_option import add_operators_argument, operators_settings
+
+if TYPE_CHECKING:
+    from stages.generate.package import Planned
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,6 +22,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--pipeline", type=Path, help="the folder that `split` wrote, in the place of a schedule"
     )
     parser.add_argument("--plan", type=Path, required=True, help="plan.json")
+    for name, what in (
+        ("graph", "graph.arrow"),
+        ("schedule", "schedule.arrow"),
+        ("plan", "plan.json"),
+    ):
+        parser.add_argument(
+            f"--eager-{name}",
+            type=Path,
+            help=f"{what} of the plan of eager's kernels to put beside",
+        )
+    parser.add_argument(
+        "--libraries", action="store_true", help="compile libraries of the groups that go along"
+    )
     parser.add_argument("--backend", default="aten", help="what to write, by name: aten")
     parser.add_argument("--out", type=Path, required=True, help="the package's directory")
     parser.add_argument("--search-path", action="append", default=[], help="where modules are")
@@ -25,13 +42,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Writes the package; where the plan is infeasible, one whose `load` says so."""
-    from schemas.errors import ArtifactError, ConfigError
-    from schemas.graph import GRAPH, read_graph
-    from schemas.plan import plan_digest, read_plan
-    from schemas.schedule import SCHEDULE, read_schedule, schedule_updates
+    """Writes the package; where the plan is infeasible, one whose `load` says so. Raises ModelError
+    where libraries of its groups cannot be compiled."""
+    from schemas.errors import ConfigError, ModelError
+    from schemas.graph import GRAPH
+    from schemas.plan import plan_digest
+    from schemas.schedule import SCHEDULE
     from schemas.store import read
     from stages.device.foreign import registered
+    from stages.device.kernels import CompilerError, KernelError
     from stages.generate.package import infeasible_package, package, signed, write_directory
     from stages.generate.registry import backend
 
@@ -41,18 +60,57 @@ def run(options: argparse.Namespace) -> None:
         _pipeline(options)
         return
     write = backend(options.backend)
-    plan = asdict(read_plan(options.plan))
-    scheduled, traced = read(options.schedule, SCHEDULE), read(options.graph, GRAPH)
-    if scheduled.metadata.get("graph") not in (None, "", traced.digest):
-        raise ArtifactError(f"{options.schedule}: is the schedule of another graph")
-    if plan["verdict"] == "infeasible":
-        files = infeasible_package(plan)
-    else:
-        with registered(options.operators, options.search_path):
-            steps, updates = read_schedule(options.schedule), schedule_updates(options.schedule)
-            files = package(read_graph(options.graph), steps, plan, write, updates)
-    sources = (traced.digest, scheduled.digest, plan_digest(options.plan))
-    write_directory(options.out, signed(files, *sources))
+    with registered(options.operators, options.search_path):
+        planned = _planned(options.graph, options.schedule, options.plan)
+        if planned.plan["verdict"] == "infeasible":
+            files = infeasible_package(planned.plan)
+        else:
+            try:
+                files = package(
+                    planned.graph,
+                    planned.steps,
+                    planned.plan,
+                    write,
+                    planned.updates,
+                    _beside(options),
+                    options.libraries,
+                )
+            except (CompilerError, KernelError) as error:
+                raise ModelError(str(error)) from error
+    digests = read(options.graph, GRAPH).digest, read(options.schedule, SCHEDULE).digest
+    write_directory(options.out, signed(files, *digests, plan_digest(options.plan)))
+
+
+def _planned(graph: Path, schedule: Path, plan: Path) -> Planned:
+    """A plan of files; raises ArtifactError where they do not belong together."""
+    from schemas.errors import ArtifactError
+    from schemas.graph import GRAPH, read_graph
+    from schemas.plan import read_plan
+    from schemas.schedule import SCHEDULE, read_schedule, schedule_updates
+    from schemas.store import read
+    from stages.generate.package import Planned
+
+    if read(schedule, SCHEDULE).metadata.get("graph") not in (None, "", read(graph, GRAPH).digest):
+        raise ArtifactError(f"{schedule}: is the schedule of another graph")
+    updates = schedule_updates(schedule)
+    return Planned(read_graph(graph), read_schedule(schedule), asdict(read_plan(plan)), updates)
+
+
+def _beside(options: argparse.Namespace) -> Planned | None:
+    """The plan of eager's kernels to put beside, None where none is asked for."""
+    from schemas.errors import ConfigError
+
+    given = (options.eager_graph, options.eager_schedule, options.eager_plan)
+    if all(path is None for path in given):
+        return None
+    if any(path is None for path in given):
+        raise ConfigError(
+            "generate takes --eager-graph, --eager-schedule and --eager-plan together"
+        )
+    beside = _planned(*given)
+    if beside.plan["verdict"] == "infeasible":
+        raise ConfigError(f"{options.eager_plan}: is no plan to put beside: it is infeasible")
+    return beside
 
 
 def _pipeline(options: argparse.Namespace) -> None:
@@ -101,10 +159,13 @@ def _digest_of(folder: Path) -> str:
 
 def derived(options: argparse.Namespace) -> list[Derived]:
     """What `run` made of what."""
-    settings = {"backend": options.backend, **operators_settings(options)}
+    libraries = {"libraries": "compiled"} if options.libraries else {}
+    settings = {"backend": options.backend, **libraries, **operators_settings(options)}
     run_by = options.schedule
     if options.pipeline is not None:
         from schemas.pipeline import FILE
 
         run_by = options.pipeline / FILE
-    return [Derived([options.out], [options.graph, run_by, options.plan], settings)]
+    beside = (options.eager_graph, options.eager_schedule, options.eager_plan)
+    made_of = [options.graph, run_by, options.plan, *(path for path in beside if path is not None)]
+    return [Derived([options.out], made_of, settings)]

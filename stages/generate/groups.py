@@ -3,28 +3,53 @@ kernel."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
 
 from schemas.arguments import decode_arguments
 from schemas.graph import NONE, Graph, Op
-from schemas.groups import GroupCall, Leaf, body_of, group_name, is_group, over_name
+from schemas.groups import Body, GroupCall, Leaf, body_of, group_name, is_group, over_name
+from stages.device.kernels import Over, build_key, build_said
+from stages.device.libraries import compile_libraries
 from stages.device.operators import decode, resolve
 from stages.generate.calls import Text, literal
 from stages.generate.naming import comment
 
 
-def groups_text(graph: Graph, names: Iterable[str]) -> str:
-    """The module `groups.py` of a package, with the groups of these names.
+class Library(NamedTuple):
+    """The file with the compiled libraries of groups, and what they were compiled for."""
+
+    name: str
+    data: bytes
+    key: str
+    said: str
+
+
+def library_file(graph: Graph, names: Iterable[str]) -> Library:
+    """The compiled libraries of the groups of these names; raises RuntimeError, in a sentence,
+    where one cannot be compiled or has other bits than its kernel."""
+    device = torch.device(graph.device)
+    bodies = {name: at for name, at in _bodies(graph).items() if name in set(names)}
+    data = compile_libraries(bodies, device, _tell)
+    return Library("libraries.pt2", data, build_key(device), build_said(device))
+
+
+def _tell(done: int, total: int) -> None:
+    print(f"compiled {done} of {total} libraries", flush=True)
+
+
+def groups_text(graph: Graph, names: Iterable[str], library: Library | None = None) -> str:
+    """The module `groups.py` of a package, with the groups of these names, and the digest of the
+    file with their compiled libraries, where there is one.
 
     Raises ArtifactError where a group is not what its target names or calls what PyTorch has not.
     """
+    found = _found(graph)
     wanted = set(names)
-    found: dict[str, list[Op]] = {}
-    for op in graph.ops:
-        if is_group(op.target):
-            found.setdefault(op.target, []).append(op)
-    forms = {target: _forms_of(ops[0], wanted) for target, ops in found.items()}
-    ordered = sorted((target for target in found if forms[target]), key=group_name)
+    forms = {name: _forms_of(ops[0], wanted) for name, ops in found}
     lines = [
         '"""The groups of the step: each function runs as one compiled kernel."""',
         "",
@@ -32,14 +57,52 @@ def groups_text(graph: Graph, names: Iterable[str]) -> str:
         "",
         "from .grouped import Group",
         "from .kernels import Form",
+        *(["from .libraries import Libraries"] if library else []),
         "",
         "aten = torch.ops.aten",
     ]
-    for target in ordered:
-        lines += ["", "", *_function(found[target])]
-        lines += [line for line in forms[target].values() if line]
-    made = ", ".join(name for target in ordered for name in forms[target])
-    return "\n".join([*lines, "", "", f"GROUPS = ({made},)", ""])
+    for name, ops in found:
+        if forms[name]:
+            lines += ["", "", *_function(ops)]
+            lines += [line for line in forms[name].values() if line]
+    made = ", ".join(each for name, _ in found for each in forms[name])
+    return "\n".join([*lines, "", "", f"GROUPS = ({made},)", *_libraries(library), ""])
+
+
+def _found(graph: Graph) -> list[tuple[str, Sequence[Op]]]:
+    """The groups of a graph by name, with the ops that run each."""
+    found: dict[str, list[Op]] = {}
+    for op in graph.ops:
+        if is_group(op.target):
+            found.setdefault(op.target, []).append(op)
+    return sorted((group_name(target), ops) for target, ops in found.items())
+
+
+def _bodies(graph: Graph) -> dict[str, tuple[Body, Over | None]]:
+    """The bodies of groups and of their forms in place, by the names of these."""
+    found: dict[str, tuple[Body, Over | None]] = {}
+    for name, ops in _found(graph):
+        body = body_of(ops[0])
+        found[name] = body, None
+        for position in range(len(body.inputs)):
+            placed = body.placed(position)
+            if placed is not None:
+                found[over_name(name, position)] = body, Over(position, placed)
+    return found
+
+
+def _libraries(library: Library | None) -> list[str]:
+    """The lines that name the file of compiled libraries."""
+    if library is None:
+        return ["LIBRARIES = None"]
+    return [
+        "LIBRARIES = Libraries(",
+        f"    {library.name!r},",
+        f'    "{hashlib.sha256(library.data).hexdigest()}",',
+        f'    "{library.key}",',
+        f"    {library.said!r},",
+        ")",
+    ]
 
 
 def _forms_of(op: Op, wanted: set[str]) -> dict[str, str]:
@@ -53,7 +116,7 @@ def _forms_of(op: Op, wanted: set[str]) -> dict[str, str]:
     return {name: line for name, line in found.items() if name in wanted}
 
 
-def _function(ops: list[Op]) -> list[str]:
+def _function(ops: Sequence[Op]) -> list[str]:
     """The lines of one group, and of what compiles it."""
     body, name = body_of(ops[0]), group_name(ops[0].target)
     places = sorted({op.module for op in ops if op.module})

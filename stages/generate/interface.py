@@ -34,8 +34,8 @@ _MOST_COMPARED = 2**24
 """Values of larger storages are taken to share elements where they share the storage."""
 
 
-def interface_text(graph: Graph, program: Program) -> str:
-    """The module that defines INTERFACE."""
+def interface_text(graph: Graph, program: Program, prefix: str = "") -> str:
+    """The module that defines INTERFACE; the names of the plan's own files begin with `prefix`."""
     positions = {value: position for position, value in enumerate(program.arguments)}
     yielded = program.differentiable + program.unused + program.plain
     # What is returned detached too is yielded twice, with a gradient first.
@@ -78,6 +78,7 @@ def interface_text(graph: Graph, program: Program) -> str:
         f"    cast={_known(kept_casts(graph), positions)},",
         f"    spared={tuple(spared_dtypes(graph))!r},",
         f"    constants={_digest(constants(graph, program))!r},",
+        f"    files={prefix!r},",
         *([f"    remote={_known(program.remote, positions)},"] if program.remote else []),
         ")",
         "",

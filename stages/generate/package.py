@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from schemas.costs import RANDOM_STATE_TARGET, Cost, Costs, Device
 from schemas.errors import ArtifactError
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op
+from schemas.groups import is_group
 from schemas.module import MADE_FROM, MadeFrom, digests_of, made_from_bytes
 from schemas.schedule import Step
 from schemas.updates import Updates
 from stages.device.groups import register_groups
 from stages.generate.check import check_interface
-from stages.generate.groups import groups_text
+from stages.generate.entry import (
+    CONSTANTS,
+    beside_text,
+    entry_text,
+    facts_of,
+    infeasible_text,
+    shown,
+)
+from stages.generate.groups import groups_text, library_file
 from stages.generate.interface import constants, interface_text
-from stages.generate.naming import comment, megabytes
 from stages.generate.registry import ATEN, BACKENDS, Backend
 from stages.generate.transfers import any_link, any_updates
 from stages.generate.watched import watched_bytes
@@ -45,7 +51,18 @@ _SHARED = (
 )
 
 
+EAGER = "eager_"
+"""What the names of the files of the plan of eager's kernels begin with, where it is beside."""
 _MEMORIES = ("disk.py", "memories.py", "slow.py", "streams.py")
+
+
+class Planned(NamedTuple):
+    """A plan with the graph and the steps that it is of; see `package` for what `plan` says."""
+
+    graph: Graph
+    steps: Sequence[Step]
+    plan: Mapping[str, Any]
+    updates: Updates | None = None
 
 
 def write_package(
@@ -65,40 +82,81 @@ def package(
     plan: Mapping[str, Any],
     write: Backend = BACKENDS[ATEN],
     updates: Updates | None = None,
+    beside: Planned | None = None,
+    libraries: bool = False,
 ) -> dict[str, bytes]:
     """The files of the package of a plan, by name, its program as a backend writes it; see
     `write_package`. Where `updates` have parameters in another memory, it is that of a whole step.
 
     Of the plan it takes strategy, budget, budget_bytes, verdict, sentence, peak and time, and what
-    is taken of a GPU ahead of the first step.
+    is taken of a GPU ahead of the first step. Where the plan runs groups, the plan `beside` of
+    eager's kernels goes along, and with `libraries` the groups' compiled libraries, which are
+    compiled here (RuntimeError in a sentence where they cannot be).
     """
     register_groups(graph)
-    check_interface(graph)
-    check_whole(graph, steps, updates)
+    facts = facts_of(plan)
     whole = updates if updates is not None and updates.remote else None
+    check_whole(graph, steps, updates)
+    program, files = _program_files(graph, steps, write, whole)
+    groups = re.findall(r"^from \.groups import (\w+)$", program, re.MULTILINE)
+    if groups:
+        library = library_file(graph, groups) if libraries else None
+        files["groups.py"] = groups_text(graph, groups, library).encode()
+        files |= {} if library is None else {library.name: library.data}
+    if groups and beside is not None:
+        _check_beside(graph, beside.graph)
+        own = facts_of(beside.plan)
+        more, eagers = _program_files(beside.graph, beside.steps, write, None, EAGER)
+        files |= eagers | {"eager.py": beside_text(beside.graph, own).encode()}
+        program += more
+    entry = entry_text(graph, facts, bool(groups), bool(groups) and beside is not None)
+    texts = {"__init__.py": entry, **runtime_files(program)}
+    if whole is not None:
+        lodging = lodging_text(graph, steps, whole)
+        texts["__init__.py"] = whole_init(graph, lodging, CONSTANTS, shown(facts))
+        texts |= whole_files()
+    return files | {name: text.encode() for name, text in texts.items()}
+
+
+def _check_beside(graph: Graph, beside: Graph) -> None:
+    """Raises ArtifactError where a graph is not of the same call by eager's kernels."""
+    if any(is_group(op.target) for op in beside.ops):
+        raise ArtifactError("the plan that shall be beside runs groups, too")
+    if _call_of(beside) != _call_of(graph):
+        raise ArtifactError("the plan that shall be beside is of another model, call or device")
+
+
+def _call_of(graph: Graph) -> tuple[Any, ...]:
+    """What a module is called with, and where."""
+    inputs = [
+        None if value == NONE else (graph.values[value].shape, graph.values[value].dtype)
+        for value in graph.inputs
+    ]
+    return graph.device, inputs, graph.input_constants, graph.input_tree, graph.output_tree
+
+
+def _program_files(
+    graph: Graph,
+    steps: Sequence[Step],
+    write: Backend,
+    whole: Updates | None = None,
+    prefix: str = "",
+) -> tuple[str, dict[str, bytes]]:
+    """The text of a program, and its files by name, which begin with `prefix`."""
+    check_interface(graph)
     known = any_updates(steps) if whole is None else played(whole)
     replay(graph, timeless(graph), steps, link=any_link(graph), updates=known)
-    facts = _facts(plan)
     title = f"The training step of {graph.model} as straight-line code, planned by tightfit."
     more = () if whole is None else (whole,)
     program = write(graph, steps, title, *more)
-    texts = {
-        "__init__.py": _init(graph, facts, "from .groups import" in program.text),
-        "interface.py": interface_text(graph, program),
-        "step.py": program.text,
+    files = {
+        "interface.py": interface_text(graph, program, prefix).encode(),
+        "step.py": program.text.encode(),
+        "watched.json": watched_bytes(graph),
     }
-    groups = re.findall(r"^from \.groups import (\w+)$", program.text, re.MULTILINE)
-    if groups:
-        texts["groups.py"] = groups_text(graph, groups)
-    texts |= runtime_files(program.text)
-    if whole is not None:
-        lodging = lodging_text(graph, steps, whole)
-        texts["__init__.py"] = whole_init(graph, lodging, _CONSTANTS, _shown(facts))
-        texts |= whole_files()
-    files = {name: text.encode() for name, text in texts.items()}
-    files["watched.json"] = watched_bytes(graph)
     data = constants(graph, program)
-    return files if data is None else files | {"constants.bin": data}
+    files |= {} if data is None else {"constants.bin": data}
+    return program.text, {f"{prefix}{name}": content for name, content in files.items()}
 
 
 def runtime_files(programs: str) -> dict[str, str]:
@@ -106,8 +164,8 @@ def runtime_files(programs: str) -> dict[str, str]:
     texts = {name: (_RUNTIME / name).read_text() for name in _COPIED}
     texts |= {name: (_DEVICE / name).read_text() for name in _SHARED}
     if "from .groups import" in programs:
-        texts["grouped.py"] = (_RUNTIME / "grouped.py").read_text()
-        texts["kernels.py"] = (_DEVICE / "kernels.py").read_text()
+        texts |= {name: (_RUNTIME / name).read_text() for name in ("grouped.py", "libraries.py")}
+        texts |= {name: (_DEVICE / name).read_text() for name in ("kernels.py", "opened.py")}
     for name, folder in (("foreign", _RUNTIME), ("repeat", _DEVICE), ("recurrent", _DEVICE)):
         if f"from .{name} import" in programs:
             texts[f"{name}.py"] = (folder / f"{name}.py").read_text()
@@ -119,8 +177,7 @@ def runtime_files(programs: str) -> dict[str, str]:
 
 def infeasible_package(plan: Mapping[str, Any]) -> dict[str, bytes]:
     """The files of a plan that does not exist: its `load` says why."""
-    facts = _facts(plan)
-    return {"__init__.py": _INFEASIBLE.format(**_shown(facts)).encode()}
+    return {"__init__.py": infeasible_text(facts_of(plan)).encode()}
 
 
 def signed(files: Mapping[str, bytes], graph: str, schedule: str, plan: str) -> dict[str, bytes]:
@@ -191,120 +248,3 @@ class _Timeless(Costs):
 
     def random_state(self) -> Cost:
         return Cost("", RANDOM_STATE_TARGET, NONE, 0.0, 0.0, 0, 0)
-
-
-_FACTS: dict[str, tuple[type, ...]] = {
-    "strategy": (str,),
-    "budget": (str,),
-    "budget_bytes": (int, type(None)),
-    "verdict": (str,),
-    "sentence": (str,),
-    "peak": (int, type(None)),
-    "time": (int, float, type(None)),
-}
-
-
-def _facts(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """What the package says of its plan; raises ArtifactError naming what is wrong with it."""
-    facts = {}
-    for name, kinds in _FACTS.items():
-        fact = plan.get(name)
-        if not isinstance(fact, kinds) or isinstance(fact, bool):
-            raise ArtifactError(f"plan.json: {name!r} is {json.dumps(fact)}, which it cannot be")
-        if isinstance(fact, float) and not math.isfinite(fact):
-            raise ArtifactError(f"plan.json: {name!r} is not finite")
-        facts[name] = fact
-    return facts | {"arena": _arena(plan)}
-
-
-def _arena(plan: Mapping[str, Any]) -> int:
-    """The bytes that a plan takes of a GPU ahead of its first step."""
-    gpu = plan.get("gpu")
-    arena = gpu.get("arena", 0) if isinstance(gpu, Mapping) else 0
-    if not isinstance(arena, int) or isinstance(arena, bool) or arena < 0:
-        raise ArtifactError(f"plan.json: 'gpu.arena' is {json.dumps(arena)}, which it cannot be")
-    return arena
-
-
-def _shown(facts: Mapping[str, Any]) -> dict[str, str]:
-    return {name: repr(fact) for name, fact in facts.items()}
-
-
-def _init(graph: Graph, facts: Mapping[str, Any], grouped: bool) -> str:
-    peak = "unknown" if facts["peak"] is None else megabytes(facts["peak"])
-    return _INIT.format(
-        model=comment(graph.model),
-        about=comment(facts["budget"]),
-        mb=peak,
-        groups=_GROUPED_IMPORTS if grouped else "",
-        prepared=_PREPARED if grouped else "",
-        **_shown(facts),
-    )
-
-
-_CONSTANTS = """STRATEGY = {strategy}
-BUDGET = {budget}
-BUDGET_BYTES = {budget_bytes}
-VERDICT = {verdict}
-SENTENCE = {sentence}
-PREDICTED_PEAK = {peak}
-PREDICTED_SECONDS = {time}
-ARENA = {arena}
-"""
-
-_GROUPED_IMPORTS = """from .grouped import prepare
-from .groups import GROUPS
-"""
-_PREPARED = """    prepare(GROUPS, INTERFACE.device)
-"""
-
-_INIT = (
-    '''"""A training step of {model}, planned by tightfit for the budget {about}.
-
-`load(model)` gives a module that takes the place of the model. The step allocates at most
-{mb} above parameters, buffers and inputs. Sizes are in bytes.
-"""
-
-{groups}from .interface import INTERFACE
-from .step import step
-from .wrap import PlanMismatch, wrap
-
-__all__ = ["PlanMismatch", "load"]
-
-'''
-    + _CONSTANTS
-    + '''
-
-def load(model, otherwise="error", cuda_graphs=False):
-    """A module that takes the place of `model` and trains inside the budget.
-
-    It is of the model's class, shares all its state, and is called as the model is. In the other
-    mode (`eval()`), and where no gradient is wanted, it runs the model's own forward. A call that
-    differs from what the plan was made for raises PlanMismatch or, with otherwise="original", runs
-    the model's own forward: so do hooks on submodules, which are not called, and attributes,
-    globals and settings that the plan's trace read and that have changed since. With
-    otherwise="copy" inputs that only lie otherwise in memory than the sample's are copied into its
-    strides: the step gives what the model gives for the copies, which may differ in last bits from
-    what it gives for them as they are. Any other call that differs raises PlanMismatch.
-
-    With `cuda_graphs`, on a GPU, the step is launched as CUDA graphs from the second call on, which
-    takes one more time the bytes of inputs, outputs and the gradients of these. RuntimeError says
-    why where it cannot be. ARENA bytes of a GPU are taken and given back ahead of the first step,
-    in one piece, from which PyTorch's allocator then serves the steps.
-    """
-{prepared}    return wrap(model, INTERFACE, step, otherwise, load, cuda_graphs, ARENA)
-'''
-)
-
-_INFEASIBLE = (
-    '''"""A budget that no plan fits: `load` says why."""
-
-'''
-    + _CONSTANTS
-    + '''
-
-def load(model, otherwise="error", cuda_graphs=False):
-    """Raises RuntimeError: there is no plan."""
-    raise RuntimeError(SENTENCE)
-'''
-)

@@ -22,6 +22,8 @@ from schemas.errors import ArtifactError, TightfitError
 from schemas.module import check_unchanged, digests_of
 
 _MOST_SOURCE = 2**28
+_DATA = (".bin", ".pt2")
+"""The ends of names of files that may be of any size."""
 
 
 def load_planned(directory: Path | str, model: nn.Module, **options: Any) -> nn.Module:
@@ -90,9 +92,9 @@ def package_files(directory: Path | str) -> dict[str, bytes]:
     if not directory.is_dir():
         raise ArtifactError(f"{directory}: there is no generated package")
     files = {
-        path.name: store.read_bytes(path, None if path.suffix == ".bin" else _MOST_SOURCE)
+        path.name: store.read_bytes(path, None if path.suffix in _DATA else _MOST_SOURCE)
         for path in sorted(directory.iterdir())
-        if path.suffix in (".py", ".bin", ".json", ".csv")
+        if path.suffix in (".py", ".json", ".csv", *_DATA)
     }
     if "__init__.py" not in files:
         raise ArtifactError(f"{directory}: there is no generated package")

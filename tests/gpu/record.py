@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.gpu.steps import COMPILER, NAMES, SHARES, TIGHT
+from tests.gpu.steps import COMPILER, FUSED, NAMES, SHARES, TIGHT
 
 DONE, FAILED, LACKS, LATE, WAITS = "done", "failed", "lacks", "too long", "waits"
 
@@ -99,25 +99,29 @@ def _rows(name: str, steps: dict[str, Result]) -> list[str]:
     parameters and inputs; reserved is all that the process took, on the same inputs and on new ones
     for each step."""
     eager = steps.get(f"{name}: eager", {}).get("result")
-    ways = ["eager", "checkpoint", *(f"at a {share}" for share in SHARES)]
-    ways += [f"at a {share} with the link" for share in TIGHT]
+    plans = [f"at a {share}" for share in SHARES]
+    linked = [f"at a {share} with the link" for share in TIGHT]
+    ways = [(name, way) for way in ("eager", "checkpoint", *plans, *linked)]
+    ways += [(f"{name}{FUSED}", way) for way in plans]
+    ways += [(name, f"compile {budget}") for budget in COMPILER]
     rows = []
-    for way in [*ways, *(f"compile {budget}" for budget in COMPILER)]:
-        result = steps.get(f"{name}: {way}", {}).get("result")
+    for model, way in ways:
+        result = steps.get(f"{model}: {way}", {}).get("result")
         if not result:
             continue
+        told = way if model == name else f"fused, {way}"
         if "peak" not in result:
             said = result.get("infeasible") or "does not fit"
-            rows.append(f"| {way} | {said} {'| ' * (len(HEADS) - 2)}|")
+            rows.append(f"| {told} | {said} {'| ' * (len(HEADS) - 2)}|")
             continue
-        plan = steps.get(f"{name}: plan {way}", {}).get("result") or {}
+        plan = steps.get(f"{model}: plan {way}", {}).get("result") or {}
         gpu = plan.get("gpu") or {}
-        cells = [way, _mb(result["peak"]), _foretold(plan.get("peak"), result["peak"])]
+        cells = [told, _mb(result["peak"]), _foretold(plan.get("peak"), result["peak"])]
         for what in ("reserved", "renewed"):
             cells += [_mb(result[what]), _foretold(gpu.get(what), result[what])]
         cells.append(_mb(result["context"]))
         cells += [f"{result['seconds'] * 1e3:.1f}", *_beside(result, eager)]
-        cells += _as_graphs(steps.get(f"{name}: {way} as CUDA graphs", {}), result)
+        cells += _as_graphs(steps.get(f"{model}: {way} as CUDA graphs", {}), result)
         rows.append(f"| {' | '.join(cells)} |")
     return rows
 

@@ -22,6 +22,8 @@ TESTS = (*PLANNING, "pytest", "hypothesis")
 
 NAMES = ("gpt2", "resnet", "llama")
 
+FUSED = "-fused"
+"""What the names of models end with whose plans run fused kernels."""
 PLANNED = {"plan": "", "graphs": " as CUDA graphs", "linked": " with the link"}
 """Ways to train that run a plan, with what their steps are called beside its budget."""
 
@@ -60,10 +62,10 @@ class Asked:
 def steps(asked: Asked) -> list[Step]:
     """All steps in their order."""
     found = _tests(asked)
-    for name in NAMES:
+    for name in names(asked):
         found += _model(asked, name)
     found += [_plans(asked), _battery(asked)]
-    for name in NAMES:
+    for name in names(asked):
         found += _budgets(asked, name)
     found += _linked(asked)
     for name in NAMES:
@@ -72,9 +74,14 @@ def steps(asked: Asked) -> list[Step]:
         found += [
             _measured(asked, name, "graphs", share, after=[f"{name}: plan at a {share}"])
             for share in SHARES
-            for name in NAMES
+            for name in names(asked)
         ]
     return found
+
+
+def names(asked: Asked) -> list[str]:
+    """Of the models, those with fused kernels last; tiny ones are not worth compilers."""
+    return [*NAMES, *([f"{name}{FUSED}" for name in NAMES] if asked.size == "full" else [])]
 
 
 def _python(*words: object) -> list[str]:
@@ -113,20 +120,27 @@ def _model(asked: Asked, name: str) -> list[Step]:
     graph, costs = folder / "graph.arrow", folder / "costs.arrow"
     blocks, options = folder / "blocks.arrow", folder / "options.arrow"
     files = ("--graph", graph, "--costs", costs)
-    factory = ("--factory", f"tests.gpu.models:{name}", "--search-path", ROOT)
+    fused = name.endswith(FUSED)
+    model = name.removesuffix(FUSED)
+    factory = ("--factory", f"tests.gpu.models:{model}", "--search-path", ROOT)
     arguments = ("--arguments", json.dumps({"size": asked.size}))
     on = ("--device", asked.device)
-    tracing = ("trace", *factory, *arguments, *on, "--name", name, "--out", graph)
+    traced = folder / "eager.arrow" if fused else graph
+    tracing = ["trace", *factory, *arguments, *on, "--name", name, "--out", traced]
+    fusing = ("fuse", "--graph", traced, *on, "--jobs", _jobs(asked), "--out", graph)
+    captured = [_python("stages", *tracing)]
+    if fused:
+        captured = [_python("stages", *tracing, "--channels-last"), _python("stages", *fusing)]
     profiling = ("profile", "--graph", graph, "--library", asked.out / "store", *on, "--out", costs)
     grid = ("--engine", "highs", "--peaks", 4, "--saves", 6, "--jobs", _jobs(asked))
     planning = [
         ("partition", *files, "--out", blocks),
         ("solve", "--blocks", blocks, "--store", asked.out / "store", *grid, "--out", options),
     ]
+    rivals = [] if fused else [_measured(asked, name, way) for way in ("eager", "checkpoint")]
     return [
-        _measured(asked, name, "eager"),
-        _measured(asked, name, "checkpoint"),
-        Step(f"{name}: trace", [_python("stages", *tracing)], 180),
+        *rivals,
+        Step(f"{name}: trace", captured, 300 if fused else 180),
         Step(f"{name}: profile", [_python("stages", *profiling)], 240, after=[f"{name}: trace"]),
         Step(
             f"{name}: solve",
@@ -142,7 +156,7 @@ def _plans(asked: Asked) -> Step:
     """The frontiers of all models at a time: that of a large one takes minutes of one core. What is
     there is not made again."""
     commands = []
-    for name in NAMES:
+    for name in names(asked):
         folder = asked.out / name
         made = folder / "frontier.arrow"
         words: list[object] = ["combine", "--graph", folder / "graph.arrow", "--out", made]
@@ -167,6 +181,8 @@ def _budgets(asked: Asked, name: str) -> list[Step]:
         result = place / "plan.json"
         found.append(Step(chosen, commands, 120, PLANNING, (), result, reads=[frontier]))
         found.append(_measured(asked, name, "plan", share, after=[chosen]))
+    if name.endswith(FUSED):
+        return found
     budgets = COMPILER[:1] if asked.size == "tiny" else COMPILER
     found += [_measured(asked, name, "compile", str(budget)) for budget in budgets]
     return found
@@ -237,7 +253,16 @@ def _measured(
     """A way to train the model, measured in a process of its own."""
     label = f"{name}: {way} {setting}".strip()
     result = asked.out / name / f"{way}{setting}.json"
-    words: list[object] = ["--model", name, "--size", asked.size, "--way", way, "--out", result]
+    words: list[object] = [
+        "--model",
+        name.removesuffix(FUSED),
+        "--size",
+        asked.size,
+        "--way",
+        way,
+        "--out",
+        result,
+    ]
     words += ["--device", asked.device]
     if way == "compile":
         words += ["--budget", setting]

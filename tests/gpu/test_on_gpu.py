@@ -14,8 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from schemas.groups import Body, body_of, is_group
 from stages.combine.schedule.opening import open_schedule
 from stages.device.factory import Built, check_result, move
+from stages.device.groups import compile_body, forms_of
+from stages.device.kernels import zeros_of
+from stages.fuse.fusing import fuse
 from stages.generate.package import package, write_directory
 from stages.profile.device import describe_device
 from stages.profile.library import open_library
@@ -121,6 +125,47 @@ def apart(one: list[Tensor], other: list[Tensor]) -> float:
         0.0 if torch.equal(a, b) else float((a.double() - b.double()).abs().max())
         for a, b in zip(one, other, strict=True)
     )
+
+
+class Normed(nn.Module):
+    """Pointwise ops, a softmax and a layer norm: groups with and without sums."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inward, self.norm = nn.Linear(64, 64), nn.LayerNorm(64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = functional.gelu(self.inward(x), approximate="tanh")
+        return self.norm(inner * torch.softmax(inner, -1)) * 0.5
+
+
+def drawn(body: Body, device: str) -> list[Tensor]:
+    """Seeded inputs of a body."""
+    torch.manual_seed(0)
+    return [
+        zeros_of(form, torch.device(device)).copy_(torch.randn(form.shape))
+        for form in forms_of(body.inputs)
+    ]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_each_kernel_repeats_its_bits(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From run to run, and compiled once more; on a GPU where nothing is kept of the first time."""
+    model: Any = (Normed().train(), ((torch.randn(48, 64),), {}))
+    graph = fuse(trace(move(check_result(model, "model"), device), "model", device))
+    bodies = {op.target: body_of(op) for op in graph.ops if is_group(op.target)}
+    assert bodies
+    for number, body in enumerate(bodies.values()):
+        first = compile_body(body, torch.device(device))
+        made, again = first(drawn(body, device)), first(drawn(body, device))
+        with monkeypatch.context() as patch:
+            if device != "cpu":
+                patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / str(number)))
+            anew = compile_body(body, torch.device(device))(drawn(body, device))
+        assert all(map(torch.equal, made, again))
+        assert all(map(torch.equal, made, anew))
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -123,11 +123,23 @@ def test_every_file_with_tests_for_a_gpu_is_a_step(tmp_path: Path) -> None:
     names = {step.name for step in steps(Asked(tmp_path, "cuda", "full"))}
     for file in ("gpu/test_on_gpu", "stages/device/test_operators", "stages/generate/test_cuda"):
         assert f"tests tests/{file}.py" in names
-    assert {f"{name}: at a {share}" for name in ("gpt2", "llama", "resnet")
+    assert {f"{name}{kernels}: at a {share}" for name in ("gpt2", "llama", "resnet")
+            for kernels in ("", "-fused")
             for share in ("half", "third", "fifth")} <= names  # fmt: skip
     graphs = {name for name in names if name.endswith("as CUDA graphs")}
-    assert len(graphs) == 9 and "gpt2: at a half as CUDA graphs" in graphs
+    assert len(graphs) == 18 and "gpt2-fused: at a half as CUDA graphs" in graphs
     assert not any("CUDA graphs" in step.name for step in steps(Asked(tmp_path, "cpu", "tiny")))
+
+
+def test_plans_of_fused_kernels_are_measured_beside_the_compiler(tmp_path: Path) -> None:
+    found = {step.name: step for step in steps(Asked(tmp_path, "cuda", "full"))}
+    traced, fused = found["gpt2-fused: trace"].commands
+    assert "tests.gpu.models:gpt2" in traced and "--channels-last" in traced
+    assert fused[3] == "fuse" and traced[traced.index("--out") + 1] in fused
+    [measured] = found["gpt2-fused: at a half"].commands
+    assert measured[measured.index("--model") + 1] == "gpt2"
+    assert str(tmp_path / "gpt2-fused" / "half" / "module") in measured
+    assert not any("fused" in step.name for step in steps(Asked(tmp_path, "cpu", "tiny")))
 
 
 def doing(name: str, code: str, **fields: Any) -> Step:
@@ -271,6 +283,10 @@ def test_what_does_not_fit_and_what_differs_is_told() -> None:
     told = markdown({"about": ABOUT, "machines": [], "steps": planned})
     reserved = "5.0 | 4.9 (+2.0%) | 5.2 | 5.1 (+2.0%) | 300.0"
     assert f"| at a fifth | 3.0 | 2.0 (+50.0%) | {reserved} | 200.0 |" in told
+    planned["gpt2-fused: at a third"] = mine
+    assert "| fused, at a third | 3.0 |" in markdown(
+        {"about": ABOUT, "machines": [], "steps": planned}
+    )
     graphs = {"state": DONE, "result": mine["result"] | {"seconds": 0.15, "reserved": 6_000_000}}
     planned["gpt2: at a fifth as CUDA graphs"] = graphs
     planned["gpt2: at a half as CUDA graphs"] = {"state": FAILED, "said": "it draws | again"}

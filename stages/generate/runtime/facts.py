@@ -88,9 +88,9 @@ class Interface:
     `autocast` is, by device type, the dtype that autocast was on with, or None, and
     `autocast_cache` whether it kept its casts. `cast` are the positions of the tensors that are
     cast as autocast would, `spared` the dtypes of autocast under which the backward is what it is
-    without autocast. `constants` is the SHA-256 of `constants.bin`, "" where there is none.
-    `remote` are the positions of the parameters that live in another memory, in the order of their
-    numbers there.
+    without autocast. `constants` is the SHA-256 of `constants.bin`, "" where there is none. `files`
+    is what the names of the plan's own files begin with. `remote` are the positions of the
+    parameters that live in another memory, in the order of their numbers there.
     """
 
     model: str
@@ -122,4 +122,5 @@ class Interface:
     cast: tuple[int, ...]
     spared: tuple[str, ...]
     constants: str = ""
+    files: str = ""
     remote: tuple[int, ...] = ()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import time
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +12,20 @@ import torch
 from torch import Tensor
 
 from .absent import Absent
-from .kernels import Form, Kernel, Over, check_compiler, compile_function
+from .kernels import (
+    CompilerError,
+    Form,
+    Kernel,
+    KernelError,
+    Over,
+    check_compiler,
+    checked_kernel,
+    compile_function,
+)
+from .libraries import Libraries
+
+PAUSE = 5.0
+"""Seconds between two lines on how far it is, where there is no terminal."""
 
 
 class Group:
@@ -95,14 +110,82 @@ def _there(operand: Tensor | Absent, device: torch.device) -> Tensor:
     return torch.zeros_like(operand.meta, device=device) if isinstance(operand, Absent) else operand
 
 
-def prepare(groups: Sequence[Group], device: str) -> None:
-    """Compiles groups for a device, and tells a terminal how far it is. What inductor has kept in
-    its folder takes milliseconds, anything else seconds."""
-    check_compiler(torch.device(device))
+def prepare(
+    groups: Sequence[Group],
+    device: str,
+    libraries: Libraries | None,
+    eager: Any,
+    wanted: bool,
+    without_compiler: str,
+) -> bool:
+    """Gets the kernels of groups for a device, from `libraries` where they are `wanted` and of this
+    build, and compiled elsewhere. False where that cannot be and the plan of `eager`'s kernels is
+    to run, which a warning says.
+
+    Raises RuntimeError, in one sentence, where kernels cannot be had and the caller asks for
+    nothing else, or asks for what the package does not have; ValueError for what is no answer."""
+    if without_compiler not in ("error", "eager"):
+        said = f'without_compiler is {without_compiler!r}, it can be "error" or "eager"'
+        raise ValueError(said)
+    if without_compiler == "eager" and eager is None:
+        raise RuntimeError(
+            "no plan of eager's kernels is beside this one: plan with with_eager=True"
+        )
+    if wanted and libraries is None:
+        raise RuntimeError("the package has no compiled libraries: plan with with_libraries=True")
+    try:
+        if not (wanted and libraries and opened(groups, torch.device(device), libraries)):
+            compile_all(groups, torch.device(device))
+    except (CompilerError, KernelError) as error:
+        if without_compiler != "eager":
+            raise type(error)(f"{error}{_others(libraries, eager)}") from error
+        peak = eager.PREDICTED_PEAK
+        warnings.warn(
+            f"{error}; the plan of eager's kernels runs, which takes {peak:,} bytes", stacklevel=3
+        )
+        return False
+    return True
+
+
+def _others(libraries: Libraries | None, eager: Any) -> str:
+    """What the package has for those without a compiler."""
+    found = ["libraries=True"] if libraries is not None else []
+    found += ['without_compiler="eager"'] if eager is not None else []
+    return f", or load the package with {' or '.join(found)}" if found else ""
+
+
+def opened(groups: Sequence[Group], device: torch.device, libraries: Libraries) -> bool:
+    """Lets groups run their compiled libraries; False, with a warning, where these are of another
+    build, processor or number of threads."""
+    unlike = libraries.unlike(device)
+    if unlike:
+        warnings.warn(f"{unlike}: groups are compiled here", stacklevel=4)
+        return False
+    key = device.type, torch.get_num_threads()
+    missing = [group for group in groups if key not in group.kernels]
+    made = libraries.opened([group.name for group in missing]) if missing else {}
+    for group in missing:
+        group.kernels[key] = checked_kernel(
+            group.name, made[group.name], group.outputs, group.place
+        )
+    return True
+
+
+def compile_all(groups: Sequence[Group], device: torch.device) -> None:
+    """Compiles groups, and tells standard error how far it is. What inductor has kept in its folder
+    takes milliseconds, anything else seconds."""
+    check_compiler(device)
     shown = sys.stderr.isatty()
-    for number, group in enumerate(groups, start=1):
+    told = time.monotonic()
+    try:
+        for number, group in enumerate(groups, start=1):
+            said = f"compiling group {number} of {len(groups)}"
+            if shown:
+                print(f"\r{said}", end="", file=sys.stderr, flush=True)
+            elif time.monotonic() - told >= PAUSE:
+                told = time.monotonic()
+                print(said, file=sys.stderr, flush=True)
+            group.compiled(device)
+    finally:
         if shown:
-            print(f"\rcompiling group {number} of {len(groups)}", end="", file=sys.stderr)
-        group.compiled(torch.device(device))
-    if shown:
-        print("\r\033[K", end="", file=sys.stderr)
+            print("\r\033[K", end="", file=sys.stderr, flush=True)

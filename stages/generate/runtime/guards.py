@@ -47,11 +47,12 @@ class Guards:
         self.dtypes = [getattr(torch, tensor.dtype) for tensor in tensors]
         self.needs = [tensor.requires_grad for tensor in tensors]
         self.names = [self.call.names.get(i, t.path) for i, t in enumerate(tensors)]
-        watched, written = read_description(package)
+        description = package / f"{interface.files}watched.json"
+        watched, written = read_description(description)
         try:
             self.watch = Watch(watched, dict(model.named_modules(remove_duplicate=False)))
         except (KeyError, TypeError, ValueError) as error:
-            raise RuntimeError(f"{package / 'watched.json'} is not what was generated") from error
+            raise RuntimeError(f"{description} is not what was generated") from error
         except Difference as difference:
             remedy = difference.remedy or "undo it or plan this model"
             said = _of_this(interface, str(difference))
@@ -284,7 +285,7 @@ class _Constants:
     """The tensors that belong to the program itself, read once for each device."""
 
     def __init__(self, interface: Interface, package: Path) -> None:
-        self.file = package / "constants.bin"
+        self.file = package / f"{interface.files}constants.bin"
         self.tensors = [(i, t) for i, t in enumerate(interface.tensors) if t.kind == "constant"]
         self.read: dict[torch.device, list[torch.Tensor]] = {}
         self.digest = interface.constants

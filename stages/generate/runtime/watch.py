@@ -264,12 +264,11 @@ def _name_of(hook: Any) -> str:
     return str(getattr(hook, "__qualname__", None) or type(hook).__qualname__)
 
 
-def read_description(package: Path) -> tuple[Any, list[str]]:
-    """What the package's `watched.json` says: what the trace read, and which buffers are written.
+def read_description(path: Path) -> tuple[Any, list[str]]:
+    """What a package's `watched.json` says: what the trace read, and which buffers are written.
 
     Raises RuntimeError where it cannot be read.
     """
-    path = package / "watched.json"
     try:
         document = json.loads(path.read_bytes())
         return document["watch"], list(document["written"])

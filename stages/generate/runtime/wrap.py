@@ -39,15 +39,16 @@ def wrap(
     cuda_graphs: bool = False,
     arena: int = 0,
     lodged: Lodged | None = None,
+    more: tuple[Any, ...] = (),
 ) -> Model:
     """A module of the model's own class that shares all its state and runs the planned step, with
     `cuda_graphs` as CUDA graphs (see `graphed`). Ahead of the first step it takes the bytes of an
     `arena` of the GPU (see `ahead`).
 
     Module and model share the attributes themselves: what is set, moved or replaced on one is so on
-    the other. `load` rebuilds it when it is copied or unpickled; where whoever loaded the package
-    has put `carrying` into it, that says how it is pickled. Parameters that live in another memory
-    are `lodged`.
+    the other. `load` rebuilds it when it is copied or unpickled, with what `more` it was given;
+    where whoever loaded the package has put `carrying` into it, that says how it is pickled.
+    Parameters that live in another memory are `lodged`.
     """
     if otherwise not in ("error", "original", "copy"):
         raise ValueError(f'otherwise is {otherwise!r}, it can be "error", "original" or "copy"')
@@ -62,7 +63,7 @@ def wrap(
         refused = refusal(step, interface)
         if refused:
             raise RuntimeError(f"{refused}: load the plan without cuda_graphs")
-    loading = Loading(load, otherwise, cuda_graphs, arena, lodged)
+    loading = Loading(load, otherwise, cuda_graphs, arena, lodged, more)
     return _face(_planned_class(base, model, interface, step, loading), model)
 
 
@@ -76,6 +77,7 @@ class Loading:
     cuda_graphs: bool
     arena: int
     lodged: Lodged | None = None
+    more: tuple[Any, ...] = ()
 
     def check_copied(self) -> None:
         """Raises RuntimeError where a planned module is neither copied nor pickled."""
@@ -87,15 +89,15 @@ class Loading:
 
     def again(self, model: torch.nn.Module) -> torch.nn.Module:
         """The planned module of another model."""
-        return self.load(model, self.otherwise, self.cuda_graphs)
+        return self.load(model, self.otherwise, self.cuda_graphs, *self.more)
 
     def reduced(self, model: torch.nn.Module) -> tuple[Any, ...]:
         """How the planned module of a model is pickled."""
         self.check_copied()
         carrying = getattr(sys.modules.get(self.load.__module__), "carrying", None)
         if carrying is None:
-            return self.load, (model, self.otherwise, self.cuda_graphs)
-        reduced: tuple[Any, ...] = carrying(model, self.otherwise, self.cuda_graphs)
+            return self.load, (model, self.otherwise, self.cuda_graphs, *self.more)
+        reduced: tuple[Any, ...] = carrying(model, self.otherwise, self.cuda_graphs, *self.more)
         return reduced
 
 

@@ -2,24 +2,46 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._inductor import config
 
 from schemas.errors import ArtifactError, ModelError
 from schemas.graph import Graph
-from schemas.groups import Body, GroupCall, Leaf, body_digest, body_text, is_group
+from schemas.groups import Body, GroupCall, Leaf, body_digest, body_of, body_text, is_group
 from stages.device import groups as device_groups
 from stages.device import kernels as device_kernels
+from stages.device.check import check_program
 from stages.device.evaluate import evaluate
-from stages.device.groups import compile_body, kernel
-from stages.device.kernels import Kernel, build_key
-from stages.fuse import compiling
+from stages.device.groups import compile_body, forms_of, is_compiled, kernel
+from stages.device.kernels import (
+    Kernel,
+    Over,
+    build_key,
+    checked_kernel,
+    kernel_folder,
+    pinned,
+)
+from stages.device.libraries import compile_libraries
+from stages.device.opened import open_library
+from stages.fuse import compiling, together, worker
 from stages.fuse.compiling import GroupError, check_compiler, compile_group, fuse_compiled
 from stages.fuse.fusing import fuse
+from stages.fuse.together import compile_together
+from tests.stages.fuse.compilers import failing_compiler, without_compiler
 from tests.stages.fuse.test_fusing import blocks
 from tests.stages.generate.plans import traced
 
@@ -75,22 +97,63 @@ def test_another_number_of_threads_is_another_key() -> None:
     assert build_key(CPU) == before
 
 
-def test_without_a_compiler_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch._inductor import cpp_builder
-
-    def absent() -> None:
-        raise RuntimeError("No working C++ compiler found")
-
-    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", absent)
-    with pytest.raises(ModelError, match="use kernels: eager") as raised:
+def test_without_a_compiler_there_is_one_sentence() -> None:
+    with without_compiler(), pytest.raises(ModelError, match="use kernels: eager") as raised:
         check_compiler(CPU)
     assert not isinstance(raised.value, GroupError)
 
 
 def test_a_folder_that_cannot_be_made_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", f"{__file__}/cache")
-    with pytest.raises(ModelError, match=r"which cannot be made \(Not a directory\): name another"):
+    with pytest.raises(ModelError, match=r"cannot be written \(Not a directory\): name another"):
         check_compiler(CPU)
+
+
+def test_a_folder_that_is_only_read_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def only_read(**where: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "TemporaryFile", only_read)
+    with pytest.raises(
+        ModelError, match=r"cannot be written \(Read-only file system\): name another"
+    ):
+        check_compiler(CPU)
+
+
+def test_what_another_build_has_compiled_is_not_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    with kernel_folder(CPU) as mine:
+        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(mine)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path)
+    for module, name, other in (
+        (torch, "__version__", "2.13.0+other"),
+        (device_kernels, "_instructions", lambda: ["avx2"]),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, other)
+            with kernel_folder(CPU) as theirs:
+                assert theirs != mine
+                assert theirs.parent == mine.parent == tmp_path
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_settings_that_bits_depend_on_are_pinned(device: str) -> None:
+    theirs = {"max_autotune": True, "coordinate_descent_tuning": True, "cpp.simdlen": 256}
+    with config.patch(theirs), pinned(torch.device(device)):
+        assert not config.max_autotune
+        assert not config.coordinate_descent_tuning
+        assert config.cpp.simdlen is None
+        assert config.deterministic == (device == "cuda")
+
+
+def test_this_build_knows_all_pinned_settings() -> None:
+    for name in (*device_kernels._PINNED, *device_kernels._PINNED_ON_GPU):
+        assert device_kernels._has(config, name), name
 
 
 def failing(*given: Any) -> None:
@@ -161,6 +224,110 @@ def test_a_group_that_fails_stays_aten_and_is_told(monkeypatch: pytest.MonkeyPat
     assert bad not in groups(fused)
     assert groups(fused)
     assert told == ["the group cannot be compiled; it stays ATen"]
+
+
+def test_statistics_of_half_precision_are_those_of_the_cpu(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 8)).bfloat16()
+    graph, _ = traced((model, ((torch.randn(4, 8, dtype=torch.bfloat16),), {})))
+    fused = fuse(graph)
+    assert {at.dtype for op in fused.ops if is_group(op.target) for at in body_of(op).forms} == {
+        "bfloat16"
+    }
+    check_program(fused, "fused")
+
+
+def test_a_compiler_that_fails_leaves_groups_aten(tmp_path: Path) -> None:
+    graph, _ = traced(blocks(1))
+    told: list[str] = []
+    with failing_compiler(tmp_path):
+        fused = fuse_compiled(graph, CPU, told.append)
+    assert not groups(fused)
+    assert told
+    for said in told:
+        assert re.fullmatch(
+            r"the group \w+ cannot be compiled: .*CppCompileError.*; it stays ATen", said
+        )
+
+
+def test_many_groups_are_shared_among_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks: list[list[str]] = []
+
+    def apart(task: str, running: Any, done: Callable[[], None]) -> None:
+        tasks.append(json.loads(task)["bodies"])
+        for _ in tasks[-1]:
+            done()
+
+    monkeypatch.setattr(together, "_apart", apart)
+    monkeypatch.setattr(together, "is_compiled", lambda body, device: body.outputs == [2])
+    bodies = [replace(BODY, outputs=[2, 4 + number]) for number in range(9)]
+    told: list[int] = []
+    compile_together([*bodies, replace(BODY, outputs=[2])], CPU, 8, told.append)
+    assert sorted(map(len, tasks)) == [4, 5]
+    assert sorted(text for task in tasks for text in task) == sorted(map(body_text, bodies))
+    assert sorted(told) == list(range(1, 10))
+    tasks.clear()
+    compile_together(bodies[:7], CPU, 8, told.append)
+    compile_together(bodies, CPU, 1, told.append)
+    assert not tasks
+
+
+def test_a_library_in_place_has_the_bits_of_its_kernel() -> None:
+    """What `compile_libraries` compares; here a library is opened and writes over its input."""
+    body = Body([LEAF, LEAF], [BODY.calls[0]], [2], [BODY.forms[0]])
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "libraries.pt2"
+        file.write_bytes(compile_libraries({"group_a": (body, Over(0, 0))}, CPU))
+        library = open_library(file, "group_a")
+    given = inputs()
+    wanted = given[0] * given[1]
+    [made] = checked_kernel("group_a", library, forms_of(body.forms), Over(0, 0))(given)
+    assert torch.equal(made, wanted)
+    assert made.data_ptr() == given[0].data_ptr()
+
+
+def test_what_is_done_never_becomes_less() -> None:
+    told: list[tuple[int, int]] = []
+    tell = compiling._growing(lambda *counts: told.append(counts), 3)
+    for count in (2, 0, 1, 3):
+        tell(count)
+    assert told == [(2, 3), (2, 3), (2, 3), (3, 3)]
+
+
+def test_a_worker_compiles_into_the_folder_of_all(
+    monkeypatch: pytest.MonkeyPatch, run: Kernel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that does not compile there is left to whoever asked."""
+    assert is_compiled(BODY, CPU)
+    monkeypatch.setattr(device_groups, "_kernels", {})
+    with kernel_folder(CPU) as folder:
+        mark = folder / "compiled" / body_digest(body_text(BODY))
+    mark.unlink()
+    wrong = replace(BODY, forms=[BODY.forms[1], BODY.forms[1]])
+    task = together._task([body_text(wrong), body_text(BODY)], CPU)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(task))
+    worker.main()
+    assert capsys.readouterr().out == "done\ndone\n"
+    assert is_compiled(BODY, CPU)
+    assert not is_compiled(wrong, CPU)
+
+
+def test_a_process_is_given_its_task_and_tells(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\ncat > {tmp_path}/task\necho "$*" > {tmp_path}/words\necho done\n'
+    )
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    done: list[None] = []
+    running: list[Any] = []
+    together._apart("the task", running, lambda: done.append(None))
+    assert len(done) == 1
+    assert (tmp_path / "task").read_text() == "the task"
+    assert (tmp_path / "words").read_text() == "-m stages.fuse.worker\n"
+    assert running[0].returncode == 0
 
 
 def test_a_body_that_writes_over_an_input_is_refused_before_it_runs() -> None:

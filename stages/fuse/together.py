@@ -1,0 +1,81 @@
+"""Compiles the groups of a graph at the same time, in processes of their own.
+
+A process takes seconds to begin, so that each has several groups. A caller's `__main__` is never
+loaded again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+
+import torch
+
+from schemas.groups import Body, body_text
+from stages.device.groups import is_compiled
+
+EACH = 4
+"""So many groups are worth a process."""
+_ABOVE = Path(__file__).parents[2]
+
+
+def compile_together(
+    bodies: Iterable[Body], device: torch.device, jobs: int, report: Callable[[int], None]
+) -> None:
+    """Fills inductor's folder with the kernels of bodies that it lacks, by at most so many
+    processes; `report` is told how many are done. Does nothing where one process would do."""
+    missing = [body_text(body) for body in bodies if not is_compiled(body, device)]
+    processes = min(jobs, len(missing) // EACH)
+    if processes < 2:
+        return
+    done = count(1)
+    running: list[subprocess.Popen[str]] = []
+    shares = [_task(missing[first::processes], device) for first in range(processes)]
+    with ThreadPoolExecutor(max_workers=processes) as pool:
+        try:
+            for _ in pool.map(
+                lambda task: _apart(task, running, lambda: report(next(done))), shares
+            ):
+                pass
+        except BaseException:
+            for process in running:
+                process.kill()
+            raise
+
+
+def _task(texts: Sequence[str], device: torch.device) -> str:
+    return json.dumps({"bodies": texts, "device": str(device), "threads": torch.get_num_threads()})
+
+
+def _apart(task: str, running: list[subprocess.Popen[str]], done: Callable[[], None]) -> None:
+    """Has a process compile bodies; `done` is called for each. What it does not come to is left."""
+    paths = [str(_ABOVE), os.environ.get("PYTHONPATH", "")]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stages.fuse.worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+    )
+    running.append(process)
+    with process:
+        _tell(process, task)
+        for line in process.stdout or ():
+            if line == "done\n":
+                done()
+
+
+def _tell(process: subprocess.Popen[str], task: str) -> None:
+    """Gives a process its task; one that has ended already does not read it."""
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(task)
+        process.stdin.close()

@@ -1,0 +1,34 @@
+"""Compiles a share of a graph's groups in a process of its own.
+
+It reads the task as JSON from standard input, and writes a line for each group that it is done
+with.
+
+What is compiled stays in inductor's folder. Whoever asked finds it there, or compiles what failed
+here once more, and says why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+
+
+def main() -> None:
+    """Compiles the bodies of the task."""
+    task = json.load(sys.stdin)
+    import torch
+
+    from schemas.errors import ModelError
+    from schemas.groups import read_body
+    from stages.fuse.compiling import compile_group
+
+    torch.set_num_threads(task["threads"])
+    for text in task["bodies"]:
+        with contextlib.suppress(ModelError):
+            compile_group(read_body(text), torch.device(task["device"]))
+        print("done", flush=True)
+
+
+if __name__ == "__main__":
+    main()
