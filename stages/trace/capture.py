@@ -321,8 +321,7 @@ def _written_buffer(desc: Any, d: Any, forward: Forward) -> str:
         return desc.target
     if isinstance(desc, d.ParamAOTInput):
         raise ModelError(
-            f"{forward.built.label}: the model writes to its parameter {desc.target!r} during the "
-            "forward"
+            f"{forward.built.label}: the forward writes to the model's parameter {desc.target!r}"
         )
     raise ModelError(
         f"{forward.built.label}: the model changes its input {called(forward.path(desc.idx))} in "
