@@ -10,7 +10,7 @@ import argparse
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -153,10 +153,20 @@ def _distinct(model: nn.Module, sample: Sample) -> Iterator[Tensor]:
     yield from (leaf for leaf in sample[0] if isinstance(leaf, Tensor))
 
 
-def infeasible(module: str) -> dict[str, Any]:
-    """What is said of a plan that does not fit, by the folder of its module; nothing of others."""
-    plan = json.loads((Path(module).parent / "plan.json").read_text())
-    return {"infeasible": plan["sentence"]} if plan["verdict"] == "infeasible" else {}
+def told(module: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What is measured, or why nothing is: the plan of a module (the empty text for none) does not
+    fit in its budget, or the step on the device."""
+    plan: dict[str, Any] = {}
+    if module:
+        plan = json.loads((Path(module).parent / "plan.json").read_text())
+    if plan.get("verdict") == "infeasible":
+        return {"infeasible": plan["sentence"]}
+    try:
+        return measure()
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        return {"out_of_memory": True}
 
 
 def main() -> None:
@@ -171,23 +181,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
-    if asked.way in (PLAN, GRAPHS) and (refused := infeasible(asked.module)):
-        asked.out.write_text(json.dumps(refused))
-        return
-    try:
-        result = measured(
-            asked.model,
-            asked.size,
-            asked.way,
-            asked.device,
-            asked.budget,
-            asked.module,
-            asked.steps,
-        )
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        result = {"out_of_memory": True}
+    given = (asked.model, asked.size, asked.way, asked.device, asked.budget, asked.module)
+    result = told(asked.module, lambda: measured(*given, asked.steps))
     asked.out.write_text(json.dumps(result))
 
 

@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from stages.device.devices import entered, is_out_of_memory, wait_for
+from stages.device.devices import entered, wait_for
 from stages.device.factory import Sample, check_result, move
 from stages.device.meter import session
 from stages.device.optimiser import in_backward
 from stages.validate.load import load_planned
-from tests.gpu.contestant import SEED, infeasible
+from tests.gpu.contestant import SEED, told
 from tests.gpu.models import MODELS
 
 CHECKED = 3
@@ -102,15 +102,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
-    try:
-        result = infeasible(asked.module) if asked.module else {}
-        if not result:
-            result = measured(asked.model, asked.size, asked.device, asked.module, asked.steps)
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        result = {"out_of_memory": True}
-    asked.out.write_text(json.dumps(result))
+    given = (asked.model, asked.size, asked.device, asked.module, asked.steps)
+    asked.out.write_text(json.dumps(told(asked.module, lambda: measured(*given))))
 
 
 if __name__ == "__main__":
