@@ -172,12 +172,16 @@ class Route:
         taken = STRATEGIES[self.strategy].clusters
         return ("--hierarchy", place / "hierarchy.arrow") if taken else ()
 
-    def choose(self, graph: Path, costs: Path, frontier: Path, budget: str) -> tuple[Plan, Path]:
-        """The plan for a budget as written, and its folder."""
+    def choose(
+        self, graph: Path, costs: Path, frontier: Path, budget: str, search: bool = True
+    ) -> tuple[Plan, Path]:
+        """The plan for a budget as written, and its folder; without a `search` it is one of the
+        frontier's."""
         folder = budget if budget == NO_BUDGET else parse_budget(budget).directory
         point = frontier.parent / folder
         files = ("--graph", graph, "--costs", costs)
-        self.run("choose", "--frontier", frontier, *files, "--budget", budget, "--out", point)
+        words = (*files, "--budget", budget, *([] if search else ["--no-search"]))
+        self.run("choose", "--frontier", frontier, *words, "--out", point)
         return read_plan(point / "plan.json"), point
 
     def module(self, graph: Path, point: Path, beside: tuple[Path, Path] | None = None) -> Path:

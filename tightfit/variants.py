@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from stages.device.factory import Built
 
 LEAST = "min"
+INTERRUPTED = "interrupted, taking the best plan so far"
+SO_FAR = "; the best plan when its making was interrupted"
 """What stands for the smallest budget that is known to work."""
 
 
@@ -63,8 +65,17 @@ class Variant:
         return self.made_of(route, *self.chosen(route, budget))
 
     def chosen(self, route: Route, budget: str) -> tuple[Plan, Path]:
-        """The plan for a budget, which may be infeasible, and its folder."""
-        plan, point = route.choose(self.graph, self.costs, self.path, budget)
+        """The plan for a budget, which may be infeasible, and its folder. Where looking for a
+        faster one is interrupted, it is the frontier's, if that has one; else the interruption is
+        raised."""
+        try:
+            plan, point = route.choose(self.graph, self.costs, self.path, budget)
+        except KeyboardInterrupt:
+            route.progress.say(INTERRUPTED)
+            plan, point = route.choose(self.graph, self.costs, self.path, budget, search=False)
+            if not plan.feasible:
+                raise
+            return replace(plan, sentence=plan.sentence + ("" if self.more else SO_FAR)), point
         if not plan.feasible and not self.more:
             path = route.frontier(self.graph, self.costs)
             if path != self.path:
@@ -153,7 +164,7 @@ def _frontier(route: Route, graph: Path, costs: Path, written: str) -> tuple[Pat
     try:
         return route.frontier(graph, costs, given=written not in (LEAST, NO_BUDGET)), ""
     except KeyboardInterrupt:
-        route.progress.say("interrupted, taking the best plan so far")
+        route.progress.say(INTERRUPTED)
         known = frontier_so_far(route, graph, costs)
         if known is None or written == LEAST:
             raise
@@ -161,4 +172,4 @@ def _frontier(route: Route, graph: Path, costs: Path, written: str) -> tuple[Pat
         best = read_frontier(known)
         if choose(traced, paid, condense(traced, paid), best, written)[1] is None:
             raise
-    return known, "; the best plan when its making was interrupted"
+    return known, SO_FAR

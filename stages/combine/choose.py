@@ -33,23 +33,28 @@ TOLERANCE = 1e-9
 
 
 def choose(
-    graph: Graph, costs: Costs, problem: Problem, frontier: Frontier, budget: str
+    graph: Graph,
+    costs: Costs,
+    problem: Problem,
+    frontier: Frontier,
+    budget: str,
+    search: bool = True,
 ) -> tuple[Plan, Point | None, list[Step]]:
     """The plan for a budget as written, the point that it is, and its schedule with times and
     memory filled in.
 
-    The point is the frontier's or a faster one (`refine`); "none" takes the frontier's fastest. On
-    CUDA it may be a slower one, whose reserved bytes are within the budget. When nothing fits, the
-    verdict is `infeasible`, the point None and the schedule empty. Raises ConfigError when the
-    budget is no size, or the costs are of settings of CUDA's allocator that are not followed,
-    ArtifactError when the frontier does not say what its plans replay to.
+    The point is the frontier's or, with `search`, a faster one (`refine`); "none" takes the
+    frontier's fastest. On CUDA it may be a slower one, whose reserved bytes are within the budget.
+    When nothing fits, the verdict is `infeasible`, the point None and the schedule empty. Raises
+    ConfigError when the budget is no size, or the costs are of settings of CUDA's allocator that
+    are not followed, ArtifactError when the frontier does not say what its plans replay to.
     """
     in_all = InAll.of_step(graph, costs, problem, frontier.link)
     total = None if budget == NO_BUDGET else in_all.budget(budget, frontier)
     asked = _Asked(budget, total, in_all, frontier)
     in_all.player.check_keep_all(asked.keep_all)
     in_all.player.played(frontier.points[-1])
-    first, limit = _within(in_all.player, frontier, asked.own)
+    first, limit = _within(in_all.player, frontier, asked.own, search)
     point = first
     if total is not None and in_all.reserves:
         point = in_all.fitted(frontier, first, total)
@@ -168,9 +173,11 @@ class _Limit:
         return min(self.proven.seconds, seconds), clock if self.proven.clock else ""
 
 
-def _within(player: Player, frontier: Frontier, budget: int | None) -> tuple[Point | None, _Limit]:
-    """The point for a budget, the frontier's fastest without one, with what limits it. A point that
-    meets the simple limit is not refined."""
+def _within(
+    player: Player, frontier: Frontier, budget: int | None, search: bool
+) -> tuple[Point | None, _Limit]:
+    """The point for a budget, the frontier's fastest without one, with what limits it: the simple
+    limit where a point meets it, which is not refined then, and where nothing is to be searched."""
     graph, costs, problem = player.graph, player.costs, player.opener.problem
     fastest = frontier.points[0]
     asked = fastest.peak if budget is None else budget
@@ -181,7 +188,7 @@ def _within(player: Player, frontier: Frontier, budget: int | None) -> tuple[Poi
     else:
         simple = least_seconds_linked(problem, asked, link) + seconds_of_views(graph, costs)
     met = point is not None and simple >= point.seconds * (1 - TOLERANCE)
-    if met or asked < least_peak(problem):
+    if met or not search or asked < least_peak(problem):
         return point, _Limit(simple)
     proven = proven_seconds(graph, costs, problem, asked)
     if budget is not None:

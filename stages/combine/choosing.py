@@ -20,6 +20,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--budget", required=True, help="the memory to stay within, such as 8GiB, 145MB or 50%%"
     )
+    parser.add_argument(
+        "--no-search",
+        action="store_true",
+        help="take the frontier's plan, without looking for a faster one or a closer bound",
+    )
     parser.add_argument("--out", type=Path, required=True, help="the folder to write into")
 
 
@@ -44,7 +49,9 @@ def run(options: argparse.Namespace) -> None:
         raise ConfigError(f"{options.frontier}: was made for another graph than {options.graph}")
     if options.budget != NO_BUDGET:
         tell_compiling(cool)
-    plan, point, steps = choose(graph, costs, condense(graph, costs), frontier, options.budget)
+    plan, point, steps = choose(
+        graph, costs, condense(graph, costs), frontier, options.budget, not options.no_search
+    )
     write_sequence(options.out / "sequence.arrow", [] if point is None else point.sequence)
     write_schedule(options.out / "schedule.arrow", steps, digest, frontier.link)
     write_plan(options.out / "plan.json", plan)
@@ -62,4 +69,5 @@ def derived(options: argparse.Namespace) -> list[Derived]:
     """What `run` made of what."""
     outputs = [options.out / name for name in ("sequence.arrow", "schedule.arrow", "plan.json")]
     read = [options.graph, options.costs, options.frontier]
-    return [Derived(outputs, read, {"budget": options.budget})]
+    more = {"search": False} if options.no_search else {}
+    return [Derived(outputs, read, {"budget": options.budget, **more})]

@@ -167,6 +167,24 @@ def test_an_interrupted_frontier_gives_the_best_plan_so_far(
     assert whole.time is not None and made.time is not None and whole.time <= made.time
 
 
+def test_an_interrupted_search_for_a_budget_gives_the_plan_of_the_frontier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, model = torch.randn(64, 16), tower(depth=6)
+    wanted = gradients(copy.deepcopy(model), x)
+    given: dict[str, Any] = {"budget": "55%", "store": tmp_path, **SETTINGS}
+    with monkeypatch.context() as patched:
+        patched.setattr("stages.combine.choose.proven_seconds", interrupt)
+        fitted, made = tightfit.plan(model, (x,), **given)
+    assert made.feasible and made.sentence.count("the best plan when its making was") == 1
+    assert all(map(torch.equal, gradients(fitted, x), wanted))
+    assert made.peak is not None and made.budget_bytes is not None
+    assert made.peak <= made.budget_bytes
+    whole = tightfit.plan(model, (x,), **given)[1]
+    assert "interrupted" not in whole.sentence and whole.gap is not None and made.gap is not None
+    assert whole.gap <= made.gap
+
+
 def test_an_interrupted_solve_leaves_what_the_search_finds_without_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
