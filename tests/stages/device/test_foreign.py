@@ -79,7 +79,8 @@ def test_a_module_that_registers_nothing_is_told(written: str, said: str) -> Non
 
 def test_a_graph_calls_it_only_where_it_is_allowed() -> None:
     made: tuple[Any, ...] = mine.Calling(mine.shifted), ((torch.randn(4, 32),), {})
-    with pytest.raises(ModelError, match=r"mine.py:\d+: .*namespace is named as .* operators=\['mine'\]"):
+    said = r"mine.py:\d+: .*namespace is named as .* operators=\['mine'\]"
+    with pytest.raises(ModelError, match=said):
         trace(check_result(made, "mine"), "mine")
     assert SCALED in [op.target for op in graph_of(mine.shifted).ops]
     assert SCALED in [op.target for op in graph_of(lambda x: mine.scaled(x, 0.5)).ops]
