@@ -63,7 +63,8 @@ class Disk:
         return self._issue(1, _read, tensor, offset, after)
 
     def wait(self, ticket: Ticket) -> None:
-        """Returns when a transfer is through; the tensor is then no longer held."""
+        """Returns when a transfer is through; the tensor is then no longer held. Where the wait is
+        interrupted, it is held on, since a thread still reads or fills it."""
         self._check_process()
         try:
             ticket.done.result()
@@ -71,8 +72,9 @@ class Disk:
             self.sound = False
             raise RuntimeError(_sentence(self.folder, error)) from error
         finally:
-            ticket.tensor = None
-            self.moving.discard(ticket)
+            if ticket.done.done():
+                ticket.tensor = None
+                self.moving.discard(ticket)
 
     def idle(self) -> None:
         """Returns when all transfers are through; one that fails leaves the disk not `sound`."""

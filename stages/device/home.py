@@ -143,7 +143,8 @@ class Home:
 
     def wait(self, number: int) -> None:
         """What is done next finds the transfer of a parameter through."""
-        self.memory.wait(self.moving.pop(number))
+        self.memory.wait(self.moving[number])
+        del self.moving[number]
 
     def offload(self, number: int) -> None:
         """A parameter begins to be sent back."""
@@ -258,6 +259,8 @@ class Home:
         """The end of `gathered`."""
         odd = []
         for number, parameter in enumerate(self.parameters):
+            # A backward of what was computed here would read what is then in their place.
+            torch.autograd.graph.increment_version(parameter)
             if MemoryLayout.of(parameter) != self.layouts[number]:
                 odd.append(self.paths[number])
                 self._put(number, self.stand_ins[number])

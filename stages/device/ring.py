@@ -96,12 +96,16 @@ class Ring:
             raise
 
     def _through(self, staging: Staging) -> None:
-        """Waits for a buffer's transfers; where one failed, the buffer is free again."""
+        """Waits for a buffer's transfers. Where one failed, or the wait is interrupted, the buffer
+        is free again, and whoever takes it next waits for the rest."""
         begin = time.perf_counter()
         try:
             while staging.moving:
-                self.memory.wait(staging.moving.pop())
-        except BaseException:
+                self.memory.wait(staging.moving[-1])
+                staging.moving.pop()
+        except BaseException as error:
+            if isinstance(error, Exception):
+                staging.moving.pop()
             self.free.append(staging)
             raise
         self.waited += time.perf_counter() - begin

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +96,57 @@ def test_changes_are_sent_back_by_whoever_makes_them() -> None:
             pass
         assert type(module[0].weight) is nn.Parameter
     assert home.read(0).eq(5).all() and home.read(1).eq(7).all()
+
+
+@pytest.mark.parametrize("there", [(), range(6)])
+def test_what_was_computed_within_gathered_has_its_backward_there(there: Any) -> None:
+    module = model()
+    home = home_of(module, there)
+    with home.gathered():
+        for parameter in module.parameters():
+            parameter.square().sum().backward()
+            parameter.grad = None
+        late = [parameter.square().sum() for parameter in module.parameters()]
+    for each in late:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            each.backward()
+    assert all(parameter.grad is None for parameter in module.parameters())
+
+
+def test_a_wait_that_is_interrupted_is_waited_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = model()
+    home = home_of(module)
+    value = home.read(0)
+    begun = threading.Event()
+
+    def later(move: Any) -> Any:
+        def run(*args: Any) -> None:
+            begun.wait()
+            move(*args)
+
+        return run
+
+    def interrupted(self: Future[None], timeout: float | None = None) -> None:
+        raise KeyboardInterrupt
+
+    for name in ("_read", "_write"):
+        with monkeypatch.context() as patch:
+            patch.setattr(disks, name, later(getattr(disks, name)))
+            if name == "_read":
+                home.prefetch(0)
+            else:
+                home.wait(0)
+                home.tensor(0).mul_(2)
+                home.offload(0)
+            patch.setattr(Future, "result", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                home.wait(0)
+        [ticket] = home.memory.memory.moving  # type: ignore[attr-defined]
+        assert ticket.tensor is not None and home.moving[0] is ticket
+        begun.set()
+    home.settle()
+    assert not home.moving and torch.equal(home.read(0), 2 * value)
+    home.close()
 
 
 def test_another_layout_is_refused_and_changes_nothing() -> None:

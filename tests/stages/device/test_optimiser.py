@@ -201,6 +201,31 @@ def test_a_disk_that_failed_goes_on_failing_in_a_sentence() -> None:
         found.state_dict()
 
 
+def test_a_wait_for_states_that_is_interrupted_is_waited_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one, other = model(), model()
+    mine = in_backward(torch.optim.Adam(one.parameters()), piece_bytes=64)
+    its = torch.optim.Adam(other.parameters())
+    train(one, mine)
+    train(other, its)
+    saved = mine.state_dict()
+    ring = mine._updates.ring
+
+    def interrupted(ticket: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ring.memory, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            mine.state_dict()
+    assert any(staging.moving for staging in ring.free)
+    assert_alike(mine.state_dict(), saved)
+    train(one, mine)
+    train(other, its)
+    assert_trained_alike(one, other)
+
+
 def test_groups_without_parameters() -> None:
     with pytest.raises(RuntimeError, match="has no parameters"):
         in_backward(torch.optim.SGD([{"params": []}], lr=0.1))
