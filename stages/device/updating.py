@@ -127,7 +127,10 @@ class Updates:
         self.ring.order = []
 
     def _unmoved(self, number: int) -> torch.Tensor:
-        """A parameter, which lies as it did when its states got their places."""
+        """A parameter, which lies as it did when its states got their places; where it has a home,
+        that has not failed, since its states are then those of another step."""
+        if self.home is not None:
+            self.home.check()
         parameter = self.parameters[number]
         if MemoryLayout.of(parameter) != self.layouts[number]:
             raise RuntimeError(

@@ -254,6 +254,30 @@ def test_parameters_stay_where_the_disk_is_full_or_no_folder(
     stepping.close()
 
 
+def test_states_that_are_no_longer_those_of_the_parameters_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*args: Any) -> int:
+        raise OSError(5, "Input/output error")
+
+    module = model()
+    home, optimizer = lodge(module, torch.optim.AdamW(module.parameters()), lodging(module))
+    states = optimizer.state_dict()
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "pwrite", fail)
+        home.prefetch(0)
+        home.wait(0)
+        home.offload(0)
+        with pytest.raises(RuntimeError, match="Input/output error"):
+            home.wait(0)
+    optimizer._updates.keys[0] = ("step",)
+    parameter: Any = next(module.parameters())
+    parameter.grad = torch.ones(parameter.shape)
+    for use in (optimizer.state_dict, lambda: optimizer.load_state_dict(states), optimizer.step):
+        with pytest.raises(RuntimeError, match="has failed, and some of them may be lost"):
+            use()
+
+
 def test_nothing_is_left_of_a_process_that_is_killed_and_two_never_meet(tmp_path: Path) -> None:
     code = """
 import os, signal, sys, torch
