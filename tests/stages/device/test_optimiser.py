@@ -205,7 +205,7 @@ def test_a_wait_for_states_that_is_interrupted_is_waited_for_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one, other = model(), model()
-    mine = in_backward(torch.optim.Adam(one.parameters()), piece_bytes=64)
+    mine: Any = in_backward(torch.optim.Adam(one.parameters()), piece_bytes=64)
     its = torch.optim.Adam(other.parameters())
     train(one, mine)
     train(other, its)
