@@ -259,7 +259,8 @@ def checked_kernel(
     checked: list[bool] = []
 
     def run(given: Sequence[Tensor]) -> list[Tensor]:
-        results = list(compiled(list(given)))
+        given = [_as_it_lies(tensor) for tensor in given]
+        results = list(compiled([*given]))
         if not checked:
             if [_form(made) for made in results] != fresh:
                 raise RuntimeError(f"{name} was compiled with outputs of another form")
@@ -273,6 +274,20 @@ def checked_kernel(
         return results
 
     return run
+
+
+def _as_it_lies(tensor: Tensor) -> Tensor:
+    """A tensor whose memory holds its numbers, which those of a negative or a conjugate view does
+    not: compiled functions read memory alone. Raises RuntimeError where it has no such copy."""
+    if not (tensor.is_neg() or tensor.is_conj()):
+        return tensor
+    made = tensor.resolve_conj().resolve_neg()
+    if made.stride() != tensor.stride():
+        raise RuntimeError(
+            "a group is given a negative or conjugate view that is expanded: give it a copy, as "
+            "from resolve_neg() or resolve_conj()"
+        )
+    return made
 
 
 def zeros_of(form: Form, device: torch.device) -> Tensor:

@@ -37,6 +37,8 @@ class Absent:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        if any(not issubclass(kind, (cls, torch.Tensor)) for kind in types):
+            return NotImplemented
         return pytree.tree_map_only(torch.Tensor, cls, _described(operator, args, kwargs or {}))
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from .absent import Absent
 from .kernels import (
@@ -48,6 +49,7 @@ class Group:
         self.reads = reads
         self.place = place
         self.kernels: dict[tuple[str, int], Kernel] = {}
+        self.parts: dict[tuple[frozenset[int], frozenset[int]], Group] = {}
 
     def over(self, position: int, output: int) -> Group:
         """The same in place: an output takes the memory of the input at a position."""
@@ -68,22 +70,50 @@ class Group:
 
     def joining(self, gradients: tuple[int, ...], *given: Any) -> Any:
         """The same where several gradients meet, some of which may be absent: what depends on
-        absent ones alone is absent, anything else sees zeros for them, as in autograd."""
-        absent = {place for place, operand in enumerate(given) if isinstance(operand, Absent)}
+        absent ones alone is absent, and does not run; a sum sees zeros for it, as in autograd. Each
+        choice of absent ones is a kernel of its own, compiled when it is first needed."""
+        absent = frozenset(at for at, operand in enumerate(given) if isinstance(operand, Absent))
         if not absent:
             return self(*given)
-        present = set(gradients) - absent
+        present = frozenset(gradients) - absent
         gone = [bool(absent & set(at)) and not present & set(at) for at in self.reads]
-        made: Sequence[Any] = [None] * len(gone)
+        made: Iterator[Any] = iter(())
         if not all(gone):
-            device = next(operand.device for operand in given if isinstance(operand, Tensor))
-            result = self(*(_there(operand, device) for operand in given))
-            made = result if isinstance(result, tuple) else (result,)
+            there = [operand for operand in given if isinstance(operand, Tensor)]
+            result = self.part(absent, present, gone)(*there)
+            made = iter(result if isinstance(result, tuple) else (result,))
         outputs = [
-            Absent(_meta(form)) if lacking else output
-            for form, lacking, output in zip(self.outputs, gone, made, strict=True)
+            Absent(_meta(form)) if lacking else next(made)
+            for form, lacking in zip(self.outputs, gone, strict=True)
         ]
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def part(self, absent: frozenset[int], present: frozenset[int], gone: Sequence[bool]) -> Group:
+        """The group of what is there, by the places of absent operands and of gradients that are
+        present; it writes over nothing. `gone` says which outputs it does not make."""
+        if (absent, present) not in self.parts:
+            there = [at for at in range(len(self.inputs)) if at not in absent]
+
+            def function(*given: Tensor) -> list[Tensor]:
+                operands: list[Any] = [Absent(_meta(form)) for form in self.inputs]
+                for at, operand in zip(there, given, strict=True):
+                    operands[at] = Arrived(operand) if at in present else operand
+                made = zip(self.function(*operands), gone, strict=True)
+                return [_plain(output) for output, lacking in made if not lacking]
+
+            name = "_".join([self.name, "without", *map(str, sorted(absent))])
+            kept = [place for place, lacking in enumerate(gone) if not lacking]
+            self.parts[absent, present] = Group(
+                name,
+                function,
+                tuple(self.inputs[at] for at in there),
+                tuple(self.outputs[place] for place in kept),
+                tuple(
+                    tuple(there.index(at) for at in self.reads[place] if at in there)
+                    for place in kept
+                ),
+            )
+        return self.parts[absent, present]
 
     def compiled(self, device: torch.device) -> Kernel:
         """The kernel for a device, compiled where there is none."""
@@ -105,9 +135,36 @@ def _meta(form: Form) -> Tensor:
     return torch.empty_strided(form.shape, form.strides, dtype=dtype, device="meta")
 
 
-def _there(operand: Tensor | Absent, device: torch.device) -> Tensor:
-    """An operand, or zeros in place of one that is absent."""
-    return torch.zeros_like(operand.meta, device=device) if isinstance(operand, Absent) else operand
+class Arrived:
+    """Stands for a tensor that a gradient is in, while a group is traced of which others are
+    absent: an operator that is given both sees zeros for these."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        operator: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        given = (tuple(args), dict(kwargs or {}))
+        device = next(
+            leaf.tensor.device for leaf in pytree.tree_leaves(given) if isinstance(leaf, cls)
+        )
+        args, named = pytree.tree_map(lambda leaf: _plain(leaf, device), given)
+        return pytree.tree_map_only(Tensor, cls, operator(*args, **named))
+
+
+def _plain(leaf: Any, device: torch.device | None = None) -> Any:
+    """A tensor that stands for nothing: zeros for one that is absent."""
+    if isinstance(leaf, Arrived):
+        return leaf.tensor
+    if isinstance(leaf, Absent):
+        return torch.zeros(leaf.meta.shape, dtype=leaf.meta.dtype, device=device)
+    return leaf
 
 
 def prepare(
