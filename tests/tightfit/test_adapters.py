@@ -86,3 +86,9 @@ def test_a_trainer_of_an_adapter(tmp_path: Path) -> None:
     planned(trainer, tmp_path / "store", budget="100%")
     assert trainer.train().training_loss == expected.training_loss
     assert equal(weights(trainer), weights(alone))
+    saved = []
+    for one in (trainer, alone):
+        folder = Path(one.args.output_dir) / "saved"
+        one.save_model(str(folder))
+        saved.append((folder / "adapter_model.safetensors").read_bytes())
+    assert saved[0] == saved[1]
