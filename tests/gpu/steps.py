@@ -215,7 +215,7 @@ def _linked(asked: Asked) -> list[Step]:
         combining = _python("stages", "combine", *given, "--out", frontier)
         after = ("link", f"{name}: solve")
         found.append(Step(planning, [combining], 400, PLANNING, after))
-        for share in TIGHT:
+        for share in TIGHT[-1:] if asked.size == "tiny" else TIGHT:
             label = f"{name}: plan at a {share} with the link"
             place = folder / f"{share}-linked"
             commands = _chosen(folder, frontier, SHARES[share], place)

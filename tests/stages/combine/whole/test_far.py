@@ -64,7 +64,7 @@ def test_states_without_room_are_in_the_third_memory(short: int) -> None:
     assert lanes == {"host/from-disk", "host/to-disk"}
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     share=st.floats(0.3, 1.2),
     bandwidth=st.sampled_from([1e7, 5e8, float("inf")]),
