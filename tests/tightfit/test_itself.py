@@ -36,11 +36,6 @@ class Checkpointed(nn.Module):
         return x
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("store")
-
-
 def planned(store: Path, budget: str, check: bool = True) -> tightfit.ChosenPlan:
     torch.manual_seed(0)
     x = torch.randn(64, 8, requires_grad=True)

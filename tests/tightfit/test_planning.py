@@ -17,11 +17,6 @@ from schemas.plan import Plan
 SETTINGS: dict[str, Any] = {"peaks": 2, "saves": 2, "jobs": 1}
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("store")
-
-
 def model_and_tokens() -> tuple[torch.nn.Module, torch.Tensor]:
     torch.manual_seed(0)
     model, (args, _) = gpt2(layers=2, width=64, heads=2, vocabulary=100, batch=2, tokens=16)
