@@ -114,14 +114,18 @@ def _peaks(contestant: Contestant, stepper: Stepper, sample: Sample) -> tuple[in
 def _seconds(
     contestants: Sequence[Contestant], stepper: Stepper, sample: Sample, rounds: int
 ) -> list[list[float]]:
-    """Seconds of a step by contestant and round; within a round all take turns."""
+    """Seconds of a step by contestant and round; within a round all take turns.
+
+    With one thread these are seconds of its processor, which other work on the machine leaves alone.
+    """
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     seconds: list[list[float]] = [[] for _ in contestants]
     for turn in range(rounds):
         order = range(len(contestants))
         for index in order if turn % 2 == 0 else reversed(order):
             forget_gradients(contestants[index].module, sample)
-            start = time.perf_counter()
+            start = clock()
             held = _step(contestants[index], stepper, sample)
-            seconds[index].append(time.perf_counter() - start)
+            seconds[index].append(clock() - start)
             del held
     return seconds
