@@ -221,8 +221,8 @@ GRAPH = store.ArtifactType("tightfit.graph", 3, pa.schema(GRAPH_FIELDS))
 
 
 def write_graph(path: Path | str, graph: Graph, fused: bool = False) -> str:
-    """Checks the graph, writes it and returns its digest; one of fused kernels says so. Alternatives
-    stand in the metadata, where there are any."""
+    """Checks the graph, writes it and returns its digest; one of fused kernels says so.
+    Alternatives stand in the metadata, where there are any."""
     check_graph(graph, str(path))
     row = asdict(graph)
     alternatives = row.pop("alternatives")

@@ -60,10 +60,13 @@ def fuse_compiled(
     jobs: int = 1,
 ) -> Graph:
     """The fused graph, each distinct group of it compiled, with the forms in place that are exact
-    and take fewer bytes, and with the alternatives that are exact and take less time. A group that does not compile stays ATen, as does one that takes longer
-    than ATen's calls; `tell` is given the sentence. `report` is told how many kernels are compiled,
-    of how many. Many that inductor's folder lacks are compiled by up to `jobs` processes. Raises
-    ModelError where there is no compiler."""
+    and take fewer bytes, and with the alternatives that are exact and take less time.
+
+    A group that does not compile stays ATen, as does one that takes longer than ATen's calls;
+    `tell` is given the sentence. `report` is told how many kernels are compiled, of how many. Many
+    that inductor's folder lacks are compiled by up to `jobs` processes. Raises ModelError where
+    there is no compiler.
+    """
     check_compiler(device)
     refused: set[str] = set()
     while True:

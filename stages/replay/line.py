@@ -57,8 +57,8 @@ def executions(
     ceiling: int = 0,
     moved: Mapping[int, int] | None = None,
 ) -> list[Execution]:
-    """The runs of a sequence of positions of nodes and alternatives, in its order; `moved` are bytes
-    that come back ahead of a run, by its place, negative where some leave.
+    """The runs of a sequence of positions of nodes and alternatives, in its order; `moved` are
+    bytes that come back ahead of a run, by its place, negative where some leave.
 
     With `in_place` a node overwrites the first of its reusable inputs that ends with it, where that
     takes no longer, or where it would need more than `ceiling` bytes otherwise.

@@ -36,12 +36,12 @@ class Effect:
     """What the step at a position of a schedule does.
 
     `op` is the op that it is about, None where it is about none. Where it `runs` it, `repeated`
-    says whether that is not the first time; an alternative is a repetition. `reads` and `makes` are values; `drops` are the
-    storages that are gone from the device after it: freed, overwritten, given away with a
-    gradient, or used up by an update. `returns` are values that come back from another memory:
-    their storage is there from here on, and is read once the transfer has been waited for. `moves`
-    is the storage whose copy in that memory it makes, brings back, waits for, reads or forgets,
-    NONE for no such action.
+    says whether that is not the first time; an alternative is a repetition. `reads` and `makes` are
+    values; `drops` are the storages that are gone from the device after it: freed, overwritten,
+    given away with a gradient, or used up by an update. `returns` are values that come back from
+    another memory: their storage is there from here on, and is read once the transfer has been
+    waited for. `moves` is the storage whose copy in that memory it makes, brings back, waits for,
+    reads or forgets, NONE for no such action.
     """
 
     position: int

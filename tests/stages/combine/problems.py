@@ -89,9 +89,7 @@ def problems(
 
 
 @st.composite
-def _alternatives(
-    draw: st.DrawFn, nodes: list[Node], storages: list[Storage]
-) -> list[Alternative]:
+def _alternatives(draw: st.DrawFn, nodes: list[Node], storages: list[Storage]) -> list[Alternative]:
     found: list[Alternative] = []
     for position, node in enumerate(nodes):
         free = [storage for storage in node.outputs if not storages[storage].stays]

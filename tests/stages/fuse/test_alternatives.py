@@ -137,7 +137,9 @@ def test_each_part_of_equal_groups_is_judged_once() -> None:
     groups = [op for op in fused.ops if is_group(op.target) and op.phase == "forward"]
     assert len(judged) == len(set(judged))
     assert len(judged) < sum(len(_parts(fused, op, 0)) for op in groups)
-    assert [op.id - len(found.ops) for op in found.alternatives] == [*range(len(found.alternatives))]
+    assert [op.id - len(found.ops) for op in found.alternatives] == [
+        *range(len(found.alternatives))
+    ]
     for op in found.alternatives:
         assert set(op.inputs) & set(found.ops[found.origins[op.id]].outputs)
 

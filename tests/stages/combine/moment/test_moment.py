@@ -46,7 +46,7 @@ def budget_of(problem: Problem, data: st.DataObject) -> int:
 
 
 @settings(max_examples=150, deadline=None)
-@given(problems(3, repeats=True, alternatives=True), st.data())
+@given(problems(3, repeats=True) | problems(2, alternatives=True), st.data())
 def test_no_program_is_worth_more_than_the_optimum(problem: Problem, data: st.DataObject) -> None:
     budget = budget_of(problem, data)
     try:

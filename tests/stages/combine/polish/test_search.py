@@ -161,7 +161,9 @@ def test_large_storages_are_drawn_as_often_as_the_roots_of_their_sizes() -> None
 
 
 @settings(max_examples=100, deadline=None)
-@given(problems(repeats=True, alternatives=True), st.data(), st.lists(st.integers(0, 400), max_size=20))
+@given(
+    problems(repeats=True, alternatives=True), st.data(), st.lists(st.integers(0, 400), max_size=20)
+)
 def test_making_room_moves_nothing_past_another(
     problem: Problem, data: st.DataObject, places: list[int]
 ) -> None:
@@ -179,7 +181,11 @@ def test_making_room_moves_nothing_past_another(
 
 
 @settings(max_examples=100, deadline=None)
-@given(problems(repeats=True, alternatives=True), st.integers(1, 100), st.sampled_from([QUICK, PATIENT]))
+@given(
+    problems(repeats=True, alternatives=True),
+    st.integers(1, 100),
+    st.sampled_from([QUICK, PATIENT]),
+)
 def test_what_is_found_is_valid_and_no_worse(problem: Problem, percent: int, pace: Pace) -> None:
     start = list(range(len(problem.nodes)))
     line, _ = plain_line(problem, start, True)
