@@ -60,7 +60,7 @@ def graph_of(problem: Problem, views: bool, view_seconds: float = 0.0) -> tuple[
         rows.append((op, NONE, node.seconds, node.peak, made))
         for value, reuse in zip(overwritten, node.reuses, strict=True):
             rows.append((op, value, reuse.seconds, reuse.peak, 0))
-    alternatives = []
+    alternatives: list[Op] = []
     for other in problem.alternatives:
         number = len(ops) + len(alternatives)
         target, form = f"aten.other{number}.default", other.form
