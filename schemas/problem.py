@@ -87,7 +87,8 @@ class Node:
 @dataclass(frozen=True)
 class Alternative:
     """Another form of further runs of the node at a position, which a plan may take in place of
-    the node's own: the op of the graph that it is, and what it reads, makes and costs."""
+    the node's own: the op of the graph that it is, and what it reads, makes and costs. It makes no
+    more than the node, whose own further runs make all that its first one makes."""
 
     node: int
     op: int

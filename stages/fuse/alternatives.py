@@ -12,6 +12,7 @@ from torch import Tensor
 from schemas.arguments import encode_arguments
 from schemas.graph import NONE, Graph, Op
 from schemas.groups import GROUP_PREFIX, Body, body_digest, body_of, body_text, is_group
+from schemas.held import held_storages
 from stages.device.devices import kept_random_states
 from stages.device.groups import filled, forms_of, kernel
 from stages.fuse.overwriting import WORTH, positive, same_bits
@@ -27,9 +28,10 @@ SHARE = 0.95
 
 
 def with_alternatives(graph: Graph, judge: Judge, report: Report | None = None) -> Graph:
-    """The graph with the alternatives of its groups of the forward: parts that make one output that
-    is worth it, of each distinct group judged once. `report` is told how many are, of how many."""
-    groups = [op for op in graph.ops if is_group(op.target) and op.phase == "forward"]
+    """The graph with the alternatives of its groups of the forward that may run again: parts that
+    make one output that is worth it, of each distinct group judged once. `report` is told how many
+    are, of how many."""
+    groups = [op for op in graph.ops if is_group(op.target) and _may_run_again(graph, op)]
     made = set(range(len(graph.storages))) - graph.fixed_storages()
     least = WORTH * max((graph.storages[storage] for storage in made), default=0)
     found = {op.target: _parts(graph, op, least) for op in reversed(groups)}
@@ -45,6 +47,12 @@ def with_alternatives(graph: Graph, judge: Judge, report: Report | None = None) 
     first = len(graph.ops)
     numbered = [replace(op, id=first + number) for number, op in enumerate(alternatives)]
     return replace(graph, alternatives=numbered)
+
+
+def _may_run_again(graph: Graph, op: Op) -> bool:
+    """Whether an op is one of the forward that makes nothing which the caller holds."""
+    made = {graph.values[value].storage for value in op.outputs if value != NONE}
+    return op.phase == "forward" and made.isdisjoint(held_storages(graph))
 
 
 def _parts(graph: Graph, op: Op, least: float) -> list[Part]:

@@ -23,8 +23,8 @@ def condense(graph: Graph, costs: Costs, ordered: bool = True) -> Problem:
     it leaves allocated beyond the tangents is one more storage, held, after these. Makers of
     contributions to one gradient run once; where they are `ordered`, each further one reads a
     storage without bytes that the one before it makes, which ties blocks together that are only
-    met by it. Alternatives are those of nodes that may run again, for storages that do not stay.
-    Raises ArtifactError where the graph makes contributions in another order.
+    met by it. Alternatives are those of nodes that may run again as they ran first. Raises
+    ArtifactError where the graph makes contributions in another order.
     """
     fixed = graph.fixed_storages()
     kept = [op for op in graph.ops if not graph.is_view(op)]
@@ -101,7 +101,9 @@ def _alternatives(
         reads = dict.fromkeys(graph.values[value].storage for value in op.inputs)
         inputs = [storage for storage in reads if storage not in fixed]
         form = Repeat(inputs, _made(graph, op), cost.seconds, cost.peak)
-        if nodes[position].repeatable and not any(storages[made].stays for made in form.outputs):
+        node = nodes[position]
+        stays = any(storages[made].stays for made in node.outputs)
+        if node.repeatable and node.repeat is None and not stays:
             found.append(Alternative(position, op.id, form))
     return found
 

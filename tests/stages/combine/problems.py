@@ -92,11 +92,11 @@ def problems(
 def _alternatives(draw: st.DrawFn, nodes: list[Node], storages: list[Storage]) -> list[Alternative]:
     found: list[Alternative] = []
     for position, node in enumerate(nodes):
-        free = [storage for storage in node.outputs if not storages[storage].stays]
-        if node.phase != "forward" or node.random or not free:
+        stays = any(storages[storage].stays for storage in node.outputs)
+        if node.phase != "forward" or node.random or node.repeat is not None or stays:
             continue
         for _ in range(draw(st.integers(0, 2))):
-            made = draw(st.lists(st.sampled_from(free), min_size=1, unique=True))
+            made = draw(st.lists(st.sampled_from(node.outputs), min_size=1, unique=True))
             rest = [storage for storage in (*node.inputs, *node.outputs) if storage not in made]
             read = draw(st.lists(st.sampled_from(rest), unique=True)) if rest else []
             peak = sum(storages[storage].bytes for storage in made) + draw(st.integers(0, 2))
