@@ -146,8 +146,9 @@ BLOCKS = store.ArtifactType(
 
 
 def problem_row(problem: Problem) -> dict[str, Any]:
-    """A block's problem as plain data."""
+    """A block's problem as plain data; blocks have no alternatives."""
     row = asdict(problem)
+    del row["alternatives"]
     for node in row["nodes"]:
         node["repeat"] = [] if node["repeat"] is None else [node["repeat"]]
     return row

@@ -9,16 +9,18 @@ so that planning needs no PyTorch.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, cast
 
 import pyarrow as pa
 
 from schemas import store
+from schemas.alternatives import check_alternatives, rows_in, said
 from schemas.arguments import Arguments, argument_values, decode_arguments, read_arguments
-from schemas.arrow import flag, integer, integers, records, text, texts
 from schemas.dtypes import DTYPES
 from schemas.errors import ArtifactError
+from schemas.graph_fields import GRAPH_FIELDS
 
 Phase = Literal["forward", "loss", "backward"]
 ValueKind = Literal["parameter", "buffer", "input", "tangent", "constant", "intermediate"]
@@ -140,6 +142,9 @@ class Graph:
     buffers that the forward puts another tensor in the place of. Unread are the plain leaves of
     (args, kwargs) that it does not look at. `has_loss` says whether a loss function stood between
     forward and backward.
+
+    `alternatives` are ops that make again, in another way, some of what one of `ops` made, their
+    origin, and that may run after it; their ids follow those of `ops`.
     """
 
     model: str
@@ -156,6 +161,25 @@ class Graph:
     input_tree: str
     output_tree: str
     guards: str
+    alternatives: list[Op] = field(default_factory=list)
+
+    @property
+    def all_ops(self) -> list[Op]:
+        """The ops and, behind them, their alternatives: by id."""
+        return [*self.ops, *self.alternatives]
+
+    def op(self, number: int) -> Op:
+        """The op or the alternative of an id."""
+        beyond = number - len(self.ops)
+        return self.ops[number] if beyond < 0 else self.alternatives[beyond]
+
+    @cached_property
+    def origins(self) -> dict[int, int]:
+        """By the id of each alternative that of its origin."""
+        if not self.alternatives:
+            return {}
+        makers = self.makers()
+        return {op.id: makers[op.outputs[0]].id for op in self.alternatives}
 
     def is_view(self, op: Op) -> bool:
         """True when the op makes no new storage: all its outputs share storages with its inputs."""
@@ -193,68 +217,17 @@ class Graph:
         return {value.storage for value in self.values if value.kind in FIXED_KINDS}
 
 
-GRAPH = store.ArtifactType(
-    "tightfit.graph",
-    3,
-    pa.schema(
-        [
-            text("model"),
-            text("device"),
-            text("torch"),
-            flag("has_loss"),
-            records(
-                "ops",
-                integer("id"),
-                text("target"),
-                text("phase"),
-                text("arguments"),
-                integers("inputs"),
-                integers("outputs"),
-                integers("writes"),
-                integers("in_place"),
-                flag("random"),
-                flag("repeatable"),
-                text("module"),
-                text("source"),
-            ),
-            records(
-                "values",
-                integer("id"),
-                text("kind"),
-                integers("shape"),
-                integers("strides"),
-                integer("offset"),
-                text("dtype"),
-                integer("storage"),
-                text("path"),
-                texts("aliases"),
-                flag("requires_grad"),
-                pa.field("data", pa.binary(), nullable=False),
-                text("device"),
-            ),
-            integers("storages"),
-            integers("inputs"),
-            texts("input_constants"),
-            records(
-                "outputs",
-                integer("value"),
-                integer("tangent"),
-                text("constant"),
-                flag("requires_grad"),
-            ),
-            records("gradients", integer("value"), integer("gradient")),
-            text("input_tree"),
-            text("output_tree"),
-            text("guards"),
-        ]
-    ),
-)
+GRAPH = store.ArtifactType("tightfit.graph", 3, pa.schema(GRAPH_FIELDS))
 
 
 def write_graph(path: Path | str, graph: Graph, fused: bool = False) -> str:
-    """Checks the graph, writes it and returns its digest; one of fused kernels says so."""
+    """Checks the graph, writes it and returns its digest; one of fused kernels says so.
+    Alternatives stand in the metadata, where there are any."""
     check_graph(graph, str(path))
-    return store.write(path, GRAPH, [asdict(graph)], {"kernels": "fused"} if fused else {})
+    row = asdict(graph)
+    alternatives = row.pop("alternatives")
+    about = ({"kernels": "fused"} if fused else {}) | said(alternatives)
+    return store.write(path, GRAPH, [row], about)
 
 
 def is_fused(path: Path | str) -> bool:
@@ -264,10 +237,10 @@ def is_fused(path: Path | str) -> bool:
 
 def read_graph(path: Path | str) -> Graph:
     """Reads a graph and checks it; raises ArtifactError naming the file and the fault."""
-    rows = store.read(path, GRAPH).rows
-    if len(rows) != 1:
-        raise ArtifactError(f"{path}: holds {len(rows)} graphs instead of one")
-    row = rows[0]
+    artifact = store.read(path, GRAPH)
+    if len(artifact.rows) != 1:
+        raise ArtifactError(f"{path}: holds {len(artifact.rows)} graphs instead of one")
+    row = artifact.rows[0]
     graph = Graph(
         **{
             **row,
@@ -275,6 +248,7 @@ def read_graph(path: Path | str) -> Graph:
             "values": [Value(**value) for value in row["values"]],
             "outputs": [Output(**output) for output in row["outputs"]],
             "gradients": [OwnedGradient(**gradient) for gradient in row["gradients"]],
+            "alternatives": [Op(**op) for op in rows_in(artifact.metadata, str(path))],
         }
     )
     check_graph(graph, str(path))
@@ -283,11 +257,16 @@ def read_graph(path: Path | str) -> Graph:
 
 def check_graph(graph: Graph, where: str) -> None:
     """Raises ArtifactError unless ids are in range, every value is made before it is read and at
-    most once, enumerations hold known words, and the texts are JSON of the right shape."""
+    most once, enumerations hold known words, and the texts are JSON of the right shape. What an
+    alternative makes is all that its origin made in some storages, and what it reads is there when
+    that has run."""
     checks = _GraphCheck(graph, where)
     checks.values()
     checks.ops()
     checks.interface()
+    for op in graph.alternatives:
+        checks.arguments(op, f"op {op.id} ({op.target})")
+    check_alternatives(graph, where)
 
 
 class _GraphCheck:

@@ -8,7 +8,7 @@ and one of its blocks are both problems.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from schemas.arrow import flag, integer, integers, number, records, text
@@ -85,6 +85,17 @@ class Node:
 
 
 @dataclass(frozen=True)
+class Alternative:
+    """Another form of further runs of the node at a position, which a plan may take in place of
+    the node's own: the op of the graph that it is, and what it reads, makes and costs. It makes no
+    more than the node, whose own further runs make all that its first one makes."""
+
+    node: int
+    op: int
+    form: Repeat
+
+
+@dataclass(frozen=True)
 class Storage:
     """Bytes made by the node `producer` (-1: given from outside, for a block).
 
@@ -108,17 +119,60 @@ class Storage:
 class Problem:
     """Nodes in graph order, exactly one of phase "loss" in a whole step; storages by index.
 
-    `state_bytes` is the size of one saved random state.
+    `state_bytes` is the size of one saved random state. `alternatives` are forms beside those of
+    the nodes. In a sequence of runs the position of the k-th of them is k behind the last node's.
     """
 
     nodes: list[Node]
     storages: list[Storage]
     state_bytes: int
+    alternatives: list[Alternative] = field(default_factory=list)
+
+    @property
+    def plain(self) -> Problem:
+        """The problem without alternatives."""
+        return replace(self, alternatives=[]) if self.alternatives else self
+
+    @property
+    def positions(self) -> range:
+        """The positions of nodes and, behind them, of alternatives."""
+        return range(len(self.nodes) + len(self.alternatives))
+
+    def is_alternative(self, position: int) -> bool:
+        """Whether a position is one of an alternative."""
+        return position >= len(self.nodes)
+
+    def node_at(self, position: int) -> int:
+        """The position of the node that runs where a sequence has a position."""
+        beyond = position - len(self.nodes)
+        return position if beyond < 0 else self.alternatives[beyond].node
+
+    def op_at(self, position: int) -> int:
+        """The id of the op that runs there."""
+        beyond = position - len(self.nodes)
+        return self.nodes[position].op if beyond < 0 else self.alternatives[beyond].op
+
+    def form_at(self, position: int, repeated: bool) -> Node | Repeat:
+        """What a run there reads, makes, costs and may overwrite."""
+        beyond = position - len(self.nodes)
+        if beyond >= 0:
+            return self.alternatives[beyond].form
+        return self.nodes[position].form(repeated)
 
     @cached_property
     def loss(self) -> int:
         """The position of the loss."""
         return next(index for index, node in enumerate(self.nodes) if node.phase == "loss")
+
+    @cached_property
+    def again(self) -> list[list[int]]:
+        """For each storage the positions of what makes it again."""
+        found: list[list[int]] = [[] for _ in self.storages]
+        for position in self.positions:
+            if self.is_alternative(position) or self.can_repeat(self.nodes[position]):
+                for storage in self.form_at(position, True).outputs:
+                    found[storage].append(position)
+        return found
 
     @cached_property
     def readers(self) -> list[list[int]]:

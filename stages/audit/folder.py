@@ -35,7 +35,7 @@ from stages.audit.plan_files import PlanFiles, complaints_of
 def read_whole_graph(path: Path) -> Graph:
     """A graph whose groups have the bodies that their targets name."""
     graph = read_graph(path)
-    for op in graph.ops:
+    for op in graph.all_ops:
         if is_group(op.target):
             try:
                 body_of(op)

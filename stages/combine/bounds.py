@@ -9,7 +9,6 @@ from schemas.costs import Costs
 from schemas.graph import NONE, Graph
 from schemas.problem import Problem
 from stages.combine.moment.deciding import Moments
-from stages.combine.moment.program import fastest_again
 
 
 def least_peak(problem: Problem) -> int:
@@ -97,19 +96,36 @@ def at_loss(problem: Problem, budget: int) -> AtLoss:
         if 0 <= problem.storages[storage].producer < loss
     } - held
     needed = {loss} | problem.ancestors(problem.nodes[loss].inputs)
-    groups: dict[int, int] = {}
+    groups: dict[int, list[int]] = {}
     for storage in read:
         maker = problem.storages[storage].producer
         if maker in needed:
-            groups[maker] = groups.get(maker, 0) + problem.storages[storage].bytes
-    items = [(size, fastest_again(problem.nodes[maker])) for maker, size in groups.items()]
+            groups.setdefault(maker, []).append(storage)
+    items = [item for maker, made in groups.items() for item in _again(problem, maker, made)]
     return AtLoss(
         once=sum(node.least_seconds for node in problem.nodes),
         before=sum(problem.nodes[position].least_seconds for position in needed),
         after=sum(node.least_seconds for node in problem.nodes if node.phase == "backward"),
-        missing=sum(groups.values()) - max(room, 0),
+        missing=sum(size for size, _ in items) - max(room, 0),
         groups=sorted(items, key=lambda pair: pair[1] / max(pair[0], 1)),
     )
+
+
+def _again(problem: Problem, maker: int, storages: Sequence[int]) -> list[tuple[int, float]]:
+    """Bytes that a node made with what it takes at least to make them again: all together or, where
+    there are several ways to make some, each with its share of the best of them."""
+    size = {storage: problem.storages[storage].bytes for storage in storages}
+    others = [other.form for other in problem.alternatives if other.node == maker]
+    own, total = problem.nodes[maker].form(True).least_seconds, sum(size.values())
+    if not others:
+        return [(total, own)]
+    rates = dict.fromkeys(storages, own / max(total, 1))
+    for form in others:
+        made = [storage for storage in storages if storage in form.outputs]
+        whole = sum(size[storage] for storage in made)
+        for storage in made:
+            rates[storage] = min(rates[storage], form.least_seconds / max(whole, 1))
+    return [(size[storage], rates[storage] * size[storage]) for storage in storages]
 
 
 def seconds_of_views(graph: Graph, costs: Costs) -> float:

@@ -49,6 +49,7 @@ def choose(
     ConfigError when the budget is no size, or the costs are of settings of CUDA's allocator that
     are not followed, ArtifactError when the frontier does not say what its plans replay to.
     """
+    problem = problem if frontier.link is None else problem.plain
     in_all = InAll.of_step(graph, costs, problem, frontier.link)
     total = None if budget == NO_BUDGET else in_all.budget(budget, frontier)
     asked = _Asked(budget, total, in_all, frontier)

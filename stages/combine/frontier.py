@@ -236,7 +236,7 @@ def _plans(
         unique.setdefault((polished.peak, *polished.sequence), polished)
     for polished in unique.values():
         source = keep_all if polished.start is None else candidates[polished.start]
-        ops = [nodes[index].op for index in polished.sequence]
+        ops = [problem.op_at(index) for index in polished.sequence]
         yield _Plan(
             source, runs(problem, ops), polished=True, in_place=True, ceiling=polished.ceiling
         )

@@ -42,14 +42,17 @@ class Inputs:
         machine: Path | None = None,
     ) -> Inputs:
         """Reads them; without options, hierarchy or machine only plans that take none can be made.
-        Raises ConfigError where a machine has no link to another memory."""
+        Raises ConfigError where a machine has no link to another memory. With a link no node has
+        alternatives."""
         traced, paid = read_graph(graph), read_costs(costs)
         chain = read_blocks(blocks)
         found = {} if options is None else read_options(options)
         _check_nodes(chain, found, str(options))
         clusters = None if hierarchy is None else read_hierarchy(hierarchy)
         link = None if machine is None else link_of_step(machine, traced)
-        step = TrainingStep(condense(traced, paid), chain, found, clusters, link, traced)
+        problem = condense(traced, paid)
+        problem = problem if link is None else problem.plain
+        step = TrainingStep(problem, chain, found, clusters, link, traced)
         return cls(traced, read(graph, GRAPH).digest, paid, step)
 
     def frontier(

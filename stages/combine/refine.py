@@ -110,7 +110,7 @@ def _searched(
             polished=True,
             in_place=True,
             ceiling=found.ceiling,
-            actions=runs(problem, [problem.nodes[place].op for place in found.sequence]),
+            actions=runs(problem, [problem.op_at(place) for place in found.sequence]),
         )
     )
 

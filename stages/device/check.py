@@ -59,7 +59,7 @@ class _Check:
             for value in self.graph.values:
                 if value.kind in (*FIXED_KINDS, "tangent"):
                     self.tensors[value.id] = self.tensor(value)
-            for op in self.graph.ops:
+            for op in self.graph.all_ops:
                 if op.target != LOSS_TARGET:
                     self.op(op)
 

@@ -46,7 +46,7 @@ _running: dict[tuple[str, str, int], Kernel] = {}
 def register_groups(graph: Graph) -> None:
     """Makes the groups of a graph operators that `stages.device.operators.resolve` finds; raises
     ArtifactError where a group is not what its name says."""
-    for op in graph.ops:
+    for op in graph.all_ops:
         if is_group(op.target):
             body = body_of(op)
             if op.target not in _bodies:

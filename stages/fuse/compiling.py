@@ -12,6 +12,7 @@ from schemas.groups import Body, body_of, is_group, may_group
 from stages.device import kernels as device_kernels
 from stages.device.groups import forms_of, kernel
 from stages.device.kernels import Kernel, KernelError, zeros_of
+from stages.fuse.alternatives import exact_and_faster, with_alternatives
 from stages.fuse.fusing import fuse
 from stages.fuse.overwriting import exact_and_smaller, with_forms_in_place
 from stages.fuse.pace import slower_than_aten
@@ -59,10 +60,13 @@ def fuse_compiled(
     jobs: int = 1,
 ) -> Graph:
     """The fused graph, each distinct group of it compiled, with the forms in place that are exact
-    and take fewer bytes. A group that does not compile stays ATen, as does one that takes longer
-    than ATen's calls; `tell` is given the sentence. `report` is told how many kernels are compiled,
-    of how many. Many that inductor's folder lacks are compiled by up to `jobs` processes. Raises
-    ModelError where there is no compiler."""
+    and take fewer bytes, and with the alternatives that are exact and take less time.
+
+    A group that does not compile stays ATen, as does one that takes longer than ATen's calls;
+    `tell` is given the sentence. `report` is told how many kernels are compiled, of how many. Many
+    that inductor's folder lacks are compiled by up to `jobs` processes. Raises ModelError where
+    there is no compiler.
+    """
     check_compiler(device)
     refused: set[str] = set()
     while True:
@@ -79,8 +83,11 @@ def fuse_compiled(
                 tell(f"{said}; it stays ATen")
                 failed.add(target)
         if not failed:
-            return with_forms_in_place(
+            made = with_forms_in_place(
                 fused, lambda body, over: exact_and_smaller(body, over, device), report
+            )
+            return with_alternatives(
+                made, lambda body, part: exact_and_faster(body, part, device), report
             )
         refused |= failed
 

@@ -77,13 +77,13 @@ def exact_and_smaller(body: Body, over: Over, device: torch.device) -> bool:
 def _compared(
     plain: Kernel, written: Kernel, forms: list[Form], position: int, device: torch.device
 ) -> bool:
-    for fill in (torch.Tensor.normal_, _positive):
+    for fill in (torch.Tensor.normal_, positive):
         given = [filled(form, fill, device) for form in forms]
         before = [tensor.clone() for tensor in given]
         usage, expected = measure(device, lambda given=given: plain(given))  # type: ignore[misc]
         less, found = measure(device, lambda given=given: written(given))  # type: ignore[misc]
         rest = [at for at in range(len(given)) if at != position]
-        same = _same(found, expected) and _same(
+        same = same_bits(found, expected) and same_bits(
             [given[at] for at in rest], [before[at] for at in rest]
         )
         if not (same and less.peak < usage.peak):
@@ -91,11 +91,12 @@ def _compared(
     return True
 
 
-def _positive(tensor: Tensor) -> Tensor:
+def positive(tensor: Tensor) -> Tensor:
+    """Fills a tensor with numbers above zero."""
     return tensor.uniform_(0.5, 1.5)
 
 
-def _same(mine: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+def same_bits(mine: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
     """Whether tensors have the same bits, or both no number."""
     return all(map(_alike, mine, others))
 

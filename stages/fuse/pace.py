@@ -28,11 +28,12 @@ def slower_than_aten(body: Body, device: torch.device) -> bool:
     compiled, calls = kernel(body, device), _calls_of(body)
     with kept_random_states():
         given = [filled(form, torch.Tensor.normal_, device) for form in forms_of(body.inputs)]
-    fused, alone = _least_seconds([lambda: compiled(given), lambda: calls(given)], device)
+    fused, alone = least_seconds([lambda: compiled(given), lambda: calls(given)], device)
     return fused > MARGIN * alone
 
 
-def _least_seconds(calls: Sequence[Callable[[], Any]], device: torch.device) -> list[float]:
+def least_seconds(calls: Sequence[Callable[[], Any]], device: torch.device) -> list[float]:
+    """The seconds that each of some calls takes at least, on the CPU run in turn."""
     if device.type == "cuda":
         return [time_calls(device, call, repeatable=True).first_quartile for call in calls]
     seconds = [[host_seconds(call) for call in calls] for _ in range(ROUNDS)]

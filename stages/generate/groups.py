@@ -72,7 +72,7 @@ def groups_text(graph: Graph, names: Iterable[str], library: Library | None = No
 def _found(graph: Graph) -> list[tuple[str, Sequence[Op]]]:
     """The groups of a graph by name, with the ops that run each."""
     found: dict[str, list[Op]] = {}
-    for op in graph.ops:
+    for op in graph.all_ops:
         if is_group(op.target):
             found.setdefault(op.target, []).append(op)
     return sorted((group_name(target), ops) for target, ops in found.items())

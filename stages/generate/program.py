@@ -94,7 +94,7 @@ class _Writer:
         self.reserved = Names()
         for name in _RUNTIME:
             self.reserved.reserve(name)
-        targets = {op.target for op in graph.ops} - {LOSS_TARGET}
+        targets = {op.target for op in graph.all_ops} - {LOSS_TARGET}
         self.operators = Operators(self.reserved, targets)
         self.names = value_names(graph, self.reserved)
         self.uses = uses(graph, self.walked, self.remote.numbers)

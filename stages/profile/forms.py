@@ -19,7 +19,7 @@ def distinct_forms(graph: Graph) -> dict[str, tuple[Op, int]]:
     overwritten, NONE for the ordinary form, REPEATED for that of a repeated run. A loss that only
     makes tangents has no row."""
     forms: dict[str, tuple[Op, int]] = {}
-    for op in graph.ops:
+    for op in graph.all_ops:
         if op.target == LOSS_TARGET and not graph.has_loss:
             continue
         repeated = [] if repeat_of(graph, op) is None else [REPEATED]

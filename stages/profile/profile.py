@@ -60,7 +60,7 @@ def profile(
         torch.manual_seed(0)
         try:
             for done, (op_id, values) in enumerate(by_op.items()):
-                op = graph.ops[op_id]
+                op = graph.op(op_id)
                 if report is not None:
                     report(done, len(by_op) + len(losses), op.target)
                 measured += measure_op(graph, op, values, place, limit)
@@ -84,7 +84,7 @@ def check_sizes(graph: Graph, costs: Costs) -> None:
     """Raises ModelError naming the first op that leaves other bytes allocated than the storages
     have that the graph says it makes. On CUDA what the allocator rounds away does not count."""
     slack = ROUNDING if graph.device == "cuda" else 0
-    for op in graph.ops:
+    for op in graph.all_ops:
         if op.target == LOSS_TARGET:
             continue
         read = {graph.values[value].storage for value in op.inputs}

@@ -9,7 +9,7 @@ from schemas.costs import REPEATED, Costs
 from schemas.errors import ArtifactError
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op
 from schemas.held import held_storages
-from schemas.problem import Node, Problem, Repeat, Reuse, Storage
+from schemas.problem import Alternative, Node, Problem, Repeat, Reuse, Storage
 from schemas.repeat import repeat_of
 
 
@@ -23,7 +23,8 @@ def condense(graph: Graph, costs: Costs, ordered: bool = True) -> Problem:
     it leaves allocated beyond the tangents is one more storage, held, after these. Makers of
     contributions to one gradient run once; where they are `ordered`, each further one reads a
     storage without bytes that the one before it makes, which ties blocks together that are only
-    met by it. Raises ArtifactError where the graph makes them in another order.
+    met by it. Alternatives are those of nodes that may run again as they ran first. Raises
+    ArtifactError where the graph makes contributions in another order.
     """
     fixed = graph.fixed_storages()
     kept = [op for op in graph.ops if not graph.is_view(op)]
@@ -47,7 +48,8 @@ def condense(graph: Graph, costs: Costs, ordered: bool = True) -> Problem:
     for value, before in further.items():
         made, after = (graph.values[each].storage for each in (before, value))
         _order_contributions(nodes, storages, made, after, ordered)
-    return Problem(nodes, storages, costs.random_state().net)
+    alternatives = _alternatives(graph, costs, nodes, storages, fixed)
+    return Problem(nodes, storages, costs.random_state().net, alternatives)
 
 
 def _made(graph: Graph, op: Op) -> list[int]:
@@ -87,6 +89,23 @@ def _repeat(graph: Graph, costs: Costs, op: Op, fixed: set[int]) -> Repeat | Non
     made = graph.values[form.makes].storage
     inputs = [storage for storage in reads if storage not in fixed]
     return Repeat(inputs, [made], cost.seconds, cost.peak)
+
+
+def _alternatives(
+    graph: Graph, costs: Costs, nodes: list[Node], storages: list[Storage], fixed: set[int]
+) -> list[Alternative]:
+    places = {node.op: position for position, node in enumerate(nodes)}
+    found = []
+    for op in graph.alternatives:
+        cost, position = costs.of(graph, op), places[graph.origins[op.id]]
+        reads = dict.fromkeys(graph.values[value].storage for value in op.inputs)
+        inputs = [storage for storage in reads if storage not in fixed]
+        form = Repeat(inputs, _made(graph, op), cost.seconds, cost.peak)
+        node = nodes[position]
+        stays = any(storages[made].stays for made in node.outputs)
+        if node.repeatable and node.repeat is None and not stays:
+            found.append(Alternative(position, op.id, form))
+    return found
 
 
 def _give_outputs(graph: Graph, nodes: list[Node], fixed: set[int]) -> None:

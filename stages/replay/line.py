@@ -24,12 +24,14 @@ FASTEST = 1 << 62
 class Execution:
     """One run of the node at a position of the problem, `repeated` where it is not its first.
 
-    `form` says what it reads, makes and costs, `reuse` what it overwrites. After it are gone, in
-    this order: the inputs that end with it and the outputs that nothing reads (`drops`). `before`
-    are the live bytes when it starts, `peak` the most while it runs.
+    `op` is the op that runs, `form` says what it reads, makes and costs, `reuse` what it
+    overwrites. After it are gone, in this order: the inputs that end with it and the outputs that
+    nothing reads (`drops`). `before` are the live bytes when it starts, `peak` the most while it
+    runs.
     """
 
     node: int
+    op: int
     repeated: bool
     form: Node | Repeat
     reuse: Reuse | None
@@ -55,21 +57,21 @@ def executions(
     ceiling: int = 0,
     moved: Mapping[int, int] | None = None,
 ) -> list[Execution]:
-    """The runs of a sequence of positions of nodes, in its order; `moved` are bytes that come back
-    ahead of a run, by its place, negative where some leave.
+    """The runs of a sequence of positions of nodes and alternatives, in its order; `moved` are
+    bytes that come back ahead of a run, by its place, negative where some leave.
 
     With `in_place` a node overwrites the first of its reusable inputs that ends with it, where that
     takes no longer, or where it would need more than `ceiling` bytes otherwise.
     """
-    repeated = _repeated(sequence)
+    repeated = _repeated(problem, sequence)
     drops = _drops(problem, sequence)
     runs, left = Counter(sequence), Counter(sequence)
     live, found = 0, []
     moved = moved or {}
-    for place, (node, is_repeat, dropped) in enumerate(zip(sequence, repeated, drops, strict=True)):
+    for place, (position, again, dropped) in enumerate(zip(sequence, repeated, drops, strict=True)):
         live += moved.get(place, 0)
-        form, before = problem.nodes[node].form(is_repeat), live
-        states = _states(problem, node, runs, left)
+        form, before = problem.form_at(position, again), live
+        states = _states(problem, position, runs, left)
         live += states[0]
         made = live + sum(problem.storages[storage].bytes for storage in form.outputs)
         peak = max(live + states[1] + form.peak, made)
@@ -79,7 +81,8 @@ def executions(
             peak = max(live + states[1] + reuse.peak, made - overwritten)
         gone = (problem.storages[storage] for storage in dropped)
         live = made - sum(s.bytes for s in gone if s.producer >= 0) - states[2]
-        found.append(Execution(node, is_repeat, form, reuse, dropped, before, peak))
+        node, op = problem.node_at(position), problem.op_at(position)
+        found.append(Execution(node, op, again, form, reuse, dropped, before, peak))
     return found
 
 
@@ -115,9 +118,9 @@ def limits(
 
 def forms(problem: Problem, sequence: Sequence[int]) -> list[Node | Repeat]:
     """What each execution of a sequence reads, makes and costs."""
-    repeated = _repeated(sequence)
+    repeated = _repeated(problem, sequence)
     return [
-        problem.nodes[n].form(is_repeat) for n, is_repeat in zip(sequence, repeated, strict=True)
+        problem.form_at(position, again) for position, again in zip(sequence, repeated, strict=True)
     ]
 
 
@@ -150,13 +153,13 @@ def memory_of_part(problem: Problem, part: Collection[int]) -> tuple[int, int]:
     return peak, live
 
 
-def _repeated(sequence: Sequence[int]) -> list[bool]:
+def _repeated(problem: Problem, sequence: Sequence[int]) -> list[bool]:
     """Which executions are not their node's first."""
     seen: set[int] = set()
     repeated = []
-    for node in sequence:
-        repeated.append(node in seen)
-        seen.add(node)
+    for position in sequence:
+        repeated.append(position in seen or problem.is_alternative(position))
+        seen.add(position)
     return repeated
 
 
@@ -167,14 +170,15 @@ def _drops(problem: Problem, sequence: Sequence[int]) -> list[list[int]]:
 
 
 def _states(
-    problem: Problem, node: int, runs: Counter[int], left: Counter[int]
+    problem: Problem, position: int, runs: Counter[int], left: Counter[int]
 ) -> tuple[int, int, int]:
-    """The bytes of random states that a run of a node saves, needs for itself and frees; counts
-    the run."""
-    size = problem.state_bytes if problem.nodes[node].random and runs[node] > 1 else 0
-    first = left[node] == runs[node]
-    left[node] -= 1
-    return size if first else 0, 0 if first else size, 0 if left[node] else size
+    """The bytes of random states that a run saves, needs for itself and frees; counts the run. No
+    node that draws has alternatives."""
+    random = problem.nodes[problem.node_at(position)].random
+    size = problem.state_bytes if random and runs[position] > 1 else 0
+    first = left[position] == runs[position]
+    left[position] -= 1
+    return size if first else 0, 0 if first else size, 0 if left[position] else size
 
 
 def _reuse(form: Node | Repeat, dropped: list[int], peak: int, ceiling: int) -> Reuse | None:

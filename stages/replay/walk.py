@@ -36,12 +36,12 @@ class Effect:
     """What the step at a position of a schedule does.
 
     `op` is the op that it is about, None where it is about none. Where it `runs` it, `repeated`
-    says whether that is not the first time. `reads` and `makes` are values; `drops` are the
-    storages that are gone from the device after it: freed, overwritten, given away with a
-    gradient, or used up by an update. `returns` are values that come back from another memory:
-    their storage is there from here on, and is read once the transfer has been waited for. `moves`
-    is the storage whose copy in that memory it makes, brings back, waits for, reads or forgets,
-    NONE for no such action.
+    says whether that is not the first time; an alternative is a repetition. `reads` and `makes` are
+    values; `drops` are the storages that are gone from the device after it: freed, overwritten,
+    given away with a gradient, or used up by an update. `returns` are values that come back from
+    another memory: their storage is there from here on, and is read once the transfer has been
+    waited for. `moves` is the storage whose copy in that memory it makes, brings back, waits for,
+    reads or forgets, NONE for no such action.
     """
 
     position: int
@@ -114,7 +114,7 @@ class _Walk:
     def _run(self, position: int, step: Step, number: int, in_place: int) -> Effect:
         op = self._op(position, number)
         drops = [] if in_place == NONE else [self._storage(position, in_place)]
-        repeated = op.id in self.done
+        repeated = op.id in self.done or op.id in self.graph.origins
         self.done.add(op.id)
         reads, makes = reads_of(self.graph, op, repeated), makes_of(self.graph, op, repeated)
         return Effect(position, step, op, True, repeated, reads, makes, drops)
@@ -144,9 +144,9 @@ class _Walk:
         return self.storage[value]
 
     def _op(self, position: int, number: int) -> Op:
-        if not 0 <= number < len(self.graph.ops):
+        if not 0 <= number < len(self.graph.ops) + len(self.graph.alternatives):
             raise _error(position, f"there is no op {number}")
-        return self.graph.ops[number]
+        return self.graph.op(number)
 
 
 def _error(position: int, sentence: str) -> ScheduleError:

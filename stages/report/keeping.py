@@ -72,9 +72,10 @@ def block_rows(
     """
     makers = _makers(graph)
     rows = []
-    rest = {op.id for op in graph.ops}
+    rest = {op.id for op in graph.all_ops}
     for position, block in enumerate(blocks.blocks, start=1):
         own = set(block.forward)
+        own |= {each for each, origin in graph.origins.items() if origin in own}
         rest -= own
         cells = [
             _cell(own, position, makers, options.get(block.digest, []), column)
@@ -91,7 +92,8 @@ def repeated_ops(graph: Graph, line: Timeline) -> list[Repeated]:
     """The ops that a plan runs again, like ops of like modules together, most time first."""
     groups: dict[tuple[str, str], list[int]] = {}
     for op in line.repeats:
-        groups.setdefault((graph.ops[op].target, pattern(graph.ops[op].module)), []).append(op)
+        at = graph.op(op)
+        groups.setdefault((at.target, pattern(at.module)), []).append(op)
     rows = []
     for (target, module), members in groups.items():
         members.sort()
@@ -99,8 +101,8 @@ def repeated_ops(graph: Graph, line: Timeline) -> list[Repeated]:
             Repeated(
                 target=target,
                 module=module,
-                paths=list(dict.fromkeys(graph.ops[op].module for op in members)),
-                source=graph.ops[members[0]].source,
+                paths=list(dict.fromkeys(graph.op(op).module for op in members)),
+                source=graph.op(members[0]).source,
                 times=sum(line.repeats[op] for op in members),
                 seconds=sum(line.repeat_seconds[op] for op in members),
                 bytes=sum(_made_bytes(graph, op) for op in members),
@@ -144,5 +146,5 @@ def _option(actions: list[Operation], options: list[Option]) -> str:
 
 
 def _made_bytes(graph: Graph, op: int) -> int:
-    values = makes_of(graph, graph.ops[op], repeated=True)
+    values = makes_of(graph, graph.op(op), repeated=True)
     return sum(graph.storages[s] for s in {graph.values[value].storage for value in values})

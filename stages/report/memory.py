@@ -118,7 +118,7 @@ def occupancy(graph: Graph, line: Timeline, most: int = 12) -> list[Occupancy]:
     whole = max(line.peak, 1)
     rows = []
     if line.peak_temporary > 0 and line.peak_op != NONE:
-        op = graph.ops[line.peak_op]
+        op = graph.op(line.peak_op)
         note = f"outputs and temporaries of {named(op)}, which runs at the peak"
         rows.append(("working", op.module, line.peak_temporary, note))
     groups: dict[tuple[str, str], list[Occupant]] = {}
@@ -207,7 +207,7 @@ def _hover(graph: Graph, cells: Sequence[Segment | None]) -> dict[str, Any]:
         if cell is None:
             rows.append(None)
             continue
-        op = graph.ops[cell.op]
+        op = graph.op(cell.op)
         text = f"{named(op)} · {op.module or graph.model} · {op.phase}"
         own = [amount for name, amount in zip(OWNERS, cell.bytes, strict=True) if name in shown]
         rows.append([round(cell.start, 7), *own, texts.setdefault(text, len(texts))])

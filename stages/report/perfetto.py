@@ -108,7 +108,7 @@ def _about(graph: Graph, step: Step) -> dict[str, Any]:
     about: dict[str, Any] = {"live bytes": step.live, "peak bytes": step.peak}
     row = row_of(step.action)
     if row["op"] != NONE:
-        op = graph.ops[row["op"]]
+        op = graph.op(row["op"])
         about |= {"op": op.id, "target": op.target, "module": op.module, "source": op.source}
     if row["value"] != NONE:
         value = graph.values[row["value"]]

@@ -42,14 +42,14 @@ def _run(problem: Problem, node: int, there: set[int], done: set[int], found: li
     while pending:
         position = pending[-1]
         repeated = position in done
-        form = problem.nodes[position].form(repeated)
+        form = problem.form_at(position, repeated)
         if (position == node and repeated) or (position != node and there.issuperset(form.outputs)):
             pending.pop()
             continue
         missing = [
-            maker
+            _maker(problem, storage, there, done)
             for storage in form.inputs
-            if storage not in there and (maker := problem.storages[storage].producer) >= 0
+            if storage not in there and problem.storages[storage].producer >= 0
         ]
         if missing:
             pending += missing
@@ -58,6 +58,20 @@ def _run(problem: Problem, node: int, there: set[int], done: set[int], found: li
         found.append(position)
         done.add(position)
         there.update(form.outputs)
+
+
+def _maker(problem: Problem, storage: int, there: set[int], done: set[int]) -> int:
+    """What makes a storage: its node, or the fastest of the alternatives that need nothing else."""
+    node = problem.storages[storage].producer
+    if node not in done:
+        return node
+    ready = [
+        position
+        for position in problem.again[storage]
+        if problem.is_alternative(position)
+        and there.issuperset(problem.form_at(position, True).inputs)
+    ]
+    return min([node, *ready], key=lambda position: problem.form_at(position, True).least_seconds)
 
 
 def _value(term: Term, values: Sequence[float] | Floats) -> float:

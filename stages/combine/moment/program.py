@@ -5,7 +5,7 @@ order, since each plan gives a solution of at most its seconds. Read off a plan,
 storage, interval (`intervals`) and moment:
 
 - `first`: whether the first run is in the interval; known where dependencies say so;
-- `further`: whether further runs are in the interval;
+- `further`: whether further runs are in the interval, those of each alternative by themselves;
 - `runs`: how many of them;
 - `over`: whether the first run, in the interval, overwrites a certain input;
 - `kept`: whether the storage is there when the moment's node starts.
@@ -29,7 +29,7 @@ what would not fit at any other time. All of this only lowers the value.
 
 from __future__ import annotations
 
-from schemas.problem import Node, Problem, Reuse
+from schemas.problem import Problem, Reuse
 from stages.combine.moment.intervals import Intervals
 from stages.combine.moment.matrix import NOTHING, ONE, Matrix, Term
 
@@ -59,12 +59,12 @@ class Program:
         for position in range(len(problem.nodes)):
             self._add_first(position)
             self._add_over(position)
-        for position in range(len(problem.nodes)):
+        for position in problem.positions:
             self._add_further(position)
         for storage, stored in enumerate(problem.storages):
             if stored.producer >= 0:
                 self._add_kept(storage)
-        for position in range(len(problem.nodes)):
+        for position in problem.positions:
             self._reads(position)
         for number in range(1, self.last):
             self._close(number)
@@ -88,12 +88,14 @@ class Program:
         ]
 
     def _count_overwriters(self) -> list[int]:
-        """For each node, how many first runs may overwrite what its further runs make."""
+        """For each node and alternative, how many first runs may overwrite what its further runs
+        make."""
         count = [0] * len(self.problem.storages)
         for reuses in self.reuses:
             for reuse in reuses:
                 count[reuse.storage] += 1
-        return [sum(count[s] for s in node.form(True).outputs) for node in self.problem.nodes]
+        forms = [self.problem.form_at(position, True) for position in self.problem.positions]
+        return [sum(count[storage] for storage in form.outputs) for form in forms]
 
     def _add_first(self, position: int) -> None:
         intervals = self.intervals.first(position)
@@ -123,13 +125,13 @@ class Program:
     def _add_further(self, position: int) -> None:
         """Further runs count from the interval after the first one on, where something overwrites
         what they make from that one on."""
-        node = self.problem.nodes[position]
-        if not self.problem.can_repeat(node):
+        node = self.problem.node_at(position)
+        if node == position and not self.problem.can_repeat(self.problem.nodes[node]):
             return
         often = self._often[position]
-        cost = fastest_again(node) / self.unit
-        for interval in self.intervals.further(position):
-            before = self._first_up_to(position, interval if often else interval - 1)
+        cost = self.problem.form_at(position, True).least_seconds / self.unit
+        for interval in self.intervals.further(node):
+            before = self._first_up_to(node, interval if often else interval - 1)
             if not before:
                 continue
             if not often:
@@ -153,8 +155,7 @@ class Program:
         or `further`."""
         maker = self.problem.storages[storage].producer
         found = [self.first.get((maker, interval), NOTHING)]
-        if storage in self.problem.nodes[maker].form(True).outputs:
-            found.append(runs.get((maker, interval), NOTHING))
+        found += [runs.get((each, interval), NOTHING) for each in self.problem.again[storage]]
         return found
 
     def _add_kept(self, storage: int) -> None:
@@ -187,14 +188,15 @@ class Program:
         self.matrix.at_least(0.0, [*((1.0, t) for t in begun), *((-1.0, t) for t in ended)])
 
     def _reads(self, position: int) -> None:
-        node = self.problem.nodes[position]
-        for interval in self.intervals.first(position):
+        first, further = (self.problem.form_at(position, repeated) for repeated in (False, True))
+        node = self.problem.node_at(position)
+        for interval in self.intervals.first(node) if node == position else ():
             claim = self.first[position, interval]
-            for storage in node.inputs:
+            for storage in first.inputs:
                 self._there(claim, storage, interval)
-        for interval in self.intervals.further(position):
+        for interval in self.intervals.further(node):
             if (position, interval) in self.further:
-                for storage in node.form(True).inputs:
+                for storage in further.inputs:
                     self._there(self.further[position, interval], storage, interval)
 
     def _there(self, claim: Term, storage: int, interval: int) -> None:
@@ -222,8 +224,7 @@ class Program:
             if maker < 0:
                 return
             grounds = [self.kept.get((storage, number), NOTHING), *late.get(maker, [])]
-            if storage in self.problem.nodes[maker].form(True).outputs:
-                grounds.append(once.get(maker, NOTHING))
+            grounds += [once.get(each, NOTHING) for each in self.problem.again[storage]]
             self.matrix.at_least(
                 0.0, [*((1.0, ground) for ground in grounds), *((-1.0, c) for c in claims)]
             )
@@ -232,7 +233,7 @@ class Program:
             for storage in self.problem.nodes[position].inputs:
                 there(claims, storage)
         for position, term in once.items():
-            for storage in self.problem.nodes[position].form(True).inputs:
+            for storage in self.problem.form_at(position, True).inputs:
                 there([term], storage)
         for (storage, later), term in self.kept.items():
             if later > number:
@@ -258,8 +259,3 @@ class Program:
             for reuse, term in self.over.get((moment, number), [])
         ]
         self.matrix.at_least(node.peak - budget, [*terms, *saved], unit=max(budget, 1))
-
-
-def fastest_again(node: Node) -> float:
-    """The seconds that a further run takes at least."""
-    return node.form(True).least_seconds

@@ -17,19 +17,22 @@ Seconds = NDArray[np.float64]
 
 
 class Arrays(NamedTuple):
-    """Nodes and storages by index; lists of lists as `_start` (length + 1) and flat `_item`.
+    """Nodes and storages by index; lists of lists as `_start` (length + 1) and flat `_item`. Behind
+    the `nodes` of the problem are its alternatives, as nodes that run only after their own.
 
     Costs, inputs, outputs and reuses have a row for each node and, as many rows further, one for
     its further runs.
 
-    `stays` marks storages that never end (held by the caller, or gradients), `remade` those that a
-    further run of their maker makes. `once` marks nodes that run exactly once: not repeatable, or
+    `stays` marks storages that never end (held by the caller, or gradients). `again` lists by
+    storage what makes it again. `once` marks nodes that run exactly once: not repeatable, or
     makers of a storage that stays. The first run of a `pinned` node keeps its place: it is not
-    repeatable, or draws random numbers. The first run of a `lasting` node differs from its further
-    ones. `reuse_input` is the place of what is overwritten among the inputs. `drawn` sums up how
-    likely storages are drawn, up to each of them.
+    repeatable, or draws random numbers. The first run of a `lasting` node is never taken out: it
+    differs from its further ones, or an alternative reads nothing of what it makes. `reuse_input`
+    is the place of what is overwritten among the inputs. `drawn` sums up how likely storages are
+    drawn, up to each of them. `rank` orders nodes as captured, alternatives right behind theirs.
     """
 
+    nodes: int
     loss: int
     state_bytes: int
     seconds: Seconds
@@ -49,29 +52,41 @@ class Arrays(NamedTuple):
     reuse_peak: Integers
     size: Integers
     drawn: Seconds
-    producer: Positions
+    rank: Positions
     stays: Flags
-    remade: Flags
+    again_start: Positions
+    again_item: Positions
 
 
 def arrays(problem: Problem, in_place: bool) -> Arrays:
     """The arrays of a problem; without `in_place`, no node overwrites its inputs."""
-    nodes, storages = problem.nodes, problem.storages
+    storages, positions = problem.storages, problem.positions
+    nodes = [problem.nodes[problem.node_at(position)] for position in positions]
+    further = [problem.is_alternative(position) for position in positions]
     stays = np.array([storage.stays for storage in storages], np.bool_)
-    forms = [node.form(repeated) for repeated in (False, True) for node in nodes]
+    forms = [problem.form_at(at, repeated) for repeated in (False, True) for at in positions]
     reuses = [form.reuses if in_place else [] for form in forms]
     input_start, input_item = _flat(form.inputs for form in forms)
     output_start, output_item = _flat(form.outputs for form in forms)
     reuse_start, reuse_item = _flat([reuse.storage for reuse in group] for group in reuses)
+    again_start, again_item = _flat(problem.again)
+    order = sorted(positions, key=problem.node_at)
     return Arrays(
+        nodes=len(problem.nodes),
         loss=problem.loss,
         state_bytes=problem.state_bytes,
         seconds=np.array([form.seconds for form in forms], np.float64),
         peak=np.array([form.peak for form in forms], np.int64),
         random=np.array([node.random for node in nodes], np.bool_),
-        once=np.array([not problem.can_repeat(node) for node in nodes], np.bool_),
+        once=np.array(
+            [
+                not (beyond or problem.can_repeat(node))
+                for node, beyond in zip(nodes, further, strict=True)
+            ],
+            np.bool_,
+        ),
         pinned=np.array([not node.repeatable or node.random for node in nodes], np.bool_),
-        lasting=np.array([node.repeat is not None for node in nodes], np.bool_),
+        lasting=np.isin(positions, _lasting(problem)),
         input_start=input_start,
         input_item=input_item,
         output_start=output_start,
@@ -90,12 +105,22 @@ def arrays(problem: Problem, in_place: bool) -> Arrays:
         reuse_peak=np.array([r.peak for group in reuses for r in group], np.int64),
         size=np.array([storage.bytes for storage in storages], np.int64),
         drawn=np.arange(1.0, len(storages) + 1.0),
-        producer=np.array([storage.producer for storage in storages], np.int32),
+        rank=np.argsort(order).astype(np.int32),
         stays=stays,
-        remade=np.isin(
-            np.arange(len(storages)), [s for node in nodes for s in node.form(True).outputs]
-        ),
+        again_start=again_start,
+        again_item=again_item,
     )
+
+
+def _lasting(problem: Problem) -> list[int]:
+    """The positions of nodes whose first run has to be there, whoever reads what it makes."""
+    found = [place for place, node in enumerate(problem.nodes) if node.repeat is not None]
+    found += [
+        other.node
+        for other in problem.alternatives
+        if not set(other.form.inputs) & set(problem.nodes[other.node].outputs)
+    ]
+    return found
 
 
 def large_first(a: Arrays) -> Arrays:

@@ -106,14 +106,38 @@ def cascade(s: State, a: Arrays, run: int) -> None:
                         s.stack[top] = maker
 
 
+@inlined
+def can_make(a: Arrays, storage: int) -> bool:
+    """Whether a storage can be made again."""
+    return a.again_start[storage] < a.again_start[storage + 1]
+
+
+@inlined
+def draw_maker(s: State, a: Arrays, storage: int) -> int:
+    """One of what makes a storage again; there must be some."""
+    low, high = a.again_start[storage], a.again_start[storage + 1]
+    if high - low > 1:
+        low += int(draw(s) * (high - low))
+    return a.again_item[low]
+
+
+@inlined
+def is_planned(s: State, a: Arrays, storage: int) -> bool:
+    """Whether a storage is made by the chain that is being made."""
+    for k in range(a.again_start[storage], a.again_start[storage + 1]):
+        if s.planned[a.again_item[k]]:
+            return True
+    return False
+
+
 @inner
 def chain_of(s: State, a: Arrays, storage: int, slot: int) -> int:
     """Fills `s.chain` with the nodes that make a storage again before a slot; returns how many they
-    are, 0 where one may not run again. Inputs that are missing there are made again too or held, as
-    is drawn. The nodes are in graph order."""
-    maker = a.producer[storage]
-    if a.once[maker] or not a.remade[storage]:
+    are, 0 where none may. Which of several ways is taken is drawn. Inputs that are missing there
+    are made again too or held, as is drawn. The nodes are in graph order."""
+    if not can_make(a, storage):
         return 0
+    maker = draw_maker(s, a, storage)
     count = 0
     waiting = 1
     s.chain[0] = maker
@@ -123,12 +147,12 @@ def chain_of(s: State, a: Arrays, storage: int, slot: int) -> int:
         count += 1
         for k in range(a.input_start[row], a.input_start[row + 1]):
             source = a.input_item[k]
-            maker = a.producer[source]
-            if s.planned[maker] or a.once[maker] or not a.remade[source]:
+            if is_planned(s, a, source) or not can_make(a, source):
                 continue
             before = event_before(s, source, slot)
             if is_read(s, a, source, s.after[before]) or draw(s) > AGAIN:
                 continue
+            maker = draw_maker(s, a, source)
             s.planned[maker] = 1
             s.chain[waiting] = maker
             waiting += 1
@@ -136,7 +160,7 @@ def chain_of(s: State, a: Arrays, storage: int, slot: int) -> int:
         node = s.chain[i]
         s.planned[node] = 0
         place = i
-        while place > 0 and s.chain[place - 1] > node:
+        while place > 0 and a.rank[s.chain[place - 1]] > a.rank[node]:
             s.chain[place] = s.chain[place - 1]
             place -= 1
         s.chain[place] = node
@@ -229,7 +253,7 @@ def draw_again(s: State, a: Arrays) -> None:
             k = int(draw(s) * inputs)
             storage = a.input_item[start + k]
             event = s.event[run] + k
-        if a.once[a.producer[storage]] or not a.remade[storage]:
+        if not can_make(a, storage):
             continue
         make_again(s, a, storage, event)
         return
@@ -240,7 +264,7 @@ def draw_removal(s: State, a: Arrays) -> None:
     """Takes out a further run, so that what it makes is held from before."""
     for _ in range(2 * TRIES):
         run = s.at[int(draw(s) * s.at.size)]
-        if run >= 0 and s.first[s.node[run]] != run:
+        if run >= 0 and (s.first[s.node[run]] != run or s.node[run] >= a.nodes):
             cascade(s, a, run)
             return
 

@@ -52,11 +52,11 @@ class Opener:
         self.graph = graph
         self.slices = slices
         self.problem = problem
-        self.positions = {node.op: position for position, node in enumerate(problem.nodes)}
+        self.positions = {problem.op_at(position): position for position in problem.positions}
 
     def schedule(self, executions: Sequence[int], in_place: bool, ceiling: int = 0) -> list[Step]:
         """The schedule that runs the ops `executions` (ids of ops that are no views, the loss
-        included) in this order.
+        included, and of alternatives) in this order.
 
         Every storage is freed right after its last use before it is made again; a view is made
         right before it is first read and again after its storage was made again. `in_place` and
@@ -135,8 +135,7 @@ class _Opening:
             self.values.setdefault(value.storage, []).append(value.id)
         self.runs_left: dict[int, int] = {}
         for run in runs:
-            op = problem.nodes[run.node].op
-            self.runs_left[op] = self.runs_left.get(op, 0) + 1
+            self.runs_left[run.op] = self.runs_left.get(run.op, 0) + 1
         self.out: list[Step] = []
         self.handing = _Handing(graph, problem, runs, slices)
 
@@ -144,7 +143,7 @@ class _Opening:
         for position, run in enumerate(self.runs):
             for action in self.linked.get(position, ()):
                 self.move(action)
-            self.execute(position, run, self.graph.ops[self.problem.nodes[run.node].op])
+            self.execute(position, run, self.graph.op(run.op))
         for action in self.linked.get(len(self.runs), ()):
             self.move(action)
         return self.out
@@ -336,7 +335,7 @@ def _last_uses(
     """By storage, the last position that reads or makes it; of fixed storages those of `owners`."""
     last_use: dict[int, int] = {}
     for position, run in enumerate(runs):
-        values = reads_of(graph, graph.ops[problem.nodes[run.node].op], run.repeated)
+        values = reads_of(graph, graph.op(run.op), run.repeated)
         read = (graph.values[value].storage for value in values)
         for storage in (*run.form.inputs, *run.form.outputs, *owners.intersection(read)):
             last_use[storage] = position

@@ -36,7 +36,9 @@ class Mover:
         nodes = len(problem.nodes)
         extended = replace(problem, nodes=[*problem.nodes, *_transfers(self.moved_storages)])
         plain = arrays(problem, in_place=True)
-        self.arrays = arrays(extended, in_place=True)._replace(remade=plain.remade)
+        self.arrays = arrays(extended, in_place=True)._replace(
+            again_start=plain.again_start, again_item=plain.again_item
+        )
         link, storages = placer.link, problem.storages
         seconds = {each: link.seconds(storages[each].bytes) for each in self.moved_storages}
         self.lanes = lanes(nodes, len(storages), seconds, link.shared, link.room)

@@ -71,7 +71,7 @@ def _slices(graph: Graph, steps: Sequence[Step]) -> dict[int, list[int]]:
 def _runs(graph: Graph, action: object) -> bool:
     """Whether an action hands over what is waiting: it runs an op that is no view."""
     if isinstance(action, Compute | Write | Loss):
-        return not graph.is_view(graph.ops[action.op])
+        return not graph.is_view(graph.op(action.op))
     return not isinstance(action, Gradient | Free | FreeRandom)
 
 

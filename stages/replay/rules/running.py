@@ -54,6 +54,9 @@ def _check_place(state: State, effect: Effect, op: Op) -> None:
         raise state.refuse(f"op {op.id} ({op.target}) of the backward runs before the loss")
     if op.target == LOSS_TARGET and effect.repeated:
         raise state.refuse("the loss runs again")
+    origin = state.graph.origins.get(op.id)
+    if origin is not None and origin not in state.done:
+        raise state.refuse(f"op {op.id} ({op.target}) runs ahead of op {origin}")
     if op.phase == "forward" and not effect.repeated and (op.random or not op.repeatable):
         _check_turn(state, op)
 

@@ -7,15 +7,18 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 
 from schemas.graph import Phase
-from schemas.problem import Node, Problem, Repeat, Reuse, Storage
+from schemas.problem import Alternative, Node, Problem, Repeat, Reuse, Storage
 from stages.replay.line import executions
 
 
 @st.composite
-def problems(draw: st.DrawFn, forward: int = 6, repeats: bool = False) -> Problem:
+def problems(
+    draw: st.DrawFn, forward: int = 6, repeats: bool = False, alternatives: bool = False
+) -> Problem:
     """A step whose backward mirrors its forward: node i's backward reads what node i read or made,
     and the gradients of what it made. With `repeats`, some nodes of two outputs make only the first
-    when they run again, of what they read and of the second."""
+    when they run again, of what they read and of the second. With `alternatives`, some have further
+    forms, for any of what they made, from what they read and the rest."""
     size = st.integers(1, 9)
     seconds = st.integers(1, 9).map(float)
     count = draw(st.integers(1, forward))
@@ -81,7 +84,25 @@ def problems(draw: st.DrawFn, forward: int = 6, repeats: bool = False) -> Proble
         if draw(st.booleans()):
             add("backward", list(dict.fromkeys(incoming + sources)), [draw(size)], gradient=True)
     state = draw(st.integers(0, 2))
-    return Problem(nodes, storages, state)
+    others = draw(_alternatives(nodes, storages)) if alternatives else []
+    return Problem(nodes, storages, state, others)
+
+
+@st.composite
+def _alternatives(draw: st.DrawFn, nodes: list[Node], storages: list[Storage]) -> list[Alternative]:
+    found: list[Alternative] = []
+    for position, node in enumerate(nodes):
+        stays = any(storages[storage].stays for storage in node.outputs)
+        if node.phase != "forward" or node.random or node.repeat is not None or stays:
+            continue
+        for _ in range(draw(st.integers(0, 2))):
+            made = draw(st.lists(st.sampled_from(node.outputs), min_size=1, unique=True))
+            rest = [storage for storage in (*node.inputs, *node.outputs) if storage not in made]
+            read = draw(st.lists(st.sampled_from(rest), unique=True)) if rest else []
+            peak = sum(storages[storage].bytes for storage in made) + draw(st.integers(0, 2))
+            form = Repeat(read, made, float(draw(st.integers(0, 9))), peak)
+            found.append(Alternative(position, len(nodes) + len(found), form))
+    return found
 
 
 def repeatable(problem: Problem) -> list[int]:
@@ -101,6 +122,10 @@ def sequences(draw: st.DrawFn, problem: Problem) -> list[int]:
         for node in draw(st.lists(st.sampled_from(again), max_size=4)):
             first = sequence.index(node)
             sequence.insert(draw(st.integers(first + 1, len(sequence))), node)
+    if others := problem.positions[len(problem.nodes) :]:
+        for other in draw(st.lists(st.sampled_from(others), max_size=4)):
+            first = sequence.index(problem.node_at(other))
+            sequence.insert(draw(st.integers(first + 1, len(sequence))), other)
     return sequence
 
 

@@ -11,7 +11,7 @@ from stages.device.evaluate import evaluate
 from stages.fuse import compiling, pace
 from stages.fuse.compiling import fuse_compiled
 from stages.fuse.fusing import fuse
-from stages.fuse.pace import MARGIN, _calls_of, _least_seconds, slower_than_aten
+from stages.fuse.pace import MARGIN, _calls_of, least_seconds, slower_than_aten
 from tests.stages.fuse.test_compiling import BODY, CPU, inputs
 from tests.stages.fuse.test_fusing import blocks
 from tests.stages.generate.plans import traced
@@ -27,7 +27,7 @@ def test_the_calls_of_a_body_give_what_it_gives() -> None:
 def test_a_kernel_may_take_a_little_longer(
     seconds: float, slower: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pace, "_least_seconds", lambda calls, device: [seconds, 1.0])
+    monkeypatch.setattr(pace, "least_seconds", lambda calls, device: [seconds, 1.0])
     assert slower_than_aten(BODY, CPU) is slower
 
 
@@ -35,7 +35,7 @@ def test_both_run_in_turn_and_the_least_counts(monkeypatch: pytest.MonkeyPatch) 
     ran: list[str] = []
     clock = iter([5.0, 9.0, *[7.0, 2.0] * (pace.ROUNDS - 1)])
     monkeypatch.setattr(pace, "host_seconds", lambda call: (call(), next(clock))[1])
-    found = _least_seconds([lambda: ran.append("fused"), lambda: ran.append("alone")], CPU)
+    found = least_seconds([lambda: ran.append("fused"), lambda: ran.append("alone")], CPU)
     assert found == [5.0, 2.0]
     assert ran == ["fused", "alone"] * pace.ROUNDS
 

@@ -8,7 +8,7 @@ from itertools import zip_longest
 from schemas.arguments import encode_arguments
 from schemas.costs import RANDOM_STATE_TARGET, REPEATED, Cost, Costs, Device, op_key
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op, Output, OwnedGradient, Value, ValueKind
-from schemas.problem import Node, Problem, Storage
+from schemas.problem import Alternative, Node, Problem, Repeat, Storage
 from tests.stages.combine.problems import two_layers
 
 NOTHING = encode_arguments([], {})
@@ -16,7 +16,8 @@ NOTHING = encode_arguments([], {})
 
 def graph_of(problem: Problem, views: bool, view_seconds: float = 0.0) -> tuple[Graph, Costs]:
     """A graph whose condensed form is the problem, and its costs; with `views`, every node reads
-    its inputs through a view of them, which takes `view_seconds`. Value i is all of storage i."""
+    its inputs through a view of them, which takes `view_seconds`. Alternatives read values as they
+    are. Value i is all of storage i."""
     values = [
         _value(
             index,
@@ -59,6 +60,13 @@ def graph_of(problem: Problem, views: bool, view_seconds: float = 0.0) -> tuple[
         rows.append((op, NONE, node.seconds, node.peak, made))
         for value, reuse in zip(overwritten, node.reuses, strict=True):
             rows.append((op, value, reuse.seconds, reuse.peak, 0))
+    alternatives: list[Op] = []
+    for other in problem.alternatives:
+        number = len(ops) + len(alternatives)
+        target, form = f"aten.other{number}.default", other.form
+        alternatives.append(_op(number, target, "forward", form.inputs, form.outputs))
+        made = sum(problem.storages[storage].bytes for storage in form.outputs)
+        rows.append((alternatives[-1], NONE, form.seconds, form.peak, made))
     gradients = []
     for index, room in enumerate(problem.storages):
         if room.gradient:
@@ -89,6 +97,7 @@ def graph_of(problem: Problem, views: bool, view_seconds: float = 0.0) -> tuple[
         input_tree="",
         output_tree="",
         guards="{}",
+        alternatives=alternatives,
     )
     costs = [
         Cost(op_key(graph, op, value), op.target, NONE, seconds, 0.0, peak, net)
@@ -123,6 +132,22 @@ def three_parts() -> tuple[Graph, Costs]:
     graph, costs = graph_of(Problem(nodes, storages, 0), views=False)
     owner = graph.gradients[0].value
     return with_fields(graph, gradients=[OwnedGradient(owner, part) for part in (2, 3, 4)]), costs
+
+
+def two_ways() -> tuple[Graph, Costs]:
+    """Op 0 makes values 0 and 1, which the backward reads, ops 3 and 4, each one. Op 5, which takes
+    a quarter of a second, makes value 1 again from value 0."""
+    nodes = [
+        Node(0, "forward", 1.0, 8, [], [0, 1], [], False, True),
+        Node(1, "forward", 1.0, 4, [1], [2], [], False, True),
+        Node(2, "loss", 0.0, 4, [2], [3], [], False, False),
+        Node(3, "backward", 1.0, 4, [1, 3], [4], [], False, True),
+        Node(4, "backward", 1.0, 4, [0, 4], [5], [], False, True),
+    ]
+    makers = [0, 0, 1, 2, 3, 4]
+    storages = [Storage(4, maker, maker in (1, 2), maker == 4) for maker in makers]
+    other = Alternative(0, 5, Repeat([0], [1], 0.25, 4))
+    return graph_of(Problem(nodes, storages, 0, [other]), views=False)
 
 
 def with_flags() -> tuple[Graph, Costs]:

@@ -19,7 +19,7 @@ from tests.stages.replay.graphs import batch_norm, graph_of, three_parts, with_f
 
 
 @settings(max_examples=100, deadline=None)
-@given(problems(), st.booleans())
+@given(problems(alternatives=True), st.booleans())
 def test_a_graph_that_spells_out_a_problem_is_condensed_to_it(
     problem: Problem, views: bool
 ) -> None:
@@ -32,6 +32,9 @@ def test_a_graph_that_spells_out_a_problem_is_condensed_to_it(
         with_fields(node, op=position) for position, node in enumerate(problem.nodes)
     ]
     assert condensed.state_bytes == problem.state_bytes
+    assert [(other.node, other.form) for other in condensed.alternatives] == [
+        (other.node, other.form) for other in problem.alternatives
+    ]
 
 
 def test_views_are_no_nodes_and_nodes_name_their_ops() -> None:

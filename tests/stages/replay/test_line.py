@@ -14,7 +14,7 @@ from tests.stages.combine.problems import problems, sequences
 
 def form_at(problem: Problem, sequence: Sequence[int], position: int) -> Node | Repeat:
     node = sequence[position]
-    return problem.nodes[node].form(node in sequence[:position])
+    return problem.form_at(node, node in sequence[:position])
 
 
 def ends_after(problem: Problem, sequence: Sequence[int], position: int, storage: int) -> bool:
@@ -35,14 +35,14 @@ def state_bytes(problem: Problem, sequence: Sequence[int], position: int) -> int
     states = 0
     for node in set(sequence):
         places = [place for place, other in enumerate(sequence) if other == node]
-        if problem.nodes[node].random and len(places) > 1:
+        if problem.nodes[problem.node_at(node)].random and len(places) > 1:
             states += places[0] <= position <= places[-1]
             states += position in places[1:]
     return states * problem.state_bytes
 
 
 @settings(max_examples=200, deadline=None)
-@given(problems(repeats=True), st.booleans(), st.integers(0, 60), st.data())
+@given(problems(repeats=True, alternatives=True), st.booleans(), st.integers(0, 60), st.data())
 def test_the_line_is_that_of_looking_ahead_at_each_step(
     problem: Problem, in_place: bool, ceiling: int, data: st.DataObject
 ) -> None:
@@ -52,7 +52,9 @@ def test_the_line_is_that_of_looking_ahead_at_each_step(
         form = form_at(problem, sequence, position)
         size = sum(problem.storages[storage].bytes for storage in live)
         states = state_bytes(problem, sequence, position)
-        assert (run.node, run.form) == (sequence[position], form)
+        assert (run.node, run.form) == (problem.node_at(sequence[position]), form)
+        assert run.op == problem.op_at(sequence[position])
+        assert run.repeated == (run.node in map(problem.node_at, sequence[:position]))
         made = live | set(form.outputs)
         after = {s for s in made if not ends_after(problem, sequence, position, s)}
         assert sorted(run.drops) == sorted({*form.inputs, *made} - after)

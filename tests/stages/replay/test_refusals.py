@@ -27,7 +27,7 @@ from stages.replay.condense import condense
 from stages.replay.referee import replay
 from stages.replay.rules.registry import RULE_OF
 from tests.stages.combine.problems import two_layers
-from tests.stages.replay.graphs import batch_norm, graph_of, three_parts
+from tests.stages.replay.graphs import batch_norm, graph_of, three_parts, two_ways
 
 
 def opened(graph: Graph, costs: Costs, executions: list[int]) -> list[Step]:
@@ -315,3 +315,16 @@ def test_the_shorter_form_of_a_second_run_overwrites_nothing() -> None:
     assert replay(graph, costs, [first, over, *ends[1:]]).peak == 24
     again = [first, second, ends[1], over, *ends[1:]]
     refused(graph, costs, again, "op 1 .* overwrites nothing when it runs again")
+
+
+def test_an_alternative_runs_after_its_origin_and_takes_its_own_time() -> None:
+    graph, costs = two_ways()
+    steps = opened(graph, costs, [0, 1, 2, 5, 3, 4])
+    played = replay(graph, costs, steps)
+    assert (played.repeated, played.repeated_seconds) == (1, 0.25)
+    assert Step(Free(1)) in steps[: steps.index(Step(Loss(2)))]
+    refused(graph, costs, [Step(Compute(5))], r"op 5 \(aten.other5.default\) runs ahead of op 0")
+    refused(graph, costs, [Step(Compute(0)), Step(Compute(5))], "makes value 1, which is live")
+    refused(graph, costs, [Step(Compute(0)), Step(Compute(6))], "there is no op 6")
+    gone = [Step(action) for action in (Compute(0), Free(0), Free(1), Compute(5))]
+    refused(graph, costs, gone, "reads value 0, which is not live")

@@ -53,19 +53,24 @@ def following(
     for storage in free:
         yield 0.0, (ran, there - {storage})
     in_turn = {place for place, node in enumerate(problem.nodes[: problem.loss]) if node.random}
-    for position, node in enumerate(problem.nodes):
-        if position in ran and position not in again:
+    for position in problem.positions:
+        node = problem.nodes[problem.node_at(position)]
+        if problem.is_alternative(position):
+            if problem.node_at(position) not in ran:
+                continue
+        elif position in ran and position not in again:
             continue
         if node.phase == "backward" and problem.loss not in ran:
             continue
         if node.phase == "loss" and not ran.issuperset(in_turn):
             continue
-        form = node.form(position in ran)
+        form = problem.form_at(position, position in ran)
         made = frozenset(form.outputs)
         if not there.issuperset(form.inputs) or made & there:
             continue
+        ran_then = ran | {problem.node_at(position)}
         if live + form.peak <= budget:
-            yield form.seconds, (ran | {position}, there | made)
+            yield form.seconds, (ran_then, there | made)
         for reuse in form.reuses:
             if reuse.storage in free and live + reuse.peak <= budget:
-                yield reuse.seconds, (ran | {position}, (there - {reuse.storage}) | made)
+                yield reuse.seconds, (ran_then, (there - {reuse.storage}) | made)

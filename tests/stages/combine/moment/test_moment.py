@@ -46,7 +46,7 @@ def budget_of(problem: Problem, data: st.DataObject) -> int:
 
 
 @settings(max_examples=150, deadline=None)
-@given(problems(3, repeats=True), st.data())
+@given(problems(3, repeats=True) | problems(2, alternatives=True), st.data())
 def test_no_program_is_worth_more_than_the_optimum(problem: Problem, data: st.DataObject) -> None:
     budget = budget_of(problem, data)
     try:
@@ -67,7 +67,7 @@ def test_no_program_is_worth_more_than_the_optimum(problem: Problem, data: st.Da
 
 
 @settings(max_examples=100, deadline=None)
-@given(problems(6, repeats=True), st.data())
+@given(problems(6, repeats=True, alternatives=True), st.data())
 def test_no_sequence_is_below_a_program_at_its_peak(problem: Problem, data: st.DataObject) -> None:
     sequence = data.draw(sequences(problem))
     peak, seconds = Polisher(problem).measure(sequence)
@@ -78,7 +78,7 @@ def test_no_sequence_is_below_a_program_at_its_peak(problem: Problem, data: st.D
 
 
 @settings(max_examples=100, deadline=None)
-@given(problems(6, repeats=True), st.data())
+@given(problems(6, repeats=True, alternatives=True), st.data())
 def test_what_a_solution_makes_is_complete(problem: Problem, data: st.DataObject) -> None:
     budget = budget_of(problem, data)
     for sequence in Moments(problem).decide(budget).sequences:

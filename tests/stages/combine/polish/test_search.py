@@ -64,7 +64,7 @@ def positions(sequence: list[int]) -> np.ndarray:
 
 
 @settings(max_examples=300, deadline=None)
-@given(problems(repeats=True), st.booleans(), st.integers(0, 60), st.data())
+@given(problems(repeats=True, alternatives=True), st.booleans(), st.integers(0, 60), st.data())
 def test_the_compiled_memory_line_is_the_plain_one(
     problem: Problem, in_place: bool, ceiling: int, data: st.DataObject
 ) -> None:
@@ -99,12 +99,13 @@ def check_valid(problem: Problem, sequence: list[int]) -> None:
     """What is read was made; what runs once does, and nothing crosses the loss before it ran."""
     a, made, seen = arrays(problem, True), set[int](), set[int]()
     for node in sequence:
-        form = problem.nodes[node].form(node in seen)
+        form = problem.form_at(node, node in seen)
         assert made.issuperset(form.inputs)
         assert not (a.once[node] and node in seen)
+        assert not problem.is_alternative(node) or problem.node_at(node) in seen
         made.update(form.outputs)
         seen.add(node)
-        if problem.nodes[node].phase == "backward":
+        if problem.nodes[problem.node_at(node)].phase == "backward":
             assert problem.loss in seen
     assert seen.issuperset(np.flatnonzero(a.once).tolist())
     fresh = [node for node in dict.fromkeys(sequence) if a.pinned[node]]
@@ -113,7 +114,7 @@ def check_valid(problem: Problem, sequence: list[int]) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(
-    problems(repeats=True),
+    problems(repeats=True, alternatives=True),
     st.data(),
     st.integers(0, 60),
     st.lists(st.tuples(st.sampled_from([AGAIN, REMOVAL, SHIFT]), st.booleans())),
@@ -160,7 +161,9 @@ def test_large_storages_are_drawn_as_often_as_the_roots_of_their_sizes() -> None
 
 
 @settings(max_examples=100, deadline=None)
-@given(problems(repeats=True), st.data(), st.lists(st.integers(0, 400), max_size=20))
+@given(
+    problems(repeats=True, alternatives=True), st.data(), st.lists(st.integers(0, 400), max_size=20)
+)
 def test_making_room_moves_nothing_past_another(
     problem: Problem, data: st.DataObject, places: list[int]
 ) -> None:
@@ -178,7 +181,11 @@ def test_making_room_moves_nothing_past_another(
 
 
 @settings(max_examples=100, deadline=None)
-@given(problems(repeats=True), st.integers(1, 100), st.sampled_from([QUICK, PATIENT]))
+@given(
+    problems(repeats=True, alternatives=True),
+    st.integers(1, 100),
+    st.sampled_from([QUICK, PATIENT]),
+)
 def test_what_is_found_is_valid_and_no_worse(problem: Problem, percent: int, pace: Pace) -> None:
     start = list(range(len(problem.nodes)))
     line, _ = plain_line(problem, start, True)

@@ -16,7 +16,7 @@ from tests.stages.replay.graphs import graph_of
 
 
 @settings(max_examples=150, deadline=None)
-@given(problems(), st.booleans(), st.booleans(), st.integers(30, 100))
+@given(problems(alternatives=True), st.booleans(), st.booleans(), st.integers(30, 100))
 def test_replay_accepts_what_polish_makes_and_finds_the_same_peak_and_time(
     problem: Problem, views: bool, in_place: bool, percent: int
 ) -> None:
@@ -28,7 +28,7 @@ def test_replay_accepts_what_polish_makes_and_finds_the_same_peak_and_time(
     polisher = Polisher(condensed)
     found = polisher.polish({}, polisher.measure(polisher.keep_all)[0] * percent // 100)
     for sequence in (polisher.keep_all, found.sequence):
-        ops = [condensed.nodes[node].op for node in sequence]
+        ops = [condensed.op_at(node) for node in sequence]
         steps = opener.schedule(ops, in_place, found.ceiling)
         played = replay(graph, costs, steps)
         line, seconds = plain_line(problem, sequence, in_place, found.ceiling)

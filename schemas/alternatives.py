@@ -1,0 +1,90 @@
+"""Ops that make again, in another way, what an op of a graph made: how they are written down.
+
+A plan may run one where the op, its origin, would run again. It reads other values or takes less
+time, and has the same bits. Files hold them as JSON text in the metadata, where there are any.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from schemas.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from schemas.graph import Graph, Op
+
+KEY = "alternatives"
+"""Names them in the metadata of a graph."""
+_TEXTS = ("target", "phase", "arguments", "module", "source")
+_LISTS = ("inputs", "outputs", "writes", "in_place")
+_FLAGS = ("random", "repeatable")
+
+
+def said(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The metadata of alternatives as rows, empty where there are none."""
+    return {KEY: json.dumps(rows, sort_keys=True, separators=(",", ":"))} if rows else {}
+
+
+def rows_in(metadata: Mapping[str, str], where: str) -> list[dict[str, Any]]:
+    """The alternatives in the metadata of a graph as rows, each with the fields of an op; raises
+    ArtifactError, naming `where`, where there is something else."""
+    try:
+        found = json.loads(metadata.get(KEY, "[]"))
+        known = isinstance(found, list) and all(map(_is_row, found))
+    except (ValueError, RecursionError):
+        known = False
+    if not known:
+        raise ArtifactError(f"{where}: the metadata does not hold alternatives")
+    rows: list[dict[str, Any]] = found
+    return rows
+
+
+def _is_row(row: Any) -> bool:
+    return (
+        isinstance(row, dict)
+        and set(row) == {"id", *_TEXTS, *_LISTS, *_FLAGS}
+        and type(row["id"]) is int
+        and all(isinstance(row[name], str) for name in _TEXTS)
+        and all(type(row[name]) is bool for name in _FLAGS)
+        and all(isinstance(row[name], list) for name in _LISTS)
+        and all(type(value) is int for name in _LISTS for value in row[name])
+    )
+
+
+def check_alternatives(graph: Graph, where: str) -> None:
+    """Raises ArtifactError unless each alternative makes all that one op makes in some storages,
+    does no more than that, and reads what is there when that op has run."""
+    makers = graph.makers() if graph.alternatives else {}
+    for index, op in enumerate(graph.alternatives, len(graph.ops)):
+        if amiss := _amiss(graph, op, index, makers):
+            raise ArtifactError(f"{where}: op {index} ({op.target}), an alternative, {amiss}")
+
+
+def _amiss(graph: Graph, op: Op, index: int, makers: Mapping[int, Op]) -> str:
+    """What is wrong with an alternative, "" where nothing is."""
+    if op.id != index:
+        return f"has the id {op.id}"
+    origins = {makers[value].id for value in op.outputs if value in makers}
+    if len(origins) != 1 or not makers.keys() >= set(op.outputs):
+        return "does not make what one op makes"
+    origin = graph.ops[origins.pop()]
+    if origin.random or not origin.repeatable or origin.phase == "loss":
+        return f"stands for op {origin.id} ({origin.target}), which has no other forms"
+    said = (op.phase, op.writes, op.in_place, op.random, op.repeatable)
+    if said != (origin.phase, [], [], False, True):
+        return "does more than make values"
+    storage = [value.storage for value in graph.values]
+    made = {storage[value] for value in op.outputs}
+    whole = {value for value in origin.outputs if value >= 0 and storage[value] in made}
+    if whole != set(op.outputs) or not made.isdisjoint(storage[each] for each in origin.inputs):
+        return "makes a part of a storage"
+    fixed = graph.fixed_storages()
+    for value in op.inputs:
+        if not 0 <= value < len(storage):
+            return f"names no value: {value}"
+        there = storage[value] in fixed or (value in makers and makers[value].id <= origin.id)
+        if not there or storage[value] in made:
+            return f"reads value {value}, which is not there"
+    return ""
