@@ -24,10 +24,11 @@ def kept_link(
     device: str,
     folder: str | os.PathLike[str] | None = None,
     again: bool = False,
-    size: int = KEPT_SIZE,
+    size: int | None = None,
 ) -> MeasuredLink:
     """The link of a device to its slow memory, on the CPU to the disk of a folder: what the store
-    has of it or, where it has nothing or `again` says so, what is measured over `size` bytes.
+    has of it or, where it has nothing or `again` says so, what is measured over `size` bytes
+    (unless given `KEPT_SIZE`).
 
     Raises ConfigError where the disk cannot be written, ArtifactError where what the store has is
     damaged, or nothing can be kept there.
@@ -37,7 +38,7 @@ def kept_link(
         if path.exists() and not again:
             return read_link(path)
         try:
-            found = measured(device, folder, size)
+            found = measured(device, folder, KEPT_SIZE if size is None else size)
         except (RuntimeError, OSError) as error:
             raise ConfigError(f"disk: {error}") from error
         write_link(path, found)

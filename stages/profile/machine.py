@@ -58,12 +58,12 @@ def derived(options: argparse.Namespace) -> list[Derived]:
 
 def _link(options: argparse.Namespace) -> MeasuredLink:
     """The link as it is kept, or as it is measured now."""
-    from stages.profile.kept_links import KEPT_SIZE, kept_link
+    from stages.profile.kept_links import kept_link
     from stages.profile.links import measured
 
     if options.library is not None:
         again = options.remeasure or options.size is not None
-        size = KEPT_SIZE if options.size is None else options.size * _MIB
+        size = None if options.size is None else options.size * _MIB
         return kept_link(options.library, options.device, options.disk, again, size)
     try:
         return measured(options.device, options.disk, (options.size or _ALONE) * _MIB)

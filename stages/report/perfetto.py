@@ -143,7 +143,7 @@ def _memory(steps: Sequence[Step]) -> Iterator[TraceEvent]:
 def _measured(steps: Sequence[Step], ran: Sequence[LinePoint]) -> Iterator[TraceEvent]:
     """What was measured of a step, on its own clock."""
     own = next((step.memory for step in steps if isinstance(step.action, Loss)), "") or "memory"
-    other = next((step.memory for step in steps if isinstance(step.action, Transfer)), "")
+    other = next((step.memory for step in steps if step.memory != own), "")
     names = {"planned": own, "slow": other or "other memory"}
     points = [point for point in ran if point.run in names]
     lanes = measured_lanes(steps, ran, 0.0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,12 +27,12 @@ Way = tuple[Any, Any, int]
 @dataclass
 class Moved:
     """What one run has moved so far: bytes that `left` and that `returned`, and those that are
-    `there` in the slow memory, at most `peak`. Moments are those of the `memory`: when the run
-    `began`, the bytes that were there from a moment on (`line`), from when to when the run waited,
-    and for how many bytes (`waits`), and those that were on their way in the lane of a direction
-    (`lanes`, first what leaves)."""
+    `there` in the slow memory, at most `peak`. Between its moments are so many `seconds`: when the
+    run `began`, the bytes that were there from a moment on (`line`), from when to when the run
+    waited, and for how many bytes (`waits`), and those that were on their way in the lane of a
+    direction (`lanes`, first what leaves). It holds nothing of the memory."""
 
-    memory: Slow
+    seconds: Callable[[Any, Any], float]
     began: Any
     left: int = 0
     returned: int = 0
@@ -42,20 +42,20 @@ class Moved:
     waits: list[Way] = field(default_factory=list)
     lanes: tuple[list[Way], list[Way]] = field(default_factory=lambda: ([], []))
 
-    def count(self, size: int) -> None:
-        """From now on so many bytes more are there."""
+    def count(self, size: int, moment: Any) -> None:
+        """From a moment on so many bytes more are there."""
         self.there += size
         self.peak = max(self.peak, self.there)
-        self.line.append((self.memory.now(), self.there))
+        self.line.append((moment, self.there))
 
     @property
     def waited(self) -> float:
         """The seconds for which the run has waited."""
-        return sum(self.memory.seconds(begin, end) for begin, end, _ in self.waits)
+        return sum(self.seconds(begin, end) for begin, end, _ in self.waits)
 
     def since(self, moment: Any) -> float:
         """The seconds from the run's begin to a moment."""
-        return self.memory.seconds(self.began, moment)
+        return self.seconds(self.began, moment)
 
 
 class Sending:
@@ -85,7 +85,7 @@ class Transfers:
         self.places: dict[int, int] = {}
         self.sizes: dict[int, int] = {}
         self.moving: dict[int, tuple[bool, Ticket]] = {}
-        self.moved = Moved(self.memory, self.memory.now())
+        self.moved = Moved(self.memory.seconds, self.memory.now())
         if sending is not None:
             sending.last = self.moved
         weakref.finalize(self, _leave if memory is None else _end, key, self.memory)
@@ -97,7 +97,7 @@ class Transfers:
         self.places[name], self.sizes[name] = place, size
         self.moving[name] = True, self.memory.write(whole, place)
         self.moved.left += size
-        self.moved.count(size)
+        self.moved.count(size, self.memory.now())
 
     def prefetch(
         self,
@@ -127,7 +127,7 @@ class Transfers:
     def free(self, name: int) -> None:
         """The place of a storage is free for others."""
         del self.places[name]
-        self.moved.count(-self.sizes.pop(name))
+        self.moved.count(-self.sizes.pop(name), self.memory.now())
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
