@@ -60,7 +60,8 @@ class Config:
     `operators` maps the namespaces of operators that graphs may call beside PyTorch's own to the
     modules that register them. `machine` is the description of the device, None where the device is
     here. `linked` is that of the machine whose link to another memory strategies take, None where
-    none is named."""
+    none is named: that of the device is measured then. `disk` is the folder that it leads to on the
+    CPU, "" for that of the environment."""
 
     models: dict[str, Model]
     device: str
@@ -74,6 +75,7 @@ class Config:
     store: str
     machine: Path | None = None
     linked: Path | None = None
+    disk: str = ""
 
     @property
     def here(self) -> str:
@@ -128,6 +130,7 @@ def parse_config(document: Mapping[str, Any], source: str = "config.yaml") -> Co
         store=filled["store"],
         machine=machine_file(filled["device"]),
         linked=_linked(filled),
+        disk=filled["disk"],
     )
 
 
@@ -285,16 +288,12 @@ def _linked(document: dict[str, Any]) -> Path | None:
 
 
 def _link_problems(document: dict[str, Any]) -> list[str]:
-    """What is amiss with the link to another memory, where a strategy needs one or one is named."""
+    """What is amiss with the link to another memory, where a strategy takes it or it is named. One
+    that is not described is measured."""
     asked = [document["strategies"]]
     asked += [model["strategies"] for model in document["models"].values() if "strategies" in model]
     needing = [name for names in asked for name in names if STRATEGIES[name].links]
     path = _linked(document)
-    if path is None and needing:
-        return [
-            f"machine: is missing, expected the description of a link to another memory, which "
-            f"{needing[0]} takes"
-        ]
     if path is not None and (needing or "machine" in document):
         try:
             host_link(read_machine(path), path)

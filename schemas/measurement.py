@@ -1,4 +1,4 @@
-"""`tightfit.measurement/3`: what a planned module did on the device, beside what was promised.
+"""`tightfit.measurement/4`: what a planned module did on the device, beside what was promised.
 
 Next to it stands `tightfit.line/1`, the live bytes of a measured step over time.
 """
@@ -39,7 +39,10 @@ class Measurement:
     `gradient_difference` and `buffer_difference` are the largest absolute differences over all
     samples and steps, where NaN equals NaN; `bits_equal` says whether not one bit differed.
     `time_ratio` is the median of planned over unplanned time of `pairs` alternating runs, with its
-    quartiles. `plan_seconds` is how long planning took.
+    quartiles. `plan_seconds` is how long planning took. Of a plan that sends to another memory,
+    which is called `slow_memory` ("disk" or "host", "" for none), `predicted_slow` and `slow_peak`
+    are the most bytes there; `predicted_waited` is how long a step waits for transfers by the
+    plan, and `waited` the median of what it waited.
     """
 
     model: str
@@ -52,29 +55,34 @@ class Measurement:
     sentence: str
     gap: float | None
     predicted_peak: int | None
-    measured_peak: int | None
-    unplanned_peak: int | None
-    accumulate_peak: int | None
-    unplanned_accumulate_peak: int | None
-    predicted_allocated: int | None
-    allocated_peak: int | None
-    predicted_reserved: int | None
-    reserved_peak: int | None
-    context: int | None
-    predicted_time: float | None
-    measured_time: float | None
-    unplanned_time: float | None
-    time_ratio: float | None
-    time_ratio_first_quartile: float | None
-    time_ratio_third_quartile: float | None
-    pairs: int
-    output_difference: float | None
-    gradient_difference: float | None
-    buffer_difference: float | None
-    bits_equal: bool | None
-    within_budget: bool | None
-    peak_as_predicted: bool | None
-    plan_seconds: float | None
+    measured_peak: int | None = None
+    unplanned_peak: int | None = None
+    accumulate_peak: int | None = None
+    unplanned_accumulate_peak: int | None = None
+    predicted_allocated: int | None = None
+    allocated_peak: int | None = None
+    predicted_reserved: int | None = None
+    reserved_peak: int | None = None
+    context: int | None = None
+    predicted_time: float | None = None
+    measured_time: float | None = None
+    unplanned_time: float | None = None
+    time_ratio: float | None = None
+    time_ratio_first_quartile: float | None = None
+    time_ratio_third_quartile: float | None = None
+    pairs: int = 0
+    output_difference: float | None = None
+    gradient_difference: float | None = None
+    buffer_difference: float | None = None
+    bits_equal: bool | None = None
+    within_budget: bool | None = None
+    peak_as_predicted: bool | None = None
+    plan_seconds: float | None = None
+    slow_memory: str = ""
+    predicted_slow: int | None = None
+    slow_peak: int | None = None
+    predicted_waited: float | None = None
+    waited: float | None = None
 
 
 def _maybe_integer(name: str) -> pa.Field:
@@ -101,7 +109,7 @@ _ARROW = {
 
 MEASUREMENT = store.ArtifactType(
     "tightfit.measurement",
-    3,
+    4,
     pa.schema([_ARROW[str(field.type)](field.name) for field in fields(Measurement)]),
 )
 
@@ -127,7 +135,9 @@ def read_measurement(path: Path | str) -> Measurement:
 class LinePoint:
     """After `seconds` from the begin of a step, `live` bytes are allocated above its start.
 
-    `run` is "planned" or "unplanned".
+    `run` is "planned" or "unplanned". Of a planned step that sends to another memory, "slow" has
+    the bytes there, "leaving" and "returning" those that are on their way in a lane, 0 between two
+    transfers, and "waiting" those that the step waits for.
     """
 
     run: str

@@ -20,8 +20,8 @@ class About:
     `solved` takes the options that integer programs found, and hangs on how these ended. One that
     takes `clusters` is given a hierarchy of them (`HIERARCHY` says how large). One that plans
     `chains` takes chains that come as files, and one that plans `joins` several that end in one
-    loss. One with `links` needs a machine with a link to another memory, to which plans may send
-    what waits. `optimal_in` names the class that its sequences are optimal in, "" for none.
+    loss. One with `links` takes the link to another memory, to which plans may send what waits.
+    `optimal_in` names the class that its sequences are optimal in, "" for none.
     """
 
     name: str
@@ -102,7 +102,7 @@ _BUDGETED = [
     About(
         "offload",
         "the plans of `auto`, and what waits sent to the host's memory or a disk and brought back "
-        "where that is faster than to run it again; needs a `machine` with a link",
+        "where that is faster than to run it again; the link is measured, or that of a `machine`",
         apart=True,
         solved=True,
         links=True,

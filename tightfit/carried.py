@@ -27,11 +27,14 @@ def loader(
     libraries: bool = False,
     without_compiler: str = "error",
     part: str = "",
+    disk: str | None = None,
 ) -> Callable[[nn.Module, str], nn.Module]:
     """A function of a model, and of what happens otherwise, which gives a package's planned module,
     whose pickles carry the package. `libraries` and `without_compiler` are for packages with
     groups; others need no compiler. With `part` "eager" it is the plan of eager's kernels that is
-    beside. Raises ArtifactError where the package refuses the model.
+    beside. Tensors of a CPU that wait do so in the folder `disk`, unless given in that which the
+    environment names; no pickle carries it. Raises ArtifactError where the package refuses the
+    model.
 
     Raises ArtifactError where the directory is no package, or one of another digest than asked for.
     """
@@ -39,6 +42,7 @@ def loader(
 
     package = _carrying(directory, digest)
     more: dict[str, Any] = {"cuda_graphs": True} if cuda_graphs else {}
+    more |= {} if disk is None else {"disk": disk}
     if hasattr(package, "GROUPS"):
         if part:
             package = getattr(package, part)

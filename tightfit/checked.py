@@ -30,6 +30,8 @@ def check_plan(route: Route, variant: Variant, made: ChosenPlan, load: Load) -> 
         unplanned = _unplanned(route, variant)(built.model, "error")
         said = route.check_fused(variant.graph, built, planned, unplanned)
         object.__setattr__(made, "sentence", f"{made.sentence}; {said}")
+    if said := route.check_sent(variant.graph, built, planned, made):
+        object.__setattr__(made, "sentence", f"{made.sentence}; {said}")
     own = route.own_peak(variant.graph, built)
     if own is not None:
         object.__setattr__(made, "sentence", _beside_itself(made, own))

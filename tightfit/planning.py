@@ -27,6 +27,7 @@ from tightfit.settings import (
     Sample,
     builts,
     check_cuda_graphs,
+    check_disk,
     check_kernels,
     check_settings,
     check_travelling,
@@ -98,7 +99,8 @@ def plan(
     but ones, as an attention mask that masks nothing, where it does so in its samples and the
     forward looks at that to go a shorter way: calls are compared, and samples of other contents get
     a plan of their own. `machine` is the description (.json) of a machine with a link to another
-    memory, for strategies that send there what waits. With an `optimizer` the plan's `optimizer`
+    memory, for strategies that send there what waits; without one that of this machine is measured
+    once, on the CPU to the folder `disk`. With an `optimizer` the plan's `optimizer`
     takes its place: it updates each parameter in the backward, its states are on the disk, in a
     file of the folder `disk` (on a GPU in the host's memory), a budget in bytes counts the whole
     step with all updates, and the plan's `whole` says what is predicted of it; on the CPU `check`
@@ -124,6 +126,7 @@ def plan(
     device = None if device is None else str(device)
     check_settings(strategy, store, engine, peaks, saves, jobs, otherwise, ones, machine)
     check_kernels(kernels)
+    check_disk(disk, strategy, optimizer)
     written = NO_BUDGET if strategy in baselines() else written_budget(budget)
     telling = Progress(progress, stages=FUSED_STAGES if kernels == FUSED else STAGES)
     with (
@@ -139,14 +142,14 @@ def plan(
         check_travelling(kernels, with_eager, with_libraries, optimizer, device)
         solver = (engine, str(peaks), str(saves))
         linked = None if machine is None else Path(machine)
-        route = Route(store, device, strategy, solver, jobs, telling, linked, kernels)
+        route = Route(store, device, strategy, solver, jobs, telling, linked, kernels).linked(disk)
         route = replace(route, with_eager=with_eager, with_libraries=with_libraries)
         check_parameters(parameters, optimizer, route, written, otherwise, cuda_graphs, len(given))
         if optimizer is not None and parameters == "away":
             return planned_away(route, given, written, otherwise, check, optimizer, disk)
         if optimizer is not None:
             return _with_optimizer(route, given, written, otherwise, check, optimizer, disk)
-        return _planned(route, given, written, otherwise, check, cuda_graphs)
+        return _planned(route, given, written, otherwise, check, cuda_graphs, disk)
 
 
 def _with_optimizer(
@@ -167,7 +170,7 @@ def _with_optimizer(
     variant = Variant.of(route, given[0], written)
     updating = measured(route, variant.graph, variant.built.model, optimizer, disk)
     made, whole = planned_whole(route, variant, updating, written)
-    load_one = loader(made.module)
+    load_one = loader(made.module, disk=None if disk is None else str(disk))
     if check:
         check_plan(route, variant, made, load_one)
         check_updates(route, variant, load_one, optimizer, disk)
@@ -183,19 +186,21 @@ def _planned(
     otherwise: Otherwise,
     check: bool,
     cuda_graphs: bool,
+    disk: Path | str | None,
 ) -> tuple[nn.Module, ChosenPlan]:
     from tightfit.carried import loader
 
     variants = [Variant.of(route, built, written) for built in given]
     made = plans_of(route, variants, written)
     plans = [one.plan for one in made]
-    loads = [loader(each.module, cuda_graphs=cuda_graphs) for each in plans]
+    folder = None if disk is None else str(disk)
+    loads = [loader(each.module, cuda_graphs=cuda_graphs, disk=folder) for each in plans]
     model = given[0].model
     for one, load_one in zip(made, loads, strict=True):
         if check:
             check_plan(one.route, one.variant, one.plan, load_one)
             if one.beside is not None:
-                own = loader(one.plan.module, part="eager")
+                own = loader(one.plan.module, part="eager", disk=folder)
                 check_plan(one.beside.route, one.beside.variant, one.beside.plan, own)
     object.__setattr__(plans[0], "plans", tuple(plans))
     if len(variants) == 1:
@@ -220,6 +225,7 @@ def load(
     cuda_graphs: bool = False,
     libraries: bool = False,
     without_compiler: Instead = "error",
+    disk: Path | str | None = None,
 ) -> nn.Module:
     """The module that takes the place of `model`, by the generated package in a folder, or by those
     in several, which were planned for calls of other shapes: each call runs the plan that was made
@@ -245,6 +251,9 @@ def load(
     or, with without_compiler="eager", a warning says why and the plan of eager's kernels beside it
     runs, with eager's bits and its own peak. Packages without groups need none of this.
 
+    Where a plan for the CPU sends tensors to a disk, they wait in a file of the folder `disk`,
+    unless given in that which TIGHTFIT_DISK names, or that of temporary files.
+
     Raises ArtifactError where a folder holds no package, or one for another model, or one that
     cannot be CUDA graphs: made for the CPU, or one that draws random numbers once more; ConfigError
     where no package is given, or several for CUDA graphs.
@@ -254,6 +263,7 @@ def load(
     from tightfit.carried import loader, shapes_of_package
 
     load_one = partial(loader, libraries=libraries, without_compiler=without_compiler)
+    load_one = partial(load_one, disk=None if disk is None else str(disk))
     folders = [package] if isinstance(package, str | Path) else list(package)
     if not folders:
         raise ConfigError("load is given no package")

@@ -124,6 +124,15 @@ class Route:
         )
         return path
 
+    def linked(self, disk: Path | str | None) -> Route:
+        """The way with the link of the device to its slow memory, on the CPU the disk of a folder,
+        where the strategy takes one and no machine was named: measured once for the store."""
+        if not self.links or self.machine is not None:
+            return self
+        from stages.profile.kept_links import kept_machine
+
+        return replace(self, machine=kept_machine(self.store, self.device, disk))
+
     def place(self, costs: Path) -> Path:
         """The folder, below that of the costs, for what these settings and this code make."""
         code = [stage_fingerprint(stage) for stage in PLANNING]
@@ -205,6 +214,17 @@ class Route:
         said = check(read_graph(graph), built, planned)
         if said:
             raise ModelError(said)
+
+    def check_sent(self, graph: Path, built: Built, planned: nn.Module, plan: Plan) -> str:
+        """What a planned module sends to another memory, for people; "" for nothing. Raises
+        ModelError where that is not what its plan says."""
+        from schemas.graph import read_graph
+        from stages.validate.sent import check_sent
+
+        wrong, said = check_sent(read_graph(graph), built, planned, plan.transfers)
+        if wrong:
+            raise ModelError(f"The planned step is wrong: {wrong}.")
+        return said
 
     def own_peak(self, graph: Path, built: Built) -> int | None:
         """The bytes of one step of the model as it is, above what is there before it, where it

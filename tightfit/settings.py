@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from schemas.config import parse_config
 from schemas.errors import ConfigError, ModelError
+from schemas.strategies import STRATEGIES
 from tightfit.house import default_store
 from tightfit.several import likeness
 
@@ -110,6 +111,19 @@ def check_kernels(kernels: str) -> None:
     """Raises ConfigError for what are no kernels."""
     if kernels not in ("eager", "fused"):
         raise ConfigError(f'plan: kernels is {kernels!r}, expected "eager" or "fused"')
+
+
+def check_disk(disk: object, strategy: str, optimizer: object) -> None:
+    """Raises ConfigError where nothing would be in the folder of a disk, or it is none."""
+    if disk is None:
+        return
+    if not isinstance(disk, str | os.PathLike) or not str(disk):
+        raise ConfigError(f"plan: disk is {disk!r}, expected the path of a folder")
+    if optimizer is None and not STRATEGIES[strategy].links:
+        raise ConfigError(
+            f"plan: disk is for the states of an optimizer and for strategies that send what waits "
+            f"(offload), and {strategy} keeps all in memory"
+        )
 
 
 def check_travelling(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from schemas.budget import NO_BUDGET
-from schemas.errors import ArtifactError, ConfigError
+from schemas.errors import ConfigError
 from schemas.link import HostLink
-from schemas.store import read_json, write_json
 from schemas.updates import LinkSpeed, UpdateCost, Updates, WholeStep
 from tightfit.choices import ChosenPlan
 from tightfit.variants import LEAST, Variant, totals_of
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from tightfit.route import Route
-
-_MEASURED = 64 << 20
-_MOST_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -98,6 +94,7 @@ def measured(
     from stages.device.optimiser import PIECE_BYTES, check
     from stages.device.pieces import pieces_of, states_of
     from stages.device.updating import STAGING
+    from stages.profile.kept_links import kept_link
     from stages.profile.updates import measure_updates
 
     try:
@@ -118,7 +115,7 @@ def measured(
     return Updating(
         optimizer=kind.__name__,
         costs=measure_updates(kind, groups, names, PIECE_BYTES),
-        speed=_speed(route, str(device), disk),
+        speed=kept_link(route.store, str(device), disk).speed,
         count=STAGING,
         staging=STAGING * max(piece.size for piece in pieces),
         slow=sum(piece.size for piece in pieces),
@@ -151,31 +148,6 @@ def _paths(graph: Any, model: nn.Module) -> dict[int, str]:
         if value.kind == "parameter":
             found[id(model.get_parameter(value.path))] = value.path
     return found
-
-
-def _speed(route: Route, device: str, disk: Path | str | None) -> LinkSpeed:
-    """The speed of the link to the slow memory, kept with the device's profile."""
-    from stages.device.disk import folder_of
-    from stages.profile.device import describe_device
-    from stages.profile.library import device_digest, open_library
-    from stages.profile.links import measure_link
-
-    folder = str(Path(folder_of(disk)).resolve())
-    place = hashlib.sha256(folder.encode()).hexdigest()[:16]
-    described = describe_device(device)
-    path = route.store / "profile" / f"{device_digest(described)}.{place}.link.json"
-    with open_library(route.store, described):
-        try:
-            known = read_json(path, _MOST_BYTES)
-            one, other = known.pop("both")
-            return LinkSpeed(**{**known, "both": (float(one), float(other))})
-        except (ArtifactError, KeyError, TypeError, ValueError):
-            try:
-                speed = measure_link(device, folder, _MEASURED)
-            except RuntimeError as error:
-                raise ConfigError(f"plan: disk: {error}") from error
-            write_json(path, {**asdict(speed), "folder": folder})
-            return speed
 
 
 def planned_whole(

@@ -231,7 +231,7 @@ def _measurement(files: PlanFiles) -> Iterator[str]:
     if files.measurement is None:
         return
     found, plan = read_measurement(files.measurement), files.plan
-    gpu = plan.gpu
+    gpu, sent = plan.gpu, plan.transfers
     for name, measured, planned in (
         ("strategy", found.strategy, plan.strategy),
         ("budget", found.budget, plan.budget),
@@ -241,6 +241,7 @@ def _measurement(files: PlanFiles) -> Iterator[str]:
         ("predicted_time", found.predicted_time, plan.time),
         ("predicted_allocated", found.predicted_allocated, None if gpu is None else gpu.allocated),
         ("predicted_reserved", found.predicted_reserved, None if gpu is None else gpu.reserved),
+        ("predicted_waited", found.predicted_waited, None if sent is None else sent.waited),
     ):
         if measured != planned:
             yield f"{files.measurement}: {name} is {measured}, in plan.json {planned}"

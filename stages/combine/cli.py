@@ -48,7 +48,8 @@ def run(options: argparse.Namespace) -> None:
     files = (options.graph, options.costs, options.blocks, options.options, options.hierarchy)
     if about.links and options.machine is None:
         raise ConfigError(
-            f"{about.name} sends what waits to another memory: name a machine with a link to one"
+            f"{about.name} sends what waits to another memory: name a machine with a link to one "
+            "(`tightfit machine` measures that of this one)"
         )
     given = Inputs.read(*files, options.machine if about.links else None)
     if said := strategy.supports(given.step):

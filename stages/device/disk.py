@@ -12,6 +12,7 @@ import errno
 import os
 import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -75,6 +76,20 @@ class Disk:
             if ticket.done.done():
                 ticket.tensor = None
                 self.moving.discard(ticket)
+
+    def now(self) -> float:
+        """See `Slow.now`; seconds of the host's clock."""
+        return time.perf_counter()
+
+    def passed(self, ticket: Ticket) -> tuple[float, float]:
+        """See `Slow.passed`."""
+        found: tuple[float, float] = ticket.done.result()
+        return found
+
+    @staticmethod
+    def seconds(first: float, last: float) -> float:
+        """See `Slow.seconds`."""
+        return last - first
 
     def idle(self) -> None:
         """Returns when all transfers are through; one that fails leaves the disk not `sound`."""
@@ -143,22 +158,25 @@ def _take(file: int, size: int) -> None:
 
 
 def _run(
-    earlier: list[Future[None]],
+    earlier: list[Future[tuple[float, float]]],
     move: Callable[[int, int, int, int], None],
     file: int,
     address: int,
     size: int,
     place: tuple[int, int],
-) -> None:
-    """Does a transfer; `place` is where its bytes begin, and where the file ends."""
+) -> tuple[float, float]:
+    """Does a transfer, and says when it began and ended; `place` is where its bytes begin, and
+    where the file ends."""
     for done in earlier:
         done.result()
+    began = time.perf_counter()
     offset, end = place
     if os.fstat(file).st_size < end:
         # What is written behind the cut would make what was there read as zeros.
         raise OSError(errno.EIO, "the file is shorter than what was written")
     if size:
         move(file, address, size, offset)
+    return began, time.perf_counter()
 
 
 def _write(file: int, address: int, size: int, offset: int) -> None:

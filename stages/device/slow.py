@@ -8,12 +8,14 @@ import torch
 
 
 class Ticket:
-    """A transfer on its way, what tells its end, and the tensor whose bytes it reads or fills."""
+    """A transfer on its way, what tells its begin and its end, and the tensor whose bytes it reads
+    or fills."""
 
-    __slots__ = ("done", "tensor")
+    __slots__ = ("began", "done", "tensor")
 
-    def __init__(self, done: Any, tensor: torch.Tensor) -> None:
+    def __init__(self, done: Any, tensor: torch.Tensor, began: Any = None) -> None:
         self.done = done
+        self.began = began
         self.tensor: torch.Tensor | None = tensor
 
 
@@ -35,6 +37,15 @@ class Slow(Protocol):
 
     def wait(self, ticket: Ticket) -> None:
         """What is computed next finds a transfer through; its tensor is no longer held."""
+
+    def now(self) -> Any:
+        """The moment at which what is computed so far is through."""
+
+    def passed(self, ticket: Ticket) -> tuple[Any, Any]:
+        """The moments at which a transfer that was waited for began and ended."""
+
+    def seconds(self, first: Any, last: Any) -> float:
+        """The seconds from one moment to another one, both of them over."""
 
     def idle(self) -> None:
         """Returns when all transfers are through, whether or not they failed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import torch
 
@@ -43,6 +44,18 @@ class Span:
         begin = time.perf_counter()
         self.memory.wait(ticket)
         self.waited += time.perf_counter() - begin
+
+    def now(self) -> Any:
+        """See `Slow.now`."""
+        return self.memory.now()
+
+    def passed(self, ticket: Ticket) -> tuple[Any, Any]:
+        """See `Slow.passed`."""
+        return self.memory.passed(ticket)
+
+    def seconds(self, first: Any, last: Any) -> float:
+        """See `Slow.seconds`."""
+        return self.memory.seconds(first, last)
 
     def idle(self) -> None:
         """See `Slow.idle`."""

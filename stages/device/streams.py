@@ -37,6 +37,21 @@ class Host:
         ticket.tensor = None
         self.moving.discard(ticket)
 
+    def now(self) -> torch.cuda.Event:
+        """See `Slow.now`; the device takes the time when it comes there."""
+        return _moment(torch.cuda.current_stream(self.device))
+
+    def passed(self, ticket: Ticket) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+        """See `Slow.passed`."""
+        return ticket.began, ticket.done
+
+    @staticmethod
+    def seconds(first: torch.cuda.Event, last: torch.cuda.Event) -> float:
+        """See `Slow.seconds`; returns when the device has come to both."""
+        first.synchronize()
+        last.synchronize()
+        return first.elapsed_time(last) / 1e3
+
     def idle(self) -> None:
         """Returns when all transfers are through."""
         for ticket in list(self.moving):
@@ -61,7 +76,15 @@ class Host:
         for earlier in after:
             stream.wait_event(earlier.done)
         with torch.cuda.stream(stream):
+            began = _moment(stream)
             (here if lane == 0 else flat).copy_(flat if lane == 0 else here, non_blocking=True)
-            ticket = Ticket(stream.record_event(), tensor)
+            ticket = Ticket(_moment(stream), tensor, began)
         self.moving.add(ticket)
         return ticket
+
+
+def _moment(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    """The moment at which what is issued to a stream so far is through."""
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(stream)
+    return event

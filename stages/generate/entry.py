@@ -106,7 +106,7 @@ _GROUPED_ABOUT = """
 _PREPARED = """    more = (libraries, without_compiler)
     if not prepare(GROUPS, INTERFACE.device, LIBRARIES, {eager}, libraries, without_compiler):
         whole = (otherwise, load, cuda_graphs, eager.ARENA)
-        return wrap(model, eager.INTERFACE, eager.step, *whole, more=more)
+        return wrap(model, eager.INTERFACE, eager.step, *whole, more=more, disk=disk)
 """
 
 _INIT = (
@@ -126,7 +126,7 @@ __all__ = ["PlanMismatch", "load"]
     + CONSTANTS
     + '''
 
-def load(model, otherwise="error", cuda_graphs=False{parameters}):
+def load(model, otherwise="error", cuda_graphs=False{parameters}, disk=None):
     """A module that takes the place of `model` and trains inside the budget.
 
     It is of the model's class, shares all its state, and is called as the model is. In the other
@@ -141,9 +141,12 @@ def load(model, otherwise="error", cuda_graphs=False{parameters}):
     With `cuda_graphs`, on a GPU, the step is launched as CUDA graphs from the second call on, which
     takes one more time the bytes of inputs, outputs and the gradients of these. RuntimeError says
     why where it cannot be. ARENA bytes of a GPU are taken and given back ahead of the first step,
-    in one piece, from which PyTorch's allocator then serves the steps.
+    in one piece, from which PyTorch's allocator then serves the steps. Where tensors of a CPU wait
+    on a disk, they do so in a file of the folder `disk`, unless given of that which TIGHTFIT_DISK
+    names, else of that for temporary files.
 {about}    """
-{prepared}    return wrap(model, INTERFACE, step, otherwise, load, cuda_graphs, ARENA{more})
+{prepared}    whole = (otherwise, load, cuda_graphs, ARENA)
+    return wrap(model, INTERFACE, step, *whole{more}, disk=disk)
 '''
 )
 
@@ -165,9 +168,9 @@ __all__ = ["PlanMismatch", "load"]
     + CONSTANTS
     + '''
 
-def load(model, otherwise="error", cuda_graphs=False):
+def load(model, otherwise="error", cuda_graphs=False, disk=None):
     """A module that takes the place of `model` and runs this plan; see `load` of the package."""
-    return wrap(model, INTERFACE, step, otherwise, load, cuda_graphs, ARENA)
+    return wrap(model, INTERFACE, step, otherwise, load, cuda_graphs, ARENA, disk=disk)
 '''
 )
 
@@ -178,7 +181,7 @@ _INFEASIBLE = (
     + CONSTANTS
     + '''
 
-def load(model, otherwise="error", cuda_graphs=False):
+def load(model, otherwise="error", cuda_graphs=False, disk=None):
     """Raises RuntimeError: there is no plan."""
     raise RuntimeError(SENTENCE)
 '''

@@ -36,14 +36,14 @@ from stages.generate.lifetimes import flowing, joined, uses, watched
 from stages.generate.lines import INDENT, WIDTH, line, statement_lines
 from stages.generate.naming import Names, comment, value_names
 from stages.generate.programs import Program
-from stages.generate.remote import HOME, NAMES, Remote
-from stages.generate.transfers import TRANSFERS, places, transfer
+from stages.generate.remote import NAMES, Remote
+from stages.generate.transfers import SENDING, TRANSFERS, places, transfer
 from stages.replay.walk import Effect, effects
 
 _RUNTIME = (
     "torch", "step", "random_state", "drawing_from", "batch_norm_repeat", "recurrent_layer",
     "joining", "for_view", "operator", "outputs", "tangents", "gradients", TRANSFERS, "Transfers",
-    *NAMES,
+    SENDING, "Sending", *NAMES,
 )  # fmt: skip
 
 
@@ -167,12 +167,12 @@ class _Writer:
         if self.states:
             lines += ["from .chain import drawing_from, random_state"]
         if self.places.begins:
-            lines += ["from .transfers import Transfers"]
+            lines += [f"from .transfers import {'' if self.remote else 'Sending, '}Transfers"]
         lines += self.operators.imports()
         if len(lines) > 4:
             lines += [""]
         lines += [*self.operators.bindings(), "", "", "def step("]
-        lines += [f"{INDENT}{HOME},"] * bool(self.remote)
+        lines += self.remote.takes(bool(self.places.begins))
         for value in arguments:
             described = self.graph.values[value]
             path = comment(described.path) or described.kind
@@ -187,9 +187,9 @@ class _Writer:
             self.statement(call, 1, None)
             self.bound.setdefault(self.graph.values[value].storage, []).append(value)
         if self.places.begins:
-            device = f"{self.names[self.arguments()[0]]}.device"
-            own = self.remote.copies()
-            self.line(f"{TRANSFERS} = Transfers({device}, {self.places.size}{own})")
+            device = self.names[self.arguments()[0]]
+            own = f"{device}.device, {self.places.size}, {self.remote.copies()}"
+            self.line(f"{TRANSFERS} = Transfers({own})")
         self.remark("forward")
         for effect in self.walked:
             self.on(effect, self.uses.ends.get(effect.position, []))

@@ -9,7 +9,8 @@ from schemas.actions import Linked, Offload, Prefetch, Wait
 from schemas.graph import Graph
 from schemas.updates import Updates
 from stages.generate.calls import Statement
-from stages.generate.lines import line
+from stages.generate.lines import INDENT, line
+from stages.generate.transfers import SENDING
 
 HOME, VISIT = "home", "parameters"
 """The names, in a program, of where such parameters live, and of its visit there."""
@@ -40,9 +41,16 @@ class Remote:
         """The lines that a program with such parameters has in its head."""
         return ["from .visit import Visit"] if self else []
 
+    def takes(self, sends: bool) -> list[str]:
+        """The line of the first thing that a program takes, where it has such parameters, or else
+        `sends`."""
+        if self:
+            return [f"{INDENT}{HOME},"]
+        return [f"{INDENT}{SENDING}: Sending,"] if sends else []
+
     def copies(self) -> str:
-        """What tells transfers where copies of other storages go."""
-        return f", {VISIT}.copies" if self else ""
+        """What tells transfers where copies of storages that are none of theirs go."""
+        return f"memory={VISIT}.copies" if self else SENDING
 
     def opens(self) -> list[str]:
         """The line that a program with such parameters begins with."""

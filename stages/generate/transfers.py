@@ -15,8 +15,8 @@ from schemas.schedule import Step
 from schemas.updates import LinkSpeed, UpdateCost, Updates
 from stages.generate.calls import Statement
 
-TRANSFERS = "transfers"
-"""The name, in a program, of what does its transfers."""
+TRANSFERS, SENDING = "transfers", "sending"
+"""The names, in a program, of what does its transfers, and of what says how."""
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="measure its updates of the graph's parameters, too, for `whole`",
     )
     parser.add_argument("--updates", help="updates.json to write (default: beside --out)")
+    parser.add_argument(
+        "--link",
+        help="machine.json to write: this machine with the link of the device to its slow memory, "
+        "which is measured once and kept in --library",
+    )
+    parser.add_argument(
+        "--disk", help="a folder of the disk, for --link (default: that of TIGHTFIT_DISK)"
+    )
     parser.add_argument("--factory", help="the model's factory, where the graph has a loss")
     parser.add_argument("--arguments", default="{}", help="JSON object of the factory's arguments")
     parser.add_argument("--search-path", action="append", default=[], help="where factories are")
@@ -66,8 +74,24 @@ def run(options: argparse.Namespace) -> None:
         with registered(options.operators, options.search_path):
             costs = _measure(graph, options)
     write_costs(options.out, costs)
+    if options.link is not None:
+        _measure_link(options)
     if options.optimizer is not None:
         _measure_updates(graph, options)
+
+
+def _measure_link(options: argparse.Namespace) -> None:
+    """Writes the description of this machine with the link to the slow memory of the device."""
+    from stages.device.devices import require_device
+    from stages.profile.kept_links import kept_link, write_machine
+
+    if options.source == "roofline":
+        raise ConfigError("--link: is measured, and a described device has links of its own")
+    if options.library is None:
+        raise ConfigError("--library is needed for --link")
+    require_device(options.device)
+    link = kept_link(options.library, options.device, options.disk, options.remeasure)
+    write_machine(Path(options.link), options.device, link)
 
 
 def _measure_updates(graph: Graph, options: argparse.Namespace) -> None:
@@ -109,6 +133,9 @@ def derived(options: argparse.Namespace) -> list[Derived]:
     if options.optimizer is not None:
         outputs.append(str(_updates_path(options)))
         settings["optimizer"] = options.optimizer
+    if options.link is not None:
+        outputs.append(options.link)
+        settings |= {} if options.disk is None else {"disk": options.disk}
     return [Derived(outputs, read, settings, options.factory or "", options.search_path)]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from schemas.machine import ARTIFACT
+from schemas.measured_link import MeasuredLink
 from schemas.updates import LinkSpeed
 from stages.device.devices import device_named, wait_for
 from stages.device.disk import folder_of
@@ -77,17 +78,24 @@ def speed_of(moved: int, to: float, back: float, both: float, latency: float) ->
     return LinkSpeed(moved / to, moved / back, each, latency)
 
 
-def machine_of(device: torch.device | str, speed: LinkSpeed, folder: str | None) -> dict[str, Any]:
-    """A description (`tightfit.machine/1`) of this machine, with one device and the link."""
-    place = device_named(device)
-    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def measured(
+    device: torch.device | str, folder: str | os.PathLike[str] | None = None, size: int = 256 << 20
+) -> MeasuredLink:
+    """The link of a device to its slow memory with the room there: on the CPU that of the disk of a
+    folder, else that of the host. See `measure_link`."""
+    if device_named(device).type != "cpu":
+        return MeasuredLink(measure_link(device, None, size), "host", _host_bytes())
+    place = str(Path(folder_of(folder)).resolve())
+    speed = measure_link(device, place, size)
+    return MeasuredLink(speed, "disk", max(shutil.disk_usage(place).free, 1), place)
+
+
+def machine_of(device: torch.device | str, link: MeasuredLink) -> dict[str, Any]:
+    """A description (`tightfit.machine/1`) of this machine, with one device and its link."""
+    place, speed = device_named(device), link.speed
+    name, own = "cpu", _host_bytes()
     if place.type == "cuda":
-        own = torch.cuda.get_device_properties(place).total_memory
-        name, other = str(place), {"name": "host", "memory": host}
-    else:
-        path = Path(folder_of(folder))
-        name, own = "cpu", host
-        other = {"name": "disk", "memory": shutil.disk_usage(path).free}
+        name, own = str(place), torch.cuda.get_device_properties(place).total_memory
     shared = speed.to > SHARED * speed.both[0]
     alone = f"{speed.to:.3g} bytes a second leave and {speed.back:.3g} return alone"
     beside = f"{speed.both[0]:.3g} and {speed.both[1]:.3g} both at once"
@@ -95,10 +103,10 @@ def machine_of(device: torch.device | str, speed: LinkSpeed, folder: str | None)
         "artifact": ARTIFACT,
         "name": "here",
         "devices": [{"name": name, "memory": own}],
-        "memories": [other],
+        "memories": [{"name": link.memory, "memory": link.room}],
         "links": [
             {
-                "between": [name, other["name"]],
+                "between": [name, link.memory],
                 "bandwidth": round(_bandwidth(speed, shared)),
                 "latency": speed.latency,
                 "shared": shared,
@@ -106,6 +114,10 @@ def machine_of(device: torch.device | str, speed: LinkSpeed, folder: str | None)
         ],
         "sources": {"links": f"measured here: {alone}, {beside}"},
     }
+
+
+def _host_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _bandwidth(speed: LinkSpeed, shared: bool) -> float:

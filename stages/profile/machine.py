@@ -4,38 +4,68 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from schemas.derived import Derived
 from schemas.errors import ConfigError
 from schemas.machine import read_machine
-from schemas.store import write_json
+
+if TYPE_CHECKING:
+    from schemas.measured_link import MeasuredLink
 
 _MIB = 1 << 20
+_ALONE = 256
+"""MiB that are moved where nothing is kept."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the stage."""
     parser.add_argument("--device", default="cpu", help="the device to measure (default: cpu)")
     parser.add_argument("--disk", help="a folder of the disk (default: that of TIGHTFIT_DISK)")
-    parser.add_argument("--size", type=int, default=256, help="MiB to move (default: 256)")
+    parser.add_argument(
+        "--library", help="store that keeps what is measured with the profile of the device"
+    )
+    parser.add_argument("--remeasure", action="store_true", help="measure what --library has, too")
+    parser.add_argument("--size", type=int, help="MiB to move (default: 256, 64 with --library)")
     parser.add_argument("--out", required=True, help="machine.json to write")
 
 
 def run(options: argparse.Namespace) -> None:
     """Runs the stage."""
     from stages.device.devices import require_device
-    from stages.profile.links import machine_of, measure_link
+    from stages.profile.kept_links import write_machine
 
-    if not 1 <= options.size <= 1 << 20:
+    if options.size is not None and not 1 <= options.size <= 1 << 20:
         raise ConfigError(f"--size {options.size}: expected MiB from 1 to {1 << 20}")
+    if options.library is None and options.remeasure:
+        raise ConfigError("--remeasure: is for what --library has")
     require_device(options.device)
-    try:
-        speed = measure_link(options.device, options.disk, options.size * _MIB)
-    except RuntimeError as error:
-        raise ConfigError(f"--disk: {error}") from error
-    write_json(Path(options.out), machine_of(options.device, speed, options.disk))
+    write_machine(Path(options.out), options.device, _link(options))
     [link] = read_machine(options.out).links
     shared = "shared by both ways" if link.shared else "each way"
     print(
         f"{link.between[0]} to {link.between[1]}: {link.bandwidth / 1e9:.2f} GB/s {shared}, "
         f"{link.latency * 1e6:.0f} microseconds a transfer"
     )
+
+
+def derived(options: argparse.Namespace) -> list[Derived]:
+    """What `run` made, of nothing but the machine."""
+    names = ("device", "disk", "library", "size")
+    settings = {name: getattr(options, name) for name in names if getattr(options, name)}
+    return [Derived([options.out], [], settings)]
+
+
+def _link(options: argparse.Namespace) -> MeasuredLink:
+    """The link as it is kept, or as it is measured now."""
+    from stages.profile.kept_links import kept_link
+    from stages.profile.links import measured
+
+    if options.library is not None:
+        again = options.remeasure or options.size is not None
+        size = None if options.size is None else options.size * _MIB
+        return kept_link(options.library, options.device, options.disk, again, size)
+    try:
+        return measured(options.device, options.disk, (options.size or _ALONE) * _MIB)
+    except (RuntimeError, OSError) as error:
+        raise ConfigError(f"--disk: {error}") from error

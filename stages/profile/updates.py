@@ -36,6 +36,15 @@ class _Nowhere:
     def wait(self, ticket: Ticket) -> None:
         ticket.tensor = None
 
+    def now(self) -> float:
+        return 0.0
+
+    def passed(self, ticket: Ticket) -> tuple[float, float]:
+        return 0.0, 0.0
+
+    def seconds(self, first: float, last: float) -> float:
+        return last - first
+
     def idle(self) -> None:
         pass
 

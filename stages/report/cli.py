@@ -28,6 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="costs.arrow, to show the states of a whole step, with --perfetto",
     )
+    parser.add_argument(
+        "--line", type=Path, help="line.arrow, to show what was measured, with --perfetto"
+    )
     parser.add_argument("--plan", type=Path, help="the folder of the plan, with --pipeline")
     parser.add_argument(
         "--measurement", type=Path, help="the pipeline's measurement.json, with --pipeline"
@@ -64,8 +67,8 @@ def derived(options: argparse.Namespace) -> list[Derived]:
         read += [path for path in known[:1] if path]
         return [Derived([options.out, *(path for path in known[1:] if path)], read)]
     if options.perfetto is not None:
-        costs = [options.costs] if options.costs is not None else []
-        return [Derived([options.out], [options.perfetto, options.graph, *costs])]
+        more = [path for path in (options.costs, options.line) if path is not None]
+        return [Derived([options.out], [options.perfetto, options.graph, *more])]
     if options.model_dir is not None:
         return [Derived([options.out], files_of_model(options.model_dir))]
     if options.index is not None:
@@ -148,6 +151,7 @@ def _trace(options: argparse.Namespace) -> None:
 
     from schemas.costs import read_costs
     from schemas.graph import read_graph
+    from schemas.measurement import read_line
     from schemas.schedule import read_schedule, schedule_link, schedule_updates
     from schemas.store import write_bytes
     from stages.replay.referee import replay
@@ -162,5 +166,6 @@ def _trace(options: argparse.Namespace) -> None:
         link = schedule_link(options.perfetto)
         costs = read_costs(options.costs)
         passing = replay(graph, costs, steps, link=link, updates=updates).passing
-    document = trace_events(graph, steps, passing)
+    ran = read_line(options.line) if options.line is not None else ()
+    document = trace_events(graph, steps, passing, ran)
     write_bytes(options.out, json.dumps(document, separators=(",", ":")).encode())

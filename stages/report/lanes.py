@@ -5,9 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from schemas.actions import Transfer, Updating, Wait
+from schemas.actions import Compute, Loss, Offload, Prefetch, Transfer, Updating, Wait
+from schemas.measurement import LinePoint
 from schemas.schedule import Step
+from stages.report.aligning import aligned
 from stages.report.scales import Scale, Tick
 from stages.report.words import duration, size, tick
 
@@ -21,6 +24,11 @@ KINDS = {
     "passing": "states on their way",
     "waiting": "waiting for what is on its way",
 }
+
+MEASURED = ("leaving", "returning", "waiting")
+"""The lines of a measured step that say what its lanes were busy with."""
+BESIDE = ", measured"
+"""What the name of a measured lane ends with."""
 
 Passing = tuple[str, float, float]
 """A lane, and from when to when states are on their way in it."""
@@ -45,8 +53,10 @@ class Lane:
 
 @dataclass(frozen=True)
 class LanesPlot:
-    """The lanes in the order of their first use, and the line of the other memory: `other` is its
-    name, `peak` its most bytes, `line` path data. Places are percent."""
+    """The lanes in the order of their first use, then those of a step that was measured, and the
+    line of the other memory: `other` is its name, `peak` its most bytes, `line` path data, and
+    `ran` that of the measured step, whose most bytes are `ran_peak`, on the clock of the
+    prediction. Places are percent."""
 
     lanes: list[Lane]
     kinds: dict[str, str]
@@ -55,25 +65,36 @@ class LanesPlot:
     line: str
     x_ticks: list[Tick]
     y_ticks: list[Tick]
+    ran: str = ""
+    ran_peak: int = 0
 
 
 def lanes_plot(
-    steps: Sequence[Step], passing: Sequence[Passing] = (), stays: int = 0
+    steps: Sequence[Step],
+    passing: Sequence[Passing] = (),
+    stays: int = 0,
+    ran: Sequence[LinePoint] = (),
+    took: float = 0.0,
 ) -> LanesPlot | None:
     """The picture of a schedule as it was replayed; None where all of it is in one lane. `passing`
     are the transfers of states, which are no steps of their own; `stays` are the bytes that are in
-    the other memory before the step and after it."""
+    the other memory before the step and after it. `ran` are the lines of a measured step, which
+    `took` so many seconds."""
     spans: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for lane, kind, start, end in (*_spans(steps), *((n, "passing", s, e) for n, s, e in passing)):
         spans.setdefault(lane, {}).setdefault(kind, []).append((start, end))
     if len(spans) < 2:
         return None
+    predicted = max(end for kinds in spans.values() for every in kinds.values() for _, end in every)
+    spans |= measured_lanes(steps, ran, took)
     seconds = max(end for kinds in spans.values() for every in kinds.values() for _, end in every)
     seconds = max(seconds, 1e-12)
     own = steps[0].memory
     levels = [(0.0, stays), *_levels(steps, own)]
-    peak = max(level for _, level in levels)
-    x, y = Scale(0.0, seconds), Scale(0.0, 1.06 * max(peak, 1), flipped=True)
+    there = [(point.seconds, point.live) for point in ran if point.run == "slow"]
+    peak, ran_peak = (max((level for _, level in line), default=0) for line in (levels, there))
+    x, y = Scale(0.0, seconds), Scale(0.0, 1.06 * max(peak, ran_peak, 1), flipped=True)
+    found = aligned(there, levels, predicted)
     places = [(x.at(when), y.at(level)) for when, level in levels]
     used = {kind for kinds in spans.values() for kind in kinds}
     return LanesPlot(
@@ -84,7 +105,38 @@ def lanes_plot(
         line=_stairs(places),
         x_ticks=x.ticks(8, lambda seconds_: tick(duration(seconds_))),
         y_ticks=y.ticks(3, lambda bytes_: tick(size(bytes_))),
+        ran=_stairs([(x.at(when), y.at(level)) for when, level in found]),
+        ran_peak=ran_peak,
     )
+
+
+def measured_lanes(
+    steps: Sequence[Step], ran: Sequence[LinePoint], took: float
+) -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """What the lanes of a measured step were busy with, by lane and kind; none where it was not
+    measured. Its computations went on wherever they did not wait."""
+    found = {run: list(_busy([point for point in ran if point.run == run])) for run in MEASURED}
+    if not any(found.values()):
+        return {}
+    names = {"leaving": Offload, "returning": Prefetch}
+    lanes: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for run, kind in names.items():
+        lane = next((step.lane for step in steps if isinstance(step.action, kind)), "")
+        if lane and found[run]:
+            lanes[f"{lane}{BESIDE}"] = {"moving": found[run]}
+    waits = found["waiting"]
+    end = max(took, *(stop for spans in found.values() for _, stop in spans))
+    edges = [0.0, *(edge for span in waits for edge in span), end]
+    computing = [span for span in zip(edges[::2], edges[1::2], strict=True) if span[0] < span[1]]
+    own = next(step.lane for step in steps if isinstance(step.action, Compute | Loss))
+    return {f"{own}{BESIDE}": {"computing": computing, "waiting": waits}} | lanes
+
+
+def _busy(line: Sequence[LinePoint]) -> Iterator[tuple[float, float]]:
+    """The spans in which there is something in a line."""
+    for point, after in pairwise(line):
+        if point.live and after.seconds > point.seconds:
+            yield point.seconds, after.seconds
 
 
 def _spans(steps: Sequence[Step]) -> Iterator[tuple[str, str, float, float]]:

@@ -168,7 +168,9 @@ def _lanes(results: ModelResults, result: PlanResult) -> LanesPlot | None:
     if steps is None or graph is None:
         return None
     if result.updates is None or costs is None:
-        return lanes_plot(steps)
+        found = result.measurement
+        took = None if found is None else found.measured_time
+        return lanes_plot(steps, ran=result.line or (), took=took or 0.0)
     played = replay(graph, costs, steps, link=result.link, updates=result.updates)
     return lanes_plot(steps, played.passing, result.updates.stays(graph))
 
@@ -185,6 +187,10 @@ def _plan_facts(result: PlanResult) -> list[Fact]:
                 f"{exact(plan.peak)}, {duration(plan.time)} ({ratio(result.relative or 1.0)})",
             )
         )
+    if plan.transfers is not None and plan.feasible:
+        moved = plan.transfers
+        there = f"{exact(moved.host_peak)} at most, {size(moved.left)} leave in a step"
+        facts.append(("In the other memory", f"{there}, waited for {duration(moved.waited)}"))
     if plan.gpu is not None and plan.feasible:
         facts += _gpu_facts(plan.gpu)
     if plan.before_polish is not None and plan.time is not None:
@@ -238,6 +244,15 @@ def _measured_facts(found: Measurement | None, fused: bool) -> list[Fact]:
             facts.append((name, exact(taken) + known))
     if found.context is not None:
         facts.append(("CUDA's context and other processes, measured", exact(found.context)))
+    if found.slow_peak is not None and found.predicted_slow is not None:
+        beside = _difference(found.slow_peak - found.predicted_slow)
+        facts.append(
+            (f"In the {found.slow_memory}, measured", f"{exact(found.slow_peak)}, {beside}")
+        )
+    if found.waited is not None:
+        foretold = found.predicted_waited or 0.0
+        words = f"{duration(found.waited)} a step where {duration(foretold)} was predicted"
+        facts.append(("Waiting for transfers, measured", words))
     if found.measured_time is not None and found.unplanned_time is not None:
         pair = f"{duration(found.measured_time)} against {duration(found.unplanned_time)}"
         facts.append(("Measured time", f"{pair} unplanned"))

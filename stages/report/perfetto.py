@@ -11,13 +11,15 @@ from typing import Any
 
 from schemas.actions import NAMES, Accumulate, Loss, OptimiseAway, Transfer, Updating, Wait, row_of
 from schemas.graph import NONE, Graph
+from schemas.measurement import LinePoint
 from schemas.schedule import Step
 from stages.replay.walk import effects
+from stages.report.lanes import measured_lanes
 from stages.report.words import named
 
 TraceEvent = dict[str, Any]
 
-_PROCESS = 1
+_PROCESS, _RAN = 1, 2
 _PHASES = 1
 _FIRST_LANE = 2
 _INSTANTS = {
@@ -28,13 +30,17 @@ _INSTANTS = {
 
 
 def trace_events(
-    graph: Graph, steps: Sequence[Step], passing: Sequence[tuple[str, float, float]] = ()
+    graph: Graph,
+    steps: Sequence[Step],
+    passing: Sequence[tuple[str, float, float]] = (),
+    ran: Sequence[LinePoint] = (),
 ) -> dict[str, Any]:
     """The trace document of a replayed schedule: JSON-ready, events by rising time.
 
     Lanes are threads, in the order they are first used; above them lies one with the phases. Each
     memory is a counter of its live bytes, at its most while an op runs. An op that ran before is of
-    the category "recomputation". `passing` are the transfers of states (`Replay.passing`).
+    the category "recomputation". `passing` are the transfers of states (`Replay.passing`). The
+    lines of a step that `ran` are a process of their own: counters of both memories, and its lanes.
     """
     lanes = list(dict.fromkeys((*(step.lane for step in steps), *(lane for lane, *_ in passing))))
     threads = {lane: _FIRST_LANE + index for index, lane in enumerate(lanes)}
@@ -43,9 +49,10 @@ def trace_events(
         _complete("states", "transfer", start, end, threads[lane], {})
         for lane, start, end in passing
     ]
+    measured = list(_measured(steps, ran))
     events.sort(key=lambda event: event["ts"])
     return {
-        "traceEvents": [*_names(graph, threads), *events],
+        "traceEvents": [*_names(graph, threads), *events, *measured],
         "displayTimeUnit": "ms",
         "otherData": {"model": graph.model, "device": graph.device, "torch": graph.torch},
     }
@@ -131,6 +138,29 @@ def _memory(steps: Sequence[Step]) -> Iterator[TraceEvent]:
             yield _counter(step, step.start, step.peak)
         yield _counter(step, step.end, step.live)
         now = step.end
+
+
+def _measured(steps: Sequence[Step], ran: Sequence[LinePoint]) -> Iterator[TraceEvent]:
+    """What was measured of a step, on its own clock."""
+    own = next((step.memory for step in steps if isinstance(step.action, Loss)), "") or "memory"
+    other = next((step.memory for step in steps if step.memory != own), "")
+    names = {"planned": own, "slow": other or "other memory"}
+    points = [point for point in ran if point.run in names]
+    lanes = measured_lanes(steps, ran, 0.0)
+    if not points and not lanes:
+        return
+    known: TraceEvent = {"ph": "M", "ts": 0, "pid": _RAN, "tid": 0}
+    yield {**known, "name": "process_name", "args": {"name": "measured"}}
+    for thread, (lane, kinds) in enumerate(lanes.items(), start=1):
+        yield {**known, "name": "thread_name", "tid": thread, "args": {"name": lane}}
+        for kind, spans in kinds.items():
+            for start, stop in spans:
+                event = _complete(kind, "measured", start, stop, thread, {})
+                yield {**event, "pid": _RAN}
+    for point in sorted(points, key=lambda point: point.seconds):
+        name = f"{names[point.run]}, measured"
+        ts, args = _micro(point.seconds), {"bytes": point.live}
+        yield {"name": name, "ph": "C", "ts": ts, "pid": _RAN, "tid": 0, "args": args}
 
 
 def _counter(step: Step, seconds: float, count: int) -> TraceEvent:

@@ -12,6 +12,7 @@ from schemas.config import Config, read_config
 from schemas.errors import ConfigError
 from stages.report.gpu_table import GpuLine, gpu_table
 from stages.report.load import ModelResults, PlanResult, error_before, error_of, load_model
+from stages.report.slow_table import SlowLine, slow_table
 from stages.report.verdicts import outcome, unvalidated
 from stages.report.words import percent, ratio, size
 
@@ -38,6 +39,7 @@ class Line:
     state: str
     note: str = ""
     gpu: GpuLine | None = None
+    slow: SlowLine | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,8 +61,8 @@ def run(options: argparse.Namespace) -> None:
 
 
 def show(lines: list[Line], folder: Path) -> None:
-    """Prints lines as a table, what they take of a GPU as another, sentences and the path of the
-    index below."""
+    """Prints lines as a table, what they take of a GPU and send to another memory as others,
+    sentences and the path of the index below."""
     from rich.console import Console
     from rich.table import Table
 
@@ -101,6 +103,9 @@ def show(lines: list[Line], folder: Path) -> None:
     on_gpu = [line.gpu for line in lines if line.gpu is not None]
     if on_gpu:
         console.print(gpu_table(on_gpu))
+    sending = [line.slow for line in lines if line.slow is not None]
+    if sending:
+        console.print(slow_table(sending))
     for sentence, places in _notes(lines).items():
         console.print(f"{', '.join(places)}: {sentence}", markup=False, highlight=False)
     if (folder / "index.html").exists():
@@ -180,6 +185,9 @@ def _line(model: str, result: PlanResult, report: str) -> Line:
     gpu = None
     if plan.gpu is not None and plan.feasible:
         gpu = GpuLine(model, plan.strategy, budget, plan.gpu, validated)
+    slow = None
+    if plan.transfers is not None and plan.feasible:
+        slow = SlowLine(model, plan.strategy, budget, plan, validated)
     return Line(
         model,
         plan.strategy,
@@ -193,6 +201,7 @@ def _line(model: str, result: PlanResult, report: str) -> Line:
         found.state,
         note,
         gpu,
+        slow,
     )
 
 

@@ -25,6 +25,7 @@ from stages.validate.compare import same_bits
 from stages.validate.comparison import SEED, sentence
 from stages.validate.contents import fresh_contents
 from stages.validate.load import describe, load_lodged, load_package
+from stages.validate.sent import slow_memory_of
 from stages.validate.step import Stepper, random_tangents
 from stages.validate.unordered import unordered
 from stages.validate.updates import copied
@@ -177,7 +178,7 @@ def validate_lodged(
     The verdict is "failed" where a bit differs, or the first or a later step takes other bytes than
     predicted, or the other memory others. Raises ModelError where there is no such optimiser.
     """
-    base = base_of(graph, plan, None)
+    base = replace(base_of(graph, plan, None), slow_memory=slow_memory_of(graph.device))
     package: Any = load_package(module)
     lodging = package.LODGING
 
@@ -215,6 +216,7 @@ def _measured(
 ) -> Validation:
     first, steady = ours.usage(device), ours.usage(device)
     slow = ours.optimizer.slow_bytes
+    predicted_slow = lodging.parameters + lodging.states + lodging.copies
     theirs.run()
     unplanned = theirs.usage(device)
     times: list[tuple[float, float]] = []
@@ -226,7 +228,7 @@ def _measured(
     for which, found, foretold in (
         ("the first step takes", first.peak, lodging.first_peak),
         ("a step takes", steady.peak, lodging.peak),
-        ("the other memory has", slow, lodging.parameters + lodging.states + lodging.copies),
+        ("the other memory has", slow, predicted_slow),
     ):
         if found != foretold:
             complaints.append(f"{which} {found} bytes where {foretold} were predicted")
@@ -241,6 +243,9 @@ def _measured(
         output_difference=0.0 if not said else None,
         gradient_difference=0.0 if not said else None,
         buffer_difference=0.0 if not said else None,
+        predicted_slow=predicted_slow,
+        slow_peak=slow,
+        waited=waited,
     )
     ours.optimizer.close()
     if times:
@@ -258,7 +263,9 @@ def _measured(
     if complaints:
         filled = replace(filled, verdict=FAILED, sentence=sentence("; ".join(complaints)))
     elif waited is not None:
-        more = f"measured, a step waits for the other memory for {waited:.4f} s"
+        more = f"measured, a step waits for the other memory for {waited:.3g} s"
+        if base.predicted_waited is not None:
+            more += f" where {base.predicted_waited:.3g} s were predicted"
         filled = replace(filled, sentence=f"{filled.sentence}; {more}")
     lines = [
         LinePoint(run, seconds, live)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import statistics
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,17 +17,20 @@ from stages.device.factory import Sample
 from stages.device.meter import Timing, Usage, session, summarise
 from stages.device.trees import flatten
 from stages.replay.allocator import Taken
+from stages.validate.sent import last_moved
 from stages.validate.step import Stepper, forget_gradients
 
 
 @dataclass(frozen=True)
 class Times:
     """Seconds of the two modules of alternating pairs of runs, and their ratio pair by pair; of the
-    planned module alone where the other does not fit."""
+    planned module alone where the other does not fit. `waited` is the median of what a planned run
+    waited for transfers, None where it sends nothing."""
 
     planned: Timing
     unplanned: Timing | None
     ratio: Timing | None
+    waited: float | None = None
 
 
 def measure_memory(
@@ -127,10 +131,11 @@ def measure_alone(
     gc.collect()
     gc.disable()
     try:
-        seconds = [_seconds(module, stepper, sample, device) for _ in range(runs)]
+        waits: list[float] = []
+        seconds = [_seconds(module, stepper, sample, device, waits) for _ in range(runs)]
     finally:
         gc.enable()
-    return Times(summarise(seconds), None, None)
+    return Times(summarise(seconds), None, None, _median(waits))
 
 
 def measure_times(
@@ -148,16 +153,30 @@ def measure_times(
     gc.disable()
     try:
         runs: list[list[float]] = [[], []]
+        waits: tuple[list[float], list[float]] = ([], [])
         for pair in range(pairs):
             for index in (0, 1) if pair % 2 == 0 else (1, 0):
-                runs[index].append(_seconds(modules[index], stepper, sample, device))
+                seconds = _seconds(modules[index], stepper, sample, device, waits[index])
+                runs[index].append(seconds)
     finally:
         gc.enable()
     ratios = [mine / other for mine, other in zip(*runs, strict=True)]
-    return Times(summarise(runs[0]), summarise(runs[1]), summarise(ratios))
+    waited = _median(waits[0])
+    return Times(summarise(runs[0]), summarise(runs[1]), summarise(ratios), waited)
 
 
-def _seconds(module: nn.Module, stepper: Stepper, sample: Sample, device: str) -> float:
+def _median(seconds: Sequence[float]) -> float | None:
+    return statistics.median(seconds) if seconds else None
+
+
+def _seconds(
+    module: nn.Module,
+    stepper: Stepper,
+    sample: Sample,
+    device: str,
+    waits: list[float] | None = None,
+) -> float:
+    """The seconds of a step; what it waited for transfers is added to `waits`."""
     forget_gradients(module, sample)
     wait_for(device)
     start = time.perf_counter()
@@ -166,4 +185,7 @@ def _seconds(module: nn.Module, stepper: Stepper, sample: Sample, device: str) -
     seconds = time.perf_counter() - start
     del alive
     forget_gradients(module, sample)
+    moved = last_moved(module)
+    if moved is not None and waits is not None:
+        waits.append(moved.waited)
     return seconds

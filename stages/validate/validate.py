@@ -15,6 +15,7 @@ from torch import nn
 from schemas.errors import ArtifactError, ModelError
 from schemas.graph import Graph
 from schemas.measurement import FAILED, LinePoint, Measurement, thin
+from schemas.plan import Transfers
 from stages.device.devices import device_named, device_of, entered, is_out_of_memory, release
 from stages.device.factory import Built, Sample, all_tensors
 from stages.device.leaves import leaves_of
@@ -39,6 +40,14 @@ from stages.validate.measure import (
     taken_memory,
 )
 from stages.validate.rounds import other_numbers
+from stages.validate.sent import (
+    complaint_of,
+    last_moved,
+    lines_of,
+    transfers_of,
+    with_sent,
+    words_of,
+)
 from stages.validate.step import Stepper, forget_gradients, fresh_sample
 from stages.validate.unordered import unordered
 
@@ -88,7 +97,7 @@ def validate(
     base = base_of(graph, plan, plan_seconds)
     if base.verdict == "infeasible" or base.predicted_peak is None:
         return Validation(base, [])
-    pair = _Pair.of(graph, built, device)
+    pair = replace(_Pair.of(graph, built, device), foretold=transfers_of(plan))
     try:
         if unplanned is not None:
             pair = pair.of_kernels(load_planned(unplanned, built.model))
@@ -160,7 +169,7 @@ def _beside_eager(graph: Graph, built: Built, planned: nn.Module) -> tuple[str, 
 class _Pair:
     """The original model, and how its planned modules are judged: `comparer` has what they are
     compared with, `beside` what they are measured beside. `unplanned` is the module of their
-    kernels, where these are fused."""
+    kernels, where these are fused, and `foretold` what a plan says of its transfers."""
 
     comparer: Comparer
     beside: Comparer
@@ -169,6 +178,7 @@ class _Pair:
     device: str
     unordered: list[str]
     unplanned: nn.Module | None = None
+    foretold: Transfers | None = None
 
     @classmethod
     def of(cls, graph: Graph, built: Built, device: str = "") -> _Pair:
@@ -224,7 +234,10 @@ class _Pair:
             for run, measured in usage.items()
             for seconds, live in thin(measured[0].line)
         ]
-        judged = self.verdict(filled, compared)
+        moved = last_moved(planned)
+        lines += lines_of(moved)
+        filled = with_sent(filled, self.foretold, moved, None if times is None else times.waited)
+        judged = self.verdict(filled, compared, moved)
         if self.unplanned is not None:
             judged = self.of_fused(judged, base.sentence, planned)
         return Validation(judged, lines)
@@ -267,8 +280,9 @@ class _Pair:
         worse, told = beside_itself(planned, own)
         return ("", worse) if measured.budget_bytes is None else (worse, told)
 
-    def verdict(self, measured: Measurement, compared: Comparison) -> Measurement:
-        """The measurement with the verdict "failed" where it contradicts the plan."""
+    def verdict(self, measured: Measurement, compared: Comparison, moved: Any) -> Measurement:
+        """The measurement with the verdict "failed" where it contradicts the plan; `moved` is what
+        its last step sent."""
         complaints = [compared.complaint] if compared.complaint else []
         if not measured.within_budget:
             complaints.append(_over(measured))
@@ -278,9 +292,13 @@ class _Pair:
                 "were predicted"
             )
         worse, told = self.beside_itself(measured)
-        complaints += [worse] if worse else []
+        sent = complaint_of(self.foretold, measured.slow_memory, moved)
+        complaints += [said for said in (sent, worse) if said]
         if complaints:
             return replace(measured, verdict=FAILED, sentence=sentence("; ".join(complaints)))
+        if self.foretold is not None and measured.waited is not None:
+            words = words_of(self.foretold, measured.slow_memory, measured.waited)
+            measured = replace(measured, sentence=f"{measured.sentence}; {words}")
         if told:
             measured = replace(measured, sentence=f"{measured.sentence} {sentence(told)}".strip())
         if compared.skipped:
@@ -329,7 +347,7 @@ def base_of(graph: Graph, plan: Mapping[str, Any], plan_seconds: float | None) -
     for key in _PLAN_KEYS:
         if key not in plan:
             raise ArtifactError(f"the plan lacks the key {key!r}")
-    foretold = plan.get("gpu") or {}
+    foretold, sent = plan.get("gpu") or {}, transfers_of(plan)
     return Measurement(
         model=graph.model,
         device=graph.device,
@@ -343,27 +361,9 @@ def base_of(graph: Graph, plan: Mapping[str, Any], plan_seconds: float | None) -
         predicted_peak=plan["peak"],
         predicted_time=plan["time"],
         plan_seconds=plan_seconds,
-        measured_peak=None,
-        unplanned_peak=None,
-        accumulate_peak=None,
-        unplanned_accumulate_peak=None,
         predicted_allocated=foretold.get("allocated"),
-        allocated_peak=None,
         predicted_reserved=foretold.get("reserved"),
-        reserved_peak=None,
-        context=None,
-        measured_time=None,
-        unplanned_time=None,
-        time_ratio=None,
-        time_ratio_first_quartile=None,
-        time_ratio_third_quartile=None,
-        pairs=0,
-        output_difference=None,
-        gradient_difference=None,
-        buffer_difference=None,
-        bits_equal=None,
-        within_budget=None,
-        peak_as_predicted=None,
+        predicted_waited=None if sent is None else sent.waited,
     )
 
 

@@ -14,10 +14,12 @@ from torch import Tensor, nn
 
 import tightfit
 from schemas.graph import read_graph
+from schemas.plan import Transfers
 from stages.device.disk import Disk
 from stages.device.factory import build
 from stages.device.slow import Slow, Ticket
-from stages.profile.links import machine_of, measure_link
+from stages.profile.kept_links import kept_machine
+from stages.validate.sent import last_moved
 from stages.validate.step import Stepper
 from tests.bench.cases import CASES
 from tests.bench.contest import contest
@@ -30,11 +32,9 @@ BUDGETS = ("50%", "30%", "20%")
 
 def table_of_waiting(folder: Path, rounds: int) -> str:
     """The results in Markdown: eager, hooks to disk, and for each budget a plan of `auto` and one
-    of `offload`, with the disk as it was measured just before."""
+    of `offload`, with the disk as it is measured first; below it what was waited."""
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["TIGHTFIT_DISK"] = str(folder)
-    machine = folder / "machine.json"
-    machine.write_text(json.dumps(machine_of("cpu", measure_link("cpu", str(folder)), str(folder))))
     torch.manual_seed(0)
     built = build(CASE.factory, CASE.arguments)
     args, kwargs = built.samples[0]
@@ -42,20 +42,33 @@ def table_of_waiting(folder: Path, rounds: int) -> str:
         Contestant("eager", built.model),
         Contestant("all that autograd saves put to disk", _ToDisk(copy.deepcopy(built.model))),
     ]
+    sending: list[tuple[str, nn.Module, Transfers]] = []
     for budget in BUDGETS:
         for strategy in ("auto", "offload"):
             fitted, made = tightfit.plan(
                 copy.deepcopy(built.model), tuple(args), kwargs, budget=budget, strategy=strategy,
-                machine=machine if strategy == "offload" else None, store=folder / "store",
-                check=False,
+                store=folder / "store", check=False,
             )  # fmt: skip
+            if made.transfers is not None:
+                sending.append((f"{strategy}, {budget}", fitted, made.transfers))
             sent = made.transfers.left if made.transfers else 0
             name = f"{strategy}, {budget}" + (f", {sent / 1e6:.0f} MB sent" if sent else "")
             contestants.append(Contestant(name, fitted, None, made.peak, made.time))
     graph = next((folder / "store" / "calls").rglob("graph.arrow"))
     stepper = Stepper.of(read_graph(graph), built)
+    table = result_table(contest(contestants, stepper, built.samples[0], rounds))
+    machine = kept_machine(folder / "store", "cpu", folder)
     described = json.loads(machine.read_text())["sources"]["links"]
-    return f"{described}\n\n{result_table(contest(contestants, stepper, built.samples[0], rounds))}"
+    return "\n".join([described, "", table, "", *(_waits(*each) for each in sending)])
+
+
+def _waits(name: str, fitted: nn.Module, foretold: Transfers) -> str:
+    """What the last step of a plan waited and had on the disk."""
+    moved = last_moved(fitted)
+    return (
+        f"- {name}: {moved.peak / 1e6:.1f} MB on the disk, {foretold.host_peak / 1e6:.1f} "
+        f"predicted; the last step waited {moved.waited:.4f} s, {foretold.waited:.4f} predicted"
+    )
 
 
 class _ToDisk(nn.Module):

@@ -22,7 +22,7 @@ SETTINGS: dict[str, Any] = {"progress": False, "parameters": "away"}
 @pytest.fixture(autouse=True)
 def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIGHTFIT_DISK", str(tmp_path))
-    monkeypatch.setattr("tightfit.whole._MEASURED", 4 << 20)
+    monkeypatch.setattr("stages.profile.kept_links.KEPT_SIZE", 4 << 20)
     monkeypatch.setattr("tightfit.away.SMALL", 1 << 10)
 
 
@@ -144,7 +144,7 @@ def package(store: Path) -> Path:
     """The folder of a package."""
     model, args = deep()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tightfit.whole._MEASURED", 4 << 20)
+        patch.setattr("stages.profile.kept_links.KEPT_SIZE", 4 << 20)
         patch.setattr("tightfit.away.SMALL", 1 << 10)
         _, made = tightfit.plan(
             model, args, loss=loss, optimizer=adamw(model), budget=100_000, store=store,

@@ -28,7 +28,7 @@ SETTINGS: dict[str, Any] = {"strategy": "checkpoint", "progress": False}
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIGHTFIT_DISK", str(tmp_path))
-    monkeypatch.setattr("tightfit.whole._MEASURED", 4 << 20)
+    monkeypatch.setattr("stages.profile.kept_links.KEPT_SIZE", 4 << 20)
 
 
 class Tied(nn.Module):

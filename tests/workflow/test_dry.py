@@ -49,6 +49,19 @@ def test_folders_that_cannot_be_are_told_in_a_sentence(
         assert f"{key}: notes.txt is a file, expected a folder" in result.stderr
 
 
+def test_the_link_is_measured_once_where_a_strategy_takes_it(
+    workplace: Workplace, tiny: dict[str, Any]
+) -> None:
+    models = {"one": {**tiny, "strategies": ["offload"]}, "other": tiny}
+    disk = {"disk": str(workplace.folder)}
+    workplace.configure({"models": models, "strategies": ["offload", "auto"], **disk})
+    result = workplace.snakemake("--dry-run", "--printshellcmds")
+    assert result.returncode == 0, result.stderr
+    said = result.stdout + result.stderr
+    assert said.count("measuring the link of cpu to its slow memory") == 1
+    assert "--machine results/machine.json" in said and f"--disk {workplace.folder}" in said
+
+
 def test_the_workflow_is_tidy(workplace: Workplace, tiny: dict[str, Any]) -> None:
     workplace.configure({"models": {"tiny": tiny}})
     result = workplace.snakemake("--lint")

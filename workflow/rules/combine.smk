@@ -6,6 +6,7 @@ rule frontier:
         blocks=f"{MODEL}/blocks.arrow",
         options=f"{MODEL}/options.arrow",
         hierarchy=clusters_for,
+        machine=measured_link,
     output:
         f"{STRATEGY}/frontier.arrow",
     log:

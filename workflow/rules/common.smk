@@ -33,11 +33,16 @@ os.environ.update(
     ),
 )
 
+# Modules that send tensors find the folder of the disk in the environment.
+if SETTINGS.disk:
+    os.environ["TIGHTFIT_DISK"] = str(Path(SETTINGS.disk).resolve())
+
 MODEL = f"{SETTINGS.results}/{{model}}"
 STRATEGY = f"{MODEL}/{{strategy}}"
 POINT = f"{STRATEGY}/{{budget}}"
 UNPLANNED_POINT = f"{MODEL}/{UNPLANNED}/{NO_BUDGET}"
 DONE = f"{SETTINGS.results}/index.done"
+LINK = f"{SETTINGS.results}/machine.json"
 
 # What running a model asks a cluster for: a GPU, or, to measure, a node without other jobs. On a
 # described device nothing runs and nothing is measured.
@@ -107,6 +112,11 @@ def given_unplanned(wildcards, input):
     return [word for folder in input.unplanned for word in ("--unplanned", folder)]
 
 
+def measured_line(wildcards, input):
+    """Names the lines of a measured step as options of a stage."""
+    return ["--line", input.line] if input.line else []
+
+
 def clusters_for(wildcards):
     """The hierarchy of a model, where a strategy takes it."""
     takes = STRATEGIES[wildcards.strategy].clusters
@@ -118,17 +128,23 @@ def given_clusters(wildcards, input):
     return [word for file in input.hierarchy for word in ("--hierarchy", file)]
 
 
+def measured_link(wildcards):
+    """The description of this machine, where a strategy takes a link and no machine is named."""
+    takes = STRATEGIES[wildcards.strategy].links
+    return LINK if takes and SETTINGS.linked is None else []
+
+
 def linked_machine(wildcards):
     """Names the machine whose link a strategy takes as options of a stage."""
     takes = STRATEGIES[wildcards.strategy].links
-    return ["--machine", SETTINGS.linked] if takes else []
+    return ["--machine", SETTINGS.linked or LINK] if takes else []
 
 
 def described_link(wildcards):
-    """The digest of that machine's description, "" where a strategy takes no link."""
+    """The digest of a machine's description, "" where a strategy takes none that is named."""
     from schemas.store import file_digest
 
-    takes = STRATEGIES[wildcards.strategy].links
+    takes = STRATEGIES[wildcards.strategy].links and SETTINGS.linked
     return f"machine {file_digest(SETTINGS.linked)}" if takes else ""
 
 

@@ -26,3 +26,24 @@ rule profile:
     shell:
         "python -m stages profile {params.source:q} {params.operators:q} --graph {input.graph:q}"
         " {params.costs_from:q} --out {output:q} --error-file {log:q}"
+
+
+# Where a strategy takes a link and no machine is named. What the store has is not measured again.
+rule link:
+    output:
+        LINK,
+    log:
+        f"{SETTINGS.results}/logs/link.txt",
+    threads: workflow.cores
+    resources:
+        **MEASURING,
+    params:
+        device=SETTINGS.device,
+        store=SETTINGS.store,
+        disk=os.environ.get("TIGHTFIT_DISK", ""),
+        code=code_of("profile"),
+    message:
+        "measuring the link of {params.device} to its slow memory"
+    shell:
+        "python -m stages machine --device {params.device:q} --library {params.store:q}"
+        " --disk {params.disk:q} --out {output:q} --error-file {log:q}"

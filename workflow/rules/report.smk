@@ -3,17 +3,19 @@ rule perfetto:
     input:
         graph=f"{MODEL}/graph.arrow",
         schedule=f"{POINT}/schedule.arrow",
+        line=f"{POINT}/line.arrow" if MEASURED else [],
     output:
         f"{POINT}/trace.json",
     log:
         f"{POINT}/logs/perfetto.txt",
     params:
+        line=measured_line,
         code=code_of("report"),
     message:
         "{wildcards.model}: writing the trace of {wildcards.strategy} {wildcards.budget}"
     shell:
         "python -m stages report --perfetto {input.schedule:q} --graph {input.graph:q}"
-        " --out {output:q} --error-file {log:q}"
+        " {params.line:q} --out {output:q} --error-file {log:q}"
 
 
 rule report:

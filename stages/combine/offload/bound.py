@@ -6,14 +6,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from schemas.sequence import Operation
 from stages.combine.chain.ways import Ways
 from stages.combine.offload.fluid import FASTEST
-
-NEVER = 1e300
-"""The seconds in which a chain could make its input again."""
+from stages.combine.sides import Sides
 
 
 def all_seconds(ways: Ways) -> float:
@@ -47,7 +43,7 @@ class _Moment:
     """An operation with the seconds `before` it, its own (`during`) and those `after` it.
 
     `needs` are the bytes that it takes itself, `sizes` those of what has to be there later but not
-    now, and `makes` the seconds in which each of these can be made again.
+    now, and `makes` the seconds in which each of these can be made again, infinite for the input.
     """
 
     before: float
@@ -62,53 +58,25 @@ class _Moment:
         if self.needs > budget:
             return math.inf
         over = sum(self.sizes) - (budget - self.needs)
-        if over <= 0:
-            return self.before + self.during + self.after
-        if not recomputes:
-            return self._takes(_over(over, bandwidth), 0.0)
-        return self._least(over, bandwidth)
+        own = self.before + self.during, self.after + self.during
+        sides = Sides(self.before + self.during + self.after, *own, self.during)
+        return sides.least(over, self._groups() if recomputes else [], bandwidth)
 
-    def _least(self, over: int, bandwidth: float) -> float:
-        """The least over how many of the bytes are sent: where what is made again begins to take
-        another item, or where the link takes as long as the computations on one side."""
-        order = sorted(filter(self.sizes.__getitem__, range(len(self.sizes))), key=self._rate)
-        made, taken = [0.0], [0.0]
-        for index in order:
-            made.append(made[-1] + self.sizes[index])
-            taken.append(taken[-1] + self.makes[index])
-        most = min(float(over), made[-1])
-        sent = np.array([over - size for size in made if size <= over] + [over - most, 0.0])
-        if bandwidth > 0:
-            points = [bandwidth * self.before, *self._meets(over, bandwidth, made, taken)]
-            sent = np.append(sent, points)
-        sent = np.clip(sent, over - most, over)
-        remaking = np.interp(over - sent, made, taken)
-        pairs = zip(sent.tolist(), remaking.tolist(), strict=True)
-        return min(self._takes(_over(moved, bandwidth), more) for moved, more in pairs)
-
-    def _meets(
-        self, over: int, bandwidth: float, made: list[float], taken: list[float]
-    ) -> Iterator[float]:
-        """Bytes sent at which the link takes as long as the computations after the operation: one
-        on each straight part, where there is one."""
-        for index in range(len(made) - 1):
-            wide = made[index + 1] - made[index]
-            slope = (taken[index + 1] - taken[index]) / wide if wide else 0.0
-            begin = self.after + taken[index] - slope * made[index]
-            yield (begin + slope * over) / (1 / bandwidth + slope)
-
-    def _rate(self, index: int) -> float:
-        return self.makes[index] / self.sizes[index]
-
-    def _takes(self, moved: float, remaking: float) -> float:
-        return max(self.before, moved) + self.during + max(self.after + remaking, moved)
+    def _groups(self) -> list[tuple[int, float]]:
+        """What can be made again, the cheapest bytes first."""
+        groups = [
+            (size, seconds)
+            for size, seconds in zip(self.sizes, self.makes, strict=True)
+            if size and seconds < math.inf
+        ]
+        return sorted(groups, key=lambda group: group[1] / group[0])
 
 
 def _moments(ways: Ways, recomputes: bool) -> Iterator[_Moment]:
     """All first forwards, which may keep nothing with `recomputes`, and all backwards."""
     first = [one.ways[0] for one in ways.positions]
     kept = [ways.throughout, *(way.save for way in first)]
-    makes = [NEVER, *(way.forward_seconds for way in first)]
+    makes = [math.inf, *(way.forward_seconds for way in first)]
     total, done = all_seconds(ways), 0.0
     for position, way in enumerate(first, start=1):
         needs = way.forward_peak

@@ -10,7 +10,7 @@ import numpy as np
 from stages.combine.polish.arrays import Arrays, Positions
 from stages.combine.polish.moves import draw, draw_again, draw_removal, draw_shift, undo
 from stages.combine.polish.state import EXCESS, NOTED, State, copy_sequence, state_of
-from stages.combine.polish.uncounted import uncounted
+from stages.combine.polish.uncounted import inlined, uncounted
 
 FEASIBLE = 0.3
 """How much of the search should be within the budget: what a byte above it costs follows that."""
@@ -56,6 +56,32 @@ def anneal(
     return best
 
 
+@inlined
+def first_price(a: Arrays, mean: float, price: float) -> float:
+    """What a byte above the budget costs at first, where ops take a `mean` time: the price, where
+    that is not 0, else little."""
+    if price == 0.0:
+        price = mean
+        for size in a.size:
+            price = min(price, mean / (size + 1))
+    return price
+
+
+@inlined
+def next_price(price: float, factor: float, inside: int) -> float:
+    """What it costs after so many of the last sequences were within the budget."""
+    return price / factor if inside > FEASIBLE * ADAPTED else price * factor
+
+
+@inlined
+def is_better(
+    excess: int, seconds: float, best_excess: int, best_seconds: float, mean: float
+) -> bool:
+    """Whether a sequence exceeds the budget by less than the best one, or is within it and
+    faster."""
+    return excess < best_excess or (excess == 0 and seconds < best_seconds - 1e-9 * mean)
+
+
 @uncounted
 def cool(
     s: State, a: Arrays, moves: int, warmth: float, price: float, factor: float, best: Positions
@@ -64,10 +90,7 @@ def cool(
     the budget costs in the end; 0 lets it begin with little."""
     seconds, excess = s.seconds[0], s.figures[EXCESS]
     mean = seconds / s.node.size
-    if price == 0.0:
-        price = mean
-        for size in a.size:
-            price = min(price, mean / (size + 1))
+    price = first_price(a, mean, price)
     length = copy_sequence(s, best)
     best_seconds = seconds if excess == 0 else np.inf
     best_excess = excess
@@ -85,7 +108,7 @@ def cool(
             if more <= 0 or more < -warmth * mean * np.log(draw(s)):
                 s.figures[NOTED] = 0
                 seconds, excess = s.seconds[0], s.figures[EXCESS]
-                if excess < best_excess or (excess == 0 and seconds < best_seconds - 1e-9 * mean):
+                if is_better(excess, seconds, best_excess, best_seconds, mean):
                     length = copy_sequence(s, best)
                     best_excess = excess
                     best_seconds = seconds if excess == 0 else np.inf
@@ -94,6 +117,6 @@ def cool(
                 s.seconds[0] = seconds
         inside += excess == 0
         if move % ADAPTED == ADAPTED - 1:
-            price = price / factor if inside > FEASIBLE * ADAPTED else price * factor
+            price = next_price(price, factor, inside)
             inside = 0
     return length, price

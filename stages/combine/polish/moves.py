@@ -220,18 +220,26 @@ def draw_storage(s: State, a: Arrays) -> int:
     return low
 
 
-@inner
-def draw_again(s: State, a: Arrays) -> None:
-    """Makes a storage that waits for a read again before it; half of the time one that waits
-    while the line is above the budget."""
-    slots = s.at.size
+@inlined
+def draw_over(s: State) -> int:
+    """Half of the time a slot at which the line is above the budget, if it is anywhere; else -1."""
     over = -1
     if s.figures[EXCESS] > 0 and draw(s) < 0.5:
+        slots = s.at.size
         over = int(draw(s) * slots)
         for _ in range(slots):
             if s.line[over] > s.figures[BUDGET]:
                 break
             over = over + 1 if over + 1 < slots else 0
+    return over
+
+
+@inner
+def draw_again(s: State, a: Arrays) -> None:
+    """Makes a storage that waits for a read again before it; half of the time one that waits
+    while the line is above the budget."""
+    slots = s.at.size
+    over = draw_over(s)
     for _ in range(TRIES):
         if over >= 0:
             storage = draw_storage(s, a)
@@ -282,12 +290,27 @@ def draw_shift(s: State, a: Arrays) -> None:
     if high - low <= 2:
         return
     kind = draw(s)
+    target = draw_place(s, low, high, kind, 0.25)
+    if s.figures[USED] + 3 <= s.at.size:
+        carry_run(s, a, run, target)
+
+
+@inlined
+def draw_place(s: State, low: int, high: int, kind: float, ends: float) -> int:
+    """A slot after `low` up to `high`, each end as likely as `ends` says of a number `kind` from 0
+    to 1."""
     target = low + 1 + int(draw(s) * (high - low - 1))
-    if kind < 0.25:
+    if kind < ends:
         target = low + 1
-    elif kind < 0.5:
+    elif kind < 2 * ends:
         target = high
-    if target == s.slot[run] or s.figures[USED] + 3 > s.at.size:
+    return target
+
+
+@inlined
+def carry_run(s: State, a: Arrays, run: int, target: int) -> None:
+    """Moves a run to a slot, before what is there, and notes it; nothing where it lies there."""
+    if target == s.slot[run]:
         return
     if s.at[target] >= 0:
         target = open_gap(s, target, 1) - 1

@@ -6,14 +6,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from stages.combine.polish.anneal import ADAPTED, FEASIBLE, QUICK
+from stages.combine.polish.anneal import ADAPTED, QUICK, first_price, is_better, next_price
 from stages.combine.polish.arrays import Arrays, Positions
 from stages.combine.polish.lanes import COMES, COMPUTES, LEAVES, Lanes, through
 from stages.combine.polish.moves import (
     TRIES,
+    carry_run,
     cascade,
     draw,
     draw_again,
+    draw_over,
+    draw_place,
     draw_removal,
     draw_shift,
     drop_idle,
@@ -23,7 +26,6 @@ from stages.combine.polish.moves import (
     window,
 )
 from stages.combine.polish.state import (
-    BUDGET,
     EXCESS,
     NOTED,
     USED,
@@ -70,10 +72,7 @@ def cool_linked(
     own, excess = s.seconds[0], s.figures[EXCESS]
     seconds = through(s, a, t)
     mean = own / s.node.size
-    if price == 0.0:
-        price = mean
-        for size in a.size:
-            price = min(price, mean / (size + 1))
+    price = first_price(a, mean, price)
     length = copy_sequence(s, best)
     best_seconds = seconds if excess == 0 else np.inf
     best_excess = excess
@@ -101,7 +100,7 @@ def cool_linked(
             if later <= limit:
                 s.figures[NOTED] = 0
                 own, seconds, excess = s.seconds[0], later, s.figures[EXCESS]
-                if excess < best_excess or (excess == 0 and seconds < best_seconds - 1e-9 * mean):
+                if is_better(excess, seconds, best_excess, best_seconds, mean):
                     length = copy_sequence(s, best)
                     best_excess = excess
                     best_seconds = seconds if excess == 0 else np.inf
@@ -110,7 +109,7 @@ def cool_linked(
                 s.seconds[0] = own
         inside += excess == 0
         if move % ADAPTED == ADAPTED - 1:
-            price = price / factor if inside > FEASIBLE * ADAPTED else price * factor
+            price = next_price(price, factor, inside)
             inside = 0
     return length, price
 
@@ -130,12 +129,8 @@ def draw_bring(s: State, a: Arrays, t: Lanes) -> None:
     half of the time one that waits while the line is above the budget."""
     slots = s.at.size
     event, storage = -1, -1
-    if s.figures[EXCESS] > 0 and draw(s) < 0.5:
-        over = int(draw(s) * slots)
-        for _ in range(slots):
-            if s.line[over] > s.figures[BUDGET]:
-                break
-            over = over + 1 if over + 1 < slots else 0
+    over = draw_over(s)
+    if over >= 0:
         for _ in range(TRIES):
             storage = int(draw(s) * a.size.size)
             before = event_before(s, storage, over)
@@ -241,18 +236,9 @@ def draw_transfer_shift(s: State, a: Arrays, t: Lanes) -> None:
     if high - low <= 2:
         return
     kind = draw(s)
-    target = low + 1 + int(draw(s) * (high - low - 1))
-    if kind < 0.15:
-        target = low + 1
-    elif kind < 0.3:
-        target = high
-    elif kind < 0.8:
+    target = draw_place(s, low, high, kind, 0.15)
+    if 0.3 <= kind < 0.8:
         near = (high - low) // 16 + 4
         target = s.slot[run] - near + int(draw(s) * 2 * near)
         target = min(max(target, low + 1), high)
-    if target == s.slot[run]:
-        return
-    if s.at[target] >= 0:
-        target = open_gap(s, target, 1) - 1
-    take(s, a, run)
-    put(s, a, run, target)
+    carry_run(s, a, run, target)

@@ -50,7 +50,9 @@ class Mover:
         nodes = len(self.problem.nodes)
         count = min(max(share * nodes, LEAST_MOVES), MOST_WORK // nodes)
         steps = np.array(start, np.int32)
-        return anneal_linked(self.arrays, self.lanes, steps, budget, count, seed).tolist()
+        # Threads that search at a time have clocks of their own.
+        lanes_ = self.lanes._replace(sent=self.lanes.sent.copy(), back=self.lanes.back.copy())
+        return anneal_linked(self.arrays, lanes_, steps, budget, count, seed).tolist()
 
     def start(self, placed: Placed) -> list[int]:
         """A plan as a sequence with transfers."""

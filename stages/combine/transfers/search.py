@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
@@ -55,8 +55,13 @@ class Effort:
     further: int = 0
 
 
-SWEEP = Effort((0.7,), 4, 3, 1)
+PRICES = Effort((0.7,), 4, 3, 1)
+"""Without the clocks of the lanes, by the price alone."""
+SWEEP = Effort((0.7,), 4, 3, 1, 100, 2)
 """For one of many budgets."""
+SWEEP_WORK, FEWEST = 200_000_000, 20
+"""Moves times nodes of a search for one of many budgets at most, and for each node at least: where
+these are fewer, it goes by the price alone."""
 AGAIN = Effort((0.7,), 4, 3, 1, 100, 1)
 """For one of a few budgets that are tried for one that is asked for."""
 ASKED = Effort((1.0, 0.7, 0.4), 4, 5, 2, 400, 12, 1600)
@@ -115,8 +120,12 @@ class Linker:
         if self.idle:
             return
         budgets = grid(highest, least)[1::EVERY]
+        effort = _sweeping(len(self.problem.nodes))
+        if effort.moves:
+            # What all budgets have in common is made once, ahead of the threads.
+            self.mover, self.moments  # noqa: B018
         with ThreadPoolExecutor(workers) as pool:
-            found = pool.map(lambda budget: self.plan(budget, [start(budget)], SWEEP), budgets)
+            found = pool.map(lambda budget: self.plan(budget, [start(budget)], effort), budgets)
             yield from (placed for placed in found if placed is not None)
 
     def chosen(self, share: float, part: float) -> list[Maker]:
@@ -129,6 +138,12 @@ class Linker:
             for maker, end in zip(self.makers, self.ends, strict=True)
             if end > most and (maker.node >= len(self.made) or self.made[maker.node] <= late)
         ]
+
+
+def _sweeping(nodes: int) -> Effort:
+    """How hard is looked for a plan for one of many budgets, of a step of so many nodes."""
+    moves = min(SWEEP.moves, SWEEP_WORK // max(nodes, 1) ** 2)
+    return replace(SWEEP, moves=moves) if moves >= FEWEST else PRICES
 
 
 def frees_early(costs: Costs) -> bool:

@@ -19,7 +19,7 @@ from stages.combine.polish.polisher import Polished, Polisher
 from stages.combine.schedule.executions import runs
 from stages.combine.schedule.leaving import leaving
 from stages.combine.schedule.opening import Opener
-from stages.combine.transfers.search import SWEEP, Linker
+from stages.combine.transfers.search import PRICES, Linker
 from stages.combine.whole.base import Base, base_of
 from stages.combine.whole.placing import Moved, TooLittleError, placed
 from stages.combine.whole.task import Task
@@ -221,7 +221,7 @@ class Search:
 
     def _linked(self, polished: Polished, budget: int, link: HostLink) -> list[Step] | None:
         linker = Linker(self.loose, link, self.leaving)
-        found = linker.plan(budget, [polished.sequence], SWEEP)
+        found = linker.plan(budget, [polished.sequence], PRICES)
         if found is None or not found.stays:
             return None
         return self.opener.of_actions(linker.placer.actions(found), True, found.ceiling)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -18,26 +20,84 @@ from .slow import Slow, Ticket
 
 _idle: list[tuple[tuple[object, ...], Slow]] = []
 _MOST_IDLE = 2
+Way = tuple[Any, Any, int]
+"""From one moment to another one, and bytes."""
+
+
+@dataclass
+class Moved:
+    """What one run has moved so far: bytes that `left` and that `returned`, and those that are
+    `there` in the slow memory, at most `peak`. Between its moments are so many `seconds`: when the
+    run `began`, the bytes that were there from a moment on (`line`), from when to when the run
+    waited, and for how many bytes (`waits`), and those that were on their way in the lane of a
+    direction (`lanes`, first what leaves). It holds nothing of the memory."""
+
+    seconds: Callable[[Any, Any], float]
+    began: Any
+    left: int = 0
+    returned: int = 0
+    there: int = 0
+    peak: int = 0
+    line: list[tuple[Any, int]] = field(default_factory=list)
+    waits: list[Way] = field(default_factory=list)
+    lanes: tuple[list[Way], list[Way]] = field(default_factory=lambda: ([], []))
+
+    def count(self, size: int, moment: Any) -> None:
+        """From a moment on so many bytes more are there."""
+        self.there += size
+        self.peak = max(self.peak, self.there)
+        self.line.append((moment, self.there))
+
+    @property
+    def waited(self) -> float:
+        """The seconds for which the run has waited."""
+        return sum(self.seconds(begin, end) for begin, end, _ in self.waits)
+
+    def since(self, moment: Any) -> float:
+        """The seconds from the run's begin to a moment."""
+        return self.seconds(self.began, moment)
+
+
+class Sending:
+    """How the runs of a planned module send: to the disk of a `folder`, unless given that which the
+    environment names. `last` is what the run has moved that began last."""
+
+    def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
+        self.folder = folder
+        self.last: Moved | None = None
 
 
 class Transfers:
     """The transfers of one run on a device, with `size` bytes of its slow memory, or of a `memory`
     that is there for them; `name`s are those that the plan gives to storages."""
 
-    def __init__(self, device: torch.device, size: int, memory: Slow | None = None) -> None:
-        key = (os.getpid(), str(device), size, folder_of(None))
-        self.memory = memory or _taken(key) or slow_memory(device, size)
+    def __init__(
+        self,
+        device: torch.device,
+        size: int,
+        sending: Sending | None = None,
+        memory: Slow | None = None,
+    ) -> None:
+        folder = None if sending is None else sending.folder
+        key = (os.getpid(), str(device), size, folder_of(folder))
+        self.memory = memory or _taken(key) or slow_memory(device, size, folder)
         self.device = device
         self.places: dict[int, int] = {}
         self.sizes: dict[int, int] = {}
-        self.moving: dict[int, Ticket] = {}
+        self.moving: dict[int, tuple[bool, Ticket]] = {}
+        self.moved = Moved(self.memory.seconds, self.memory.now())
+        if sending is not None:
+            sending.last = self.moved
         weakref.finalize(self, _leave if memory is None else _end, key, self.memory)
 
     def offload(self, name: int, tensor: torch.Tensor, place: int) -> None:
         """Begins to send the storage of a tensor to a place."""
         whole = _bytes_of(tensor.untyped_storage())
-        self.places[name], self.sizes[name] = place, whole.numel()
-        self.moving[name] = self.memory.write(whole, place)
+        size = whole.numel()
+        self.places[name], self.sizes[name] = place, size
+        self.moving[name] = True, self.memory.write(whole, place)
+        self.moved.left += size
+        self.moved.count(size, self.memory.now())
 
     def prefetch(
         self,
@@ -48,19 +108,26 @@ class Transfers:
         offset: int,
     ) -> torch.Tensor:
         """A tensor that the storage begins to come back to."""
-        earlier = [self.moving[name]] if name in self.moving else []
-        whole = torch.empty(self.sizes[name], dtype=torch.uint8, device=self.device)
-        self.moving[name] = self.memory.read(whole, self.places[name], *earlier)
+        earlier = [self.moving[name][1]] if name in self.moving else []
+        size = self.sizes[name]
+        whole = torch.empty(size, dtype=torch.uint8, device=self.device)
+        self.moving[name] = False, self.memory.read(whole, self.places[name], *earlier)
+        self.moved.returned += size
         made = torch.empty(0, dtype=dtype, device=self.device)
         return made.set_(whole.untyped_storage(), offset, tuple(shape), tuple(strides))
 
     def wait(self, name: int) -> None:
         """The run goes on when the last transfer of a storage is through."""
-        self.memory.wait(self.moving.pop(name))
+        leaves, ticket = self.moving.pop(name)
+        size, begin = self.sizes[name], self.memory.now()
+        self.memory.wait(ticket)
+        self.moved.waits.append((begin, self.memory.now(), size))
+        self.moved.lanes[0 if leaves else 1].append((*self.memory.passed(ticket), size))
 
     def free(self, name: int) -> None:
         """The place of a storage is free for others."""
-        del self.places[name], self.sizes[name]
+        del self.places[name]
+        self.moved.count(-self.sizes.pop(name), self.memory.now())
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:

@@ -40,6 +40,7 @@ def wrap(
     arena: int = 0,
     lodged: Lodged | None = None,
     more: tuple[Any, ...] = (),
+    disk: str | None = None,
 ) -> Model:
     """A module of the model's own class that shares all its state and runs the planned step, with
     `cuda_graphs` as CUDA graphs (see `graphed`). Ahead of the first step it takes the bytes of an
@@ -48,7 +49,8 @@ def wrap(
     Module and model share the attributes themselves: what is set, moved or replaced on one is so on
     the other. `load` rebuilds it when it is copied or unpickled, with what `more` it was given;
     where whoever loaded the package has put `carrying` into it, that says how it is pickled.
-    Parameters that live in another memory are `lodged`.
+    Parameters that live in another memory are `lodged`. Tensors that wait on a disk do so in the
+    folder `disk`.
     """
     if otherwise not in ("error", "original", "copy"):
         raise ValueError(f'otherwise is {otherwise!r}, it can be "error", "original" or "copy"')
@@ -63,7 +65,7 @@ def wrap(
         refused = refusal(step, interface)
         if refused:
             raise RuntimeError(f"{refused}: load the plan without cuda_graphs")
-    loading = Loading(load, otherwise, cuda_graphs, arena, lodged, more)
+    loading = Loading(load, otherwise, cuda_graphs, arena, lodged, more, disk)
     return _face(_planned_class(base, model, interface, step, loading), model)
 
 
@@ -78,6 +80,7 @@ class Loading:
     arena: int
     lodged: Lodged | None = None
     more: tuple[Any, ...] = ()
+    disk: str | None = None
 
     def check_copied(self) -> None:
         """Raises RuntimeError where a planned module is neither copied nor pickled."""
@@ -89,10 +92,11 @@ class Loading:
 
     def again(self, model: torch.nn.Module) -> torch.nn.Module:
         """The planned module of another model."""
-        return self.load(model, self.otherwise, self.cuda_graphs, *self.more)
+        own = {} if self.disk is None else {"disk": self.disk}
+        return self.load(model, self.otherwise, self.cuda_graphs, *self.more, **own)
 
     def reduced(self, model: torch.nn.Module) -> tuple[Any, ...]:
-        """How the planned module of a model is pickled."""
+        """How the planned module of a model is pickled; the folder of a disk stays behind."""
         self.check_copied()
         carrying = getattr(sys.modules.get(self.load.__module__), "carrying", None)
         if carrying is None:
@@ -118,6 +122,9 @@ def _planned_class(
         run = functools.partial(step, lodged.home)
         # The first step is to take what was predicted, and reads no constants.
         guards.constants.on(lodged.home.device)
+    sending = None if lodged is not None else sending_of(step, loading.disk)
+    if sending is not None:
+        run = functools.partial(step, sending)
     assemble = assembler(interface)
 
     @functools.wraps(base.forward)
@@ -165,6 +172,7 @@ def _planned_class(
         "__qualname__": base.__qualname__,
         "__reduce_ex__": reduce,
         "_tightfit_original": base,
+        "_tightfit_sending": sending,
         "forward": forward,
         **({} if lodged is None else lodged.members(base)),
     }
@@ -175,6 +183,12 @@ def _planned_class(
         body["__deepcopy__"] = deepcopy
     metaclass: Any = type(base)
     return metaclass(base.__name__, (base,), body)
+
+
+def sending_of(step: Step, disk: str | None) -> Any:
+    """How a step sends tensors, None for one that sends none."""
+    sending = getattr(step, "__globals__", {}).get("Sending")
+    return None if sending is None else sending(disk)
 
 
 def _face(kind: type[Model], module: torch.nn.Module) -> Model:

@@ -18,7 +18,7 @@ import torch
 
 from stages.device import disk as disks
 from stages.device.disk import FOLDER, Disk
-from stages.generate.runtime.transfers import Transfers, _idle
+from stages.generate.runtime.transfers import Sending, Transfers, _idle
 
 
 @pytest.fixture(autouse=True)
@@ -208,6 +208,24 @@ def test_a_run_leaves_its_memory_to_the_next_and_two_at_once_have_two() -> None:
     assert other.memory is not first
     del one
     assert Transfers(torch.device("cpu"), 64).memory is first
+
+
+def test_what_a_run_counted_holds_no_memory() -> None:
+    sending = Sending()
+    run = Transfers(torch.device("cpu"), 64, sending)
+    run.offload(0, torch.zeros(4), 0)
+    run.wait(0)
+    file, moved = run.memory.file, sending.last  # type: ignore[attr-defined]
+    assert moved is not None and (moved.left, moved.peak, moved.there) == (16, 16, 16)
+    [(begin, end, size)] = moved.waits
+    assert size == 16 and moved.waited == end - begin and moved.since(moved.began) == 0.0
+    [(begun, done, size)] = moved.lanes[0]
+    assert moved.began <= begun <= done <= end and size == 16
+    del run
+    for size in (8, 9, 10):
+        Transfers(torch.device("cpu"), size)
+    gc.collect()
+    assert file.closed and sending.last is moved
 
 
 def test_a_memory_that_failed_is_left_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

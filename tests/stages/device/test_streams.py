@@ -10,13 +10,24 @@ import pytest
 import torch
 
 from stages.device.streams import Host
+from stages.generate.runtime import transfers
 
 
 class Event:
-    """Ends with the last thing that its stream had been given."""
+    """Ends with the last thing that its stream had been given; each second one is recorded."""
 
-    def __init__(self, cuda: Cuda, stream: Stream) -> None:
-        self.cuda, self.after = cuda, list(stream.jobs)
+    def __init__(self, cuda: Cuda, stream: Stream | None = None) -> None:
+        self.cuda = cuda
+        if stream is not None:
+            self.record(stream)
+
+    def record(self, stream: Stream) -> None:
+        self.after = list(stream.jobs)
+        self.cuda.seconds += 1
+        self.at = self.cuda.seconds
+
+    def elapsed_time(self, other: Event) -> float:
+        return 1000.0 * (other.at - self.at)
 
     def synchronize(self) -> None:
         self.cuda.log.append("synchronize")
@@ -39,6 +50,7 @@ class Cuda:
 
     def __init__(self) -> None:
         self.log: list[str] = []
+        self.seconds = 0
         self.compute = Stream(self, "compute")
         self.current = self.compute
         self.made: list[Stream] = []
@@ -65,6 +77,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
 
     monkeypatch.setattr(torch, "empty", pinned)
     monkeypatch.setattr(torch.cuda, "Stream", fake.stream_of)
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Event(fake))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: fake.compute)
     monkeypatch.setattr(torch.cuda, "stream", fake.entered)
     return fake
@@ -110,3 +123,31 @@ def test_what_moves_is_held_until_it_is_waited_for(cuda: Cuda) -> None:
     assert ticket.tensor is None and cuda.log[-1] == "synchronize"
     host.close()
     assert host.size == 0
+
+
+def test_the_device_takes_the_times_of_a_transfer_and_of_a_wait(cuda: Cuda) -> None:
+    host = Host(64, torch.device("cpu"))
+    ticket = host.write(torch.zeros(4), 0)
+    begin = host.now()
+    host.wait(ticket)
+    # Events: one of what is computed, the transfer's begin and its end, and the two of the wait.
+    assert host.seconds(*host.passed(ticket)) == 1.0
+    assert host.seconds(begin, host.now()) == 1.0 and host.seconds(ticket.began, begin) == 2.0
+
+
+def test_a_run_on_a_gpu_counts_its_waits(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfers, "slow_memory", lambda device, size, _: Host(size, device))
+    sending = transfers.Sending()
+    run = transfers.Transfers(torch.device("meta"), 64, sending)
+    run.device = torch.device("cpu")
+    run.offload(0, torch.zeros(4), 0)
+    run.wait(0)
+    back = run.prefetch(0, torch.float32, (4,), (1,), 0)
+    run.wait(0)
+    run.free(0)
+    moved = sending.last
+    assert moved is not None and torch.equal(back, torch.zeros(4))
+    assert (moved.left, moved.returned, moved.peak, moved.there) == (16, 16, 16, 0)
+    assert len(moved.waits) == 2 and moved.waited == 2.0
+    assert [there for _, there in moved.line] == [16, 0]
+    assert [len(lane) for lane in moved.lanes] == [1, 1]

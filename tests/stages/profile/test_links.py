@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from schemas.errors import ArtifactError, ConfigError
 from schemas.link import host_link
 from schemas.machine import read_machine
+from schemas.measured_link import MeasuredLink, read_link, write_link
 from schemas.updates import LinkSpeed
 from stages.__main__ import main
+from stages.profile import kept_links
+from stages.profile.kept_links import kept_link, kept_machine
 from stages.profile.links import machine_of, measure_link, speed_of
 
 
@@ -21,17 +26,23 @@ def test_all_figures_are_measured(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def described(speed: LinkSpeed) -> dict[str, Any]:
+    """The link in the description of a machine."""
+    own: dict[str, Any] = machine_of("cpu", MeasuredLink(speed, "disk", 1))["links"][0]
+    return own
+
+
 def test_ways_that_take_turns_share_the_bandwidth() -> None:
-    own = machine_of("cpu", LinkSpeed(4e9, 6e9, (2e9, 3e9), 1e-5), None)["links"][0]
+    own = described(LinkSpeed(4e9, 6e9, (2e9, 3e9), 1e-5))
     assert own["shared"] and own["bandwidth"] == 4_000_000_000
-    own = machine_of("cpu", LinkSpeed(4e9, 6e9, (3.5e9, 6e9), 1e-5), None)["links"][0]
+    own = described(LinkSpeed(4e9, 6e9, (3.5e9, 6e9), 1e-5))
     assert not own["shared"] and own["bandwidth"] == 3_500_000_000
 
 
 def test_neither_way_is_faster_beside_the_other_one_than_alone() -> None:
     noisy = speed_of(8_000, to=2.0, back=4.0, both=3.0, latency=0.0)
     assert noisy == LinkSpeed(4000.0, 2000.0, (4000.0, 2000.0), 0.0)
-    assert machine_of("cpu", noisy, None)["links"][0]["bandwidth"] == 2000
+    assert described(noisy)["bandwidth"] == 2000
     slowed = speed_of(8_000, to=2.0, back=4.0, both=5.0, latency=0.0)
     assert slowed == LinkSpeed(4000.0, 2000.0, (3200.0, 1600.0), 0.0)
 
@@ -56,3 +67,92 @@ def test_what_cannot_be_measured(
 ) -> None:
     assert main(["machine", *words, "--out", str(tmp_path / "machine.json")]) == 1
     assert said in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+SPEED = LinkSpeed(4e9, 6e9, (3.5e9, 6e9), 1e-5)
+
+
+@pytest.fixture
+def measuring(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The folders that were measured; each time the disk has another room."""
+    found: list[str] = []
+
+    def measured(device: str, folder: str | Path | None, size: int) -> MeasuredLink:
+        found.append(str(folder))
+        return MeasuredLink(SPEED, "disk", 1000 - len(found), str(folder))
+
+    monkeypatch.setattr(kept_links, "measured", measured)
+    return found
+
+
+def test_a_link_is_measured_once_for_each_folder_and_store(
+    tmp_path: Path, measuring: list[str]
+) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    first = kept_link(tmp_path / "store", "cpu", one)
+    assert kept_link(tmp_path / "store", "cpu", one) == first and measuring == [str(one)]
+    assert kept_link(tmp_path / "store", "cpu", other).folder == str(other)
+    assert kept_link(tmp_path / "elsewhere", "cpu", one).room < first.room
+    assert kept_link(tmp_path / "store", "cpu", one, again=True).room == 1000 - len(measuring)
+    assert len(measuring) == 4
+
+
+def test_the_machine_of_a_kept_link_is_the_same_file_each_time(
+    tmp_path: Path, measuring: list[str]
+) -> None:
+    path = kept_machine(tmp_path, "cpu", tmp_path)
+    known = (path.read_bytes(), path.stat().st_mtime_ns)
+    link = host_link(read_machine(path), path)
+    assert (link.bandwidth, link.latency, link.room, link.to) == (3.5e9, 1e-5, 999, "disk")
+    assert kept_machine(tmp_path, "cpu", tmp_path) == path and len(measuring) == 1
+    assert (path.read_bytes(), path.stat().st_mtime_ns) == known
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"artifact": "tightfit.link/0"}, "is no tightfit.link/1"),
+        ({"more": 1}, "is no tightfit.link/1"),
+        ({"to": -1.0}, "a speed is none from 1 to 1e"),
+        ({"to": True}, "a speed is none"),
+        ({"both": [1e9]}, "both is no pair of speeds"),
+        ({"both": [1e9, "fast"]}, "both is none from"),
+        ({"latency": 2.0}, "latency is none from 0 to 1"),
+        ({"room": 0.5}, "room is none"),
+        ({"room": 1.5}, "does not say which memory"),
+        ({"room": 10**400}, "room is none"),
+        ({"memory": "tape"}, "does not say which memory"),
+        ({"folder": None}, "does not say which memory"),
+    ],
+)
+def test_a_doctored_link_is_refused(
+    changes: dict[str, Any], said: str, tmp_path: Path, measuring: list[str]
+) -> None:
+    kept_link(tmp_path, "cpu", tmp_path)
+    [path] = (tmp_path / "profile").glob("*.link.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(ArtifactError, match=said):
+        kept_link(tmp_path, "cpu", tmp_path)
+
+
+def test_a_link_is_read_as_it_was_written(tmp_path: Path) -> None:
+    for link in (MeasuredLink(SPEED, "disk", 5, "/data"), MeasuredLink(SPEED, "host", 1 << 40)):
+        write_link(tmp_path / "link.json", link)
+        assert read_link(tmp_path / "link.json") == link
+
+
+def test_a_disk_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="disk: tensors cannot wait in files of /nowhere"):
+        kept_link(tmp_path, "cpu", "/nowhere")
+    assert not list((tmp_path / "profile").glob("*.json"))
+
+
+def test_the_command_keeps_what_it_measures(
+    tmp_path: Path, measuring: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["machine", "--disk", str(tmp_path), "--out", str(tmp_path / "machine.json")]
+    kept = [*words, "--library", str(tmp_path / "store")]
+    assert [main(kept) for _ in range(2)] == [0, 0] and len(measuring) == 1
+    assert [main([*kept, "--remeasure"]), main([*kept, "--size", "8"])] == [0, 0]
+    assert len(measuring) == 3 and main([*words, "--remeasure"]) == 1
+    assert "--remeasure: is for what --library has" in capsys.readouterr().err

@@ -19,12 +19,13 @@ from schemas.actions import (
     Wait,
 )
 from schemas.link import HostLink
+from schemas.measurement import LinePoint, write_line
 from schemas.schedule import Step, write_schedule
 from schemas.updates import LinkSpeed, UpdateCost, Updates
 from stages.__main__ import main
 from stages.combine.whole.backward import in_backward
 from stages.replay.referee import Replay, replay
-from stages.report.lanes import lanes_plot
+from stages.report.lanes import lanes_plot, measured_lanes
 from stages.report.timeline import timeline
 from tests.stages.report.cases import keep_all, played, small_costs, small_graph, write_results
 
@@ -116,3 +117,57 @@ def test_the_page_and_the_trace_show_them(results: Path, tmp_path: Path) -> None
         "cpu/memory",
         "host/memory",
     }
+
+
+RAN = [
+    *(LinePoint("planned", when, live) for when, live in ((0.0, 0), (0.004, 900_000), (0.02, 0))),
+    *(LinePoint("slow", when, live) for when, live in ((0.0, 0), (0.002, 250_000), (0.018, 0))),
+    *(LinePoint("leaving", when, live) for when, live in ((0.002, 250_000), (0.006, 0))),
+    *(LinePoint("returning", when, live) for when, live in ((0.01, 250_000), (0.015, 0))),
+    *(LinePoint("waiting", when, live) for when, live in ((0.012, 250_000), (0.015, 0))),
+]
+
+
+def test_measured_lanes_stand_beside_the_predicted_ones() -> None:
+    steps = whole().steps
+    found = measured_lanes(steps, RAN, 0.02)
+    assert found == {
+        "cpu/compute, measured": {
+            "computing": [(0.0, 0.012), (0.015, 0.02)],
+            "waiting": [(0.012, 0.015)],
+        },
+        "cpu/to-host, measured": {"moving": [(0.002, 0.006)]},
+        "cpu/from-host, measured": {"moving": [(0.01, 0.015)]},
+    }
+    plot = lanes_plot(steps, ran=RAN, took=0.02)
+    assert plot is not None and plot.ran_peak == 250_000 and plot.ran
+    assert [lane.name for lane in plot.lanes][-3:] == list(found)
+    assert measured_lanes(steps, RAN[:3], 0.02) == {}
+
+
+def test_the_page_and_the_trace_show_what_was_measured(results: Path, tmp_path: Path) -> None:
+    place = results / "rockmate/90pct"
+    write_schedule(place / "schedule.arrow", whole().steps, "", LINK)
+    write_line(place / "line.arrow", RAN)
+    try:
+        page, trace = tmp_path / "page.html", tmp_path / "trace.json"
+        assert main(["report", "--model-dir", str(results), "--out", str(page)]) == 0
+        assert "cpu/from-host, measured" in page.read_text()
+        assert "time of all lanes, predicted and measured" in page.read_text()
+        files = ["--graph", str(results / "graph.arrow"), "--line", str(place / "line.arrow")]
+        words = ["report", "--perfetto", str(place / "schedule.arrow"), *files]
+        assert main([*words, "--out", str(trace)]) == 0
+    finally:
+        (place / "line.arrow").unlink()
+        write_schedule(place / "schedule.arrow", whole().steps, "", LINK, updates())
+    events = [event for event in json.loads(trace.read_text())["traceEvents"] if event["pid"] == 2]
+    assert {event["args"]["name"] for event in events if event["ph"] == "M"} == {
+        "measured",
+        "cpu/compute, measured",
+        "cpu/to-host, measured",
+        "cpu/from-host, measured",
+    }
+    counted = {event["name"] for event in events if event["ph"] == "C"}
+    assert counted == {"cpu/memory, measured", "host/memory, measured"}
+    waits = [event for event in events if event["name"] == "waiting"]
+    assert [(event["ts"], event["dur"]) for event in waits] == [(12_000.0, 3_000.0)]

@@ -71,8 +71,9 @@ def test_a_strategy_with_a_link_from_outside(
     monkeypatch.chdir(tmp_path)
     linked = machine(Path("machine.json"))
     models = {"tower": {"factory": "towers:tower", "strategies": ["one_leaves"]}}
-    with pytest.raises(ConfigError, match="machine: is missing, expected the description of a li"):
-        parse_config({"models": models})
+    assert parse_config({"models": models}).linked is None
+    with pytest.raises(ConfigError, match=r"machine: absent\.json: cannot be read"):
+        parse_config({"models": models, "machine": "absent.json"})
     config = parse_config({"models": models, "machine": str(linked)})
     [asked] = config.requests("tower")
     assert (asked.budget, config.linked) == ("none", linked)

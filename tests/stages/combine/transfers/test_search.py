@@ -20,8 +20,10 @@ from schemas.graph import Graph
 from schemas.link import HostLink
 from schemas.problem import Problem
 from schemas.strategies import About
+from stages.combine.bounds import least_peak
 from stages.combine.choose import choose
 from stages.combine.frontier import Subject, frontier
+from stages.combine.polish.polisher import grid
 from stages.combine.schedule.executions import runs
 from stages.combine.schedule.leaving import leaving
 from stages.combine.schedule.opening import Opener
@@ -29,11 +31,18 @@ from stages.combine.strategies.strategy import Candidate
 from stages.combine.transfers.bound import least_seconds_linked
 from stages.combine.transfers.deciding import LinkedMoments
 from stages.combine.transfers.placing import Placer
-from stages.combine.transfers.search import Linker
+from stages.combine.transfers.search import (
+    EVERY,
+    PRICES,
+    SWEEP,
+    Effort,
+    Linker,
+    _sweeping,
+)
 from stages.replay.condense import condense
 from stages.replay.line import executions
 from stages.replay.referee import Replay, replay
-from tests.stages.combine.problems import problems
+from tests.stages.combine.problems import problems, two_layers
 from tests.stages.replay.graphs import graph_of
 
 LINKS = st.builds(
@@ -201,3 +210,37 @@ def test_nobody_waits_for_a_link_that_takes_no_time(made: Problem) -> None:
         if placed is not None:
             assert found is not None and found.seconds <= placed.seconds + 1e-9
             assert found.waited == pytest.approx(0)
+
+
+@settings(deadline=None, max_examples=6)
+@given(problems(forward=5), LINKS)
+def test_every_point_of_the_grid_keeps_the_invariants(made: Problem, link: HostLink) -> None:
+    plain, linked, graph, costs, problem = both(made, link)
+    opener = Opener(graph, problem)
+    for point in linked.points:
+        found = replay(graph, costs, opener.opened(point), link=link)
+        assert (found.peak, found.seconds) == (point.peak, point.seconds)
+        without = plain.within(point.peak)
+        assert without is None or point.seconds <= without.seconds
+    for larger, smaller in pairwise(linked.points):
+        assert larger.peak > smaller.peak and larger.seconds < smaller.seconds
+    fastest = linked.points[0].seconds
+    if link.bandwidth == math.inf and link.latency == 0:
+        placer = Placer(problem, link, leaving(graph, problem))
+        captured = range(len(problem.nodes))
+        for budget in grid(plain.points[0].peak, least_peak(problem))[1::EVERY]:
+            placed = placer.place(captured, None, budget)
+            if placed is not None and placed.waited == 0:
+                point = linked.within(budget)
+                assert point is not None and point.seconds <= placed.seconds + 1e-9
+    assert fastest <= linked.keep_all_seconds
+
+
+def test_the_grid_is_searched_with_the_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[Effort] = []
+    monkeypatch.setattr(Linker, "plan", lambda self, budget, starts, effort: tried.append(effort))
+    graph, _, problem = step_of(two_layers())
+    linker = Linker(problem, HostLink(8.0, device="cpu"), leaving(graph, problem))
+    assert list(linker.sweep(100, 20, lambda budget: range(len(problem.nodes)), 1)) == []
+    assert tried and all(effort == SWEEP for effort in tried)
+    assert _sweeping(2000).moves == 50 and _sweeping(5000) == PRICES

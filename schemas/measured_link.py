@@ -1,0 +1,65 @@
+"""`tightfit.link/1`: the link from a device to its slow memory, as it was measured."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from schemas.errors import ArtifactError
+from schemas.store import read_json, write_json
+from schemas.updates import LinkSpeed
+
+ARTIFACT = "tightfit.link/1"
+_MOST_BYTES = 1 << 16
+_KEYS = {"artifact", "to", "back", "both", "latency", "memory", "room", "folder"}
+_SPEEDS = (1.0, 1e18)
+_LATENCIES = (0.0, 1.0)
+_SIZES = (1, 10**18)
+
+
+@dataclass(frozen=True)
+class MeasuredLink:
+    """The `speed` of a link to the slow `memory` ("disk" or "host"), which had `room` for so many
+    bytes then; `folder` is that of a disk, "" for the host's memory."""
+
+    speed: LinkSpeed
+    memory: str
+    room: int
+    folder: str = ""
+
+
+def write_link(path: Path | str, link: MeasuredLink) -> None:
+    """Writes a link as JSON; raises ArtifactError where that cannot be done."""
+    speed = link.speed
+    figures = {"to": speed.to, "back": speed.back, "both": list(speed.both)}
+    more = {"latency": speed.latency, "memory": link.memory, "room": link.room}
+    write_json(path, {"artifact": ARTIFACT, **figures, **more, "folder": link.folder})
+
+
+def read_link(path: Path | str) -> MeasuredLink:
+    """Reads a link; raises ArtifactError where the file holds none."""
+    found = read_json(path, _MOST_BYTES)
+    if found.get("artifact") != ARTIFACT or set(found) != _KEYS:
+        raise ArtifactError(f"{path}: is no {ARTIFACT}")
+    both = found["both"]
+    if not isinstance(both, list) or len(both) != 2:
+        raise ArtifactError(f"{path}: both is no pair of speeds")
+    speeds = [_number(path, "a speed", each, _SPEEDS) for each in (found["to"], found["back"])]
+    one, other = (_number(path, "both", each, _SPEEDS) for each in both)
+    latency = _number(path, "latency", found["latency"], _LATENCIES)
+    room = _number(path, "room", found["room"], _SIZES)
+    texts = isinstance(found["folder"], str) and found["memory"] in ("disk", "host")
+    if not texts or room != int(room):
+        raise ArtifactError(f"{path}: does not say which memory has how much room")
+    speed = LinkSpeed(*speeds, (one, other), latency)
+    return MeasuredLink(speed, found["memory"], int(room), found["folder"])
+
+
+def _number(path: Path | str, name: str, value: Any, within: tuple[float, float]) -> float:
+    """A finite number of a range."""
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    if not plain or not within[0] <= value <= within[1] or not math.isfinite(value):
+        raise ArtifactError(f"{path}: {name} is none from {within[0]:g} to {within[1]:g}")
+    return float(value)

@@ -1,0 +1,71 @@
+"""The link of a device to its slow memory, kept with the device's profile: measured once."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from schemas.errors import ConfigError
+from schemas.measured_link import MeasuredLink, read_link, write_link
+from schemas.store import read_json, write_json
+from stages.device.devices import device_named
+from stages.device.disk import folder_of
+from stages.profile.device import describe_device
+from stages.profile.library import device_digest, open_library
+from stages.profile.links import machine_of, measured
+
+KEPT_SIZE = 64 << 20
+"""Bytes that are moved each way to measure a link that is kept."""
+
+
+def kept_link(
+    store: Path | str,
+    device: str,
+    folder: str | os.PathLike[str] | None = None,
+    again: bool = False,
+    size: int | None = None,
+) -> MeasuredLink:
+    """The link of a device to its slow memory, on the CPU to the disk of a folder: what the store
+    has of it or, where it has nothing or `again` says so, what is measured over `size` bytes
+    (unless given `KEPT_SIZE`).
+
+    Raises ConfigError where the disk cannot be written, ArtifactError where what the store has is
+    damaged, or nothing can be kept there.
+    """
+    path = _path(store, device, folder)
+    with open_library(store, describe_device(device)):
+        if path.exists() and not again:
+            return read_link(path)
+        try:
+            found = measured(device, folder, KEPT_SIZE if size is None else size)
+        except (RuntimeError, OSError) as error:
+            raise ConfigError(f"disk: {error}") from error
+        write_link(path, found)
+        return found
+
+
+def kept_machine(
+    store: Path | str, device: str, folder: str | os.PathLike[str] | None = None
+) -> Path:
+    """The path of the description, in the store, of this machine with its link; raises as
+    `kept_link` does."""
+    link = kept_link(store, device, folder)
+    path = _path(store, device, folder).with_suffix(".machine.json")
+    write_machine(path, device, link)
+    return path
+
+
+def write_machine(path: Path, device: str, link: MeasuredLink) -> None:
+    """Writes the description of this machine with a link, unless the file has it: a store may be
+    one that is only read."""
+    made = machine_of(device, link)
+    if not path.exists() or read_json(path) != made:
+        write_json(path, made)
+
+
+def _path(store: Path | str, device: str, folder: str | os.PathLike[str] | None) -> Path:
+    on_cpu = device_named(device).type == "cpu"
+    place = str(Path(folder_of(folder)).resolve()) if on_cpu else ""
+    name = f"{device_digest(describe_device(device))}.{hashlib.sha256(place.encode()).hexdigest()}"
+    return Path(store) / "profile" / f"{name[:49]}.link.json"
