@@ -116,7 +116,7 @@ def _seconds(
 ) -> list[list[float]]:
     """Seconds of a step by contestant and round; within a round all take turns.
 
-    With one thread these are seconds of its processor, which other work on the machine leaves alone.
+    With one thread these are seconds of its processor, which other work hardly changes.
     """
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     seconds: list[list[float]] = [[] for _ in contestants]
