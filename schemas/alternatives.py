@@ -22,7 +22,7 @@ _LISTS = ("inputs", "outputs", "writes", "in_place")
 _FLAGS = ("random", "repeatable")
 
 
-def said(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def metadata_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """The metadata of alternatives as rows, empty where there are none."""
     return {KEY: json.dumps(rows, sort_keys=True, separators=(",", ":"))} if rows else {}
 

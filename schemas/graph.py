@@ -16,7 +16,7 @@ from typing import Literal, cast
 import pyarrow as pa
 
 from schemas import store
-from schemas.alternatives import check_alternatives, rows_in, said
+from schemas.alternatives import check_alternatives, metadata_of, rows_in
 from schemas.arguments import Arguments, argument_values, decode_arguments, read_arguments
 from schemas.dtypes import DTYPES
 from schemas.errors import ArtifactError
@@ -226,7 +226,7 @@ def write_graph(path: Path | str, graph: Graph, fused: bool = False) -> str:
     check_graph(graph, str(path))
     row = asdict(graph)
     alternatives = row.pop("alternatives")
-    about = ({"kernels": "fused"} if fused else {}) | said(alternatives)
+    about = ({"kernels": "fused"} if fused else {}) | metadata_of(alternatives)
     return store.write(path, GRAPH, [row], about)
 
 
