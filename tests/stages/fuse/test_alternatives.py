@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from schemas.errors import ArtifactError
 from schemas.graph import Graph, Op, read_graph, write_graph
 from schemas.groups import Body, body_of, is_group
+from stages.audit.folder import read_whole_graph
 from stages.combine.schedule.opening import open_schedule
 from stages.device.check import check_program
 from stages.device.evaluate import evaluate
@@ -121,8 +122,12 @@ def test_alternatives_stand_behind_the_ops_and_are_checked(
     assert read_graph(tmp_path / "graph.arrow") == graph
     other = graph.alternatives[0]
     wrong = replace(other, arguments=other.arguments.replace("aten.", "aten.u", 1))
+    doctored = replace(graph, alternatives=[wrong])
     with pytest.raises(ArtifactError, match="has a body of another digest"):
-        check_program(replace(graph, alternatives=[wrong]), "graph")
+        check_program(doctored, "graph")
+    write_graph(tmp_path / "doctored.arrow", doctored)
+    with pytest.raises(ArtifactError, match="has a body of another digest"):
+        read_whole_graph(tmp_path / "doctored.arrow")
 
 
 def test_each_part_of_equal_groups_is_judged_once() -> None:
@@ -152,27 +157,17 @@ def test_what_saves_little_is_not_compiled(normed: tuple[Graph, Any]) -> None:
     assert found.alternatives == []
 
 
-def near(given: Sequence[Tensor]) -> list[Tensor]:
-    return [made * (1 + 1e-6) for made in LESS(given)]
-
-
 def failing(given: Sequence[Tensor]) -> list[Tensor]:
     raise RuntimeError("this kernel does not run")
-
-
-LESS: Kernel
 
 
 @pytest.fixture(scope="module")
 def cheap(normed: tuple[Graph, Any]) -> tuple[Body, Part]:
     """A group and the part that makes its norm of its sum."""
-    global LESS
     op = origin(normed[0])
     body, size = body_of(op), sizes(normed[0], op)
     parts = [parts_of(body, output, size) for output in range(4)]
-    part = next(each[0] for each in parts if len(each) == 2)
-    LESS = kernel(part.body, CPU)
-    return body, part
+    return body, next(each[0] for each in parts if len(each) == 2)
 
 
 def test_the_kernel_of_a_part_has_the_bits_of_the_groups(
@@ -183,14 +178,18 @@ def test_the_kernel_of_a_part_has_the_bits_of_the_groups(
         assert exact_and_faster(*cheap, CPU) is taken
 
 
-@pytest.mark.parametrize("wrong", [near, failing])
+@pytest.mark.parametrize("fails", [False, True])
 def test_other_bits_are_not_taken(
-    wrong: Kernel, cheap: tuple[Body, Part], monkeypatch: pytest.MonkeyPatch
+    fails: bool, cheap: tuple[Body, Part], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body, part = cheap
+    less = kernel(part.body, CPU)
+
+    def near(given: Sequence[Tensor]) -> list[Tensor]:
+        return [made * (1 + 1e-6) for made in less(given)]
 
     def given(asked: Body, device: torch.device) -> Kernel:
-        return kernel(body, device) if asked == body else wrong
+        return kernel(body, device) if asked == body else failing if fails else near
 
     monkeypatch.setattr(parted, "kernel", given)
     monkeypatch.setattr(parted, "least_seconds", lambda calls, device: [0.1, 1.0])
