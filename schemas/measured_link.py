@@ -46,14 +46,14 @@ def read_link(path: Path | str) -> MeasuredLink:
     both = found["both"]
     if not isinstance(both, list) or len(both) != 2:
         raise ArtifactError(f"{path}: both is no pair of speeds")
-    speeds = [_number(path, "a speed", each, _SPEEDS) for each in (found["to"], found["back"])]
+    to, back = (_number(path, "a speed", found[name], _SPEEDS) for name in ("to", "back"))
     one, other = (_number(path, "both", each, _SPEEDS) for each in both)
     latency = _number(path, "latency", found["latency"], _LATENCIES)
     room = _number(path, "room", found["room"], _SIZES)
     texts = isinstance(found["folder"], str) and found["memory"] in ("disk", "host")
     if not texts or room != int(room):
         raise ArtifactError(f"{path}: does not say which memory has how much room")
-    speed = LinkSpeed(*speeds, (one, other), latency)
+    speed = LinkSpeed(to, back, (one, other), latency)
     return MeasuredLink(speed, found["memory"], int(room), found["folder"])
 
 

@@ -250,8 +250,8 @@ def _measured_facts(found: Measurement | None, fused: bool) -> list[Fact]:
             (f"In the {found.slow_memory}, measured", f"{exact(found.slow_peak)}, {beside}")
         )
     if found.waited is not None:
-        foretold = found.predicted_waited or 0.0
-        words = f"{duration(found.waited)} a step where {duration(foretold)} was predicted"
+        waits = duration(found.predicted_waited or 0.0)
+        words = f"{duration(found.waited)} a step where {waits} was predicted"
         facts.append(("Waiting for transfers, measured", words))
     if found.measured_time is not None and found.unplanned_time is not None:
         pair = f"{duration(found.measured_time)} against {duration(found.unplanned_time)}"

@@ -18,6 +18,7 @@ from stages.validate.comparison import copied, quick_collections
 from stages.validate.contents import own_copy
 from stages.validate.step import Stepper, forget_gradients
 
+_MOST = 1 << 62
 LANES = ("leaving", "returning")
 """The lines of the lanes, in the order of what a run counts."""
 
@@ -33,10 +34,16 @@ def transfers_of(plan: Mapping[str, Any]) -> Transfers | None:
     except TypeError as error:
         raise ArtifactError("the plan does not say what it sends") from error
     sizes = (found.left, found.returned, found.host_peak)
-    whole = all(isinstance(size, int) and not isinstance(size, bool) for size in sizes)
-    if not whole or isinstance(found.waited, bool) or not isinstance(found.waited, int | float):
-        raise ArtifactError("the plan does not say what it sends in numbers")
+    if not all(isinstance(size, int) and _is_number(size) for size in sizes):
+        raise ArtifactError("the plan does not say what it sends in bytes")
+    if not _is_number(found.waited):
+        raise ArtifactError("the plan does not say what it sends in seconds")
     return found
+
+
+def _is_number(value: Any) -> bool:
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    return plain and 0 <= value < _MOST
 
 
 def slow_memory_of(device: str) -> str:

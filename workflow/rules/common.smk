@@ -131,13 +131,14 @@ def given_clusters(wildcards, input):
 def measured_link(wildcards):
     """The description of this machine, where a strategy takes a link and no machine is named."""
     takes = STRATEGIES[wildcards.strategy].links
-    return LINK if takes and SETTINGS.linked is None else []
+    return [LINK] if takes and SETTINGS.linked is None else []
 
 
-def linked_machine(wildcards):
+def linked_machine(wildcards, input):
     """Names the machine whose link a strategy takes as options of a stage."""
     takes = STRATEGIES[wildcards.strategy].links
-    return ["--machine", SETTINGS.linked or LINK] if takes else []
+    named = [SETTINGS.linked] if takes and SETTINGS.linked else input.machine
+    return [word for file in named for word in ("--machine", file)]
 
 
 def described_link(wildcards):

@@ -19,7 +19,7 @@ import pytest
 from schemas.errors import ArtifactError, ConfigError
 from schemas.graph import write_graph
 from schemas.measurement import read_measurement, write_measurement
-from schemas.plan import GpuMemory, read_plan, write_plan
+from schemas.plan import GpuMemory, Transfers, read_plan, write_plan
 from stages.report import cli, summary
 from stages.report.index import run_index
 from stages.report.load import load_model, load_run
@@ -154,6 +154,31 @@ def test_what_plans_take_of_a_gpu_is_a_table_of_its_own(
         assert said in table
     for said in ("10.0 MB", "2.1 MB", "300.0 MB"):
         assert said in table
+
+
+def test_what_plans_send_is_a_table_of_its_own(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(results / "small", tmp_path / "small")
+    plans = argparse.Namespace(results=tmp_path, configuration=None)
+    place = tmp_path / "small" / "rockmate" / "50pct"
+    sent = Transfers(5_000_000, 5_000_000, 3_000_000, 0.004)
+    write_plan(place / "plan.json", replace(read_plan(place / "plan.json"), transfers=sent))
+    measured = read_measurement(place / "measurement.arrow")
+    more = {"slow_memory": "disk", "predicted_slow": 3_000_000, "slow_peak": 3_000_000}
+    waits = {"predicted_waited": 0.004, "waited": 0.006}
+    write_measurement(place / "measurement.arrow", replace(measured, **more, **waits))  # type: ignore[arg-type]
+    summary.run(plans)
+    told = capsys.readouterr().out
+    table = told[told.index("Transfers to another memory, predicted and measured") :]
+    assert table.count("3.0 MB") == 2 and "4.0 ms" in table and "6.0 ms" in table
+    html = page_of(tmp_path / "small")[0]
+    for said in (
+        "3,000,000 bytes at most, 5.0 MB leave in a step, waited for 4.0 ms",
+        "3,000,000 bytes, as predicted to the byte",
+        "6.0 ms a step where 4.0 ms was predicted",
+    ):
+        assert said in html
 
 
 def test_ids_are_unique_and_links_lead_somewhere(results: Path) -> None:

@@ -100,6 +100,10 @@ def test_a_module_that_sends_what_no_plan_says_fails(made: Any) -> None:
         [],
         {"left": 1, "returned": 1, "host_peak": 1.5, "waited": 0.0},
         {"left": 1, "returned": 1, "host_peak": 1, "waited": "long"},
+        {"left": 1, "returned": 1, "host_peak": 10**30, "waited": 0.0},
+        {"left": -1, "returned": 1, "host_peak": 1, "waited": 0.0},
+        {"left": 1, "returned": 1, "host_peak": True, "waited": 0.0},
+        {"left": 1, "returned": 1, "host_peak": 1, "waited": 10**400},
     ],
 )
 def test_a_plan_that_does_not_say_what_it_sends(transfers: Any) -> None:

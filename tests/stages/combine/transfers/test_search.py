@@ -231,8 +231,8 @@ def test_every_point_of_the_grid_keeps_the_invariants(made: Problem, link: HostL
         for budget in grid(plain.points[0].peak, least_peak(problem))[1::EVERY]:
             placed = placer.place(captured, None, budget)
             if placed is not None and placed.waited == 0:
-                point = linked.within(budget)
-                assert point is not None and point.seconds <= placed.seconds + 1e-9
+                best = linked.within(budget)
+                assert best is not None and best.seconds <= placed.seconds + 1e-9
     assert fastest <= linked.keep_all_seconds
 
 
