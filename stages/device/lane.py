@@ -24,7 +24,7 @@ PART_BYTES = 1 << 18
 
 
 @dataclass(frozen=True)
-class Part:
+class Stretch:
     """Elements of a parameter that are updated together, as a piece of their own: `own` bytes, of
     which the first is the byte `begin` of the parameter. Its states are at the places `states`."""
 
@@ -34,7 +34,7 @@ class Part:
     states: tuple[int, ...]
 
 
-def parts_of(pieces: Sequence[Piece], itemsize: int, most: int) -> list[Part]:
+def stretches_of(pieces: Sequence[Piece], itemsize: int, most: int) -> list[Stretch]:
     """The parts, of `most` bytes where that can be, of some pieces of a parameter."""
     found = []
     step = max(most // itemsize // 64, 1) * 64
@@ -44,7 +44,7 @@ def parts_of(pieces: Sequence[Piece], itemsize: int, most: int) -> list[Part]:
             offset = piece.place + (begin - piece.begin) * itemsize
             places = tuple(offset + number * piece.stride for number in range(piece.states))
             own = replace(piece, begin=begin, end=end, last=piece.last and end == piece.end)
-            found.append(Part(own, begin * itemsize, (end - begin) * itemsize, places))
+            found.append(Stretch(own, begin * itemsize, (end - begin) * itemsize, places))
     return found
 
 
@@ -58,7 +58,9 @@ class Bench:
         self.updates = updates
         self.states = states
         self.parts = {
-            number: parts_of(updates.pieces[number], updates.layouts[number].dtype.itemsize, most)
+            number: stretches_of(
+                updates.pieces[number], updates.layouts[number].dtype.itemsize, most
+            )
             for number in numbers
         }
         every = [part for parts in self.parts.values() for part in parts]
@@ -114,7 +116,7 @@ class Bench:
         return work
 
     def _whole(
-        self, reach: Reach, part: Part, gradient: int | None, earlier: int | None
+        self, reach: Reach, part: Stretch, gradient: int | None, earlier: int | None
     ) -> torch.Tensor:
         """The bytes of a part of a gradient, with what was added up before it."""
         added = None
@@ -130,7 +132,7 @@ class Bench:
         return found
 
     def _part(
-        self, reach: Reach, part: Part, parameter: int, gradient: torch.Tensor, stored: bool
+        self, reach: Reach, part: Stretch, parameter: int, gradient: torch.Tensor, stored: bool
     ) -> dict[str, Any]:
         """Updates a part; returns the states of it that are numbers."""
         updates, dtype = self.updates, self._dtype(part)
@@ -151,7 +153,7 @@ class Bench:
                 reach.write(state, offset)
         return scalars
 
-    def _dtype(self, part: Part) -> torch.dtype:
+    def _dtype(self, part: Stretch) -> torch.dtype:
         return self.updates.layouts[part.piece.parameter].dtype
 
 

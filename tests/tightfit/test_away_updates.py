@@ -36,7 +36,7 @@ def _slow_device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TIGHTFIT_DISK", str(tmp_path_factory.mktemp("disk")))
-        patch.setattr("tightfit.whole._MEASURED", 4 << 20)
+        patch.setattr("stages.profile.kept_links.KEPT_SIZE", 4 << 20)
         patch.setattr("tightfit.away.SMALL", 1 << 10)
         patch.setattr(tightfit.away, "measured", measured)
         yield

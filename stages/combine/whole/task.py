@@ -247,7 +247,7 @@ def _states(cost: UpdateCost, size: int) -> int:
 
 def _part(value: Value, most: int) -> int:
     """The bytes of a parameter that are updated together, of `most` as far as that can be
-    (`parts_of` in `stages/device/lane.py`)."""
+    (`stretches_of` in `stages/device/lane.py`)."""
     size = DTYPES[value.dtype]
     return max(most // size // 64, 1) * 64 * size
 
