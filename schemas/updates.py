@@ -253,6 +253,7 @@ def _plausible(made: Updates) -> bool:
         and texts
         and all(map(math.isfinite, times))
         and (all(isinstance(flag, bool) for flag in flags) and made.there <= made.remote)
+        and made.microbatches > 0
         and (far is None or (far.buffers > 0 and far.values <= made.costs.keys()))
     )
 

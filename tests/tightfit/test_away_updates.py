@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import tightfit
 import tightfit.away
 from stages.device.meter import session
+from tests.tightfit import test_away as away
 from tests.tightfit.test_away import SETTINGS, adam, adamw, alike, deep, loss, momentum
 
 
@@ -94,6 +95,57 @@ def test_updates_on_disk_are_those_of_torch_in_the_bytes_predicted(
     assert optimizer.slow_bytes == whole.slow
     optimizer.close()
     assert all(map(torch.equal, model.parameters(), plain.parameters()))
+
+
+@pytest.fixture(scope="module")
+def one_microbatch(store: Path) -> tuple[Path, Any]:
+    """The folder of a package that updates on the disk, and what is predicted of it."""
+    model, args = deep()
+    _, made = made_of(model, args, adamw, 150_000, store)
+    return made.module, made.whole
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        away.test_what_asks_for_values_elsewhere_is_refused_or_right,
+        away.test_gradients_of_microbatches_add_up_and_are_clipped,
+        away.test_a_forward_without_its_backward_changes_nothing,
+        away.test_a_module_without_its_optimiser_does_not_train,
+        away.test_a_backward_that_is_interrupted_leaves_whole_parameters,
+    ],
+)
+def test_parameters_that_are_updated_on_disk_are_used_as_others(
+    use: Any, one_microbatch: tuple[Path, Any]
+) -> None:
+    use(one_microbatch[0])
+
+
+def test_gradients_that_add_up_on_the_device_leave_with_the_last_one(
+    one_microbatch: tuple[Path, Any],
+) -> None:
+    """Where a step was planned as one microbatch, `accumulating_peak` is that of the last one."""
+    package, whole = one_microbatch
+    fitted, optimizer, plain, expected = planned(package)
+    peaks = []
+    for part in range(2):
+        args = inputs_of(part)
+        output = value = None
+        gc.collect()
+        waits = contextlib.nullcontext() if part else optimizer.accumulating()
+        with waits, session("cpu", lines=True) as running:
+            running.mark("begin")
+            output = fitted(*args)
+            value = loss(output)
+            value.backward()
+            running.mark("end")
+        peaks.append(running.usage("begin", "end").peak)
+        loss(plain(*args)).backward()
+    optimizer.step()
+    expected.step()
+    assert peaks[1] == whole.accumulating_peak
+    assert alike(dict(fitted.state_dict()), dict(plain.state_dict()))
+    optimizer.close()
 
 
 @pytest.fixture(scope="module")
