@@ -17,17 +17,19 @@ _MOST_BYTES = 1 << 28
 @dataclass(frozen=True)
 class MeasuredUpdates:
     """The `costs` of updates by the path of the parameter, with an `optimizer` (a class of
-    `torch.optim`), in pieces of `piece` bytes of a parameter."""
+    `torch.optim`), in pieces of `piece` bytes of a parameter; `spare` where a processor is left
+    beside those that the device takes, which updates in the other memory have for themselves."""
 
     optimizer: str
     piece: int
     costs: Mapping[str, UpdateCost]
+    spare: bool = True
 
 
 def write_measured(path: Path | str, measured: MeasuredUpdates) -> None:
     """Writes measured updates; raises ArtifactError where that cannot be done."""
     text = _as_updates(measured).text()
-    write_json(Path(path), {"artifact": ARTIFACT, "updates": text})
+    write_json(Path(path), {"artifact": ARTIFACT, "updates": text, "spare": measured.spare})
 
 
 def read_measured(path: Path | str) -> MeasuredUpdates:
@@ -36,11 +38,14 @@ def read_measured(path: Path | str) -> MeasuredUpdates:
     text = found.get("updates") if isinstance(found, dict) else None
     if not isinstance(text, str) or found.get("artifact") != ARTIFACT:
         raise ArtifactError(f"{path}: is no {ARTIFACT}")
+    spare = found.get("spare", True)
+    if not isinstance(spare, bool):
+        raise ArtifactError(f"{path}: what it says of a spare processor is neither true nor false")
     updates = updates_of(text, str(path))
     if not updates.optimizer or not updates.piece:
         raise ArtifactError(f"{path}: does not say of which optimiser it is")
     costs = {cost.path: cost for cost in updates.costs.values()}
-    return MeasuredUpdates(updates.optimizer, updates.piece, costs)
+    return MeasuredUpdates(updates.optimizer, updates.piece, costs, spare)
 
 
 def _as_updates(measured: MeasuredUpdates) -> Updates:

@@ -43,7 +43,7 @@ class UpdateCost:
     `peak` the most bytes that it takes beyond parameter, gradient and staging, and `net` what stays
     of these; `first` are peak and net where there were no states. In the other memory it takes
     `away_seconds`, and adding a gradient to a sum `add_seconds`, infinite where nothing computes
-    there.
+    there; beside the buffers of that it takes `away_peak` bytes.
     """
 
     path: str
@@ -54,6 +54,7 @@ class UpdateCost:
     first: tuple[int, int]
     away_seconds: float = math.inf
     add_seconds: float = math.inf
+    away_peak: int = 0
 
     @property
     def states(self) -> int:
@@ -98,12 +99,14 @@ class Updates:
 
     `costs` are by parameter (a value of the graph). States are in the other memory, but for those
     of the parameters `on_device`, and pass through `buffers` staging buffers of the device; there
-    are none yet in a `first` step. The `remote` ones live in the other memory; those of them that
-    are `there` are on the device, too, when the step begins and when it ends. Of several
-    microbatches the last one updates, and all others `add` their gradients up: the sums of remote
-    parameters are in the other memory then, and in a last one that is `summed`. The states of some
-    are in a third memory, where there is one, `far`. Measured costs are those of an `optimizer`, a
-    class of `torch.optim`, in pieces of `piece` bytes of a parameter.
+    are none yet in a `first` step, and no gradients in a first microbatch that adds. The `remote`
+    ones live in the other memory; those of them that are `there` are on the device, too, when the
+    step begins and when it ends. Of several `microbatches` the last one updates, and all others
+    `add` their gradients up: the sums of remote parameters are in the other memory then, and in a
+    last one that is `summed`. The states of some are in a third memory, where there is one, `far`.
+    Measured costs are those of an `optimizer`, a class of `torch.optim`, in pieces of `piece` bytes
+    of a parameter. Updates in the other memory take `bench` bytes of the device, where that memory
+    is a disk: buffers and temporaries.
     """
 
     costs: Mapping[int, UpdateCost]
@@ -118,6 +121,8 @@ class Updates:
     far: Far | None = None
     optimizer: str = ""
     piece: int = 0
+    bench: int = 0
+    microbatches: int = 1
 
     @property
     def elsewhere(self) -> frozenset[int]:
@@ -160,7 +165,8 @@ class Updates:
         sets = {name: sorted(getattr(self, name)) for name in _SETS}
         plain = {"buffers": self.buffers, "first": self.first, "speed": asdict(self.speed)}
         plain |= {"adds": self.adds, "summed": self.summed}
-        plain |= {"optimizer": self.optimizer, "piece": self.piece}
+        plain |= {"optimizer": self.optimizer, "piece": self.piece, "bench": self.bench}
+        plain |= {"microbatches": self.microbatches}
         if self.far is not None:
             values, link = sorted(self.far.values), self.far.link.text()
             plain["far"] = {"link": link, "values": values, "buffers": self.far.buffers}
@@ -229,12 +235,14 @@ def _plausible(made: Updates) -> bool:
     sizes = [
         made.buffers,
         made.piece,
+        made.bench,
+        made.microbatches,
         *(size for name in _SETS for size in getattr(made, name)),
         *made.costs,
         *([] if far is None else [far.buffers, *far.values]),
     ]
     for cost in made.costs.values():
-        sizes += [*cost.pieces, cost.peak, *cost.first]
+        sizes += [*cost.pieces, cost.peak, cost.away_peak, *cost.first]
     texts = all(isinstance(cost.path, str) for cost in made.costs.values())
     texts = texts and isinstance(made.optimizer, str)
     whole = all(type(size) is int and size >= 0 for size in sizes)
@@ -245,6 +253,7 @@ def _plausible(made: Updates) -> bool:
         and texts
         and all(map(math.isfinite, times))
         and (all(isinstance(flag, bool) for flag in flags) and made.there <= made.remote)
+        and made.microbatches > 0
         and (far is None or (far.buffers > 0 and far.values <= made.costs.keys()))
     )
 
@@ -260,7 +269,10 @@ class WholeStep:
     in each step, and as many or more return. It takes `seconds`, and waits for the other memory for
     `waited` of them. `schedule` is the path of its actions, as the referee played them
     (`schemas.schedule`). Where parameters live in the other memory, `remote` are their bytes, and
-    `parameters` those that are on the device between two steps, too.
+    `parameters` those that are on the device between two steps, too; those of them that are updated
+    there have `away` bytes, and on a CPU that takes `bench` bytes of the device. A step of several
+    `microbatches` takes `seconds` for all of them; `peak` is that of the last one, `adding_peak`
+    that of the others, of which the first one takes `first_adding_peak`.
     """
 
     optimizer: str
@@ -279,6 +291,11 @@ class WholeStep:
     waited: float
     schedule: str
     remote: int = 0
+    away: int = 0
+    bench: int = 0
+    microbatches: int = 1
+    adding_peak: int = 0
+    first_adding_peak: int = 0
 
     @property
     def places(self) -> dict[str, str]:

@@ -41,10 +41,18 @@ def check_parameters(
     otherwise: str,
     cuda_graphs: bool,
     shapes: int,
+    microbatches: int,
 ) -> None:
     """Raises ConfigError where parameters cannot live where they are to live."""
     if parameters not in ("device", "away"):
         raise ConfigError(f'plan: parameters is {parameters!r}, expected "device" or "away"')
+    if isinstance(microbatches, bool) or not isinstance(microbatches, int) or microbatches < 1:
+        raise ConfigError(f"plan: microbatches is {microbatches!r}, expected a number from 1 on")
+    if parameters == "device" and microbatches > 1:
+        raise ConfigError(
+            'plan: microbatches: their gradients add up in another memory, for parameters="away": '
+            "on the device they add up anyway"
+        )
     if parameters == "device":
         return
     for wrong, said in (
@@ -72,6 +80,7 @@ def planned_away(
     check: bool,
     optimizer: torch.optim.Optimizer,
     disk: Path | str | None,
+    microbatches: int = 1,
 ) -> tuple[nn.Module, ChosenPlan]:
     """The plan of a step whose parameters live in another memory, and its module."""
     from schemas.graph import read_graph
@@ -82,8 +91,8 @@ def planned_away(
     built = given[0]
     graph = route.trace(built)
     costs = route.profile(built, graph)
-    updating = measured(route, graph, built.model, optimizer, disk)
-    task = _task(graph, costs, updating, written, disk)
+    updating = measured(route, graph, built.model, optimizer, disk, away=True)
+    task = _task(graph, costs, updating, written, disk, microbatches)
     route.progress.stage("combine")
     found = Search(task).best()
     place = costs.parent / "whole" / _digest(found.updates, written)
@@ -91,7 +100,7 @@ def planned_away(
     module = route.module(graph, place)
     folder = None if disk is None else str(disk)
     if check:
-        _check(route, read_graph(graph), built, module, optimizer, folder)
+        _check(route, read_graph(graph), built, module, optimizer, folder, microbatches)
     fitted, stepping = load_lodged(module, built.model, optimizer, folder, otherwise=otherwise)
     made = ChosenPlan.of(plan, _no_frontier, lambda _: [], module)
     whole = _whole(task, found, updating, str(place / "schedule.arrow"))
@@ -121,7 +130,12 @@ def load_whole(
 
 
 def _task(
-    graph: Path, costs: Path, updating: Updating, written: str, disk: Path | str | None
+    graph: Path,
+    costs: Path,
+    updating: Updating,
+    written: str,
+    disk: Path | str | None,
+    microbatches: int,
 ) -> Task:
     from schemas.costs import read_costs
     from schemas.graph import read_graph
@@ -140,7 +154,8 @@ def _task(
         costs_by_value(traced, updating.costs),
         size,
         SMALL,
-        measured=MeasuredUpdates(updating.optimizer, PIECE_BYTES, updating.costs),
+        microbatches,
+        measured=MeasuredUpdates(updating.optimizer, PIECE_BYTES, updating.costs, updating.spare),
     )
     if not task.remote:
         raise ConfigError(
@@ -166,6 +181,7 @@ def _check(
     module: Path,
     optimizer: torch.optim.Optimizer,
     folder: str | None,
+    microbatches: int,
 ) -> None:
     """Raises ModelError where steps of the module do not do what those of the model do."""
     from stages.validate.load import load_lodged
@@ -173,7 +189,11 @@ def _check(
 
     route.progress.stage("check")
     said = check_lodged(
-        graph, built, lambda model, own: load_lodged(module, model, own, folder), optimizer
+        graph,
+        built,
+        lambda model, own: load_lodged(module, model, own, folder),
+        optimizer,
+        microbatches,
     )
     if said:
         raise ModelError(said)
@@ -182,6 +202,7 @@ def _check(
 def _whole(task: Task, found: Found, updating: Updating, schedule: str) -> WholeStep:
     """What is predicted of the step."""
     from stages.combine.fixed import fixed_bytes
+    from stages.generate.remote import away_of
     from stages.generate.whole import copies_bytes, peaks
     from stages.replay.referee import replay
 
@@ -191,9 +212,16 @@ def _whole(task: Task, found: Found, updating: Updating, schedule: str) -> Whole
     fixed, transfers = fixed_bytes(graph), found.replay.transfers
     last = replay(graph, task.costs, steps, True, task.link, updates)
     peak, first = peaks(graph, steps, updates)
+    adding = first_adding = sums = 0
+    copies = copies_bytes(graph, steps, updates)
+    if found.adding is not None:
+        adds = task.played(updates.there, here=False, adds=True)
+        adding, first_adding = peaks(graph, found.adding.steps, adds)
+        copies, sums = max(copies, copies_bytes(graph, found.adding.steps, adds)), own
+    most = max(peak, first, adding, first_adding - task.sums)
     return WholeStep(
         optimizer=updating.optimizer,
-        total=task.fixed + updates.staging + there + max(peak, first),
+        total=task.fixed + updates.staging + updates.bench + there + most,
         parameters=fixed.parameters - own + there,
         buffers=fixed.buffers,
         inputs=fixed.inputs,
@@ -202,12 +230,17 @@ def _whole(task: Task, found: Found, updating: Updating, schedule: str) -> Whole
         first_peak=first,
         accumulating_peak=last.peak - there,
         slow_memory=updating.slow_memory,
-        slow=updating.slow + own + copies_bytes(graph, steps, updates),
+        slow=updating.slow + own + copies + sums,
         moved=transfers.left if transfers else 0,
         seconds=found.seconds,
         waited=transfers.waited if transfers else 0.0,
         schedule=schedule,
         remote=own,
+        away=sum(task.size(value) for value in away_of(steps)),
+        bench=updates.bench,
+        microbatches=task.microbatches,
+        adding_peak=adding,
+        first_adding_peak=first_adding,
     )
 
 

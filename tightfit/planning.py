@@ -73,6 +73,7 @@ def plan(
     optimizer: torch.optim.Optimizer | None = None,
     disk: Path | str | None = None,
     parameters: Parameters = "device",
+    microbatches: int = 1,
     kernels: Kernels = "eager",
     with_eager: bool = False,
     with_libraries: bool = False,
@@ -106,7 +107,9 @@ def plan(
     step with all updates, and the plan's `whole` says what is predicted of it; on the CPU `check`
     compares three steps, too. With `parameters` "away" those of 1 MiB and more live there, too, and
     come to the device for as long as a step uses them: their values are to be had within
-    `made.optimizer.gathered()`, see docs/offloading.md. With `kernels` "fused" groups of small ops
+    `made.optimizer.gathered()`, see docs/offloading.md; of several `microbatches`, each of the
+    sample's shape, all but the last run within `made.optimizer.accumulating()`, and their gradients
+    add up there, too. With `kernels` "fused" groups of small ops
     run as single compiled kernels, see docs/fused.md: `check` holds the step to the bits of these
     kernels unplanned, and to a few times eager's distance from float64; where eager's kernels take
     less time in the same bytes, or fused ones do not fit, the plan is one of eager's and says so.
@@ -144,9 +147,14 @@ def plan(
         linked = None if machine is None else Path(machine)
         route = Route(store, device, strategy, solver, jobs, telling, linked, kernels).linked(disk)
         route = replace(route, with_eager=with_eager, with_libraries=with_libraries)
-        check_parameters(parameters, optimizer, route, written, otherwise, cuda_graphs, len(given))
+        shapes = len(given)
+        check_parameters(
+            parameters, optimizer, route, written, otherwise, cuda_graphs, shapes, microbatches
+        )
         if optimizer is not None and parameters == "away":
-            return planned_away(route, given, written, otherwise, check, optimizer, disk)
+            return planned_away(
+                route, given, written, otherwise, check, optimizer, disk, microbatches
+            )
         if optimizer is not None:
             return _with_optimizer(route, given, written, otherwise, check, optimizer, disk)
         return _planned(route, given, written, otherwise, check, cuda_graphs, disk)

@@ -36,6 +36,8 @@ Parts = Callable[[str], "tuple[int, int] | None"]
 EAGER = "eager"
 FUSED = "fused"
 FUSE = "fuse"
+MICROBATCH = "microbatch.arrow"
+"""What `whole` writes beside the schedule where a step is several microbatches."""
 PLANNING = ("partition", "solve", "combine")
 """The stages whose code decides a frontier."""
 
@@ -200,6 +202,8 @@ class Route:
         name = "module"
         if beside is not None:
             words, name = words + _plan_of("eager-", *beside), f"{name}-eager"
+        if (point / MICROBATCH).is_file():
+            words = [*words, "--microbatch", point / MICROBATCH]
         if self.with_libraries:
             words, name = [*words, "--libraries"], f"{name}-libraries"
         self.run("generate", *words, "--out", point / name, parts=_libraries)

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Updating:
     """An optimiser of a model's parameters as it is going to step in the backward: `costs` by path,
-    the speed of the link, and the bytes of staging and states."""
+    the speed of the link, the bytes of staging and states, and whether a processor is left for
+    updates in the slow memory."""
 
     optimizer: str
     costs: dict[str, UpdateCost]
@@ -34,6 +35,7 @@ class Updating:
     staging: int
     slow: int
     slow_memory: str
+    spare: bool = True
 
     def step(self, variant: Variant, plan: ChosenPlan) -> WholeStep:
         """What is predicted of a plan with the updates."""
@@ -87,15 +89,16 @@ def measured(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     disk: Path | str | None,
+    away: bool = False,
 ) -> Updating:
-    """What the updates of an optimiser take; raises ConfigError where it cannot step in the
-    backward."""
+    """What the updates of an optimiser take, also in the memory of parameters that are `away`;
+    raises ConfigError where it cannot step in the backward."""
     from schemas.graph import read_graph
     from stages.device.optimiser import PIECE_BYTES, check
     from stages.device.pieces import pieces_of, states_of
     from stages.device.updating import STAGING
     from stages.profile.kept_links import kept_link
-    from stages.profile.updates import measure_updates
+    from stages.profile.updates import has_spare, measure_updates
 
     try:
         check(optimizer)
@@ -112,14 +115,20 @@ def measured(
         for piece in own
     ]
     device = parameters[0][0].device
+    folder = None if disk is None else str(disk)
+    try:
+        costs = measure_updates(kind, groups, names, PIECE_BYTES, folder, beside=away)
+    except RuntimeError as error:
+        raise ConfigError(f"plan: disk: {error}") from error
     return Updating(
         optimizer=kind.__name__,
-        costs=measure_updates(kind, groups, names, PIECE_BYTES),
+        costs=costs,
         speed=kept_link(route.store, str(device), disk).speed,
         count=STAGING,
         staging=STAGING * max(piece.size for piece in pieces),
         slow=sum(piece.size for piece in pieces),
         slow_memory="disk" if device.type == "cpu" else "host",
+        spare=has_spare(device),
     )
 
 

@@ -2,7 +2,8 @@
 
 No other run can open the file, and nothing of it is left where a process is killed. The file's
 bytes are taken of the disk when it is made, so that a disk that is full says so before anything is
-sent. Two lanes, a thread each, do the transfers of their direction in the order of issue.
+sent. Two lanes, a thread each, do the transfers of their direction in the order of issue, and one
+computes beside the disk.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import IO
 
 import torch
 
-from .slow import Ticket, check_span
+from .slow import Reach, Ticket, Work, check_span
 
 FOLDER = "TIGHTFIT_DISK"
 """The environment variable that names the folder, else that of temporary files."""
@@ -49,7 +50,8 @@ class Disk:
         self.folder = folder_of(folder)
         self.file = _made(self.folder, size)
         self.lanes = [
-            ThreadPoolExecutor(1, f"tightfit-{name}") for name in ("to-disk", "from-disk")
+            ThreadPoolExecutor(1, f"tightfit-{name}")
+            for name in ("to-disk", "from-disk", "beside-disk")
         ]
         self.moving: set[Ticket] = set()
         self.sound = True
@@ -63,6 +65,18 @@ class Disk:
         """See `Slow.read`."""
         return self._issue(1, _read, tensor, offset, after)
 
+    def beside(self, work: Work, *after: Ticket) -> Ticket:
+        """See `Slow.beside`: what it reads comes in buffers, and what it writes goes back."""
+        self._check_open()
+        earlier = [ticket.done for ticket in after]
+        ticket = Ticket(self.lanes[2].submit(_work, earlier, work, self.reach()), None)
+        self.moving.add(ticket)
+        return ticket
+
+    def reach(self) -> Reach:
+        """See `Slow.reach`."""
+        return _Reach(self.file.fileno(), self.size)
+
     def wait(self, ticket: Ticket) -> None:
         """Returns when a transfer is through; the tensor is then no longer held. Where the wait is
         interrupted, it is held on, since a thread still reads or fills it."""
@@ -72,6 +86,9 @@ class Disk:
         except OSError as error:
             self.sound = False
             raise RuntimeError(_sentence(self.folder, error)) from error
+        except Exception:
+            self.sound = False
+            raise
         finally:
             if ticket.done.done():
                 ticket.tensor = None
@@ -107,6 +124,11 @@ class Disk:
                 "uses them in this process"
             )
 
+    def _check_open(self) -> None:
+        if self.file.closed:
+            raise RuntimeError("the disk has its bytes back, and what waited there is gone")
+        self._check_process()
+
     def _issue(
         self,
         lane: int,
@@ -117,9 +139,7 @@ class Disk:
     ) -> Ticket:
         # A thread that held the tensor could be the last to do so, and free it at some later time.
         size = check_span(tensor, offset, self.size)
-        if self.file.closed:
-            raise RuntimeError("the disk has its bytes back, and what waited there is gone")
-        self._check_process()
+        self._check_open()
         earlier = [ticket.done for ticket in after]
         place = (offset, self.size)
         done = self.lanes[lane].submit(
@@ -171,11 +191,52 @@ def _run(
         done.result()
     began = time.perf_counter()
     offset, end = place
-    if os.fstat(file).st_size < end:
-        # What is written behind the cut would make what was there read as zeros.
-        raise OSError(errno.EIO, "the file is shorter than what was written")
+    _check_whole(file, end)
     if size:
         move(file, address, size, offset)
+    return began, time.perf_counter()
+
+
+def _check_whole(file: int, end: int) -> None:
+    """Raises OSError where a file was cut off: what is written behind the cut would make what was
+    there read as zeros."""
+    if os.fstat(file).st_size < end:
+        raise OSError(errno.EIO, "the file is shorter than what was written")
+
+
+class _Reach:
+    """A file of `size` bytes for what computes beside it; see `Reach`."""
+
+    def __init__(self, file: int, size: int) -> None:
+        self.file = file
+        self.size = size
+
+    def read(self, buffer: torch.Tensor, offset: int) -> torch.Tensor:
+        """See `Reach.read`."""
+        self._move(_read, buffer, offset)
+        return buffer
+
+    def write(self, tensor: torch.Tensor, offset: int) -> None:
+        """See `Reach.write`."""
+        self._move(_write, tensor, offset)
+
+    def _move(
+        self, move: Callable[[int, int, int, int], None], tensor: torch.Tensor, offset: int
+    ) -> None:
+        size = check_span(tensor, offset, self.size)
+        _check_whole(self.file, self.size)
+        if size:
+            move(self.file, tensor.data_ptr(), size, offset)
+
+
+def _work(
+    earlier: list[Future[tuple[float, float]]], work: Work, reach: Reach
+) -> tuple[float, float]:
+    """Does a work, and says when it began and ended."""
+    for done in earlier:
+        done.result()
+    began = time.perf_counter()
+    work(reach)
     return began, time.perf_counter()
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,6 +18,9 @@ from .away import MemoryLayout, away_class
 from .pieces import flat, is_dense
 from .slow import Ticket
 from .spans import Span
+
+if TYPE_CHECKING:
+    from .lane import Lane
 
 _OTHER = "make model and optimiser anew, and load a state_dict() that was saved"
 
@@ -51,6 +54,10 @@ class Home:
         self.numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
         self.present: set[int] = set(range(len(self.parameters)))
         self.changed: set[int] = set()
+        self.older: set[int] = set()
+        """Those that are on the device as they were before they were updated in the memory."""
+        self.lane: Lane | None = None
+        """What updates some of them there."""
         self.moving: dict[int, Ticket] = {}
         self.visit: weakref.ref[Any] | None = None
         self.stepping: weakref.ref[Any] | None = None
@@ -155,6 +162,19 @@ class Home:
         """A parameter's bytes of the device are free."""
         self._put(number, self.stand_ins[number])
         self.present.discard(number)
+        self.older.discard(number)
+
+    def updated(self, number: int, ticket: Ticket) -> None:
+        """A parameter begins to be updated in the memory."""
+        self.moving[number] = ticket
+        if number in self.present:
+            self.older.add(number)
+
+    def untake(self, number: int) -> None:
+        """A gradient that the optimiser has taken, by the parameter's number there, is not used."""
+        optimizer = None if self.stepping is None else self.stepping()
+        if optimizer is not None:
+            optimizer.untake(number)
 
     def tensor(self, number: int) -> torch.Tensor:
         """A parameter that is on the device, as a plain tensor of the same bytes."""
@@ -184,12 +204,14 @@ class Home:
         """All transfers are through, what was changed is sent back, and exactly those are on the
         device that the plan leaves there."""
         self.visit = None
+        if self.lane is not None:
+            self.lane.settle()
         for number in list(self.moving):
             self.wait(number)
         for number in sorted(self.changed):
             self.offload(number)
             self.wait(number)
-        for number in sorted(self.present - set(self.there)):
+        for number in sorted(self.present - set(self.there) | self.older):
             self.free(number)
         for number in [n for n in self.there if n not in self.present]:
             self.prefetch(number)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from .home import Home
+from .lane import Lane
 from .memories import slow_memory
 from .optimiser import check
 from .optimiser import stepping as _stepping
@@ -29,6 +30,10 @@ class Lodging:
     `staging` bytes of the device. In the slow memory parameters take `parameters` bytes, `states`
     the states of those that are updated, and `copies` what a step sends beside them.
     A step takes `peak` bytes of the device above what was there before, the first `first_peak`.
+    Those `away` (as `there`) are updated in the slow memory; where that is a disk, this takes
+    `bench` bytes of the device. Where a step is planned as several `microbatches`, each but the
+    last one adds its gradients up, in `sums` bytes of the slow memory, and takes `adding_peak`
+    bytes of the device, the first one of a step `first_adding_peak`.
     """
 
     optimizer: str
@@ -42,6 +47,12 @@ class Lodging:
     copies: int
     peak: int
     first_peak: int
+    away: tuple[int, ...] = ()
+    bench: int = 0
+    microbatches: int = 1
+    sums: int = 0
+    adding_peak: int = 0
+    first_adding_peak: int = 0
 
 
 def lodge(
@@ -62,13 +73,13 @@ def lodge(
         raise RuntimeError(f"the plan moves the parameter {missing[0]}, which this model has not")
     states = _states_bytes(known, optimizer, lodging)
     parameters = [known[path] for path in lodging.paths]
-    sizes = (lodging.parameters, states, lodging.copies)
+    sizes = (lodging.parameters, states, lodging.copies, lodging.sums)
     if sum(p.numel() * p.element_size() for p in parameters) != lodging.parameters:
         raise RuntimeError("the plan was made for parameters of other sizes or dtypes")
     device = next(p.device for group in optimizer.param_groups for p in group["params"])
     memory = slow_memory(device, sum(sizes), folder)
-    begins = [sum(sizes[:number]) for number in range(3)]
-    own, beside, copies = (Span(memory, b, s) for b, s in zip(begins, sizes, strict=True))
+    begins = [sum(sizes[:number]) for number in range(len(sizes))]
+    own, beside, copies, sums = (Span(memory, b, s) for b, s in zip(begins, sizes, strict=True))
     home = None
     try:
         home = Home(parameters, lodging.paths, lodging.there, own, copies)
@@ -77,12 +88,34 @@ def lodge(
         )
         stepping = _stepping(optimizer, updates)
         home.stepping = weakref.ref(stepping)
+        if lodging.away:
+            home.lane = updates.lane = _lane(home, updates, lodging, beside, sums)
         return home, stepping
     except BaseException:
         if home is not None:
             home.close()
         memory.close()
         raise
+
+
+def _lane(home: Home, updates: Updates, lodging: Lodging, states: Span, sums: Span) -> Lane:
+    """What updates parameters where they live."""
+    own = {id(parameter) for parameter in updates.parameters}
+    for number in lodging.away:
+        if id(home.parameters[number]) not in own:
+            raise RuntimeError(f"{home.paths[number]} is in no group of the optimiser")
+    if home.device.type != "cpu" and any(s.param_groups[0].get("fused") for s in updates.shadows):
+        raise RuntimeError(
+            "an optimiser with fused=True keeps its steps on the device, and parameters are "
+            "updated in the host's memory: leave fused out"
+        )
+    lane = Lane(home, updates, lodging.away, states, sums)
+    if home.device.type == "cpu" and lane.bench.bytes > lodging.bench:
+        raise RuntimeError(
+            f"updates on the disk pass through {lane.bench.bytes} bytes, in the plan "
+            f"{lodging.bench}: plan again with the optimiser's settings"
+        )
+    return lane
 
 
 def _states_bytes(

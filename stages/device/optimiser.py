@@ -117,6 +117,7 @@ class _InBackward(torch.optim.Optimizer):
     def _arrived(self, number: int) -> None:
         """A gradient is whole."""
         if self._waiting:
+            self._updates.wait(number)
             return
         if number in self._taken:
             raise RuntimeError(
@@ -127,6 +128,10 @@ class _InBackward(torch.optim.Optimizer):
         self._take(number)
 
     def _take(self, number: int) -> None:
+        self._updates.update(number, self.taking(number))
+
+    def taking(self, number: int) -> dict[str, Any]:
+        """The group of a parameter that is updated from here on."""
         if not isinstance(self.state, _States):
             raise RuntimeError(
                 "optimizer.state was replaced, and states are on the disk: give others by "
@@ -136,7 +141,16 @@ class _InBackward(torch.optim.Optimizer):
         group = self.param_groups[place]
         self._settings.setdefault(place, _settings_of(group))
         self._taken[number] = None
-        self._updates.update(number, group)
+        return group
+
+    def untake(self, number: int) -> None:
+        """A parameter was not updated, and has its gradient again."""
+        self._taken.pop(number, None)
+
+    @property
+    def adding(self) -> bool:
+        """Whether gradients add up now."""
+        return self._waiting
 
     def step(self, closure: Any = None) -> Any:
         """Ends a step, and updates what still has a gradient."""
@@ -149,6 +163,12 @@ class _InBackward(torch.optim.Optimizer):
                     f"{changed} of the optimiser was changed between a backward, which has used it "
                     f"already, and step(): change it before the backward"
                 )
+        lane = self._updates.lane
+        if lane is not None and lane.summed:
+            raise RuntimeError(
+                "step() comes after backwards within accumulating() alone, whose gradients wait in "
+                "another memory: run the last backward of a step outside of it"
+            )
         for number, parameter in enumerate(self._updates.parameters):
             if parameter.grad is not None and number not in self._taken:
                 self._take(number)
@@ -164,6 +184,8 @@ class _InBackward(torch.optim.Optimizer):
                 "parameters already: call it after the step"
             )
         super().zero_grad(set_to_none)
+        if self._updates.lane is not None:
+            self._updates.lane.forget()
 
     def state_dict(self) -> Any:
         """As that of the class, with tensors of their own."""
@@ -223,6 +245,8 @@ class _InBackward(torch.optim.Optimizer):
         """Bytes of the slow memory that the states have, and parameters that live there."""
         home = self._updates.home
         own = self._updates.ring.memory.size
+        lane = self._updates.lane
+        own += 0 if lane is None else lane.sums.size
         return own if home is None else own + home.memory.size + home.copies.size
 
     def __reduce_ex__(self, protocol: Any) -> Any:

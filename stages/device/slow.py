@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -13,10 +14,25 @@ class Ticket:
 
     __slots__ = ("began", "done", "tensor")
 
-    def __init__(self, done: Any, tensor: torch.Tensor, began: Any = None) -> None:
+    def __init__(self, done: Any, tensor: torch.Tensor | None, began: Any = None) -> None:
         self.done = done
         self.began = began
         self.tensor: torch.Tensor | None = tensor
+
+
+class Reach(Protocol):
+    """The bytes of such a memory for what computes beside it."""
+
+    def read(self, buffer: torch.Tensor, offset: int) -> torch.Tensor:
+        """As many bytes as a buffer has, from `offset` on: as they are there where a processor
+        reads them in their place, else in the buffer."""
+
+    def write(self, tensor: torch.Tensor, offset: int) -> None:
+        """Puts a tensor's bytes to `offset`, unless that is where they are."""
+
+
+Work = Callable[[Reach], None]
+"""What is computed beside such a memory."""
 
 
 class Slow(Protocol):
@@ -35,8 +51,16 @@ class Slow(Protocol):
     def read(self, tensor: torch.Tensor, offset: int, *after: Ticket) -> Ticket:
         """Fills a tensor with the bytes from `offset` on, once the tickets `after` are through."""
 
+    def beside(self, work: Work, *after: Ticket) -> Ticket:
+        """Computes beside the memory, on a thread of its own, once the tickets `after` are through:
+        one work after the other, in the order of issue."""
+
+    def reach(self) -> Reach:
+        """What such work is given."""
+
     def wait(self, ticket: Ticket) -> None:
-        """What is computed next finds a transfer through; its tensor is no longer held."""
+        """What is computed next finds a transfer or a work through; its tensor is no longer
+        held."""
 
     def now(self) -> Any:
         """The moment at which what is computed so far is through."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .slow import Slow, Ticket, check_span
+from .slow import Reach, Slow, Ticket, Work, check_span
 
 
 class Span:
@@ -38,6 +38,19 @@ class Span:
         """See `Slow.read`."""
         check_span(tensor, offset, self.size)
         return self.memory.read(tensor, self.begin + offset, *after)
+
+    def beside(self, work: Work, *after: Ticket) -> Ticket:
+        """See `Slow.beside`; the work reaches all of the memory, in which `at` says where this part
+        is."""
+        return self.memory.beside(work, *after)
+
+    def reach(self) -> Reach:
+        """See `Slow.reach`."""
+        return self.memory.reach()
+
+    def at(self, offset: int) -> int:
+        """The place in the whole memory of one in this part."""
+        return self.begin + offset
 
     def wait(self, ticket: Ticket) -> None:
         """See `Slow.wait`."""

@@ -2,14 +2,20 @@
 
 A stream for each direction does the transfers in the order of issue. Tensors are made and freed on
 the stream that computes, which waits for a transfer by its event; so the allocator gives the bytes
-of what has left to nobody before they have left.
+of what has left to nobody before they have left. A thread of the host computes beside: who waits
+for that stands still, and so does who begins a transfer that comes after it.
 """
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
 import torch
 
-from .slow import Ticket, check_span
+from .slow import Reach, Ticket, Work, check_span
+
+_ALIGNED = 64
 
 
 class Host:
@@ -21,6 +27,7 @@ class Host:
         self.sound = True
         self.bytes = torch.empty(size, dtype=torch.uint8, pin_memory=True)
         self.streams = [torch.cuda.Stream(device), torch.cuda.Stream(device)]
+        self.worker = ThreadPoolExecutor(1, "tightfit-beside-host")
         self.moving: set[Ticket] = set()
 
     def write(self, tensor: torch.Tensor, offset: int, *after: Ticket) -> Ticket:
@@ -31,9 +38,28 @@ class Host:
         """See `Slow.read`; it begins when what is issued so far is through."""
         return self._issue(1, tensor, offset, after)
 
+    def beside(self, work: Work, *after: Ticket) -> Ticket:
+        """See `Slow.beside`."""
+        earlier = [ticket.done for ticket in after]
+        ticket = Ticket(self.worker.submit(_work, earlier, work, self.reach()), None)
+        self.moving.add(ticket)
+        return ticket
+
+    def reach(self) -> Reach:
+        """See `Slow.reach`."""
+        return _Reach(self.bytes)
+
     def wait(self, ticket: Ticket) -> None:
-        """The stream that computes goes on when a transfer is through; this returns at once."""
-        torch.cuda.current_stream(self.device).wait_event(ticket.done)
+        """The stream that computes goes on when a transfer is through, and this returns at once;
+        for what computes beside, it returns when that is through."""
+        if isinstance(ticket.done, Future):
+            try:
+                ticket.done.result()
+            except Exception:
+                self.sound = False
+                raise
+        else:
+            torch.cuda.current_stream(self.device).wait_event(ticket.done)
         ticket.tensor = None
         self.moving.discard(ticket)
 
@@ -55,13 +81,17 @@ class Host:
     def idle(self) -> None:
         """Returns when all transfers are through."""
         for ticket in list(self.moving):
-            ticket.done.synchronize()
+            if isinstance(ticket.done, Future):
+                self.sound = ticket.done.exception() is None and self.sound
+            else:
+                ticket.done.synchronize()
             ticket.tensor = None
         self.moving.clear()
 
     def close(self) -> None:
         """Waits for all transfers and gives the host its memory back."""
         self.idle()
+        self.worker.shutdown()
         self.bytes = torch.empty(0, dtype=torch.uint8)
         self.size = 0
 
@@ -74,7 +104,10 @@ class Host:
         stream = self.streams[lane]
         stream.wait_event(torch.cuda.current_stream(self.device).record_event())
         for earlier in after:
-            stream.wait_event(earlier.done)
+            if isinstance(earlier.done, Future):
+                earlier.done.result()
+            else:
+                stream.wait_event(earlier.done)
         with torch.cuda.stream(stream):
             began = _moment(stream)
             (here if lane == 0 else flat).copy_(flat if lane == 0 else here, non_blocking=True)
@@ -88,3 +121,34 @@ def _moment(stream: torch.cuda.Stream) -> torch.cuda.Event:
     event = torch.cuda.Event(enable_timing=True)
     event.record(stream)
     return event
+
+
+class _Reach:
+    """The host's memory for what computes beside it; see `Reach`."""
+
+    def __init__(self, whole: torch.Tensor) -> None:
+        self.whole = whole
+
+    def read(self, buffer: torch.Tensor, offset: int) -> torch.Tensor:
+        """See `Reach.read`; what begins at an odd place comes in the buffer."""
+        here = self._here(buffer, offset)
+        return buffer.copy_(here) if offset % _ALIGNED else here
+
+    def write(self, tensor: torch.Tensor, offset: int) -> None:
+        """See `Reach.write`."""
+        here = self._here(tensor, offset)
+        if here.data_ptr() != tensor.data_ptr():
+            here.copy_(tensor)
+
+    def _here(self, tensor: torch.Tensor, offset: int) -> torch.Tensor:
+        size = check_span(tensor, offset, self.whole.numel())
+        return self.whole[offset : offset + size]
+
+
+def _work(earlier: list[Any], work: Work, reach: Reach) -> None:
+    for done in earlier:
+        if isinstance(done, Future):
+            done.result()
+        else:
+            done.synchronize()
+    work(reach)

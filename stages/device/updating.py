@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,6 +20,9 @@ from .pieces import Piece, flat, pieces_of, states_of
 from .ring import Ring, Staging
 from .slow import Slow
 
+if TYPE_CHECKING:
+    from .lane import Lane
+
 KNOWN = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 STAGING = 4
 """Staging buffers: of one the states are updated, two come, and one goes back."""
@@ -28,7 +31,7 @@ STAGING = 4
 class Updates:
     """The states of the parameters of some groups, and how they are updated; `memory` makes what
     they are stored in, of that many bytes, where that is not the device's slow memory. Those
-    of the parameters that live in a `home` come from there.
+    of the parameters that live in a `home` come from there, and the `lane` updates some there.
 
     `keys` are the names of the states of each parameter that has been updated, `scalars` those that
     are numbers: these stay in memory. `staging` are the bytes of the staging buffers.
@@ -46,6 +49,8 @@ class Updates:
         self.parameters = [p for group in groups for p in group["params"]]
         self.layouts = [MemoryLayout.of(parameter) for parameter in self.parameters]
         self.home = home
+        self.lane: Lane | None = None
+        self.kind = kind
         self.groups = [number for number, group in enumerate(groups) for _ in group["params"]]
         counts = [states_of(kind, groups[number]) for number in self.groups]
         self.pieces = pieces_of(self.parameters, counts, piece_bytes)
@@ -58,11 +63,12 @@ class Updates:
         self.ring = Ring(slow, STAGING, most, device)
         self.keys: dict[int, tuple[str, ...]] = {}
         self.scalars: dict[int, dict[str, Any]] = {}
-        self.shadows = [_shadow(kind, group, self.parameters[0]) for group in groups]
+        self.shadows = [shadow_of(kind, group, self.parameters[0]) for group in groups]
         self.step = _plain_step(kind)
 
     def update(self, number: int, group: dict[str, Any]) -> None:
-        """Updates a parameter by its gradient, if it has one, and drops that."""
+        """Updates a parameter by its gradient, if it has one, and drops that; or hands it to the
+        lane of the other memory, which does so."""
         parameter = self._unmoved(number)
         gradient = parameter.grad
         if gradient is None:
@@ -74,14 +80,25 @@ class Updates:
             )
         if gradient.stride() != parameter.stride():
             gradient = self.layouts[number].empty().copy_(gradient)
-        settings = {name: value for name, value in group.items() if name != "params"}
+        settings = settings_of(group)
+        if self.lane is not None and self.lane.takes(number):
+            self.lane.hand(number, gradient, settings)
+            parameter.grad = None
+            return
         self.shadows[self.groups[number]].param_groups[0].update(settings)
         scalars: dict[str, Any] = {}
         with torch.no_grad(), self._changing(parameter) as whole:
             for piece in self.pieces[number]:
                 scalars = self._piece(piece, whole, flat(gradient))
-        self._keep(number, scalars)
+        self.keep(number, scalars)
         parameter.grad = None
+
+    def wait(self, number: int) -> None:
+        """Gradients add up: that of a parameter stays, or is added up where that lives."""
+        parameter = self.parameters[number]
+        if self.lane is not None and self.lane.adding(number) and parameter.grad is not None:
+            self.lane.hand(number, parameter.grad, {})
+            parameter.grad = None
 
     def states(self, number: int) -> dict[str, Any]:
         """The states of a parameter as its optimiser keeps them, tensors of their own."""
@@ -159,41 +176,51 @@ class Updates:
         try:
             part = whole[piece.begin : piece.end]
             part.grad = gradient[piece.begin : piece.end]
-            states = self._stepped(part, self._given(piece, staging, part.dtype), piece.parameter)
-            tensors = {key: value for key, value in states.items() if _is_state(key, value, part)}
-            self._check(piece.parameter, tensors)
-            for place, value in enumerate(tensors.values()):
-                own = staging.state(piece, place, part.dtype)
-                if value.data_ptr() != own.data_ptr():
-                    own.copy_(value)
+            stored = piece in self.ring.stored
+            own = [staging.state(piece, place, part.dtype) for place in range(piece.states)]
+            given = self.given(piece.parameter, own) if stored else {}
+            shadow = self.shadows[self.groups[piece.parameter]]
+            scalars, kept = self.stepped(piece, part, given, shadow, own)
         except BaseException:
             self.ring.free.append(staging)
             raise
-        if not states:
+        if kept:
+            self.ring.leave(piece, staging)
+        else:
             self.ring.free.append(staging)
-            return {}
-        self.ring.leave(piece, staging)
-        if piece.last:
-            self.keys[piece.parameter] = tuple(states)
-        return {key: value for key, value in states.items() if key not in tensors}
+        return scalars
 
-    def _given(self, piece: Piece, staging: Staging, dtype: torch.dtype) -> dict[str, Any]:
-        """The states that a piece has so far, none where it was never updated."""
-        if piece not in self.ring.stored:
-            return {}
-        numbers = self.scalars[piece.parameter]
-        keys = self.keys[piece.parameter]
+    def given(self, number: int, own: Sequence[torch.Tensor]) -> dict[str, Any]:
+        """The states of a part of a parameter that was updated before, of which its `own` are
+        tensors."""
+        numbers, keys = self.scalars[number], self.keys[number]
         places = {key: place for place, key in enumerate(k for k in keys if k not in numbers)}
-        return {
-            key: staging.state(piece, places[key], dtype)
-            if key in places
-            else _copied(numbers[key])
-            for key in keys
-        }
+        return {key: own[places[key]] if key in places else _copied(numbers[key]) for key in keys}
 
-    def _stepped(self, part: torch.Tensor, given: dict[str, Any], number: int) -> dict[str, Any]:
+    def stepped(
+        self,
+        piece: Piece,
+        part: torch.Tensor,
+        given: dict[str, Any],
+        shadow: torch.optim.Optimizer,
+        own: Sequence[torch.Tensor],
+    ) -> tuple[dict[str, Any], bool]:
+        """Updates a piece that has its gradient by a `shadow` of its optimiser, and leaves the
+        states that are tensors in its `own`; those that are numbers, and whether there are any."""
+        states = self._stepped(part, given, shadow)
+        tensors = {key: value for key, value in states.items() if _is_state(key, value, part)}
+        self._check(piece.parameter, tensors)
+        for value, state in zip(tensors.values(), own, strict=False):
+            if value.data_ptr() != state.data_ptr():
+                state.copy_(value)
+        if states and piece.last:
+            self.keys[piece.parameter] = tuple(states)
+        return {key: value for key, value in states.items() if key not in tensors}, bool(states)
+
+    def _stepped(
+        self, part: torch.Tensor, given: dict[str, Any], shadow: torch.optim.Optimizer
+    ) -> dict[str, Any]:
         """The states of a parameter after a step of the optimiser's own."""
-        shadow = self.shadows[self.groups[number]]
         if given:
             shadow.state[part] = given
         shadow.param_groups[0]["params"] = [part]
@@ -204,7 +231,7 @@ class Updates:
             shadow.param_groups[0]["params"] = []
             shadow.state.clear()
 
-    def _keep(self, number: int, scalars: dict[str, Any]) -> None:
+    def keep(self, number: int, scalars: dict[str, Any]) -> None:
         """Keeps the states that are numbers, in the tensors that they have."""
         known = self.scalars.setdefault(number, scalars)
         for key, value in scalars.items():
@@ -244,7 +271,12 @@ def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
-def _shadow(
+def settings_of(group: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a group."""
+    return {name: value for name, value in group.items() if name != "params"}
+
+
+def shadow_of(
     kind: type[torch.optim.Optimizer], group: dict[str, Any], some: torch.Tensor
 ) -> torch.optim.Optimizer:
     """An optimiser of the kind with the settings of a group and no parameter; `some` is one."""

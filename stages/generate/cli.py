@@ -12,6 +12,7 @@ from stages.device.operators_option import add_operators_argument, operators_set
 
 if TYPE_CHECKING:
     from stages.generate.package import Planned
+    from stages.generate.whole import Adding
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             type=Path,
             help=f"{what} of the plan of eager's kernels to put beside",
         )
+    parser.add_argument(
+        "--microbatch",
+        type=Path,
+        help="microbatch.arrow of `whole`, the schedule of each of several microbatches that is "
+        "not the last one",
+    )
     parser.add_argument(
         "--libraries", action="store_true", help="compile libraries of the groups that go along"
     )
@@ -74,6 +81,7 @@ def run(options: argparse.Namespace) -> None:
                     planned.updates,
                     _beside(options),
                     options.libraries,
+                    _adding(options),
                 )
             except (CompilerError, KernelError) as error:
                 raise ModelError(str(error)) from error
@@ -94,6 +102,21 @@ def _planned(graph: Path, schedule: Path, plan: Path) -> Planned:
         raise ArtifactError(f"{schedule}: is the schedule of another graph")
     updates = schedule_updates(schedule)
     return Planned(read_graph(graph), read_schedule(schedule), asdict(read_plan(plan)), updates)
+
+
+def _adding(options: argparse.Namespace) -> Adding:
+    """The schedule of the microbatches that are not the last one, None where none is given."""
+    from schemas.errors import ArtifactError
+    from schemas.graph import GRAPH
+    from schemas.schedule import SCHEDULE, read_schedule, schedule_updates
+    from schemas.store import read
+
+    path = options.microbatch
+    if path is None:
+        return None
+    if read(path, SCHEDULE).metadata.get("graph") != read(options.graph, GRAPH).digest:
+        raise ArtifactError(f"{path}: is the schedule of another graph")
+    return read_schedule(path), schedule_updates(path)
 
 
 def _beside(options: argparse.Namespace) -> Planned | None:
@@ -167,5 +190,6 @@ def derived(options: argparse.Namespace) -> list[Derived]:
 
         run_by = options.pipeline / FILE
     beside = (options.eager_graph, options.eager_schedule, options.eager_plan)
-    made_of = [options.graph, run_by, options.plan, *(path for path in beside if path is not None)]
+    made_of = [options.graph, run_by, options.plan]
+    made_of += [path for path in (*beside, options.microbatch) if path is not None]
     return [Derived([options.out], made_of, settings)]

@@ -29,9 +29,14 @@ class Uses:
     late: dict[int, list[int]]
 
 
-def uses(graph: Graph, walked: Sequence[Effect], remote: Collection[int] = ()) -> Uses:
+def uses(
+    graph: Graph,
+    walked: Sequence[Effect],
+    remote: Collection[int] = (),
+    away: Collection[int] = (),
+) -> Uses:
     """Finds the last reader of each value that others hold; the parameters in the storages `remote`
-    come and go as the schedule says.
+    come and go as the schedule says, and gradients in those `away` leave once they are whole.
 
     Raises ScheduleError when a gradient is read after it was handed over.
     """
@@ -47,8 +52,10 @@ def uses(graph: Graph, walked: Sequence[Effect], remote: Collection[int] = ()) -
         loss = isinstance(effect.step.action, Loss)
         handing = isinstance(effect.step.action, Gradient)
         read = outputs if loss else effect.reads
+        leaves = isinstance(effect.step.action, Offload)
         for value in read:
-            if storage[value] in handed and not handing:
+            sent = leaves and storage[value] in away
+            if storage[value] in handed and not handing and not sent:
                 raise ScheduleError(
                     f"step {effect.position} of the schedule: "
                     f"value {value} was handed over as a gradient"
@@ -56,7 +63,7 @@ def uses(graph: Graph, walked: Sequence[Effect], remote: Collection[int] = ()) -
         if handing:
             handed.update(storage[value] for value in read)
         if after_loss:
-            sent = isinstance(effect.step.action, Offload) and effect.moves in remote
+            sent = leaves and (effect.moves in remote or effect.moves in away)
             late[effect.position] = [] if sent else [storage[value] for value in read]
         after_loss = after_loss or loss
     last = last_named(graph, walked, held)

@@ -32,7 +32,16 @@ from stages.generate.interface import constants, interface_text
 from stages.generate.registry import ATEN, BACKENDS, Backend
 from stages.generate.transfers import any_link, any_updates
 from stages.generate.watched import watched_bytes
-from stages.generate.whole import check_whole, lodging_text, played, whole_files, whole_init
+from stages.generate.whole import (
+    ADDING,
+    Adding,
+    check_microbatches,
+    check_whole,
+    lodging_text,
+    played,
+    whole_files,
+    whole_init,
+)
 from stages.replay.referee import replay
 
 _RUNTIME = Path(__file__).parent / "runtime"
@@ -84,6 +93,7 @@ def package(
     updates: Updates | None = None,
     beside: Planned | None = None,
     libraries: bool = False,
+    adding: Adding = None,
 ) -> dict[str, bytes]:
     """The files of the package of a plan, by name, its program as a backend writes it; see
     `write_package`. Where `updates` have parameters in another memory, it is that of a whole step.
@@ -91,13 +101,22 @@ def package(
     Of the plan it takes strategy, budget, budget_bytes, verdict, sentence, peak and time, and what
     is taken of a GPU ahead of the first step. Where the plan runs groups, the plan `beside` of
     eager's kernels goes along, and with `libraries` the groups' compiled libraries, which are
-    compiled here (RuntimeError in a sentence where they cannot be).
+    compiled here (RuntimeError in a sentence where they cannot be). Of several microbatches those
+    that are not the last one run another schedule, `adding`.
     """
     register_groups(graph)
     facts = facts_of(plan)
     whole = updates if updates is not None and updates.remote else None
     check_whole(graph, steps, updates)
     program, files = _program_files(graph, steps, write, whole)
+    if whole is not None:
+        check_microbatches(whole, adding)
+    if adding is not None:
+        others, adds = adding
+        check_whole(graph, others, adds)
+        more, own = _program_files(graph, others, write, adds, ADDING)
+        files |= {name: own[name] for name in (f"{ADDING}interface.py", f"{ADDING}step.py")}
+        program += more
     groups = re.findall(r"^from \.groups import (\w+)$", program, re.MULTILINE)
     if groups:
         library = library_file(graph, groups) if libraries else None
@@ -112,8 +131,9 @@ def package(
     entry = entry_text(graph, facts, bool(groups), bool(groups) and beside is not None)
     texts = {"__init__.py": entry, **runtime_files(program)}
     if whole is not None:
-        lodging = lodging_text(graph, steps, whole)
-        texts["__init__.py"] = whole_init(graph, lodging, CONSTANTS, shown(facts))
+        lodging = lodging_text(graph, steps, whole, adding)
+        several = adding is not None
+        texts["__init__.py"] = whole_init(graph, lodging, CONSTANTS, shown(facts), several)
         texts |= whole_files()
     return files | {name: text.encode() for name, text in texts.items()}
 

@@ -35,8 +35,8 @@ from stages.generate.layouts import RESHAPE, VIEW, layouts, view_shape
 from stages.generate.lifetimes import flowing, joined, uses, watched
 from stages.generate.lines import INDENT, WIDTH, line, statement_lines
 from stages.generate.naming import Names, comment, value_names
-from stages.generate.programs import Program
-from stages.generate.remote import NAMES, Remote
+from stages.generate.programs import Program, arguments_of
+from stages.generate.remote import NAMES, OTHER_MEMORY, Remote
 from stages.generate.transfers import SENDING, TRANSFERS, places, transfer
 from stages.replay.walk import Effect, effects
 
@@ -56,7 +56,8 @@ def write_program(
     The schedule must have passed the referee. Raises ArtifactError when an op is not a call that
     PyTorch has, ScheduleError when a gradient is read after it was handed over.
     """
-    writer = _Writer(graph, steps, list(effects(graph, steps)), Remote.of(graph, updates))
+    remote = Remote.of(graph, updates, steps)
+    writer = _Writer(graph, steps, list(effects(graph, steps)), remote)
     writer.write()
     return writer.program(title)
 
@@ -97,7 +98,7 @@ class _Writer:
         targets = {op.target for op in graph.all_ops} - {LOSS_TARGET}
         self.operators = Operators(self.reserved, targets)
         self.names = value_names(graph, self.reserved)
-        self.uses = uses(graph, self.walked, self.remote.numbers)
+        self.uses = uses(graph, self.walked, self.remote.numbers, self.remote.gradients)
         self.parts = contributions(graph)
         self.owners = {part: owner for owner, parts in self.parts.items() for part in parts}
         self.joined = joined(graph)
@@ -105,6 +106,9 @@ class _Writer:
         self.gradients = {self.names[value] for value in flowing(graph)}
         self.views = graph.view_ops()
         self.places = places(graph, self.steps, self.remote.numbers)
+        own = {*self.remote.numbers, *self.remote.gradients}
+        offloads = (e for e in self.walked if isinstance(e.step.action, Offload))
+        self.sends = any(effect.moves not in own for effect in offloads)
         self.loss = next(op for op in graph.ops if op.target == LOSS_TARGET)
         source = {output.tangent: output.value for output in graph.outputs}
         self.differentiable = [source[tangent] for tangent in self.loss.outputs]
@@ -120,7 +124,7 @@ class _Writer:
 
     def program(self, title: str) -> Program:
         """The finished text with its head."""
-        arguments = self.arguments()
+        arguments = arguments_of(self.graph)
         return Program(
             text="\n".join([*self.head(title, arguments), *self.lines, ""]),
             arguments=arguments,
@@ -142,20 +146,6 @@ class _Writer:
         written = {each for effect in self.walked if effect.runs for each in effect.drops}
         return {tangent for tangent in self.loss.outputs if storage[tangent] in written}
 
-    def arguments(self) -> list[int]:
-        """All inputs, and the other fixed values that the program reads or its caller names."""
-        graph = self.graph
-        named = {value for op in graph.ops for value in op.inputs}
-        named |= {output.value for output in graph.outputs}
-        named |= {value for value in graph.inputs if value != NONE}
-        named |= {gradient.value for gradient in graph.gradients}
-        return [
-            value.id
-            for kind in ("parameter", "buffer", "constant", "input")
-            for value in graph.values
-            if value.kind == kind and value.id in named
-        ]
-
     def head(self, title: str, arguments: list[int]) -> list[str]:
         """Everything above the body."""
         lines = [f'"""{comment(title)}"""', "", "import torch", "", *self.remote.imports()]
@@ -166,7 +156,7 @@ class _Writer:
             lines += ["from .repeat import batch_norm_repeat"]
         if self.states:
             lines += ["from .chain import drawing_from, random_state"]
-        if self.places.begins:
+        if self.sends:
             lines += [f"from .transfers import {'' if self.remote else 'Sending, '}Transfers"]
         lines += self.operators.imports()
         if len(lines) > 4:
@@ -186,15 +176,15 @@ class _Writer:
         for call, value in self.remote.begins(self.names):
             self.statement(call, 1, None)
             self.bound.setdefault(self.graph.values[value].storage, []).append(value)
-        if self.places.begins:
-            device = self.names[self.arguments()[0]]
+        if self.sends:
+            device = self.names[arguments_of(self.graph)[0]]
             own = f"{device}.device, {self.places.size}, {self.remote.copies()}"
             self.line(f"{TRANSFERS} = Transfers({own})")
         self.remark("forward")
         for effect in self.walked:
             self.on(effect, self.uses.ends.get(effect.position, []))
             self.reading.update(self.uses.late.get(effect.position, []))
-            if not isinstance(effect.step.action, Offload | FreeCopy):
+            if not isinstance(effect.step.action, OTHER_MEMORY):
                 self.live = effect.step.live
         self.hand_over()
         self.flush()
@@ -226,8 +216,10 @@ class _Writer:
             case Optimise(value):
                 self.hand_over()
                 self.remark(f"updated: {self.graph.values[value].path}")
-            case OptimiseAway() | Accumulate():
-                raise ScheduleError("no program updates parameters in another memory")
+            case OptimiseAway() | Accumulate() as action:
+                self.hand_over()
+                self.flush()
+                self.statement(self.remote.updates(action, effect.moves), 1, None)
             case unknown:
                 assert_never(unknown)
 
@@ -262,8 +254,11 @@ class _Writer:
         self.flush()
         name, place = self.names[action.value], self.places.begins.get(effect.position, 0)
         shown = live if isinstance(action, Prefetch) else None
-        moved = self.remote.moves(action, name, effect.moves)
-        self.statement(moved or transfer(self.graph, action, name, place), 1, shown)
+        moved = self.remote.moves(action, name, effect.moves, place)
+        if effect.moves not in self.remote.gradients:
+            moved = moved or transfer(self.graph, action, name, place)
+        if moved is not None:
+            self.statement(moved, 1, shown)
         for value in effect.returns:
             self.bound.setdefault(self.graph.values[value].storage, []).append(value)
 
@@ -271,10 +266,11 @@ class _Writer:
         """The names of a storage end; a parameter that lives elsewhere is free of its bytes."""
         for storage in effect.drops:
             self.forget(storage)
-            if storage in self.remote.numbers:
+            freeing = self.remote.frees(storage)
+            if freeing:
                 self.hand_over()
                 self.flush()
-                self.line(self.remote.frees(storage), effect.step.live)
+                self.line(freeing, effect.step.live)
 
     def calls(self, op: Op, in_place: int, repeated: bool) -> list[Statement]:
         """The statements of one run of an op."""

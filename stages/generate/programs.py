@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from schemas.graph import NONE, Graph
+
 
 @dataclass(frozen=True)
 class Program:
@@ -32,3 +34,18 @@ class Program:
     overwritten: set[int]
     taken: dict[int, str]
     remote: list[int]
+
+
+def arguments_of(graph: Graph) -> list[int]:
+    """The values that a program takes: all inputs, and the other fixed values that the step reads
+    or its caller names."""
+    named = {value for op in graph.ops for value in op.inputs}
+    named |= {output.value for output in graph.outputs}
+    named |= {value for value in graph.inputs if value != NONE}
+    named |= {gradient.value for gradient in graph.gradients}
+    return [
+        value.id
+        for kind in ("parameter", "buffer", "constant", "input")
+        for value in graph.values
+        if value.kind == kind and value.id in named
+    ]

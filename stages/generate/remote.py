@@ -5,8 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from schemas.actions import Linked, Offload, Prefetch, Wait
+from schemas.actions import (
+    Accumulate,
+    FreeCopy,
+    Linked,
+    Offload,
+    OptimiseAway,
+    Prefetch,
+    Wait,
+)
+from schemas.contributions import contributions
+from schemas.errors import ScheduleError
 from schemas.graph import Graph
+from schemas.schedule import Step
 from schemas.updates import Updates
 from stages.generate.calls import Statement
 from stages.generate.lines import INDENT, line
@@ -15,24 +26,35 @@ from stages.generate.transfers import SENDING
 HOME, VISIT = "home", "parameters"
 """The names, in a program, of where such parameters live, and of its visit there."""
 NAMES = (HOME, VISIT, "Visit")
+OTHER_MEMORY = (Offload, FreeCopy, OptimiseAway, Accumulate)
+"""The actions whose bytes are those of the other memory."""
 
 
 @dataclass(frozen=True)
 class Remote:
     """The parameters `values` that live in another memory, by their numbers there, of which those
-    `there` are on the device when a step begins; `numbers` are by storage."""
+    `there` are on the device when a step begins; `numbers` are by storage, and `gradients` by the
+    storage of the gradient for those that are updated there, or added up where the step `adds`."""
 
     values: Sequence[int]
     there: Sequence[int]
     numbers: Mapping[int, int]
+    gradients: Mapping[int, int]
+    adds: bool = False
 
     @classmethod
-    def of(cls, graph: Graph, updates: Updates | None) -> Remote:
+    def of(cls, graph: Graph, updates: Updates | None, steps: Sequence[Step] = ()) -> Remote:
         """Those of an optimiser."""
         values = sorted(updates.remote) if updates is not None else []
         there = [n for n, value in enumerate(values) if updates and value in updates.there]
         storages = [graph.values[value].storage for value in values]
-        return cls(values, there, {storage: number for number, storage in enumerate(storages)})
+        numbers = {storage: number for number, storage in enumerate(storages)}
+        parts, gradients = contributions(graph), {}
+        for owner in away_of(steps):
+            own = graph.values[owner].storage
+            if own in numbers:
+                gradients[graph.values[parts[owner][0]].storage] = numbers[own]
+        return cls(values, there, numbers, gradients, updates is not None and updates.adds)
 
     def __bool__(self) -> bool:
         return bool(self.values)
@@ -54,7 +76,8 @@ class Remote:
 
     def opens(self) -> list[str]:
         """The line that a program with such parameters begins with."""
-        return [line(f"{VISIT} = Visit({HOME})")] if self else []
+        adding = ", adding=True" if self.adds else ""
+        return [line(f"{VISIT} = Visit({HOME}{adding})")] if self else []
 
     def begins(self, names: Sequence[str]) -> Iterator[tuple[Statement, int]]:
         """The statements that name what is on the device when a step begins, each with its
@@ -63,8 +86,11 @@ class Remote:
             value = self.values[number]
             yield Statement(names[value], f"{VISIT}.there", [str(number)]), value
 
-    def moves(self, action: Linked, name: str, storage: int) -> Statement | None:
-        """The statement of a transfer, None for one of another storage."""
+    def moves(self, action: Linked, name: str, storage: int, place: int) -> Statement | None:
+        """The statement of a transfer, None for one of another storage; a gradient goes to a
+        `place` among what the step sends."""
+        if storage in self.gradients:
+            return self._gradient(action, str(self.gradients[storage]), place)
         if storage not in self.numbers:
             return None
         number = str(self.numbers[storage])
@@ -77,9 +103,27 @@ class Remote:
                 return Statement("", f"{VISIT}.wait", [number])
         return None
 
+    def _gradient(self, action: Linked, number: str, place: int) -> Statement | None:
+        match action:
+            case Offload():
+                return Statement("", f"{VISIT}.send_gradient", [number, str(place)])
+            case Wait():
+                return Statement("", f"{VISIT}.wait_for_gradient", [number])
+        return None
+
+    def updates(self, action: OptimiseAway | Accumulate, storage: int) -> Statement:
+        """The statement that updates a parameter where it lives, or adds its gradient up there;
+        `storage` is that of the gradient."""
+        if storage not in self.gradients:
+            raise ScheduleError("no program updates parameters of the device in another memory")
+        name = "accumulate" if isinstance(action, Accumulate) else "optimise"
+        return Statement("", f"{VISIT}.{name}", [str(self.gradients[storage])])
+
     def frees(self, storage: int) -> str:
-        """The line that frees the bytes of a parameter."""
-        return f"{VISIT}.free({self.numbers[storage]})"
+        """The line that frees the bytes of a parameter or of its gradient, "" for others."""
+        if storage in self.gradients:
+            return f"{VISIT}.free_gradient({self.gradients[storage]})"
+        return f"{VISIT}.free({self.numbers[storage]})" if storage in self.numbers else ""
 
     def goes_on(self) -> list[str]:
         """The line that the backward begins with."""
@@ -88,3 +132,10 @@ class Remote:
     def ends(self) -> list[str]:
         """The lines behind the last gradients: what is left to do has been done by then."""
         return [line(f"{VISIT}.leave()"), line("gradients = []"), line("yield gradients")]
+
+
+def away_of(steps: Sequence[Step]) -> list[int]:
+    """The parameters that a schedule updates in the other memory, or whose gradients it adds up
+    there."""
+    actions = [step.action for step in steps]
+    return [action.value for action in actions if isinstance(action, OptimiseAway | Accumulate)]

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from schemas.actions import Accumulate, Optimise, OptimiseAway
+from schemas.actions import Gradient, Optimise, OptimiseAway
+from schemas.contributions import contributions
 from schemas.errors import ScheduleError
 from schemas.graph import Graph
+from schemas.held import held_storages
 from schemas.schedule import Step
-from schemas.updates import LinkSpeed, Updates
+from schemas.updates import LinkSpeed, UpdateCost, Updates
 from stages.generate.naming import comment
+from stages.generate.remote import away_of
 from stages.generate.transfers import places
 from stages.replay.referee import device_memory
 
@@ -19,25 +24,34 @@ _RUNTIME = Path(__file__).parent / "runtime"
 _DEVICE = Path(__file__).parents[1] / "device"
 _OWN = ("lodged.py", "visit.py")
 _SHARED = (
-    *("away.py", "disk.py", "home.py", "lodging.py", "memories.py", "optimiser.py", "pieces.py"),
-    *("ring.py", "slow.py", "spans.py", "streams.py", "updating.py"),
+    *("away.py", "disk.py", "home.py", "lane.py", "lodging.py", "memories.py", "optimiser.py"),
+    *("pieces.py", "ring.py", "slow.py", "spans.py", "streams.py", "updating.py"),
 )
+ADDING = "microbatch_"
+"""What the names of the files begin with of the program that all microbatches but the last run."""
+
+
+Adding = tuple[Sequence[Step], Updates | None] | None
+"""The schedule of each microbatch that is not the last one, where there are several."""
 
 
 def check_whole(graph: Graph, steps: Sequence[Step], updates: Updates | None) -> None:
     """Raises ScheduleError, naming it, for what no program does yet."""
-    if any(isinstance(step.action, OptimiseAway | Accumulate) for step in steps):
-        raise ScheduleError("the schedule updates in another memory, which no program does yet")
     if updates is None or not updates.remote:
+        if away_of(steps):
+            raise ScheduleError("the schedule updates in another memory, where no parameters live")
         return
+    if updates.far is not None:
+        raise ScheduleError(
+            f"the schedule has states in {updates.far.link.other}, a third memory, which no "
+            "program does yet"
+        )
     if updates.on_device:
         some = graph.values[min(updates.on_device)].path
         raise ScheduleError(
             f"the states of {some} stay on the device, which no program does yet: plan with "
             "measured updates (`tightfit profile --optimizer`)"
         )
-    if updates.summed or updates.adds:
-        raise ScheduleError("the schedule is of several microbatches, which no program does yet")
     if not updates.optimizer or not updates.piece:
         raise ScheduleError(
             "the schedule has described updates, which say of no optimiser what its states take: "
@@ -48,13 +62,59 @@ def check_whole(graph: Graph, steps: Sequence[Step], updates: Updates | None) ->
         described = graph.values[value]
         if described.kind == "parameter" and value not in updates.costs:
             raise ScheduleError(f"{described.path} has a gradient, and is not updated")
+    _check_away(graph, steps)
+
+
+def _check_away(graph: Graph, steps: Sequence[Step]) -> None:
+    """Raises ScheduleError where a gradient that leaves is not as its parameter is."""
+    parts = contributions(graph)
+    for owner in away_of(steps):
+        own, found = graph.values[owner], graph.values[parts[owner][0]]
+        sizes = graph.storages[own.storage], graph.storages[found.storage]
+        if (own.dtype, own.strides) != (found.dtype, found.strides) or len(set(sizes)) > 1:
+            raise ScheduleError(
+                f"{own.path} is updated in another memory, and its gradient has another dtype or "
+                "lies otherwise, which no program sends"
+            )
+
+
+def check_microbatches(updates: Updates, adding: Adding) -> None:
+    """Raises ScheduleError where a step of several microbatches lacks the schedule `adding` of
+    those that are not the last one, or that is not one of the same step."""
+    if updates.adds:
+        raise ScheduleError("the schedule is that of a microbatch which is not the last one")
+    if adding is None:
+        if updates.summed:
+            raise ScheduleError(
+                "the schedule is that of the last of several microbatches: give that of the "
+                "others, too (`tightfit generate --microbatch`)"
+            )
+        return
+    steps, own = adding
+    if not updates.summed:
+        raise ScheduleError("the schedule is not that of several microbatches")
+    same = own is not None and replace(own, adds=False, summed=True, bench=0, buffers=0)
+    if not same or same != replace(updates, bench=0, buffers=0) or not own or not own.adds:
+        raise ScheduleError("the schedule of the other microbatches is that of another step")
+    if any(isinstance(step.action, Optimise | OptimiseAway) for step in steps):
+        raise ScheduleError("the schedule of the other microbatches updates parameters")
 
 
 def played(updates: Updates) -> Updates:
     """The optimiser for the referee where only the order of steps and sizes matter."""
-    nothing = {value: replace(cost, seconds=0.0) for value, cost in updates.costs.items()}
+    nothing = {value: _timeless(cost) for value, cost in updates.costs.items()}
     fast = LinkSpeed(float("inf"), float("inf"), (float("inf"), float("inf")), 0.0)
     return replace(updates, costs=nothing, speed=fast)
+
+
+def _timeless(cost: UpdateCost) -> UpdateCost:
+    """A cost of no time, but for what cannot be."""
+    return replace(
+        cost,
+        seconds=0.0,
+        away_seconds=cost.away_seconds if cost.away_seconds == math.inf else 0.0,
+        add_seconds=cost.add_seconds if cost.add_seconds == math.inf else 0.0,
+    )
 
 
 def whole_files() -> dict[str, str]:
@@ -72,10 +132,11 @@ def copies_bytes(graph: Graph, steps: Sequence[Step], updates: Updates) -> int:
 
 def peaks(graph: Graph, steps: Sequence[Step], updates: Updates) -> tuple[int, int]:
     """The most bytes of a step above those from before it, and of the first one, which makes the
-    states, as the referee has written them into the schedule."""
+    states, as the referee has written them into the schedule. Of microbatches that add, the first
+    one of a step makes the gradients of parameters that live on the device."""
     there = {graph.values[value].storage for value in updates.there}
     before = sum(graph.storages[storage] for storage in there)
-    own = device_memory(graph)
+    own, made = device_memory(graph), _made_first(graph, updates)
     most = first = more = 0
     for step in steps:
         if step.memory != own:
@@ -87,17 +148,38 @@ def peaks(graph: Graph, steps: Sequence[Step], updates: Updates) -> tuple[int, i
             begun += cost.first[0] - cost.peak
             more += cost.first[1] - cost.net
             begun = max(begun, step.live + more)
+        if isinstance(step.action, Gradient):
+            more += made.get(step.action.value, 0)
+            begun = max(begun, step.live + more)
         most, first = max(most, peak), max(first, begun)
     return most - before, first - before
 
 
-def lodging_text(graph: Graph, steps: Sequence[Step], updates: Updates) -> str:
-    """What the package says of the optimiser and of where parameters live, as Python."""
+def _made_first(graph: Graph, updates: Updates) -> dict[int, int]:
+    """The bytes of the gradients, by value, that stay where a first microbatch adds, and are freed
+    in later ones."""
+    if not updates.adds:
+        return {}
+    held = held_storages(graph) | graph.fixed_storages()
+    return {
+        parts[0]: graph.storages[graph.values[parts[0]].storage]
+        for owner, parts in contributions(graph).items()
+        if graph.values[owner].kind == "parameter"
+        and owner not in updates.remote
+        and graph.values[parts[0]].storage not in held
+    }
+
+
+def lodging_text(
+    graph: Graph, steps: Sequence[Step], updates: Updates, adding: Adding = None
+) -> str:
+    """What the package says of the optimiser and of where parameters live, as Python; `adding` is
+    the schedule of the microbatches that are not the last one."""
     values = sorted(updates.remote)
     paths = tuple(graph.values[value].path for value in values)
     there = tuple(n for n, value in enumerate(values) if value in updates.there)
     own = sum(graph.storages[graph.values[value].storage] for value in values)
-    facts = {
+    facts: dict[str, Any] = {
         "optimizer": updates.optimizer,
         "paths": paths,
         "there": there,
@@ -109,18 +191,44 @@ def lodging_text(graph: Graph, steps: Sequence[Step], updates: Updates) -> str:
         "copies": copies_bytes(graph, steps, updates),
         **dict(zip(("peak", "first_peak"), peaks(graph, steps, updates), strict=True)),
     }
+    away = set(away_of(steps))
+    if away:
+        facts["away"] = tuple(n for n, value in enumerate(values) if value in away)
+        facts["bench"] = updates.bench
+    if adding is not None:
+        others, adds = adding
+        assert adds is not None
+        facts["copies"] = max(facts["copies"], copies_bytes(graph, others, adds))
+        facts |= {"microbatches": updates.microbatches, "sums": own}
+        names = ("adding_peak", "first_adding_peak")
+        facts |= dict(zip(names, peaks(graph, others, adds), strict=True))
     return "\n".join(["Lodging(", *(f"    {name}={fact!r}," for name, fact in facts.items()), ")"])
 
 
-def whole_init(graph: Graph, lodging: str, constants: str, shown: Mapping[str, str]) -> str:
-    """The text of `__init__.py`; `constants` are what the package says of its plan."""
+def whole_init(
+    graph: Graph, lodging: str, constants: str, shown: Mapping[str, str], adds: bool = False
+) -> str:
+    """The text of `__init__.py`; `constants` are what the package says of its plan, and it `adds`
+    gradients of microbatches up."""
     made = constants.format(**shown)
     return _INIT.format(
         model=comment(graph.model),
         about=shown["budget"],
         constants=made,
         lodging=lodging,
+        imports=_MORE_IMPORTS if adds else "",
+        microbatches=_MICROBATCHES if adds else "",
+        adding=", (adding, ADDING)" if adds else "",
     )
+
+
+_MORE_IMPORTS = """
+from .microbatch_interface import INTERFACE as ADDING
+from .microbatch_step import step as adding"""
+_MICROBATCHES = """
+    Of several microbatches each but the last one runs, forward and backward, within
+    `optimizer.accumulating()`: its gradients are added up where parameters live.
+"""
 
 
 _INIT = '''"""A training step of {model} with its optimiser, planned by tightfit for {about}.
@@ -131,7 +239,7 @@ takes the place of the optimiser. Sizes are in bytes.
 
 from .interface import INTERFACE
 from .lodged import Lodged
-from .lodging import Lodging, lodge
+from .lodging import Lodging, lodge{imports}
 from .step import step
 from .wrap import PlanMismatch, wrap
 
@@ -149,7 +257,7 @@ def load(model, optimizer, disk=None, otherwise="error"):
     parameter as soon as its gradient is whole; `optimizer.step()` ends the step. Parameters stay
     the objects that they were. Their values are to be had within `optimizer.gathered()`, and in
     `state_dict()` of module and optimiser; all else that asks for them is refused.
-
+{microbatches}
     The module is called as the model is; a call that differs from what the plan was made for raises
     PlanMismatch. With otherwise="copy" inputs that only lie otherwise in memory than the sample's
     are copied.
@@ -161,7 +269,7 @@ def load(model, optimizer, disk=None, otherwise="error"):
         )
     home, stepping = lodge(model, optimizer, LODGING, disk)
     try:
-        lodged = Lodged(home, INTERFACE.remote)
+        lodged = Lodged(home, INTERFACE.remote{adding})
         planned = wrap(model, INTERFACE, step, otherwise, load, lodged=lodged)
     except BaseException:
         stepping.close()

@@ -48,7 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "which is measured once and kept in --library",
     )
     parser.add_argument(
-        "--disk", help="a folder of the disk, for --link (default: that of TIGHTFIT_DISK)"
+        "--disk",
+        help="a folder of the disk, for --link and for updates beside it (default: that of "
+        "TIGHTFIT_DISK)",
     )
     parser.add_argument("--factory", help="the model's factory, where the graph has a loss")
     parser.add_argument("--arguments", default="{}", help="JSON object of the factory's arguments")
@@ -95,7 +97,8 @@ def _measure_link(options: argparse.Namespace) -> None:
 
 
 def _measure_updates(graph: Graph, options: argparse.Namespace) -> None:
-    """Writes what the updates of a graph's parameters take on the device."""
+    """Writes what the updates of a graph's parameters take on the device and beside its slow
+    memory; raises ConfigError where that has no room for one."""
     import torch
 
     from schemas.measured_updates import write_measured
@@ -110,7 +113,11 @@ def _measure_updates(graph: Graph, options: argparse.Namespace) -> None:
         )
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    write_measured(_updates_path(options), measured_of(graph, options.optimizer, device))
+    try:
+        found = measured_of(graph, options.optimizer, device, options.disk)
+    except RuntimeError as error:
+        raise ConfigError(f"--disk: {error}") from error
+    write_measured(_updates_path(options), found)
 
 
 def _updates_path(options: argparse.Namespace) -> Path:
@@ -135,7 +142,8 @@ def derived(options: argparse.Namespace) -> list[Derived]:
         settings["optimizer"] = options.optimizer
     if options.link is not None:
         outputs.append(options.link)
-        settings |= {} if options.disk is None else {"disk": options.disk}
+    if options.disk is not None and (options.link, options.optimizer) != (None, None):
+        settings["disk"] = options.disk
     return [Derived(outputs, read, settings, options.factory or "", options.search_path)]
 
 

@@ -1,7 +1,9 @@
-"""Measures the updates of parameters, piece by piece as they are done in the backward."""
+"""Measures the updates of parameters, piece by piece as they are done in the backward: on the
+device, and in the slow memory, by a thread beside it."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,10 +13,13 @@ import torch
 from schemas.graph import Graph
 from schemas.measured_updates import MeasuredUpdates
 from schemas.updates import UpdateCost
-from stages.device.meter import measure, time_calls
+from stages.device.lane import PART_BYTES, Bench
+from stages.device.memories import slow_memory
+from stages.device.meter import measure, session, time_calls
 from stages.device.optimiser import PIECE_BYTES
-from stages.device.slow import Ticket
-from stages.device.updating import Updates
+from stages.device.slow import Reach, Slow, Ticket, Work
+from stages.device.spans import Span
+from stages.device.updating import Updates, settings_of
 
 _CACHES = 32 << 20
 """Bytes that caches of a CPU do not have beside what they are filled with."""
@@ -32,6 +37,12 @@ class _Nowhere:
 
     def read(self, tensor: torch.Tensor, offset: int, *after: Ticket) -> Ticket:
         return Ticket(None, tensor)
+
+    def beside(self, work: Work, *after: Ticket) -> Ticket:
+        return Ticket(None, None)
+
+    def reach(self) -> Reach:
+        raise AssertionError("there are no bytes")
 
     def wait(self, ticket: Ticket) -> None:
         ticket.tensor = None
@@ -57,11 +68,14 @@ def measure_updates(
     groups: Sequence[dict[str, Any]],
     paths: Sequence[str],
     piece_bytes: int,
+    folder: str | None = None,
+    beside: bool = True,
 ) -> dict[str, UpdateCost]:
     """The cost of the update of each parameter by its path, in the order of the groups.
 
     Parameters of one group, size and dtype are measured once, each on numbers of its own; a
-    parameter of no path is left out.
+    parameter of no path is left out. With `beside` they are also updated in the slow memory, on the
+    CPU in a file of the `folder`; raises RuntimeError, in one sentence, where that has no room.
     """
     known: dict[tuple[Any, ...], UpdateCost] = {}
     found: dict[str, UpdateCost] = {}
@@ -71,14 +85,19 @@ def measure_updates(
             continue
         key = (place, parameter.numel(), parameter.dtype)
         if key not in known:
-            known[key] = _measured(kind, groups[place], parameter, piece_bytes)
+            cost = _measured(kind, groups[place], parameter, piece_bytes)
+            if beside:
+                cost = _beside(cost, kind, groups[place], parameter, piece_bytes, folder)
+            known[key] = cost
         found[path] = replace(known[key], path=path)
     return found
 
 
-def measured_of(graph: Graph, name: str, device: torch.device) -> MeasuredUpdates:
+def measured_of(
+    graph: Graph, name: str, device: torch.device, folder: str | None = None
+) -> MeasuredUpdates:
     """What the updates of all parameters with a gradient take, by an optimiser of `torch.optim` in
-    its usual settings; "momentum" is SGD with momentum."""
+    its usual settings; "momentum" is SGD with momentum. See `measure_updates`."""
     kinds: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
     kind = kinds.get(name, torch.optim.SGD)
     owners = dict.fromkeys(gradient.value for gradient in graph.gradients)
@@ -96,8 +115,15 @@ def measured_of(graph: Graph, name: str, device: torch.device) -> MeasuredUpdate
     ]
     settings = {"momentum": 0.9} if name == "momentum" else {}
     groups = kind(parameters, lr=1e-3, **settings).param_groups
-    costs = measure_updates(kind, groups, [value.path for value in trained], PIECE_BYTES)
-    return MeasuredUpdates(kind.__name__, PIECE_BYTES, costs)
+    paths = [value.path for value in trained]
+    costs = measure_updates(kind, groups, paths, PIECE_BYTES, folder)
+    return MeasuredUpdates(kind.__name__, PIECE_BYTES, costs, has_spare(device))
+
+
+def has_spare(device: torch.device) -> bool:
+    """Whether a processor is left beside those that a device takes: on the CPU, beside PyTorch's
+    threads."""
+    return device.type != "cpu" or len(os.sched_getaffinity(0)) > torch.get_num_threads()
 
 
 def _forgetting(device: torch.device) -> Callable[[], None] | None:
@@ -136,3 +162,53 @@ def _measured(
     timing = time_calls(device, update, before=_forgetting(device), most=7)
     pieces = tuple(piece.size for piece in updates.pieces[0])
     return UpdateCost("", pieces, timing.median, steady.peak, steady.net, (first.peak, first.net))
+
+
+def _beside(
+    cost: UpdateCost,
+    kind: type[torch.optim.Optimizer],
+    group: dict[str, Any],
+    like: torch.Tensor,
+    piece_bytes: int,
+    folder: str | None,
+) -> UpdateCost:
+    """The cost with what an update takes in the slow memory of the device, and what adding a
+    gradient to a sum takes there."""
+    if not like.numel():
+        return replace(cost, away_seconds=0.0, add_seconds=0.0)
+    own = {**group, "params": [torch.zeros(like.numel(), dtype=like.dtype)]}
+    updates = Updates(kind, [own], None, piece_bytes, _Nowhere)
+    size, states = like.numel() * like.element_size(), sum(p.size for p in updates.pieces[0])
+    # What begins at a multiple of 64 is computed where it is, where a memory allows that.
+    places = [-(-size // 64) * 64 * number for number in range(4)]
+    memory = slow_memory(like.device, places[3] + states, folder)
+    bench = Bench(updates, [0], Span(memory, places[3], states), True, PART_BYTES)
+
+    def update() -> None:
+        _done(memory, bench.update(0, settings_of(own), places[0], places[1], None))
+
+    def add() -> None:
+        _done(memory, bench.add(0, places[1], places[2], first=False))
+
+    try:
+        # What the thread takes beside the bench, in this one.
+        with session("cpu") as running, running.section("first"):
+            reaching = memory.reach()
+            bench.update(0, settings_of(own), places[0], places[1], None)(reaching)
+        updates.ring.stored.update(
+            (piece, Ticket(None, None)) for piece in updates.pieces[0] if piece.size
+        )
+        with session("cpu") as again, again.section("again"):
+            bench.update(0, settings_of(own), places[0], places[1], None)(reaching)
+        peak = max(running.section_usage("first").peak, again.section_usage("again").peak)
+        spent = [
+            time_calls("cpu", call, before=_forgetting(torch.device("cpu")), most=7).median
+            for call in (update, add)
+        ]
+    finally:
+        memory.close()
+    return replace(cost, away_seconds=spent[0], add_seconds=spent[1], away_peak=peak)
+
+
+def _done(memory: Slow, work: Work) -> None:
+    memory.wait(memory.beside(work))

@@ -15,7 +15,7 @@ from schemas.updates import Updates
 from stages.replay.rules.registry import RULE_OF, RULES
 from stages.replay.rules.updates import begin_updates
 from stages.replay.state import State
-from stages.replay.walk import Effect, effects
+from stages.replay.walk import Effect, effects, summed_storages
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,8 @@ def replay(
 ) -> Replay:
     """Plays a schedule of a graph, with a `link` one that takes it, with `updates` a whole step.
 
-    With `accumulate`, `.grad` is already there, so that a gradient is freed once handed over.
+    With `accumulate`, `.grad` is already there, so that a gradient is freed once handed over; of
+    several microbatches, the first one aside, so is that of a parameter of the device.
     Raises ScheduleError, naming the step, when an input is not live, a storage is freed twice or
     leaked, an op that must run once runs again, random draws change their order, or an output,
     gradient or buffer update is missing. A gradient may be taken up by an optimiser at once, so it
@@ -61,9 +62,10 @@ def replay(
     (`stages.replay.rules.updates`). The peak of a whole step is without its staging buffers, which
     are there all the time.
     """
-    state = State(graph, costs, accumulate, link, updates=updates)
+    sums = summed_storages(graph, True if accumulate else _sums(graph, updates))
+    state = State(graph, costs, sums, link, updates=updates)
     begin_updates(state, steps)
-    filled = [_played(state, effect) for effect in effects(graph, steps, accumulate)]
+    filled = [_played(state, effect) for effect in effects(graph, steps, sums)]
     state.position += 1
     for rule in RULES:
         rule.finish(state)
@@ -87,6 +89,18 @@ def replay(
         else None,
         passing=[*away.passing, *(state.beside.passing if state.beside else ())],
     )
+
+
+def _sums(graph: Graph, updates: Updates | None) -> list[int]:
+    """The storages of the gradients of parameters that live on the device, where earlier
+    microbatches have left some."""
+    if updates is None or not (updates.summed or (updates.adds and not updates.first)):
+        return []
+    return [
+        graph.values[gradient.gradient].storage
+        for gradient in graph.gradients
+        if graph.values[gradient.value].kind == "parameter" and gradient.value not in updates.remote
+    ]
 
 
 def device_memory(graph: Graph) -> str:

@@ -53,7 +53,8 @@ class State:
     """Time, memory and history up to the step at `position`.
 
     `live_bytes` are above what was allocated when the step began; `live` are the values that have a
-    name, by storage, and `allocated` the storages that the step made and has not freed. `done` are
+    name, by storage; `sums` are the storages of gradients that are added to ones which are there
+    already; and `allocated` the storages that the step made and has not freed. `done` are
     the ops that ran, `handed` the gradients given away, `gone` says why a storage may not be read
     any more. `states` are the ops whose random state is saved, `restoring` the one that draws from
     it next, `last_draw` the last one that drew for the first time, `last_once` the last one of the
@@ -65,7 +66,7 @@ class State:
 
     graph: Graph
     costs: Costs
-    accumulate: bool
+    sums: frozenset[int]
     link: HostLink | None = None
     clock: float = 0.0
     live_bytes: int = 0
@@ -88,6 +89,7 @@ class State:
     updated: list[int] = field(default_factory=list)
     staging: StagingClocks | None = None
     beside: AwayLane | None = None
+    spent: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         graph = self.graph
@@ -170,3 +172,10 @@ class State:
         self.allocated.remove(storage)
         self.live_bytes -= self.graph.storages[storage]
         self.live.pop(storage, None)
+
+    def forget_sum(self, storage: int) -> None:
+        """A gradient that was there before the step, and has been added to, is gone."""
+        if storage in self.spent or storage in self.away.moving:
+            raise self.refuse(f"storage {storage} is not live")
+        self.spent.add(storage)
+        self.live_bytes -= self.graph.storages[storage]

@@ -56,24 +56,34 @@ class Effect:
     moves: int = NONE
 
 
-def effects(graph: Graph, steps: Sequence[Step], accumulate: bool = False) -> Iterator[Effect]:
+def effects(
+    graph: Graph, steps: Sequence[Step], accumulate: bool | Collection[int] = False
+) -> Iterator[Effect]:
     """The effects of a schedule's steps, in order; with `accumulate`, `.grad` is already there, so
-    that every gradient is given away.
+    that every gradient is given away, or those in some storages.
 
     Raises ScheduleError, naming the step, for an op or a value that the graph does not have.
     """
-    walk = _Walk(graph, accumulate)
+    walk = _Walk(graph, summed_storages(graph, accumulate))
     for position, step in enumerate(steps):
         yield walk.effect(position, step)
+
+
+def summed_storages(graph: Graph, accumulate: bool | Collection[int]) -> frozenset[int]:
+    """The storages of gradients whose `.grad` is already there: all, none, or those named."""
+    if isinstance(accumulate, bool):
+        found = {graph.values[gradient.gradient].storage for gradient in graph.gradients}
+        return frozenset(found if accumulate else ())
+    return frozenset(accumulate)
 
 
 class _Walk:
     """What has to be known of the steps before one: which ops are `done`, and how many updates each
     gradient, as a storage, is `waiting` for."""
 
-    def __init__(self, graph: Graph, accumulate: bool) -> None:
+    def __init__(self, graph: Graph, sums: Collection[int]) -> None:
         self.graph = graph
-        self.accumulate = accumulate
+        self.sums = sums
         self.storage = [value.storage for value in graph.values]
         self.further = further_contributions(graph)
         self.held = graph.fixed_storages() | held_storages(graph)
@@ -122,15 +132,15 @@ class _Walk:
     def _given(self, position: int, value: int) -> list[int]:
         """What goes with a gradient that is handed over."""
         storage = self._storage(position, value)
-        given = (self.accumulate or value in self.further) and storage not in self.held
+        given = (storage in self.sums or value in self.further) and storage not in self.held
         return [storage] if given else []
 
     def _used_up(self, position: int, owner: int) -> list[int]:
         """What goes with the update of a parameter: its gradient, after the last that shares it."""
         storage = self._gradient(position, owner)
         self.waiting[storage] -= 1
-        last = not self.waiting[storage] and not self.accumulate and storage not in self.held
-        return [storage] if last else []
+        kept = storage in self.sums or storage in self.held
+        return [] if self.waiting[storage] or kept else [storage]
 
     def _gradient(self, position: int, owner: int) -> int:
         """The storage of a parameter's gradient."""

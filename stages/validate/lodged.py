@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import statistics
@@ -36,9 +37,15 @@ Load = Callable[[nn.Module, torch.optim.Optimizer], tuple[nn.Module, Any]]
 """Makes the planned module of a model, and the optimiser that takes the place of another one."""
 
 
-def check_lodged(graph: Graph, built: Built, load: Load, optimizer: torch.optim.Optimizer) -> str:
-    """Takes three steps, each on other contents, of a copy of the model with a copy of its
-    optimiser, and of what `load` makes of other copies.
+def check_lodged(
+    graph: Graph,
+    built: Built,
+    load: Load,
+    optimizer: torch.optim.Optimizer,
+    microbatches: int = 1,
+) -> str:
+    """Takes three steps of some microbatches, each on other contents, of a copy of the model with a
+    copy of its optimiser, and of what `load` makes of other copies.
 
     Returns "" where outputs, gradients, parameters, buffers and states are equal in every bit, else
     a sentence with the first that differs. Nothing is compared on a GPU, or where the model adds in
@@ -51,7 +58,7 @@ def check_lodged(graph: Graph, built: Built, load: Load, optimizer: torch.optim.
     for make in (None, load):
         twin = copy.deepcopy(built.model)
         own = copied(optimizer, built.model, twin)
-        trails.append(_trail(stepper, built.samples[0], twin, own, make))
+        trails.append(_trail(stepper, built.samples[0], twin, own, make, microbatches))
     kind = type(optimizer).__name__
     for (name, mine), (_, other) in zip(*trails, strict=True):
         if not same_bits(mine, other):
@@ -65,6 +72,7 @@ def _trail(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     load: Load | None,
+    microbatches: int,
 ) -> list[tuple[str, Any]]:
     """What some steps gave, by name."""
     found: list[tuple[str, Any]] = []
@@ -78,13 +86,16 @@ def _trail(
         with kept_random_states():
             torch.manual_seed(SEED)
             tangent = random_tangents(SEED)
-            for number in range(STEPS):
+            for number in range(STEPS * microbatches):
                 given = fresh_contents(sample, SEED + number, tied=True) if number else sample
-                output, received = stepper.run(module, given, tangent)
-                stepping.step()
-                stepping.zero_grad()
+                last = (number + 1) % microbatches == 0
+                with contextlib.nullcontext() if last else waiting(stepping):
+                    output, received = stepper.run(module, given, tangent)
+                if last:
+                    stepping.step()
+                    stepping.zero_grad()
                 kept = [leaf for leaf in leaves_of((output, received)) if _is_tensor(leaf)]
-                where = f"of step {number + 1}"
+                where = f"of step {number // microbatches + 1}"
                 found += [(f"an output {where}", leaf.detach().clone()) for leaf in kept]
                 found += [(f"the gradient of {p} {where}", gradients[p]) for p in sorted(gradients)]
                 gradients.clear()
@@ -101,6 +112,14 @@ def _trail(
     return found
 
 
+def waiting(optimizer: Any) -> contextlib.AbstractContextManager[None]:
+    """Within it gradients of microbatches add up, as they do anyway in a plain step."""
+    if not hasattr(optimizer, "accumulating"):
+        return contextlib.nullcontext()
+    found: contextlib.AbstractContextManager[None] = optimizer.accumulating()
+    return found
+
+
 def _keeping(gradients: dict[str, torch.Tensor], path: str) -> Callable[[torch.Tensor], None]:
     def keep(gradient: torch.Tensor) -> None:
         gradients[path] = gradient.detach().clone()
@@ -114,30 +133,43 @@ def _is_tensor(leaf: Any) -> bool:
 
 @dataclass
 class Steps:
-    """Whole training steps of a module with its optimiser; `held` is what the last one left with
-    the caller."""
+    """Whole training steps of a module with its optimiser, of some microbatches each; `held` is
+    what the last one left with the caller."""
 
     stepper: Stepper
     sample: Sample
     module: nn.Module
     optimizer: Any
+    microbatches: int = 1
     held: list[Any] = field(default_factory=list)
 
     def run(self) -> None:
         """One step."""
-        self.held = [self.stepper.run(self.module, self.sample)]
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        for number in range(self.microbatches):
+            self.microbatch(number)
 
-    def usage(self, device: str) -> Usage:
-        """The memory of one step above what was there when it began, with what the caller holds of
-        it."""
+    def microbatch(self, number: int) -> None:
+        """One microbatch; the last one ends the step."""
         self.held = []
-        gc.collect()
-        with session(device, lines=True) as running, running.section("step"):
-            self.run()
-        self.held = []
-        return running.section_usage("step")
+        last = number == self.microbatches - 1
+        with contextlib.nullcontext() if last else waiting(self.optimizer):
+            self.held = [self.stepper.run(self.module, self.sample)]
+        if last:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+    def usages(self, device: str) -> list[Usage]:
+        """The memory of each microbatch of a step above what was there when it began, with what the
+        caller holds of it."""
+        found = []
+        for number in range(self.microbatches):
+            self.held = []
+            gc.collect()
+            with session(device, lines=True) as running, running.section("step"):
+                self.microbatch(number)
+            self.held = []
+            found.append(running.section_usage("step"))
+        return found
 
     def seconds(self, device: str) -> float:
         """The time of one step."""
@@ -189,14 +221,15 @@ def validate_lodged(
         return optimizer_of(lodging, model)
 
     try:
-        said = check_lodged(graph, built, load, made(built.model))
+        said = check_lodged(graph, built, load, made(built.model), lodging.microbatches)
         stepper, sample = Stepper.of(graph, built), built.samples[0]
         plain = copy.deepcopy(built.model)
-        theirs = Steps(stepper, sample, plain, made(plain))
+        count = lodging.microbatches
+        theirs = Steps(stepper, sample, plain, made(plain), count)
         # The meter knows the bytes of what was made while it ran.
         with session(device):
             twin = copy.deepcopy(built.model)
-        ours = Steps(stepper, sample, *load(twin, made(twin)))
+        ours = Steps(stepper, sample, *load(twin, made(twin)), count)
         return _measured(base, lodging, ours, theirs, said, pairs, device)
     except ModelError:
         raise
@@ -214,31 +247,36 @@ def _measured(
     pairs: int,
     device: str,
 ) -> Validation:
-    first, steady = ours.usage(device), ours.usage(device)
+    begun, later = ours.usages(device), ours.usages(device)
+    steady = later[-1]
     slow = ours.optimizer.slow_bytes
-    predicted_slow = lodging.parameters + lodging.states + lodging.copies
+    predicted_slow = lodging.parameters + lodging.states + lodging.copies + lodging.sums
     theirs.run()
-    unplanned = theirs.usage(device)
+    unplanned = max(theirs.usages(device), key=lambda usage: usage.peak)
     times: list[tuple[float, float]] = []
     begin = ours.waited
     for _ in range(pairs):
         times.append((ours.seconds(device), theirs.seconds(device)))
     waited = (ours.waited - begin) / pairs if pairs else None
     complaints = [said.removesuffix(".")] if said else []
-    for which, found, foretold in (
-        ("the first step takes", first.peak, lodging.first_peak),
-        ("a step takes", steady.peak, lodging.peak),
-        ("the other memory has", slow, predicted_slow),
-    ):
-        if found != foretold:
-            complaints.append(f"{which} {found} bytes where {foretold} were predicted")
-    beside = (base.predicted_peak or 0) - lodging.peak
+    wrong = [
+        f"{which} {found} bytes where {foretold} were predicted"
+        for which, found, foretold in _bytes_of(lodging, begun, later)
+        if found != foretold
+    ]
+    as_predicted = not wrong
+    if slow != predicted_slow:
+        wrong.append(f"the other memory has {slow} bytes where {predicted_slow} were predicted")
+    complaints += wrong
+    beside = (base.predicted_peak or 0) - max(lodging.peak, lodging.adding_peak)
+    # What the first of several microbatches leaves is there in all others.
+    most = max(usage.peak for usage in later[1:] or later) + beside
     filled = replace(
         base,
-        measured_peak=steady.peak + beside,
+        measured_peak=most,
         unplanned_peak=unplanned.peak,
-        within_budget=base.budget_bytes is None or steady.peak + beside <= base.budget_bytes,
-        peak_as_predicted=(first.peak, steady.peak) == (lodging.first_peak, lodging.peak),
+        within_budget=base.budget_bytes is None or most <= base.budget_bytes,
+        peak_as_predicted=as_predicted,
         bits_equal=not said,
         output_difference=0.0 if not said else None,
         gradient_difference=0.0 if not said else None,
@@ -273,6 +311,20 @@ def _measured(
         for seconds, live in thin(usage.line)
     ]
     return Validation(filled, lines)
+
+
+def _bytes_of(lodging: Any, first: list[Usage], steady: list[Usage]) -> list[tuple[str, int, int]]:
+    """What the microbatches of the first and of a later step take: in words, as found, as
+    foretold."""
+    found = [
+        ("the first step takes", first[-1].peak, lodging.first_peak),
+        ("a step takes", steady[-1].peak, lodging.peak),
+    ]
+    for usages in (first, steady):
+        for number, usage in enumerate(usages[:-1]):
+            foretold = lodging.adding_peak if number else lodging.first_adding_peak
+            found.append((f"microbatch {number + 1} takes", usage.peak, foretold))
+    return found
 
 
 def optimizer_of(lodging: Any, model: nn.Module) -> torch.optim.Optimizer:

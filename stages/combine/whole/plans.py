@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from schemas.plan import Plan, PlanCost, gap_of, write_plan
+from schemas.plan import Plan, PlanCost, Transfers, gap_of, write_plan
 from schemas.schedule import write_schedule
 from stages.combine.fixed import fixed_bytes
 from stages.combine.whole.bound import least_whole_seconds
@@ -43,8 +43,8 @@ def plan_of(task: Task, found: Found, budget: str) -> Plan:
     bound = min(least_whole_seconds(task), seconds)
     gap = gap_of(seconds, bound)
     most = max(played.peak, found.adding.peak if found.adding else 0)
-    total = task.fixed + found.updates.staging + most
-    there, count = played.transfers, task.microbatches
+    total = task.fixed + found.updates.staging + found.updates.bench + most
+    there, count = _moved(found, task.microbatches), task.microbatches
     parts = f" in {count} microbatches" if count > 1 else ""
     waited = there.waited if there else 0.0
     sentence = (
@@ -52,7 +52,7 @@ def plan_of(task: Task, found: Found, budget: str) -> Plan:
         f"{seconds / task.unconstrained:.3f} times the predicted time of having everything "
         f"there, no plan is more than {gap:.1%} faster; {there.host_peak if there else 0:,} bytes "
         f"in {task.link.other}{_beyond(task)}, and computations wait for "
-        f"{waited / played.seconds:.1%} of the time"
+        f"{waited / seconds:.1%} of the time"
     )
     return Plan(
         strategy="whole",
@@ -71,6 +71,20 @@ def plan_of(task: Task, found: Found, budget: str) -> Plan:
         recomputed_time=played.repeated_seconds,
         solver="local search",
         transfers=there,
+    )
+
+
+def _moved(found: Found, microbatches: int) -> Transfers | None:
+    """What leaves and comes back in a step of some microbatches."""
+    last, other = found.replay.transfers, found.adding.transfers if found.adding else None
+    if last is None or other is None:
+        return last
+    more = microbatches - 1
+    return Transfers(
+        last.left + more * other.left,
+        last.returned + more * other.returned,
+        max(last.host_peak, other.host_peak),
+        last.waited + more * other.waited,
     )
 
 

@@ -76,6 +76,7 @@ class Search:
         self.bases: dict[tuple[float, float], Base | None] = {}
         self.sequences: dict[float, Polished | None] = {}
         self.refused = ""
+        self.can_leave = task.leaving
 
     def best(self) -> Found:
         """The fastest plan found; raises ConfigError where none is found, or a memory has no room
@@ -88,17 +89,22 @@ class Search:
                 f"nothing computes beside {self.task.link.to}, where gradients of several "
                 "microbatches are added up"
             )
-        here = 0.0 if host else 1.0
-        found = [self.look(Choice(share, 0.0, 0.25, here)) for share in SHARES]
+        measured = self.task.measured
+        here = 0.0 if host and (several or measured is None) else 1.0
+        moves = host and not several and (measured is None or measured.spare)
+        begins = {here, 0.0} if moves else {here}
+        found = [self.look(Choice(share, 0.0, 0.25, h)) for h in sorted(begins) for share in SHARES]
         best = _fastest(found)
         if best is None:
             best = _fastest([self.look(Choice(share, 0.0, 0.0, here)) for share in CLOSER])
+        if best is None and host and here:
+            best = _fastest([self.look(Choice(share, 0.0, 0.0, 0.0)) for share in SHARES])
         if best is None:
             raise ConfigError(
                 f"no plan is known that fits in {self.task.budget} bytes{self.refused}"
             )
         while True:
-            nearby = [self.look(choice) for choice in _near(best.choice, host and not several)]
+            nearby = [self.look(choice) for choice in _near(best.choice, moves)]
             better = _fastest([best, *nearby])
             if better is None or better.seconds >= best.seconds:
                 return best
@@ -115,7 +121,8 @@ class Search:
         if base is None:
             return None
         there, here = self._there(choice.there), self._here(base, choice.here)
-        updates = self.task.played(there, bool(here))
+        away = set(self.task.remote.values()) & self.task.updates.keys() - here
+        updates = self.task.played(there, bool(here), away=bool(away))
         last = self._step(base, updates, here)
         if last is None:
             return None
@@ -135,7 +142,7 @@ class Search:
         margin = max((task.graph.storages[storage] for storage in task.remote), default=0)
         seconds_of = {s: task.link.seconds(task.graph.storages[s]) for s in task.remote}
         beside = max((_most(task.updates[value], task) for value in own), default=0)
-        room = task.room - updates.staging - beside
+        room = task.room - updates.staging - updates.bench - beside
         frozen = updates.remote - updates.costs.keys()
         stays = updates.there if updates.adds else updates.there & (here | frozen)
         windows = windows_of(
@@ -153,8 +160,9 @@ class Search:
         if task.measured is not None:
             first = replace(updates, first=True)
             begun = replay(task.graph, task.costs, steps, link=task.link, updates=first)
-            most = max(most, begun.peak)
-        fits = most + updates.staging <= task.room and away <= task.link.room
+            most = max(most, begun.peak - (task.sums if updates.adds else 0))
+        taken = most + updates.staging + updates.bench
+        fits = taken <= task.room and away <= task.link.room
         return played if fits else None
 
     def _said(self, base: Base, error: TooLittleError) -> str:
@@ -183,9 +191,10 @@ class Search:
         """A part of the parameters, by bytes, evenly along the backward."""
         far = self.task.far.values if self.task.far else frozenset()
         values = {value: s for s, value in self.task.remote.items() if value not in far}
-        due, found = 0.0, []
+        stay = values.keys() - self.can_leave
+        due, found = 0.0, sorted(stay & base.wholes.keys())
         for value in sorted(base.wholes, key=base.wholes.__getitem__):
-            if value not in values:
+            if value not in values or value in stay:
                 continue
             size = self.task.graph.storages[values[value]]
             due += share * size

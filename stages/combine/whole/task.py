@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from schemas.contributions import contributions
 from schemas.costs import Costs
 from schemas.dtypes import DTYPES
 from schemas.errors import ConfigError
 from schemas.graph import FIXED_KINDS, Graph, Value
+from schemas.held import held_storages
 from schemas.link import HostLink
 from schemas.measured_updates import MeasuredUpdates
 from schemas.problem import Node, Problem
@@ -18,6 +20,9 @@ from schemas.updates import Far, LinkSpeed, UpdateCost, Updates
 from stages.combine.fixed import fixed_bytes
 from stages.replay.condense import condense
 
+DISK = "disk"
+PART_BYTES = 1 << 18
+"""Bytes of a parameter that are updated together on a disk (`stages/device/lane.py`)."""
 BUFFERS = 4
 """Staging buffers: of one the states are updated, two come, and one goes back."""
 
@@ -62,18 +67,27 @@ class Task:
         remote = sum(graph.storages[storage] for storage in self.remote)
         states = sum(self.updates[value].states for value in self.on_device)
         fixed = fixed_bytes(graph)
-        sums = fixed.parameters - remote if self.microbatches > 1 else 0
-        return fixed.there_before - remote + states + sums
+        return fixed.there_before - remote + states + self.sums
+
+    @property
+    def sums(self) -> int:
+        """The bytes of the gradients of earlier microbatches that are on the device in the last."""
+        if self.microbatches == 1:
+            return 0
+        remote = sum(self.graph.storages[storage] for storage in self.remote)
+        return fixed_bytes(self.graph).parameters - remote
 
     @property
     def room(self) -> int:
         """What the budget leaves to the step and to staging buffers, where it has some."""
         return self.budget - self.fixed
 
-    def played(self, there: frozenset[int], here: bool, adds: bool = False) -> Updates:
+    def played(
+        self, there: frozenset[int], here: bool, adds: bool = False, away: bool = True
+    ) -> Updates:
         """The optimiser as the referee takes it; states pass through staging buffers where some
-        parameters that live in the other memory are updated `here`. A microbatch that is not the
-        last one `adds`."""
+        parameters that live in the other memory are updated `here`, and updates take the `bench`
+        where some are updated `away`. A microbatch that is not the last one `adds`."""
         return Updates(
             costs=self.updates,
             speed=LinkSpeed.of(self.link),
@@ -86,7 +100,37 @@ class Task:
             far=self.far,
             optimizer="" if self.measured is None else self.measured.optimizer,
             piece=0 if self.measured is None else self.measured.piece,
+            bench=self.bench if away else 0,
+            microbatches=self.microbatches,
         )
+
+    @property
+    def bench(self) -> int:
+        """The most bytes of the device that updates in the other memory take where that is a disk:
+        buffers that a part of parameter, gradient, states and sum passes through, and what an
+        update takes beside these."""
+        trained = [value for value in self.remote.values() if value in self.updates]
+        if self.measured is None or self.link.to != DISK or not trained:
+            return 0
+        if all(self.updates[value].away_seconds == math.inf for value in trained):
+            return 0
+        most = min(PART_BYTES, self.measured.piece)
+        parts = [min(_part(self.graph.values[v], most), self.size(v)) for v in trained]
+        states = max(_states(self.updates[v], self.size(v)) for v in trained)
+        buffers = max(parts) * (2 + states + (self.microbatches > 1))
+        return buffers + max(self.updates[value].away_peak for value in trained)
+
+    def size(self, value: int) -> int:
+        """The bytes of the storage of a value."""
+        return self.graph.storages[self.graph.values[value].storage]
+
+    @property
+    def leaving(self) -> frozenset[int]:
+        """The parameters that can be updated in the other memory: of described updates all, else
+        those whose gradients, as they are handed over, are storages of their own."""
+        if self.measured is None:
+            return frozenset(self.updates)
+        return _leaving(self.graph)
 
     @property
     def loose(self) -> Problem:
@@ -146,6 +190,9 @@ def task_of(
                 continue
             if graph.storages[described.storage] >= least:
                 found.setdefault(described.storage, value)
+    if measured is not None and microbatches > 1:
+        leave = _leaving(graph) | {v for v in found.values() if v not in updates}
+        found = {storage: value for storage, value in found.items() if value in leave}
     problem = condense(graph, costs)
     task = Task(
         graph, costs, problem, link, updates, found, budget, microbatches, measured=measured
@@ -170,6 +217,39 @@ def _movable(graph: Graph) -> frozenset[int]:
         and value.offset == 0
         and _bytes(value) == graph.storages[value.storage]
     )
+
+
+def _leaving(graph: Graph) -> frozenset[int]:
+    """The parameters whose gradients have all bytes of a storage for themselves, and as many as
+    their parameters."""
+    parts = {owner: found[0] for owner, found in contributions(graph).items()}
+    owners = Counter(graph.values[gradient].storage for gradient in parts.values())
+    held = held_storages(graph)
+
+    def leaves(owner: int, gradient: int) -> bool:
+        own, found = graph.values[owner], graph.values[gradient]
+        whole = graph.storages[found.storage] == graph.storages[own.storage] == _bytes(found)
+        return (
+            whole
+            and owners[found.storage] == 1
+            and found.storage not in held
+            and (found.dtype, found.strides) == (own.dtype, own.strides)
+        )
+
+    return frozenset(owner for owner, gradient in parts.items() if leaves(owner, gradient))
+
+
+def _states(cost: UpdateCost, size: int) -> int:
+    """How many tensors of a parameter's size an optimiser keeps of it: pieces are a little larger
+    than their parts of it."""
+    return cost.states // size if size else 0
+
+
+def _part(value: Value, most: int) -> int:
+    """The bytes of a parameter that are updated together, of `most` as far as that can be
+    (`stretches_of` in `stages/device/lane.py`)."""
+    size = DTYPES[value.dtype]
+    return max(most // size // 64, 1) * 64 * size
 
 
 def _bytes(value: Value) -> int:

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from .chain import Step
+from .facts import Interface
 from .home import Home
 from .mismatch import PlanMismatch
 
 
 @dataclass(frozen=True)
 class Lodged:
-    """The home of such parameters, and the `positions` of these among the tensors of a call."""
+    """The home of such parameters, and the `positions` of these among the tensors of a call; of
+    several microbatches each but the last one runs the step `adding`, with its facts."""
 
     home: Home
     positions: tuple[int, ...]
+    adding: tuple[Step, Interface] | None = None
+
+    def program(self, step: Step, interface: Interface) -> tuple[Step, Interface]:
+        """What a call runs, and its facts."""
+        home = self.home
+        optimizer = None if home.stepping is None else home.stepping()
+        if self.adding is not None and optimizer is not None and optimizer.adding:
+            step, interface = self.adding
+        return functools.partial(step, home), interface
 
     def plain(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The tensors of a call without these parameters; raises PlanMismatch where another one is

@@ -8,6 +8,7 @@ import weakref
 import torch
 
 from .home import Home
+from .lane import Lane
 
 _GONE = (
     "another forward, or the use of parameters within gathered(), came between a forward and the "
@@ -20,10 +21,12 @@ class Visit:
     """One run of a step at the home of its parameters, which are named by numbers; one run at a
     time. A run that ends early leaves all as it was between steps, with the updates so far."""
 
-    __slots__ = ("__weakref__", "copies", "ended", "home")
+    __slots__ = ("__weakref__", "adding", "copies", "ended", "home")
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: Home, adding: bool = False) -> None:
         self.home = home
+        self.adding = adding
+        """Whether gradients are added up, as those of all microbatches but the last one are."""
         self.copies = home.copies
         home.enter(self)
         assert home.visit is not None
@@ -50,14 +53,52 @@ class Visit:
         """A parameter's bytes of the device are free."""
         self._home().free(number)
 
+    def send_gradient(self, number: int, place: int) -> None:
+        """A gradient that is whole begins to leave for a place among what the step sends."""
+        self._lane().send(number, place)
+
+    def wait_for_gradient(self, number: int) -> None:
+        """The run goes on when a gradient is sent, or what is done with it there is through."""
+        self._lane().wait(number)
+
+    def free_gradient(self, number: int) -> None:
+        """The bytes that a gradient has on the device are free."""
+        self._lane().free(number)
+
+    def optimise(self, number: int) -> None:
+        """A parameter begins to be updated where it lives."""
+        lane = self._lane()
+        optimizer = None if self.home.stepping is None else self.home.stepping()
+        if optimizer is not None:
+            lane.optimise(number, optimizer.taking)
+
+    def accumulate(self, number: int) -> None:
+        """A gradient begins to be added to those of earlier microbatches."""
+        self._lane().accumulate(number)
+
     def go_on(self) -> None:
         """The backward begins; raises RuntimeError where it cannot, before anything is updated."""
-        self._home().check()
+        home = self._home()
+        home.check()
+        optimizer = None if home.stepping is None else home.stepping()
+        lane = home.lane
+        if lane is None or not lane.adds or optimizer is None:
+            return
+        if optimizer.adding != self.adding:
+            raise RuntimeError(
+                "the forward of a microbatch and its backward belong within the same "
+                "optimizer.accumulating(), those of the last one outside of it"
+            )
 
     def leave(self) -> None:
         """The step has done all that it does with parameters."""
         self._home().visit = None
         self.ended.detach()
+
+    def _lane(self) -> Lane:
+        lane = self._home().lane
+        assert lane is not None
+        return lane
 
     def _home(self) -> Home:
         visit = self.home.visit

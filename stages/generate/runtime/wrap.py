@@ -119,7 +119,6 @@ def _planned_class(
     copying = loading.otherwise == "copy"
     guards = Guards(interface, _face(base, model), Path(__file__).parent, copying)
     if lodged is not None:
-        run = functools.partial(step, lodged.home)
         # The first step is to take what was predicted, and reads no constants.
         guards.constants.on(lodged.home.device)
     sending = None if lodged is not None else sending_of(step, loading.disk)
@@ -144,7 +143,10 @@ def _planned_class(
                 tensors = None
             if tensors is not None:
                 ahead.take(tensors[0].device)
-                return assemble(*execute(run, interface, tensors), tensors)
+                own, facts = run, interface
+                if lodged is not None:
+                    own, facts = lodged.program(step, interface)
+                return assemble(*execute(own, facts, tensors), tensors)
         return base.forward(self, *args, **kwargs)
 
     # Dynamo breaks its graph here and lets the step run as it is.

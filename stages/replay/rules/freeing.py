@@ -19,7 +19,10 @@ def _play(state: State, effect: Effect) -> int:
         sent = state.updates is not None and storage in state.away.copies
         if not sent and any(_waits(state, v) for v in state.gradients_in.get(storage, ())):
             raise state.refuse(f"the gradient in value {action.value} is freed")
-        state.forget(storage)
+        if storage in state.sums and storage not in state.allocated:
+            state.forget_sum(storage)
+        else:
+            state.forget(storage)
     return state.live_bytes
 
 
@@ -38,7 +41,7 @@ def _waits(state: State, gradient: int) -> bool:
 
 def _stays(state: State, gradient: int) -> bool:
     """Whether a gradient becomes `.grad`."""
-    return not state.accumulate and gradient not in state.further
+    return state.storage(gradient) not in state.sums and gradient not in state.further
 
 
 def _finish(state: State) -> None:

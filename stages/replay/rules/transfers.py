@@ -39,7 +39,7 @@ def _offload(state: State, value: int, storage: int) -> None:
         raise state.refuse(f"value {value} leaves, but the caller holds it")
     if storage in state.gradients_in and not _is_whole(state, storage):
         raise state.refuse(f"the gradient in value {value} leaves")
-    if not state.is_live(value):
+    if not state.is_live(value) and storage not in state.sums - state.spent:
         raise state.refuse(f"value {value} leaves, which is not live")
     if storage in away.moving:
         raise state.refuse(f"value {value} leaves while it is on its way")

@@ -91,7 +91,7 @@ def _play(state: State, effect: Effect) -> int:
 def _here(state: State, updates: Updates, value: int, cost: UpdateCost, effect: Effect) -> int:
     """An update on the device; returns the most bytes within it."""
     gradient, own = state.storage(state.parts[value][0]), state.storage(value)
-    if not state.accumulate and gradient not in state.allocated | state.held:
+    if gradient not in state.allocated | state.held | state.sums - state.spent:
         raise state.refuse(f"parameter {value} is updated, whose gradient is not on the device")
     if own in state.remote:
         if own not in state.allocated or own in state.away.coming:
@@ -103,8 +103,8 @@ def _here(state: State, updates: Updates, value: int, cost: UpdateCost, effect: 
     _pass(state, cost, value in updates.on_device)
     for storage in effect.drops:
         state.forget(storage)
-    if state.accumulate and gradient not in state.held and _last_of(state, gradient):
-        state.live_bytes -= state.graph.storages[gradient]
+    if gradient in state.sums - state.held and _last_of(state, gradient):
+        state.forget_sum(gradient)
     return peak
 
 

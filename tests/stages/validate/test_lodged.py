@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,19 @@ import torch
 
 from schemas.errors import ArtifactError
 from schemas.graph import read_graph
-from schemas.measured_updates import read_measured
+from schemas.measured_updates import read_measured, write_measured
 from schemas.measurement import read_measurement
+from schemas.schedule import (
+    SCHEDULE,
+    read_schedule,
+    schedule_link,
+    schedule_updates,
+    write_schedule,
+)
+from schemas.store import read
 from stages.__main__ import main
 from stages.device.factory import build
+from stages.generate.remote import away_of
 from stages.profile import measure
 from stages.validate.load import load_lodged, load_package, load_planned
 from stages.validate.lodged import check_lodged, optimizer_of
@@ -150,3 +160,93 @@ def test_a_check_leaves_all_as_it_was(made: Any) -> None:
     )
     assert said == "" and torch.equal(state, torch.get_rng_state())
     assert all(map(torch.equal, before, built.model.parameters()))
+
+
+@pytest.fixture(scope="module")
+def away(made: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The folder of two plans of updates of which those on the device are said to take long: of one
+    microbatch and of two; and what names the graph."""
+    folder, words = made
+    own = tmp_path_factory.mktemp("away")
+    known = read_measured(folder / "updates.json")
+    costs = {
+        path: replace(cost, seconds=1.0, away_seconds=1e-6, add_seconds=1e-6)
+        for path, cost in known.costs.items()
+    }
+    assert all(cost.away_seconds < 1 for cost in known.costs.values())
+    write_measured(own / "updates.json", replace(known, costs=costs, spare=True))
+    graph = ["--graph", str(folder / "graph.arrow"), "--costs", str(folder / "costs.arrow")]
+    given = [*graph, "--machine", str(folder / "machine.json"), "--budget", "420kB"]
+    given += ["--updates", str(own / "updates.json")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stages.combine.whole.command.LEAST", 1 << 10)
+        for count in (1, 2):
+            out = ["--out", str(own / str(count)), "--microbatches", str(count)]
+            assert main(["whole", *given, *out]) == 0
+    return own, graph[:2], words[:-6]
+
+
+def generated(own: Path, graph: list[str], count: int, out: Path, *more: str) -> int:
+    plan = ["--plan", str(own / str(count) / "plan.json"), "--out", str(out)]
+    schedule = ["--schedule", str(own / str(count) / "schedule.arrow")]
+    return main(["generate", *graph, *schedule, *plan, *more])
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_updates_on_disk_are_judged_to_the_byte(away: Any, tmp_path: Path, count: int) -> None:
+    own, graph, model = away
+    adding = own / str(count) / "microbatch.arrow"
+    assert adding.exists() is (count > 1)
+    more = ["--microbatch", str(adding)] if count > 1 else []
+    assert generated(own, graph, count, tmp_path / "module", *more) == 0
+    lodging = load_package(tmp_path / "module").LODGING
+    assert len(lodging.away) > 4 and lodging.microbatches == count
+    out = ["--out", str(tmp_path / "measurement.arrow"), "--pairs", "1"]
+    given = ["--plan", str(own / str(count) / "plan.json"), "--module", str(tmp_path / "module")]
+    assert main(["validate", *model, *graph, *given, *out]) == 0
+    found = read_measurement(tmp_path / "measurement.arrow")
+    assert found.verdict == "feasible", found.sentence
+    assert found.peak_as_predicted and found.within_budget and found.bits_equal
+    assert "waits for the other memory for" in found.sentence
+
+
+def test_schedules_of_microbatches_that_do_not_belong_together_are_refused(
+    away: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own, graph, _ = away
+    out, adding = tmp_path / "module", own / "2" / "microbatch.arrow"
+
+    def refused(words: str, count: int, *more: str) -> None:
+        assert generated(own, graph, count, out, *more) == 1
+        assert words in capsys.readouterr().err and not out.exists()
+
+    refused("give that of the others, too (`tightfit generate --microbatch`)", 2)
+    refused("is not that of several microbatches", 1, "--microbatch", str(adding))
+    last = str(own / "2" / "schedule.arrow")
+    refused("of the other microbatches", 2, "--microbatch", last)
+    updates, link = schedule_updates(adding), schedule_link(adding)
+    digest = read(adding, SCHEDULE).metadata["graph"]
+    assert updates is not None
+    steps = read_schedule(adding)
+    for name, changed, words in (
+        ("far", replace(updates, there=frozenset()), "is that of another step"),
+        ("cut", replace(updates, microbatches=3), "is that of another step"),
+    ):
+        path = tmp_path / f"{name}.arrow"
+        write_schedule(path, steps, digest, link, changed)
+        refused(words, 2, "--microbatch", str(path))
+    assert away_of(steps)
+
+
+def test_updates_of_the_past_have_no_lane(made: Any, tmp_path: Path) -> None:
+    """A file that says nothing of the other memory is read as one where nothing computes."""
+    folder, _ = made
+    document = json.loads((folder / "updates.json").read_text())
+    found = json.loads(document["updates"])
+    for cost in found["costs"]:
+        cost |= {"away_seconds": None, "add_seconds": None}
+        del cost["away_peak"]
+    document["updates"] = json.dumps(found)
+    (tmp_path / "updates.json").write_text(json.dumps(document))
+    costs = read_measured(tmp_path / "updates.json").costs.values()
+    assert all(cost.away_seconds == float("inf") for cost in costs)

@@ -1,0 +1,291 @@
+"""Updates parameters in the slow memory that they live in, in a lane beside the device.
+
+A gradient is sent there as soon as it is whole. Where that is a disk, parts of parameter, gradient
+and states pass through a few buffers, the bench, which are taken once; the thread that computes has
+its temporaries beside these. A processor beside its host's memory computes where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from .home import Home
+from .pieces import Piece, flat
+from .slow import Reach, Ticket, Work
+from .spans import Span
+from .updating import Updates, shadow_of
+
+PART_BYTES = 1 << 18
+"""Bytes of a parameter that are updated together there."""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Elements of a parameter that are updated together, as a piece of their own: `own` bytes, of
+    which the first is the byte `begin` of the parameter. Its states are at the places `states`."""
+
+    piece: Piece
+    begin: int
+    own: int
+    states: tuple[int, ...]
+
+
+def stretches_of(pieces: Sequence[Piece], itemsize: int, most: int) -> list[Stretch]:
+    """The parts, of `most` bytes where that can be, of some pieces of a parameter."""
+    found = []
+    step = max(most // itemsize // 64, 1) * 64
+    for piece in pieces:
+        for begin in range(piece.begin, max(piece.end, piece.begin + 1), step):
+            end = min(begin + step, piece.end)
+            offset = piece.place + (begin - piece.begin) * itemsize
+            places = tuple(offset + number * piece.stride for number in range(piece.states))
+            own = replace(piece, begin=begin, end=end, last=piece.last and end == piece.end)
+            found.append(Stretch(own, begin * itemsize, (end - begin) * itemsize, places))
+    return found
+
+
+class Bench:
+    """What updates the parameters of some `numbers` part by part, as `updates` have them, where
+    their `states` lie in a memory. Offsets are those of the whole memory."""
+
+    def __init__(
+        self, updates: Updates, numbers: Sequence[int], states: Span, sums: bool, most: int
+    ) -> None:
+        self.updates = updates
+        self.states = states
+        self.parts = {
+            number: stretches_of(
+                updates.pieces[number], updates.layouts[number].dtype.itemsize, most
+            )
+            for number in numbers
+        }
+        every = [part for parts in self.parts.values() for part in parts]
+        largest = max((part.own for part in every), default=0)
+        count = 2 + sums + max((part.piece.states for part in every), default=0)
+        self.own, self.gradient, *more = (
+            torch.empty(largest, dtype=torch.uint8) for _ in range(count)
+        )
+        self.sum = more.pop() if sums else torch.empty(0, dtype=torch.uint8)
+        self.passing = more
+        self.bytes = count * largest
+        some = torch.empty(0, dtype=updates.parameters[0].dtype)
+        self.shadows = [
+            shadow_of(updates.kind, shadow.param_groups[0], some) for shadow in updates.shadows
+        ]
+
+    def update(
+        self,
+        number: int,
+        settings: dict[str, Any],
+        parameter: int,
+        gradient: int | None,
+        earlier: int | None,
+    ) -> Work:
+        """The work that updates a parameter by its gradient, by the sum of earlier ones, or both,
+        with the settings of its group."""
+        updates = self.updates
+        stored = any(piece in updates.ring.stored for piece in updates.pieces[number])
+        place = updates.groups[number]
+        given = {name: _copied(value) for name, value in settings.items()}
+
+        def work(reach: Reach) -> None:
+            self.shadows[place].param_groups[0].update(given)
+            scalars: dict[str, Any] = {}
+            with torch.no_grad():
+                for part in self.parts[number]:
+                    whole = self._whole(reach, part, gradient, earlier)
+                    scalars = self._part(reach, part, parameter, whole, stored)
+            updates.keep(number, scalars)
+
+        return work
+
+    def add(self, number: int, gradient: int, earlier: int, first: bool) -> Work:
+        """The work that adds the gradient of a microbatch to the sum of earlier ones, of which it
+        may be the `first`."""
+
+        def work(reach: Reach) -> None:
+            with torch.no_grad():
+                for part in self.parts[number]:
+                    whole = self._whole(reach, part, gradient, None if first else earlier)
+                    reach.write(whole, earlier + part.begin)
+
+        return work
+
+    def _whole(
+        self, reach: Reach, part: Stretch, gradient: int | None, earlier: int | None
+    ) -> torch.Tensor:
+        """The bytes of a part of a gradient, with what was added up before it."""
+        added = None
+        if gradient is not None:
+            added = reach.read(self.gradient[: part.own], gradient + part.begin)
+        if earlier is None:
+            assert added is not None
+            return added
+        found = reach.read(self.sum[: part.own], earlier + part.begin)
+        if added is not None:
+            dtype = self._dtype(part)
+            found.view(dtype).add_(added.view(dtype))
+        return found
+
+    def _part(
+        self, reach: Reach, part: Stretch, parameter: int, gradient: torch.Tensor, stored: bool
+    ) -> dict[str, Any]:
+        """Updates a part; returns the states of it that are numbers."""
+        updates, dtype = self.updates, self._dtype(part)
+        place = parameter + part.begin
+        own = reach.read(self.own[: part.own], place)
+        at = [self.states.at(offset) for offset in part.states]
+        buffers = [buffer[: part.own] for buffer in self.passing[: len(at)]]
+        passing = [reach.read(*each) for each in zip(buffers, at, strict=True)]
+        typed = own.view(dtype)
+        typed.grad = gradient.view(dtype)
+        states = [state.view(dtype) for state in passing]
+        given = updates.given(part.piece.parameter, states) if stored else {}
+        shadow = self.shadows[updates.groups[part.piece.parameter]]
+        scalars, kept = updates.stepped(part.piece, typed, given, shadow, states)
+        reach.write(own, place)
+        for state, offset in zip(passing, at, strict=True):
+            if kept:
+                reach.write(state, offset)
+        return scalars
+
+    def _dtype(self, part: Stretch) -> torch.dtype:
+        return self.updates.layouts[part.piece.parameter].dtype
+
+
+class Lane:
+    """The updates of those parameters of a `home` (by their numbers there) that a plan updates in
+    its memory, where their `states` are. Gradients of microbatches add up in `sums`, where there is
+    room for them. A run of the program hands each gradient over, sends it, frees it, updates by it
+    and waits for that, in this order; each is left out where no gradient has come.
+    """
+
+    def __init__(
+        self, home: Home, updates: Updates, numbers: Sequence[int], states: Span, sums: Span
+    ) -> None:
+        self.home = home
+        self.updates = updates
+        own = {id(parameter): n for n, parameter in enumerate(updates.parameters)}
+        self.numbers = {n: own[id(home.parameters[n])] for n in numbers}
+        self.homes = {number: n for n, number in self.numbers.items()}
+        self.sums = sums
+        own_numbers = list(self.numbers.values())
+        self.bench = Bench(updates, own_numbers, states, bool(sums.size), PART_BYTES)
+        self.gradients: dict[int, torch.Tensor] = {}
+        self.settings: dict[int, dict[str, Any]] = {}
+        self.places: dict[int, int] = {}
+        self.moving: dict[int, Ticket] = {}
+        self.summed: set[int] = set()
+        """Those of which the gradients of earlier microbatches have added up."""
+
+    @property
+    def adds(self) -> bool:
+        """Whether gradients of microbatches can add up here."""
+        return bool(self.sums.size)
+
+    def takes(self, number: int) -> bool:
+        """Whether the gradient of a parameter, by its number in the optimiser, is handed over to
+        the run that goes on."""
+        visit = self.home.visit
+        return number in self.homes and visit is not None and visit() is not None
+
+    def adding(self, number: int) -> bool:
+        """Whether it is added to the sum of earlier microbatches there."""
+        visit = self.home.visit
+        run = None if visit is None else visit()
+        return number in self.homes and run is not None and bool(run.adding)
+
+    def hand(self, number: int, gradient: torch.Tensor, settings: dict[str, Any]) -> None:
+        """Takes a gradient that is whole, with the settings to update by."""
+        n = self.homes[number]
+        self.gradients[n] = gradient
+        self.settings[n] = settings
+
+    # ---- what a run does, in the order of its program
+
+    def send(self, n: int, place: int) -> None:
+        """A gradient begins to leave for a place among the copies of a step."""
+        if n in self.gradients:
+            whole = flat(self.gradients[n]).view(torch.uint8)
+            self.moving[n] = self.home.copies.write(whole, place)
+            self.places[n] = place
+
+    def wait(self, n: int) -> None:
+        """What is done next finds a gradient sent, or what is done with it through."""
+        if n in self.moving:
+            self.home.copies.wait(self.moving[n])
+            del self.moving[n]
+
+    def free(self, n: int) -> None:
+        """The bytes that a gradient has on the device are free."""
+        self.gradients.pop(n, None)
+
+    def optimise(self, n: int, taking: Callable[[int], dict[str, Any]]) -> None:
+        """A parameter begins to be updated; `taking` tells the settings for one of which nothing
+        has come but the sum of earlier microbatches."""
+        place, number = self.places.pop(n, None), self.numbers[n]
+        if place is None and n not in self.summed:
+            return
+        home, updates = self.home, self.updates
+        settings = taking(number) if place is None else self.settings.pop(n)
+        pieces = [piece for piece in updates.pieces[number] if piece.size]
+        earlier = [updates.ring.stored[p] for p in pieces if p in updates.ring.stored]
+        earlier += [home.moving[n]] if n in home.moving else []
+        work = self.bench.update(
+            number,
+            settings,
+            home.memory.at(home.places[n]),
+            None if place is None else home.copies.at(place),
+            self.sums.at(home.places[n]) if n in self.summed else None,
+        )
+        ticket = home.memory.beside(work, *earlier)
+        self.summed.discard(n)
+        updates.ring.stored.update(dict.fromkeys(pieces, ticket))
+        home.updated(n, ticket)
+        self.moving[n] = ticket
+
+    def accumulate(self, n: int) -> None:
+        """A gradient begins to be added to the sum of earlier ones."""
+        place = self.places.pop(n, None)
+        if place is None:
+            return
+        self.settings.pop(n)
+        earlier, first = self.sums.at(self.home.places[n]), n not in self.summed
+        work = self.bench.add(self.numbers[n], self.home.copies.at(place), earlier, first)
+        self.moving[n] = self.home.memory.beside(work)
+        self.summed.add(n)
+
+    # ---- between runs
+
+    def settle(self) -> None:
+        """All is through that a run has begun. A gradient that it did not come to is that of its
+        parameter again."""
+        for n in list(self.moving):
+            self.wait(n)
+        for n, place in self.places.items():
+            if n not in self.gradients:
+                self.gradients[n] = self._sent(n, place)
+        for n in list(self.gradients):
+            self.home.parameters[n].grad = self.gradients.pop(n)
+            self.home.untake(self.numbers[n])
+        self.places.clear()
+        self.settings.clear()
+
+    def _sent(self, n: int, place: int) -> torch.Tensor:
+        """A gradient that was sent, on the device again."""
+        made = self.home.layouts[n].empty()
+        copies = self.home.copies
+        copies.wait(copies.read(flat(made).view(torch.uint8), place))
+        return made
+
+    def forget(self) -> None:
+        """What microbatches have added up is no more."""
+        self.summed.clear()
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,5 @@
+"""What generated packages have as `lane.py`: `stages.device.lane`, under the same name."""
+
+from stages.device.lane import Lane
+
+__all__ = ["Lane"]

@@ -1,0 +1,251 @@
+"""Plans whose parameters are updated on the disk that they live on, beside the device: trained as
+without, in the bytes predicted."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tightfit
+import tightfit.away
+from stages.device.meter import session
+from tests.tightfit import test_away as away
+from tests.tightfit.test_away import SETTINGS, adam, adamw, alike, deep, loss, momentum
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _slow_device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Updates on the device are said to take long, so that the disk's lane does them."""
+    known = tightfit.away.measured
+
+    def measured(*args: Any, **kwargs: Any) -> Any:
+        found = known(*args, **kwargs)
+        costs = {
+            path: replace(cost, seconds=1.0, away_seconds=1e-6, add_seconds=1e-6)
+            for path, cost in found.costs.items()
+        }
+        return replace(found, costs=costs, spare=True)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TIGHTFIT_DISK", str(tmp_path_factory.mktemp("disk")))
+        patch.setattr("stages.profile.kept_links.KEPT_SIZE", 4 << 20)
+        patch.setattr("tightfit.away.SMALL", 1 << 10)
+        patch.setattr(tightfit.away, "measured", measured)
+        yield
+
+
+def plain_sgd(model: nn.Module) -> Any:
+    return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.01)
+
+
+def made_of(model: Any, args: Any, kind: Any, budget: int, store: Path, **more: Any) -> Any:
+    return tightfit.plan(
+        model, args, loss=loss, optimizer=kind(model), budget=budget, store=store, check=False,
+        **SETTINGS, **more,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "budget"),
+    [(adamw, 150_000), (momentum, 130_000), (adam, 180_000), (plain_sgd, 110_000)],
+)
+def test_updates_on_disk_are_those_of_torch_in_the_bytes_predicted(
+    kind: Any, budget: int, store: Path
+) -> None:
+    model, args = deep()
+    plain = copy.deepcopy(model)
+    with session("cpu"):
+        model = copy.deepcopy(model)
+    expected = kind(plain)
+    fitted, made = made_of(model, args, kind, budget, store)
+    optimizer: Any = made.optimizer
+    whole = made.whole
+    assert whole is not None and whole.total <= budget and whole.away > 10_000 and whole.bench
+    schedules = [torch.optim.lr_scheduler.StepLR(o, 1, 0.5) for o in (expected, optimizer)]
+    output = value = None
+    for number in range(3):
+        wanted = loss(plain(*args))
+        wanted.backward()
+        del output, value
+        gc.collect()
+        with session("cpu", lines=True) as running:
+            running.mark("begin")
+            output = fitted(*args)
+            value = loss(output)
+            value.backward()
+            running.mark("end")
+        for each in (expected, optimizer):
+            each.step()
+            each.zero_grad()
+        for each in schedules:
+            each.step()
+        assert torch.equal(value, wanted)
+        assert running.usage("begin", "end").peak == (whole.peak if number else whole.first_peak)
+    assert alike(dict(fitted.state_dict()), dict(plain.state_dict()))
+    assert alike(optimizer.state_dict(), expected.state_dict())
+    assert optimizer.slow_bytes == whole.slow
+    optimizer.close()
+    assert all(map(torch.equal, model.parameters(), plain.parameters()))
+
+
+@pytest.fixture(scope="module")
+def one_microbatch(store: Path) -> tuple[Path, Any]:
+    """The folder of a package that updates on the disk, and what is predicted of it."""
+    model, args = deep()
+    _, made = made_of(model, args, adamw, 150_000, store)
+    return made.module, made.whole
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        away.test_what_asks_for_values_elsewhere_is_refused_or_right,
+        away.test_gradients_of_microbatches_add_up_and_are_clipped,
+        away.test_a_forward_without_its_backward_changes_nothing,
+        away.test_a_module_without_its_optimiser_does_not_train,
+        away.test_a_backward_that_is_interrupted_leaves_whole_parameters,
+    ],
+)
+def test_parameters_that_are_updated_on_disk_are_used_as_others(
+    use: Any, one_microbatch: tuple[Path, Any]
+) -> None:
+    use(one_microbatch[0])
+
+
+def test_gradients_that_add_up_on_the_device_leave_with_the_last_one(
+    one_microbatch: tuple[Path, Any],
+) -> None:
+    """Where a step was planned as one microbatch, `accumulating_peak` is that of the last one."""
+    package, whole = one_microbatch
+    fitted, optimizer, plain, expected = planned(package)
+    peaks = []
+    for part in range(2):
+        args = inputs_of(part)
+        output = value = None
+        gc.collect()
+        waits = contextlib.nullcontext() if part else optimizer.accumulating()
+        with waits, session("cpu", lines=True) as running:
+            running.mark("begin")
+            output = fitted(*args)
+            value = loss(output)
+            value.backward()
+            running.mark("end")
+        peaks.append(running.usage("begin", "end").peak)
+        loss(plain(*args)).backward()
+    optimizer.step()
+    expected.step()
+    assert peaks[1] == whole.accumulating_peak
+    assert alike(dict(fitted.state_dict()), dict(plain.state_dict()))
+    optimizer.close()
+
+
+@pytest.fixture(scope="module")
+def microbatches(store: Path) -> tuple[Path, Any]:
+    """The folder of a package of two microbatches, and what is predicted of them."""
+    model, args = deep()
+    _, made = made_of(model, args, adamw, 170_000, store, microbatches=2)
+    return made.module, made.whole
+
+
+def planned(package: Path) -> tuple[Any, Any, Any, Any]:
+    """A planned module with its optimiser, and a plain one with its own."""
+    with session("cpu"):
+        model = deep()[0]
+    plain = deep()[0]
+    return *tightfit.load_whole(package, model, adamw(model)), plain, adamw(plain)
+
+
+def inputs_of(number: int) -> tuple[Tensor]:
+    return (torch.randint(0, 40, (2, 6), generator=torch.Generator().manual_seed(number)),)
+
+
+def train_parts(module: Any, optimizer: Any, counts: tuple[int, ...]) -> list[Tensor]:
+    """Steps of so many microbatches each; the losses."""
+    found = []
+    for step, count in enumerate(counts):
+        for part in range(count):
+            waits = part < count - 1 and hasattr(optimizer, "accumulating")
+            with optimizer.accumulating() if waits else contextlib.nullcontext():
+                value = loss(module(*inputs_of(10 * step + part)))
+                value.backward()
+            found.append(value.detach())
+        optimizer.step()
+        optimizer.zero_grad()
+    return found
+
+
+def test_gradients_of_microbatches_add_up_on_disk(microbatches: tuple[Path, Any]) -> None:
+    package, whole = microbatches
+    fitted, optimizer, plain, expected = planned(package)
+    assert whole.microbatches == 2 and whole.total <= 170_000 and whole.away > 10_000
+    assert optimizer.slow_bytes == whole.slow
+    counts = (2, 3, 1, 2)
+    mine, other = (
+        train_parts(fitted, optimizer, counts),
+        train_parts(plain, expected, counts),
+    )
+    assert all(map(torch.equal, mine, other))
+    assert alike(dict(fitted.state_dict()), dict(plain.state_dict()))
+    assert alike(optimizer.state_dict(), expected.state_dict())
+    optimizer.close()
+
+
+def test_each_microbatch_takes_the_bytes_predicted(microbatches: tuple[Path, Any]) -> None:
+    package, whole = microbatches
+    fitted, optimizer, _, _ = planned(package)
+    for number in range(2):
+        peaks = []
+        for part in range(3):
+            output = value = None
+            gc.collect()
+            waits = optimizer.accumulating() if part < 2 else contextlib.nullcontext()
+            args = inputs_of(part)
+            with waits, session("cpu", lines=True) as running:
+                running.mark("begin")
+                output = fitted(*args)
+                value = loss(output)
+                value.backward()
+                running.mark("end")
+            peaks.append(running.usage("begin", "end").peak)
+        del output, value
+        optimizer.step()
+        optimizer.zero_grad()
+        last = whole.peak if number else whole.first_peak
+        assert peaks == [whole.first_adding_peak, whole.adding_peak, last]
+    optimizer.close()
+
+
+def test_microbatches_that_could_not_be_are_refused(microbatches: tuple[Path, Any]) -> None:
+    fitted, optimizer, plain, expected = planned(microbatches[0])
+    value = loss(fitted(*inputs_of(0)))
+    with optimizer.accumulating(), pytest.raises(RuntimeError, match="belong within the same"):
+        value.backward()
+    with optimizer.accumulating():
+        value = loss(fitted(*inputs_of(0)))
+    with pytest.raises(RuntimeError, match="belong within the same"):
+        value.backward()
+    with optimizer.accumulating():
+        loss(fitted(*inputs_of(0))).backward()
+    with pytest.raises(RuntimeError, match="whose gradients wait in another memory"):
+        optimizer.step()
+    optimizer.zero_grad()
+    plain.seen.add_(3)
+    counts = (2,)
+    assert all(
+        map(
+            torch.equal,
+            train_parts(fitted, optimizer, counts),
+            train_parts(plain, expected, counts),
+        )
+    )
+    assert alike(dict(fitted.state_dict()), dict(plain.state_dict()))
+    optimizer.close()
