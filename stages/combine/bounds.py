@@ -9,6 +9,7 @@ from schemas.costs import Costs
 from schemas.graph import NONE, Graph
 from schemas.problem import Problem
 from stages.combine.moment.deciding import Moments
+from stages.combine.polish.views import views_of
 
 
 def least_peak(problem: Problem) -> int:
@@ -47,7 +48,7 @@ class Proven:
 
 def proven_seconds(graph: Graph, costs: Costs, problem: Problem, budget: int) -> Proven:
     """As `least_seconds`, closer and with more work: with what `moment` decides."""
-    decided = Moments(problem).decide(budget)
+    decided = Moments(problem, views=views_of(graph, costs, problem)).decide(budget)
     least = max(least_seconds_of_nodes(problem, budget), decided.seconds)
     return Proven(least + seconds_of_views(graph, costs), decided.sequences, decided.clock)
 

@@ -58,7 +58,9 @@ def choose(
     first, limit = _within(in_all.player, frontier, asked.own, search)
     point = first
     if total is not None and in_all.reserves:
-        point = in_all.fitted(frontier, first, total)
+        proven = limit.proven
+        known = ((), math.inf) if proven is None else (proven.sequences, proven.seconds)
+        point = in_all.fitted(frontier, first, total, *known)
     if point is None:
         return asked.refused(), None, []
     played = in_all.player.played(point)
@@ -193,8 +195,7 @@ def _within(
         return point, _Limit(simple)
     proven = proven_seconds(graph, costs, problem, asked)
     if budget is not None:
-        least = proven.seconds - seconds_of_views(graph, costs)
-        point = refined(player, frontier, budget, proven.sequences, least=least)
+        point = refined(player, frontier, budget, proven.sequences, least=proven.seconds)
     return point, _Limit(simple, proven if link is None else _linked(player, link, asked))
 
 

@@ -16,6 +16,7 @@ from schemas.problem import Problem
 from stages.combine.bounds import least_peak, least_seconds
 from stages.combine.moment.deciding import Moments
 from stages.combine.polish.polisher import Polished, Polisher, Report
+from stages.combine.polish.views import views_of
 from stages.combine.schedule.executions import runs
 from stages.combine.schedule.leaving import leaving
 from stages.combine.schedule.opening import Opener
@@ -66,7 +67,7 @@ def frontier(
     plans = (
         [_Plan(candidate, candidate.actions) for candidate in candidates]
         if about.baseline
-        else _plans(problem, candidates, keep_all, workers, report)
+        else _plans(subject, candidates, keep_all, workers, report)
     )
     points = [played.point(plan) for plan in plans]
     if subject.link is not None and not about.baseline:
@@ -213,7 +214,7 @@ class _Played:
 
 
 def _plans(
-    problem: Problem,
+    subject: Subject,
     candidates: Sequence[Candidate],
     keep_all: Candidate,
     workers: int,
@@ -221,7 +222,7 @@ def _plans(
 ) -> Iterator[_Plan]:
     """The candidates and the captured order, as they are and with ops in place, where that costs
     neither time nor memory and wherever it can be; then what polish makes of them."""
-    nodes = problem.nodes
+    problem, nodes = subject.problem, subject.problem.nodes
     position = {node.op: index for index, node in enumerate(nodes)}
     starts = [[position[op] for op in candidate.executions] for candidate in candidates]
     for source in (*candidates, keep_all):
@@ -232,7 +233,8 @@ def _plans(
             yield _Plan(source, source.actions, in_place=True, ceiling=ceiling)
     unique: dict[tuple[int, ...], Polished] = {}
     drafts = Moments(problem).drafts
-    for polished in Polisher(problem).sweep(starts, least_peak(problem), workers, report, drafts):
+    polisher = Polisher(problem, views_of(subject.graph, subject.costs, problem))
+    for polished in polisher.sweep(starts, least_peak(problem), workers, report, drafts):
         unique.setdefault((polished.peak, *polished.sequence), polished)
     for polished in unique.values():
         source = keep_all if polished.start is None else candidates[polished.start]

@@ -4,8 +4,10 @@ each step has inputs of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from schemas.budget import parse_budget
 from schemas.costs import Costs
@@ -24,7 +26,7 @@ from stages.replay.gpu_memory import on_gpu, reserving_least
 TRIES = 6
 """How often the requested bytes are lowered until those that are reserved fit."""
 RAISES = 3
-"""How often they are raised again with a link."""
+"""How often they are raised again."""
 
 
 @dataclass(frozen=True)
@@ -100,25 +102,40 @@ class InAll:
             arena=found.arena,
         )
 
-    def fitted(self, frontier: Frontier, first: Point | None, total: int) -> Point | None:
+    def fitted(
+        self,
+        frontier: Frontier,
+        first: Point | None,
+        total: int,
+        sequences: Sequence[Sequence[int]] = (),
+        least: float = math.inf,
+    ) -> Point | None:
         """The fastest plan known whose reserved bytes are within a total, None where none is.
 
         The search starts from the `first`, whose requested bytes are within the budget, lowers
-        these by what is reserved in excess, a few times, and looks at the points of the frontier.
-        With a link it does so without transfers, too.
+        these by what is reserved in excess, a few times, raises them again, and looks at the points
+        of the frontier. With a link it does so without transfers, too. `sequences` and `least` are
+        as `refined` takes them.
         """
-        found = self._fitted(frontier, first, total)
+        found = self._fitted(frontier, first, total, sequences, least)
         if frontier.link is None:
             return found
         player = replace(self.player, link=None)
         plain = replace(frontier, points=frontier.without_transfers, link=None, beaten=[])
         own = None if first is None else plain.within(first.peak)
-        other = replace(self, player=player)._fitted(plain, own, total)
+        other = replace(self, player=player)._fitted(plain, own, total, sequences, least)
         known = [point for point in (found, other) if point is not None]
         return min(known, key=lambda point: point.seconds, default=None)
 
-    def _fitted(self, frontier: Frontier, first: Point | None, total: int) -> Point | None:
-        found = self._lowered(frontier, first, total)
+    def _fitted(
+        self,
+        frontier: Frontier,
+        first: Point | None,
+        total: int,
+        sequences: Sequence[Sequence[int]],
+        least: float,
+    ) -> Point | None:
+        found = self._lowered(frontier, first, total, sequences, least)
         for point in sorted(frontier.points, key=lambda point: (point.seconds, point.peak)):
             if found is not None and found.seconds <= point.seconds:
                 return found
@@ -130,25 +147,37 @@ class InAll:
         """What no plan with the peak of a point reserves less than."""
         return self.fixed.there_before + point.peak
 
-    def _lowered(self, frontier: Frontier, point: Point | None, total: int) -> Point | None:
+    def _lowered(
+        self,
+        frontier: Frontier,
+        point: Point | None,
+        total: int,
+        sequences: Sequence[Sequence[int]],
+        least: float,
+    ) -> Point | None:
+        search = partial(
+            refined, self.player, frontier, sequences=sequences, effort=AGAIN, least=least
+        )
         above = None
         for _ in range(TRIES):
             if point is None:
                 return None
             excess = self.of(point, total) - total
             if excess <= 0:
-                return point if above is None else self._raised(frontier, point, above, total)
+                return point if above is None else self._raised(search, point, above, total)
             above = point.peak
-            point = refined(self.player, frontier, point.peak - excess, [], AGAIN)
+            point = search(point.peak - excess)
         return None
 
-    def _raised(self, frontier: Frontier, fits: Point, above: int, total: int) -> Point:
-        """A faster plan with transfers that fits, between the peak of one that does and one that
-        does not: these differ in more than their peaks."""
+    def _raised(
+        self, search: Callable[[int], Point | None], fits: Point, above: int, total: int
+    ) -> Point:
+        """A faster plan that fits, between the peak of one that does and one that does not: these
+        differ in more than their peaks."""
         low = fits.peak
-        for _ in range(RAISES if frontier.link is not None else 0):
+        for _ in range(RAISES):
             middle = (low + above) // 2
-            found = refined(self.player, frontier, middle, [], AGAIN)
+            found = search(middle)
             if (
                 found is not None
                 and found.seconds < fits.seconds

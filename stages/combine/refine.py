@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from schemas.costs import Costs
 from schemas.errors import ArtifactError
@@ -15,6 +16,7 @@ from schemas.link import HostLink
 from schemas.plan import PlanCost
 from schemas.schedule import Step
 from stages.combine.polish.polisher import Polisher
+from stages.combine.polish.views import Views, views_of
 from stages.combine.schedule.executions import runs
 from stages.combine.schedule.leaving import leaving
 from stages.combine.schedule.opening import Opener
@@ -34,6 +36,11 @@ class Player:
     costs: Costs
     opener: Opener
     link: HostLink | None = None
+
+    @cached_property
+    def views(self) -> Views:
+        """The views of the step."""
+        return views_of(self.graph, self.costs, self.opener.problem)
 
     def played(self, point: Point) -> Replay:
         """The replay of a point; raises ArtifactError where the frontier says something else."""
@@ -70,8 +77,8 @@ def refined(
 ) -> Point | None:
     """The frontier's point within a budget in bytes or, where that is faster, what a search finds
     from the points without transfers around the budget and from further `sequences` of node
-    positions, and with a link what is found from there with an `effort`. With `least`, seconds of
-    nodes that no plan goes below, the search is patient where it is not near to them.
+    positions, and with a link what is found from there with an `effort`. With `least`, seconds
+    that no plan goes below, the search is patient where it is not near to them.
 
     What is found counts as a plan that comes from the frontier's point, of the least peak where
     none fits. None where neither has one. Raises ArtifactError where a point costs something else
@@ -103,7 +110,7 @@ def _searched(
     """What a search finds within a budget from the points below and above it, without transfers."""
     problem, positions = player.opener.problem, player.opener.positions
     starts = [[positions[op] for op in point.executions] for point in (*below, *above)]
-    found = Polisher(problem).refine([*starts, *sequences], budget, least)
+    found = Polisher(problem, player.views).refine([*starts, *sequences], budget, least)
     return player.at_cost(
         replace(
             below[0] if below else above[-1],

@@ -2,8 +2,9 @@
 (`program`) at the moments that ask for the most.
 
 The first moment is the one of the heaviest dependency chain at which the relaxed program is worth
-the most. Each further one is where the sequence of the solution (`draft`) exceeds the budget
-the most. Every program's bound holds, so that the best of them does.
+the most. Further ones are where the sequence of the solution (`draft`) exceeds the budget the most,
+one between each two that there are, as long as the program stays small. Every program's bound
+holds, so that the best of them does.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from schemas.problem import Problem
 from stages.combine.moment.draft import sequence_of
 from stages.combine.moment.intervals import Order
 from stages.combine.moment.matrix import SparseProgram
-from stages.combine.moment.program import Program, seconds_of_all
+from stages.combine.moment.program import Program, seconds_again, seconds_of_all
 from stages.combine.moment.solver import Limits, Solved, integral, relaxed
+from stages.combine.polish.views import Views
 from stages.replay.line import executions
 
-MOMENTS = 5
+MOMENTS = 7
 """The most moments of one program."""
+WIDE = 5000
+"""Moments times nodes up to which several moments are added at once."""
 COARSE = 8
 """Parts of the chain that are looked at first."""
 WORK = 8_000_000
@@ -46,10 +50,13 @@ class Decided:
 
 
 class Moments:
-    """The programs of one problem."""
+    """The programs of one problem; without `views` these take no time."""
 
-    def __init__(self, problem: Problem, limits: Limits | None = None) -> None:
+    def __init__(
+        self, problem: Problem, limits: Limits | None = None, views: Views | None = None
+    ) -> None:
         self.problem = problem
+        self.again = None if views is None else seconds_again(problem, views)
         self.limits = limits or Limits()
         self.order = Order(problem)
         self.chain = self.order.chain
@@ -71,17 +78,16 @@ class Moments:
                 break
             sequence = sequence_of(program, solved.values)
             sequences += [] if sequence in sequences else [sequence]
-            worst = self._worst(sequence, budget)
-            if worst is None or worst in moments or len(moments) == most:
+            limit = min(most, max(len(moments) + 1, WIDE // len(self.problem.nodes)))
+            worst = self._worst(sequence, budget, moments)[: limit - len(moments)]
+            if not worst or idle or work < 0:
                 break
-            if idle or work < 0:
-                break
-            moments = sorted([*moments, worst])
+            moments = sorted([*moments, *worst])
         unit = seconds_of_all(self.problem)
         return Decided(unit * (1.0 + bound), sequences, clock)
 
     def _program(self, moments: Sequence[int], budget: int) -> tuple[Program, SparseProgram]:
-        program = Program(self.problem, self.order.intervals(moments), budget)
+        program = Program(self.problem, self.order.intervals(moments), budget, self.again)
         return program, program.matrix.sparse()
 
     def _first(self, budget: int) -> tuple[int, Solved]:
@@ -101,13 +107,22 @@ class Moments:
             step = max(step // 2, 1)
             wanted = range(best - step, best + step + 1, step)
 
-    def _worst(self, sequence: Sequence[int], budget: int) -> int | None:
-        """The node of the chain whose first run exceeds the budget the most, None where none does:
-        on a chain, any nodes can be moments together."""
+    def _worst(self, sequence: Sequence[int], budget: int, moments: Sequence[int]) -> list[int]:
+        """The nodes of the chain, one between each two moments, whose first runs exceed the budget
+        the most, those that exceed it more first: on a chain, any nodes can be moments together."""
         runs = executions(self.problem, sequence, in_place=True, ceiling=budget)
         first = {run.node: run.peak for run in runs if not run.repeated}
-        worst = max(self.chain, key=lambda node: first[node])
-        return worst if first[worst] > budget else None
+        found: list[int] = []
+        between: list[int] = []
+        for node in [*self.chain, None]:
+            if node is not None and node not in moments:
+                between.append(node)
+                continue
+            found += [max(between, key=lambda each: first[each])] if between else []
+            between = []
+        return sorted(
+            (node for node in found if first[node] > budget), key=lambda node: -first[node]
+        )
 
     def drafts(self, budget: int) -> list[list[int]]:
         """Starts for the search, for one of many budgets: with less work than a bound takes."""

@@ -29,9 +29,12 @@ what would not fit at any other time. All of this only lowers the value.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from schemas.problem import Problem, Reuse
 from stages.combine.moment.intervals import Intervals
 from stages.combine.moment.matrix import NOTHING, ONE, Matrix, Term
+from stages.combine.polish.views import Views
 
 
 def seconds_of_all(problem: Problem) -> float:
@@ -41,11 +44,19 @@ def seconds_of_all(problem: Problem) -> float:
 
 class Program:
     """The program of a problem, its intervals and a budget in bytes. The value of `matrix` is the
-    seconds beyond `seconds_of_all`, in shares of these."""
+    seconds beyond `seconds_of_all`, in shares of these. `again` are the seconds that a further run
+    at each position takes at least, by default without views."""
 
-    def __init__(self, problem: Problem, intervals: Intervals, budget: int) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        intervals: Intervals,
+        budget: int,
+        again: Sequence[float] | None = None,
+    ) -> None:
         self.problem = problem
         self.intervals = intervals
+        self.again = seconds_again(problem) if again is None else again
         self.matrix = Matrix()
         self.unit = seconds_of_all(problem)
         self.first: dict[tuple[int, int], Term] = {}
@@ -129,7 +140,7 @@ class Program:
         if node == position and not self.problem.can_repeat(self.problem.nodes[node]):
             return
         often = self._often[position]
-        cost = self.problem.form_at(position, True).least_seconds / self.unit
+        cost = self.again[position] / self.unit
         for interval in self.intervals.further(node):
             before = self._first_up_to(node, interval if often else interval - 1)
             if not before:
@@ -259,3 +270,19 @@ class Program:
             for reuse, term in self.over.get((moment, number), [])
         ]
         self.matrix.at_least(node.peak - budget, [*terms, *saved], unit=max(budget, 1))
+
+
+def seconds_again(problem: Problem, views: Views | None = None) -> list[float]:
+    """By position, the seconds that a further run adds at least to a plan without useless runs.
+
+    A node that makes one storage is read after each of its runs, and each of these reads makes the
+    views that all who read the storage have in common. Of these the first run's are not counted
+    here, so that they may be for all views once. What draws random numbers keeps the place of its
+    first run, be that read or not, and so does what has alternatives, whose views are left out.
+    """
+    found = [problem.form_at(position, True).least_seconds for position in problem.positions]
+    shared = [0.0] * len(problem.storages) if views is None else views.shared(problem)
+    for position, node in enumerate(problem.nodes):
+        if len(node.outputs) == 1 and node.repeat is None and not node.random:
+            found[position] += shared[node.outputs[0]]
+    return found

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stages.combine.polish.arrays import Arrays, Positions
+from stages.combine.polish.equal import draw_again_in_all, draw_removal_in_all
 from stages.combine.polish.moves import draw, draw_again, draw_removal, draw_shift, undo
 from stages.combine.polish.state import EXCESS, NOTED, State, copy_sequence, state_of
 from stages.combine.polish.uncounted import inlined, uncounted
@@ -23,20 +24,24 @@ class Pace(NamedTuple):
     may lose `warmth` at first, as a part of the mean time of an op, and of that `cooling` is left
     from epoch to epoch. An epoch starts with the part `relief` of what a byte above the budget cost
     at the end of the one before, and that changes by `factor` each time it is adapted, or by more
-    where it could not come back to what it was within a third of the epoch."""
+    where it could not come back to what it was within a third of the epoch. The part `equal` of the
+    moves is made in all equal places at once."""
 
     epochs: int
     warmth: float
     cooling: float
     relief: float
     factor: float
+    equal: float
 
 
-QUICK = Pace(epochs=8, warmth=0.08, cooling=0.7, relief=1.0, factor=1.1)
+QUICK = Pace(epochs=8, warmth=0.08, cooling=0.7, relief=1.0, factor=1.1, equal=0.02)
 """For many searches of few moves each."""
-PATIENT = Pace(epochs=4, warmth=0.5, cooling=0.4, relief=0.03, factor=1.015)
+PATIENT = Pace(epochs=4, warmth=0.5, cooling=0.4, relief=0.03, factor=1.015, equal=0.0)
 """For more moves: each epoch lets go of the budget and comes back to it slowly, so that what saves
 the most time for its bytes is kept and what saves the least is given up, in all places at once."""
+DEEP = Pace(epochs=4, warmth=1.0, cooling=0.4, relief=0.01, factor=1.005, equal=0.02)
+"""For the most moves: as a patient one, it lets go of more and comes back more slowly."""
 
 
 def anneal(
@@ -51,7 +56,9 @@ def anneal(
         warmth = pace.warmth * pace.cooling**epoch
         state = state_of(a, best, budget, seed * pace.epochs + epoch + 1)
         found = np.empty(state.at.size, np.int32)
-        length, price = cool(state, a, count, warmth, price * pace.relief, factor, found)
+        length, price = cool(
+            state, a, count, warmth, price * pace.relief, factor, pace.equal, found
+        )
         best = found[:length]
     return best
 
@@ -84,7 +91,14 @@ def is_better(
 
 @uncounted
 def cool(
-    s: State, a: Arrays, moves: int, warmth: float, price: float, factor: float, best: Positions
+    s: State,
+    a: Arrays,
+    moves: int,
+    warmth: float,
+    price: float,
+    factor: float,
+    equal: float,
+    best: Positions,
 ) -> tuple[int, float]:
     """One epoch: fills `best` with the best sequence and returns its length and what a byte above
     the budget costs in the end; 0 lets it begin with little."""
@@ -97,7 +111,12 @@ def cool(
     inside = 0
     for move in range(moves):
         kind = draw(s)
-        if kind < 0.4:
+        if kind < equal:
+            if draw(s) < 0.5:
+                draw_again_in_all(s, a)
+            else:
+                draw_removal_in_all(s, a)
+        elif kind < 0.4:
             draw_again(s, a)
         elif kind < 0.8:
             draw_removal(s, a)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from schemas.problem import Problem
+from stages.combine.polish.kinds import kinds_of
+from stages.combine.polish.views import Views, no_views
 
 Integers = NDArray[np.int64]
 Positions = NDArray[np.int32]
@@ -30,6 +32,9 @@ class Arrays(NamedTuple):
     differs from its further ones, or an alternative reads nothing of what it makes. `reuse_input`
     is the place of what is overwritten among the inputs. `drawn` sums up how likely storages are
     drawn, up to each of them. `rank` orders nodes as captured, alternatives right behind theirs.
+    `input_views` are the views that a row reads of each of its inputs, as bits, and `view_seconds`
+    those of each storage (`views`). Nodes of one `kind` are alike (`kinds`), `equal_item` has those
+    of each.
     """
 
     nodes: int
@@ -56,10 +61,18 @@ class Arrays(NamedTuple):
     stays: Flags
     again_start: Positions
     again_item: Positions
+    input_views: Integers
+    view_start: Positions
+    view_seconds: Seconds
+    kind: Positions
+    equal_start: Positions
+    equal_item: Positions
 
 
-def arrays(problem: Problem, in_place: bool) -> Arrays:
-    """The arrays of a problem; without `in_place`, no node overwrites its inputs."""
+def arrays(problem: Problem, in_place: bool, views: Views | None = None) -> Arrays:
+    """The arrays of a problem; without `in_place`, no node overwrites its inputs, and without
+    `views` these take no time."""
+    views = views or no_views(problem)
     storages, positions = problem.storages, problem.positions
     nodes = [problem.nodes[problem.node_at(position)] for position in positions]
     further = [problem.is_alternative(position) for position in positions]
@@ -68,6 +81,11 @@ def arrays(problem: Problem, in_place: bool) -> Arrays:
     reuses = [form.reuses if in_place else [] for form in forms]
     input_start, input_item = _flat(form.inputs for form in forms)
     output_start, output_item = _flat(form.outputs for form in forms)
+    kinds = kinds_of(problem)
+    equal: list[list[int]] = [[] for _ in range(max(kinds, default=-1) + 1)]
+    for position, kind in enumerate(kinds):
+        equal[kind].append(position)
+    equal_start, equal_item = _flat(equal)
     reuse_start, reuse_item = _flat([reuse.storage for reuse in group] for group in reuses)
     again_start, again_item = _flat(problem.again)
     order = sorted(positions, key=problem.node_at)
@@ -109,6 +127,14 @@ def arrays(problem: Problem, in_place: bool) -> Arrays:
         stays=stays,
         again_start=again_start,
         again_item=again_item,
+        input_views=np.array(
+            [bits for row in (*views.first, *views.further) for bits in row], np.int64
+        ),
+        view_start=_starts(views.seconds),
+        view_seconds=np.array([each for group in views.seconds for each in group], np.float64),
+        kind=np.array(kinds, np.int32),
+        equal_start=equal_start,
+        equal_item=equal_item,
     )
 
 
@@ -130,6 +156,10 @@ def large_first(a: Arrays) -> Arrays:
 
 def _flat(groups: Iterable[list[int]]) -> tuple[Positions, Positions]:
     lists = list(groups)
+    return _starts(lists), np.array([item for group in lists for item in group], np.int32)
+
+
+def _starts(lists: Sequence[Sequence[object]]) -> Positions:
     start = np.zeros(len(lists) + 1, np.int32)
     start[1:] = np.cumsum([len(group) for group in lists])
-    return start, np.array([item for group in lists for item in group], np.int32)
+    return start

@@ -11,6 +11,7 @@ import numpy as np
 from numba import njit
 
 from stages.combine.polish.arrays import Arrays, Flags, Integers, Positions
+from stages.combine.polish.uncounted import inlined
 
 
 @njit(cache=True, nogil=True)
@@ -44,12 +45,26 @@ def step_back(a: Arrays, row: int, used: Flags) -> int:
     return freed
 
 
+@inlined
+def seconds_of_views(a: Arrays, storage: int, bits: int) -> float:
+    """The seconds of some of the views of a storage."""
+    seconds = 0.0
+    place = a.view_start[storage]
+    while bits:
+        if bits & 1:
+            seconds += a.view_seconds[place]
+        bits >>= 1
+        place += 1
+    return seconds
+
+
 @njit(cache=True, nogil=True)
 def memory_line(
     a: Arrays, sequence: Positions, length: int, ceiling: int, line: Integers
 ) -> tuple[int, float]:
     """Fills `line[:length]` with the peak within each execution, in bytes; returns the largest and
-    the seconds of all executions. `ceiling` decides where they run in place, as in `line`."""
+    the seconds of all executions and of what they view. `ceiling` decides where they run in place,
+    as in `line`."""
     nodes = a.once.size
     rows = rows_of(a, sequence, length)
     freed = np.zeros(length, np.int64)
@@ -67,6 +82,7 @@ def memory_line(
     live = 0
     largest = 0
     seconds = 0.0
+    viewed = np.zeros(a.size.size, np.int64)
     runs_left = runs.copy()
     for i in range(length):
         node = sequence[i]
@@ -79,8 +95,13 @@ def memory_line(
                 state = a.state_bytes
         runs_left[node] -= 1
         before = live + state
+        for k in range(a.input_start[row], a.input_start[row + 1]):
+            storage = a.input_item[k]
+            seconds += seconds_of_views(a, storage, a.input_views[k] & ~viewed[storage])
+            viewed[storage] |= a.input_views[k]
         for k in range(a.output_start[row], a.output_start[row + 1]):
             live += a.size[a.output_item[k]]
+            viewed[a.output_item[k]] = 0
         line[i] = max(before + a.peak[row], live)
         k = reuse[i]
         if k >= 0 and (a.reuse_seconds[k] <= a.seconds[row] or line[i] > ceiling):

@@ -25,6 +25,8 @@ from stages.combine.polish.uncounted import inlined, inner
 
 AGAIN = 0.6
 """How likely a missing input is made again too, rather than held."""
+HELD = 0.3
+"""How often all missing inputs are held that are smaller than what is made again of them."""
 TRIES = 8
 """How often a place for a move is drawn before the move is given up."""
 
@@ -130,13 +132,25 @@ def is_planned(s: State, a: Arrays, storage: int) -> bool:
     return False
 
 
+@inlined
+def moves_along(s: State, event: int) -> bool:
+    """Whether all that reads a storage up to an event, since it was made, is to be made again."""
+    while event >= 0 and not s.makes[event]:
+        if not s.planned[s.node[s.owner[event]]]:
+            return False
+        event = s.before[event]
+    return True
+
+
 @inner
 def chain_of(s: State, a: Arrays, storage: int, slot: int) -> int:
     """Fills `s.chain` with the nodes that make a storage again before a slot; returns how many they
     are, 0 where none may. Which of several ways is taken is drawn. Inputs that are missing there
-    are made again too or held, as is drawn. The nodes are in graph order."""
+    are made again too or held, as is drawn; one that is as large and was read for this alone moves
+    there with it. The nodes are in graph order."""
     if not can_make(a, storage):
         return 0
+    again = 0.0 if draw(s) < HELD else AGAIN
     maker = draw_maker(s, a, storage)
     count = 0
     waiting = 1
@@ -150,7 +164,10 @@ def chain_of(s: State, a: Arrays, storage: int, slot: int) -> int:
             if is_planned(s, a, source) or not can_make(a, source):
                 continue
             before = event_before(s, source, slot)
-            if is_read(s, a, source, s.after[before]) or draw(s) > AGAIN:
+            if is_read(s, a, source, s.after[before]):
+                continue
+            moves = a.size[source] >= a.size[storage] and moves_along(s, before)
+            if not moves and draw(s) > again:
                 continue
             maker = draw_maker(s, a, source)
             s.planned[maker] = 1

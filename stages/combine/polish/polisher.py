@@ -17,9 +17,10 @@ from threading import Lock
 import numpy as np
 
 from schemas.problem import Problem
-from stages.combine.polish.anneal import PATIENT, QUICK, Pace, anneal
+from stages.combine.polish.anneal import DEEP, PATIENT, QUICK, Pace, anneal
 from stages.combine.polish.arrays import Arrays, arrays, large_first
 from stages.combine.polish.kernel import memory_line
+from stages.combine.polish.views import Views
 
 Report = Callable[[int, int], None]
 """Takes how much is done, of how much."""
@@ -43,6 +44,9 @@ gained less than this part of the time."""
 PATIENT_ROUNDS, CLOSE = 4, 2e-3
 """How often a refinement searches patiently at most, and what part of the time it may be above what
 no plan goes below for it to do so no more."""
+DEPTH, FAR = 3000, 1e-2
+"""Moves per node of a deep search (`anneal.DEEP`), which a refinement makes where its best is more
+than this part of the time above what no plan goes below."""
 EVERY = 6
 """One budget of a grid in this many has drafts, which take longer than the search, and a patient
 search where it is small: neighbouring budgets start from what that finds."""
@@ -67,10 +71,10 @@ class Polished:
 
 
 class Polisher:
-    """Polishes sequences of one problem."""
+    """Polishes sequences of one problem; without `views` these take no time."""
 
-    def __init__(self, problem: Problem) -> None:
-        self.arrays: Arrays = arrays(problem, in_place=True)
+    def __init__(self, problem: Problem, views: Views | None = None) -> None:
+        self.arrays: Arrays = arrays(problem, in_place=True, views=views)
         self.patient: Arrays = large_first(self.arrays)
         self.nodes = len(problem.nodes)
         self.keep_all = list(range(self.nodes))
@@ -104,7 +108,8 @@ class Polisher:
     ) -> Polished:
         """As `polish`, from all starts, and more times from the best of what was found, as long as
         that gains something. Some of these searches are patient where nothing fits, or where
-        `least`, seconds that no sequence goes below, is given and not nearly met."""
+        `least`, seconds that no sequence goes below, is given and not nearly met; where it is far,
+        a deep one follows."""
         given = [self._plan(sequence, budget, index) for index, sequence in enumerate(starts)]
         best = self._search(given, given, budget, ALONE)
         for number in range(PATIENT_ROUNDS):
@@ -112,6 +117,8 @@ class Polisher:
                 break
             start = best if number % 2 else given[number // 2 % len(given)]
             best = self._search([best], [start], budget, PATIENCE, number, PATIENT)
+        if best.peak > budget or best.seconds > (1 + FAR) * least:
+            best = self._search([best], given[:1], budget, DEPTH, pace=DEEP)
         idle = 0
         for number in range(len(given), len(given) + ROUNDS):
             before, best = best, self._search([best], [best], budget, FURTHER, number)
@@ -137,7 +144,7 @@ class Polisher:
         """The best for the budget of what is known and of what a search from each start finds, the
         first of them with the seed `first`."""
         best = min(known, key=partial(_rank, budget))
-        count, a = self._moves(moves), self.patient if pace == PATIENT else self.arrays
+        count, a = self._moves(moves), self.arrays if pace == QUICK else self.patient
         if not count:
             return best
         for seed, start in enumerate(starts, first):

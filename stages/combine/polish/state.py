@@ -5,7 +5,7 @@ runs that make or read it, in order. A storage is there from one event to the ne
 reads it, and to the end where it stays and no event follows (`stages.replay.line`). A run put in or
 taken out therefore changes the line only between its own slot and those of its neighbours in the
 lists. The line is that of `memory_line` in which runs overwrite what they can; their seconds are
-those of the faster of both forms.
+those of the faster of both forms, and of the views that are made for them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 
 from stages.combine.polish.arrays import Arrays, Flags, Integers, Positions, Seconds
 from stages.combine.polish.uncounted import inlined, inner, uncounted
+from stages.combine.polish.viewing import viewing
 
 GAP = 1 << 60
 """What the line lacks where a slot is empty, so that no empty slot is above a budget."""
@@ -91,7 +92,7 @@ def state_of(a: Arrays, sequence: Positions, budget: int, seed: int) -> State:
         after=places(int(events[-1])),
         head=places(storages),
         tail=places(storages),
-        note=np.zeros(2 * runs + 16, np.int32),
+        note=np.zeros(4 * runs + 16, np.int32),
         chain=places(nodes + 1),
         stack=places(nodes + runs + 16),
         planned=np.zeros(nodes, np.int32),
@@ -198,6 +199,8 @@ def link(s: State, a: Arrays, event: int, storage: int, making: bool) -> None:
     else:
         s.tail[storage] = event
     lengthen(s, a, storage, event, before, after, 1)
+    if a.view_start[storage] < a.view_start[storage + 1]:
+        s.seconds[0] += viewing(s, a, storage, event)
     end(s, a, before)
 
 
@@ -205,6 +208,8 @@ def link(s: State, a: Arrays, event: int, storage: int, making: bool) -> None:
 def unlink(s: State, a: Arrays, event: int, storage: int) -> None:
     """Takes an event out of the list of its storage."""
     before, after = s.before[event], s.after[event]
+    if a.view_start[storage] < a.view_start[storage + 1]:
+        s.seconds[0] -= viewing(s, a, storage, event)
     if before >= 0:
         s.after[before] = after
     else:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace as with_fields
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,9 +9,10 @@ from hypothesis import strategies as st
 from schemas.actions import Compute, Free, Loss
 from schemas.errors import ArtifactError, ScheduleError
 from schemas.problem import Problem
-from stages.combine.bounds import least_peak, least_seconds
+from stages.combine.bounds import least_peak, least_seconds, proven_seconds
 from stages.combine.frontier import Subject, frontier
 from stages.combine.polish.polisher import Polisher
+from stages.combine.polish.views import views_of
 from stages.combine.schedule.executions import runs
 from stages.combine.schedule.opening import Opener
 from stages.combine.strategies.registry import strategy
@@ -36,6 +39,37 @@ def test_no_plan_that_is_found_goes_below_a_bound(
         played = replay(graph, costs, Opener(graph, condensed).schedule(executions, in_place))
         assert least_peak(condensed) <= played.peak
         assert least_seconds(graph, costs, condensed, played.peak) <= played.seconds + 1e-9
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems(), st.integers(0, 100))
+def test_no_plan_goes_below_what_is_proven_of_views_made_again(
+    problem: Problem, percent: int
+) -> None:
+    graph, costs = graph_of(problem, True, view_seconds=0.5, shared=True)
+    condensed = condense(graph, costs)
+    polisher = Polisher(condensed, views_of(graph, costs, condensed))
+    found = polisher.polish({}, polisher.measure(polisher.keep_all)[0] * percent // 100)
+    ops = [condensed.nodes[index].op for index in found.sequence]
+    steps = Opener(graph, condensed).schedule(ops, True, found.ceiling)
+    played = replay(graph, costs, steps)
+    assert played.seconds == pytest.approx(found.seconds)
+    assert proven_seconds(graph, costs, condensed, played.peak).seconds <= played.seconds + 1e-9
+
+
+def test_what_is_made_again_is_viewed_again() -> None:
+    """The loss takes the most: what the first layer made is not there then."""
+    problem = two_layers()
+    problem.nodes[2] = with_fields(problem.nodes[2], peak=40)
+    graph, costs = graph_of(problem, True, view_seconds=0.5, shared=True)
+    condensed = condense(graph, costs)
+    polisher = Polisher(condensed, views_of(graph, costs, condensed))
+    peak, seconds = polisher.measure(polisher.keep_all)
+    found = polisher.polish({}, peak - 1)
+    assert found.sequence == [0, 1, 2, 0, 3]
+    assert found.seconds == seconds + 1.0 + 0.5
+    proven = proven_seconds(graph, costs, condensed, peak - 1)
+    assert proven.seconds == pytest.approx(found.seconds, abs=1e-4)
 
 
 def test_each_view_that_is_read_counts_once() -> None:

@@ -14,10 +14,13 @@ from tests.stages.combine.problems import two_layers
 NOTHING = encode_arguments([], {})
 
 
-def graph_of(problem: Problem, views: bool, view_seconds: float = 0.0) -> tuple[Graph, Costs]:
+def graph_of(
+    problem: Problem, views: bool, view_seconds: float = 0.0, shared: bool = False
+) -> tuple[Graph, Costs]:
     """A graph whose condensed form is the problem, and its costs; with `views`, every node reads
-    its inputs through a view of them, which takes `view_seconds`. Alternatives read values as they
-    are. Value i is all of storage i."""
+    its inputs through a view of them, which takes `view_seconds`; `shared` ones are read by all
+    nodes that read the storage. Alternatives read values as they are. Value i is all of storage
+    i."""
     values = [
         _value(
             index,
@@ -29,16 +32,20 @@ def graph_of(problem: Problem, views: bool, view_seconds: float = 0.0) -> tuple[
     ]
     ops: list[Op] = []
     rows: list[tuple[Op, int, float, int, int]] = []
+    view_of: dict[int, int] = {}
     for node in problem.nodes:
         is_loss = node.phase == "loss"
         reads = list(node.inputs)
         if views and not is_loss:
             for place, storage in enumerate(reads):
+                if shared and storage in view_of:
+                    reads[place] = view_of[storage]
+                    continue
                 view = _value(len(values), problem.storages[storage].bytes, storage)
                 values.append(view)
                 ops.append(_op(len(ops), "aten.view.default", node.phase, [storage], [view.id]))
                 rows.append((ops[-1], NONE, view_seconds, 0, 0))
-                reads[place] = view.id
+                reads[place] = view_of[storage] = view.id
         value_of = dict(zip(node.inputs, reads, strict=True))
         overwritten = list(dict.fromkeys(value_of[reuse.storage] for reuse in node.reuses))
         op = Op(

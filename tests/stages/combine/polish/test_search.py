@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from schemas.problem import Node, Problem, Storage
 from stages.combine.polish.anneal import PATIENT, QUICK, Pace, anneal
 from stages.combine.polish.arrays import Arrays, arrays, large_first
+from stages.combine.polish.equal import draw_again_in_all, draw_removal_in_all
 from stages.combine.polish.kernel import memory_line
+from stages.combine.polish.kinds import kinds_of
 from stages.combine.polish.moves import draw_again, draw_removal, draw_shift, draw_storage, undo
 from stages.combine.polish.state import (
     EXCESS,
@@ -24,9 +26,10 @@ from stages.combine.polish.state import (
     state_of,
 )
 from stages.combine.polish.uncounted import uncounted
+from stages.combine.polish.views import Views
 from tests.stages.combine.problems import plain_line, problems, sequences, two_layers
 
-AGAIN, REMOVAL, SHIFT, UNDO = range(4)
+AGAIN, REMOVAL, SHIFT, AGAIN_IN_ALL, REMOVAL_IN_ALL, UNDO = range(6)
 ALWAYS = -1
 """Bytes above which a run is left as it is: none."""
 
@@ -40,6 +43,10 @@ def move(state: State, a: Arrays, kind: int) -> None:
         draw_removal(state, a)
     elif kind == SHIFT:
         draw_shift(state, a)
+    elif kind == AGAIN_IN_ALL:
+        draw_again_in_all(state, a)
+    elif kind == REMOVAL_IN_ALL:
+        draw_removal_in_all(state, a)
     else:
         undo(state, a)
 
@@ -83,15 +90,29 @@ def order(state: State) -> list[int]:
     return out[: copy_sequence(state, out)].tolist()
 
 
+@st.composite
+def views(draw: st.DrawFn, problem: Problem) -> Views:
+    """Three views of each storage, of which runs read any."""
+    first = [[draw(st.integers(0, 7)) for _ in node.inputs] for node in problem.nodes]
+    further = [
+        row if node.repeat is None else [draw(st.integers(0, 7)) for _ in node.repeat.inputs]
+        for node, row in zip(problem.nodes, first, strict=True)
+    ]
+    return Views([[1.0, 2.0, 4.0] for _ in problem.storages], first, further)
+
+
 def check(state: State, a: Arrays, budget: int) -> list[int]:
     """Compares a state with what its sequence is by itself; returns that."""
     sequence = order(state)
     line = np.zeros(len(sequence), np.int64)
-    memory_line(a, positions(sequence), len(sequence), ALWAYS, line)
+    given = positions(sequence), len(sequence), ALWAYS, line
+    seconds = memory_line(a, *given)[1]
+    unseen = a._replace(input_views=np.zeros_like(a.input_views))
+    viewed = seconds - memory_line(unseen, *given)[1]
     assert state.line[state.at >= 0].tolist() == line.tolist()
     assert state.line[state.at < 0].max(initial=-1) < 0
     assert state.figures[EXCESS] == np.maximum(line - budget, 0).sum()
-    assert abs(state.seconds[0] - state.spent.sum()) < 1e-6
+    assert abs(state.seconds[0] - state.spent.sum() - viewed) < 1e-6
     return sequence
 
 
@@ -117,14 +138,15 @@ def check_valid(problem: Problem, sequence: list[int]) -> None:
     problems(repeats=True, alternatives=True),
     st.data(),
     st.integers(0, 60),
-    st.lists(st.tuples(st.sampled_from([AGAIN, REMOVAL, SHIFT]), st.booleans())),
+    st.lists(st.tuples(st.integers(AGAIN, REMOVAL_IN_ALL), st.booleans())),
     st.integers(1, 1000),
     st.booleans(),
 )
 def test_after_any_moves_the_line_is_that_of_the_sequence(
     problem: Problem, data: st.DataObject, budget: int, moves: list, seed: int, large: bool
 ) -> None:
-    a = large_first(arrays(problem, True)) if large else arrays(problem, True)
+    a = arrays(problem, True, data.draw(views(problem)))
+    a = large_first(a) if large else a
     state = state_of(a, positions(data.draw(sequences(problem))), budget, seed)
     before = check(state, a, budget)
     for kind, taken_back in moves:
@@ -137,6 +159,38 @@ def test_after_any_moves_the_line_is_that_of_the_sequence(
         else:
             state.figures[NOTED] = 0
             before = after
+
+
+def test_equal_layers_move_together() -> None:
+    """Six equal layers, of which each backward reads what its forward read: those inside have equal
+    neighbours, and what they read is made again, and no more, in all of them at once."""
+    layers = 6
+    forward = [
+        Node(i, "forward", 1.0, 4, [i - 1] if i else [], [i], [], False, True)
+        for i in range(layers)
+    ]
+    loss = Node(layers, "loss", 0.0, 4, [layers - 1], [layers], [], False, False)
+    backward = [
+        Node(layers + i, "backward", 1.0, 4, [layers + i - 1, layers - 1 - i], [layers + i], [],
+             False, True)
+        for i in range(1, layers + 1)
+    ]  # fmt: skip
+    nodes = [*forward, loss, *backward]
+    storages = [Storage(4, place, False, place == 2 * layers) for place in range(len(nodes))]
+    problem = Problem(nodes, storages, 0)
+    kinds = kinds_of(problem)
+    inside = [position for position, kind in enumerate(kinds) if kinds.count(kind) > 1]
+    assert inside and len({kinds[position] for position in inside}) < len(inside) / 2 + 1
+    a = arrays(problem, True)
+    together = {kind: 0 for kind in (AGAIN_IN_ALL, REMOVAL_IN_ALL)}
+    state = state_of(a, positions(list(range(len(nodes)))), 20, 5)
+    for _ in range(400):
+        for kind in together:
+            before = check(state, a, 20)
+            move(state, a, kind)
+            together[kind] = max(together[kind], abs(len(check(state, a, 20)) - len(before)))
+            state.figures[NOTED] = 0
+    assert min(together.values()) >= 2
 
 
 @uncounted

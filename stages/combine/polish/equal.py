@@ -1,0 +1,106 @@
+"""Moves in all equal places at once, as in all layers of a model: what saves bytes or time in one
+of them does so in the others."""
+
+from __future__ import annotations
+
+from stages.combine.polish.arrays import Arrays
+from stages.combine.polish.moves import (
+    can_make,
+    cascade,
+    chain_of,
+    draw,
+    draw_run,
+    drop_idle,
+    put,
+)
+from stages.combine.polish.state import NOTED, USED, State, free_copy, open_gap
+from stages.combine.polish.uncounted import inlined, inner
+
+
+@inlined
+def is_like(s: State, a: Arrays, run: int, other: int) -> bool:
+    """Whether runs are of equal nodes, both the first ones or none of them."""
+    node, like = s.node[run], s.node[other]
+    return bool(a.kind[node] == a.kind[like] and (s.first[node] == run) == (s.first[like] == other))
+
+
+@inlined
+def is_further(s: State, a: Arrays, run: int) -> bool:
+    """Whether a run is there beside the first one of its node."""
+    node = s.node[run]
+    return bool(s.first[node] != run or node >= a.nodes)
+
+
+@inlined
+def next_reader(s: State, a: Arrays, run: int) -> int:
+    """The run that reads next what a run makes, -1 where nothing does."""
+    row = s.row[run]
+    event = s.event[run] + a.input_start[row + 1] - a.input_start[row]
+    for _ in range(a.output_start[row], a.output_start[row + 1]):
+        after = s.after[event]
+        if after >= 0 and not s.makes[after]:
+            return s.owner[after]
+        event += 1
+    return -1
+
+
+@inner
+def draw_again_in_all(s: State, a: Arrays) -> None:
+    """Makes a storage again before a read of it, and each equal one before an equal read."""
+    reader = draw_run(s, 0, s.at.size)
+    if reader < 0:
+        return
+    row = s.row[reader]
+    inputs = a.input_start[row + 1] - a.input_start[row]
+    if inputs == 0:
+        return
+    storage = a.input_item[a.input_start[row] + int(draw(s) * inputs)]
+    if not can_make(a, storage):
+        return
+    maker = a.again_item[a.again_start[storage]]
+    place = 0
+    while a.output_item[a.output_start[maker] + place] != storage:
+        place += 1
+    for k in range(a.equal_start[a.kind[maker]], a.equal_start[a.kind[maker] + 1]):
+        other = a.equal_item[k]
+        event = s.head[a.output_item[a.output_start[other] + place]]
+        while event >= 0 and (s.makes[event] or not is_like(s, a, reader, s.owner[event])):
+            event = s.after[event]
+        if event >= 0 and not s.makes[s.before[event]]:
+            put_chain(s, a, a.output_item[a.output_start[other] + place], s.owner[event])
+    for k in range(0, s.figures[NOTED], 2):
+        if s.slot[s.note[k]] >= 0:
+            drop_idle(s, a, s.note[k])
+
+
+@inlined
+def put_chain(s: State, a: Arrays, storage: int, reader: int) -> None:
+    """Puts what makes a storage again right before a run that reads it."""
+    count = chain_of(s, a, storage, s.slot[reader])
+    if count == 0 or s.figures[USED] + count + 2 > s.at.size:
+        return
+    for i in range(count):
+        if free_copy(s, s.chain[i]) < 0:
+            return
+    slot = open_gap(s, s.slot[reader], count) - count
+    for i in range(count):
+        put(s, a, free_copy(s, s.chain[i]), slot + i)
+
+
+@inner
+def draw_removal_in_all(s: State, a: Arrays) -> None:
+    """Takes out a further run, and all equal ones that make something for equal reads."""
+    run = draw_run(s, 0, s.at.size)
+    if run < 0 or not is_further(s, a, run):
+        return
+    reader, kind = next_reader(s, a, run), a.kind[s.node[run]]
+    if reader < 0:
+        return
+    for k in range(a.equal_start[kind], a.equal_start[kind + 1]):
+        node = a.equal_item[k]
+        for other in range(s.copies[node], s.copies[node + 1]):
+            if s.slot[other] < 0 or not is_further(s, a, other):
+                continue
+            found = next_reader(s, a, other)
+            if found >= 0 and is_like(s, a, reader, found):
+                cascade(s, a, other)

@@ -1,0 +1,111 @@
+"""What views a step makes, and makes again where their storages are made again.
+
+A view is made before it is first read, with those that it is a view of, and is gone with the life
+of its storage: after that was made again, what is read of it then is made again, too
+(`stages.combine.schedule.opening`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from schemas.costs import Costs
+from schemas.graph import LOSS_TARGET, NONE, Graph
+from schemas.problem import Problem
+from schemas.repeat import reads_of
+
+MOST = 62
+"""Of a storage with more views those that take the longest count."""
+
+
+@dataclass(frozen=True)
+class Views:
+    """The views that take time: by storage the `seconds` of each; by position, for the `first` run
+    and for `further` runs, which of them a run reads of each of its inputs, as bits; the same where
+    it runs again as it did first."""
+
+    seconds: list[list[float]]
+    first: list[list[int]]
+    further: list[list[int]]
+
+    def shared(self, problem: Problem) -> list[float]:
+        """By storage, the seconds of the views that all runs read which read it."""
+        common: dict[int, int] = {}
+        for repeated, rows in ((False, self.first), (True, self.further)):
+            for position, row in enumerate(rows):
+                inputs = problem.form_at(position, repeated).inputs
+                for storage, bits in zip(inputs, row, strict=True):
+                    common[storage] = common.get(storage, -1) & bits
+        return [
+            sum(each for place, each in enumerate(seconds) if common.get(storage, 0) >> place & 1)
+            for storage, seconds in enumerate(self.seconds)
+        ]
+
+
+def no_views(problem: Problem) -> Views:
+    """Those of a problem whose views take no time."""
+    read = [
+        [[0] * len(problem.form_at(position, repeated).inputs) for position in problem.positions]
+        for repeated in (False, True)
+    ]
+    return Views([[] for _ in problem.storages], *read)
+
+
+def views_of(graph: Graph, costs: Costs, problem: Problem) -> Views:
+    """The views of a whole step; `problem` is the graph condensed."""
+    reader = _Reader(graph, costs, problem)
+    first = [reader.row(position, False) for position in problem.positions]
+    further = [reader.row(position, True) for position in problem.positions]
+    return Views(reader.seconds, first, further)
+
+
+class _Reader:
+    """Finds what views values are; `seconds` as in `Views`."""
+
+    def __init__(self, graph: Graph, costs: Costs, problem: Problem) -> None:
+        self.graph = graph
+        self.problem = problem
+        views = graph.view_ops()
+        self.maker = {value: op.id for value, op in graph.makers().items() if op.id in views}
+        cost = {op: costs.of(graph, graph.ops[op]).seconds for op in sorted(views)}
+        timed: list[list[int]] = [[] for _ in problem.storages]
+        for op, seconds in cost.items():
+            if seconds > 0:
+                timed[self._storage(op)].append(op)
+        for storage, ops in enumerate(timed):
+            timed[storage] = sorted(sorted(ops, key=lambda op: -cost[op])[:MOST])
+        self.seconds = [[cost[op] for op in ops] for ops in timed]
+        self.bit = {op: 1 << place for ops in timed for place, op in enumerate(ops)}
+        self.above: dict[int, int] = {}
+        for op in cost:
+            self.above[op] = self.bit.get(op, 0)
+            for source in self._sources(op):
+                self.above[op] |= self.above[source]
+
+    def row(self, position: int, repeated: bool) -> list[int]:
+        """What a run reads of each of its inputs; the loss also makes all outputs."""
+        op = self.graph.op(self.problem.op_at(position))
+        read: Sequence[int] = reads_of(self.graph, op, repeated)
+        if op.target == LOSS_TARGET:
+            read = [*read, *self.graph.output_values()]
+        found: dict[int, int] = {}
+        for value in read:
+            if value in self.maker:
+                storage = self.graph.values[value].storage
+                found[storage] = found.get(storage, 0) | self.above[self.maker[value]]
+        inputs = self.problem.form_at(position, repeated).inputs
+        return [found.get(storage, 0) for storage in inputs]
+
+    def _storage(self, op: int) -> int:
+        values = self.graph.values
+        return next(values[value].storage for value in self.graph.ops[op].outputs if value != NONE)
+
+    def _sources(self, op: int) -> list[int]:
+        """The views that a view is a view of; they are made ahead of it in the captured order."""
+        storage, values = self._storage(op), self.graph.values
+        return [
+            self.maker[value]
+            for value in self.graph.ops[op].inputs
+            if value in self.maker and values[value].storage == storage
+        ]
