@@ -50,7 +50,7 @@ def test_no_plan_goes_below_what_is_proven_of_views_made_again(
     condensed = condense(graph, costs)
     polisher = Polisher(condensed, views_of(graph, costs, condensed))
     found = polisher.polish({}, polisher.measure(polisher.keep_all)[0] * percent // 100)
-    ops = [condensed.nodes[index].op for index in found.sequence]
+    ops = [condensed.op_at(index) for index in found.sequence]
     steps = Opener(graph, condensed).schedule(ops, True, found.ceiling)
     played = replay(graph, costs, steps)
     assert played.seconds == pytest.approx(found.seconds)

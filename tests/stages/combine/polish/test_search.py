@@ -93,10 +93,13 @@ def order(state: State) -> list[int]:
 @st.composite
 def views(draw: st.DrawFn, problem: Problem) -> Views:
     """Three views of each storage, of which runs read any."""
-    first = [[draw(st.integers(0, 7)) for _ in node.inputs] for node in problem.nodes]
+    forms = [
+        [problem.form_at(at, repeated) for at in problem.positions] for repeated in (False, True)
+    ]
+    first = [[draw(st.integers(0, 7)) for _ in form.inputs] for form in forms[0]]
     further = [
-        row if node.repeat is None else [draw(st.integers(0, 7)) for _ in node.repeat.inputs]
-        for node, row in zip(problem.nodes, first, strict=True)
+        row if form is own else [draw(st.integers(0, 7)) for _ in form.inputs]
+        for row, own, form in zip(first, *forms, strict=True)
     ]
     return Views([[1.0, 2.0, 4.0] for _ in problem.storages], first, further)
 
@@ -162,9 +165,9 @@ def test_after_any_moves_the_line_is_that_of_the_sequence(
 
 
 def test_equal_layers_move_together() -> None:
-    """Six equal layers, of which each backward reads what its forward read: those inside have equal
+    """Twelve equal layers, of which each backward reads what its forward read: those inside have equal
     neighbours, and what they read is made again, and no more, in all of them at once."""
-    layers = 6
+    layers = 12
     forward = [
         Node(i, "forward", 1.0, 4, [i - 1] if i else [], [i], [], False, True)
         for i in range(layers)
@@ -184,7 +187,7 @@ def test_equal_layers_move_together() -> None:
     a = arrays(problem, True)
     together = {kind: 0 for kind in (AGAIN_IN_ALL, REMOVAL_IN_ALL)}
     state = state_of(a, positions(list(range(len(nodes)))), 20, 5)
-    for _ in range(400):
+    for _ in range(100):
         for kind in together:
             before = check(state, a, 20)
             move(state, a, kind)

@@ -34,7 +34,7 @@ def test_replay_accepts_what_polish_makes_and_finds_the_same_peak_and_time(
         played = replay(graph, costs, steps)
         assert played.peak == max(plain_line(problem, sequence, in_place, found.ceiling)[0])
         assert replay(graph, costs, steps, accumulate=True).peak <= played.peak
-    ops = [condensed.nodes[node].op for node in found.sequence]
+    ops = [condensed.op_at(node) for node in found.sequence]
     played = replay(graph, costs, opener.schedule(ops, True, found.ceiling))
     assert (played.peak, played.seconds) == (found.peak, pytest.approx(found.seconds))
 
