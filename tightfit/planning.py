@@ -33,6 +33,7 @@ from tightfit.settings import (
     check_travelling,
     folder_of,
     samples_of,
+    whole_path,
 )
 from tightfit.several import Plans
 from tightfit.variants import Variant, shapes_of, written_budget
@@ -178,7 +179,7 @@ def _with_optimizer(
     variant = Variant.of(route, given[0], written)
     updating = measured(route, variant.graph, variant.built.model, optimizer, disk)
     made, whole = planned_whole(route, variant, updating, written)
-    load_one = loader(made.module, disk=None if disk is None else str(disk))
+    load_one = loader(made.module, disk=whole_path(disk))
     if check:
         check_plan(route, variant, made, load_one)
         check_updates(route, variant, load_one, optimizer, disk)
@@ -201,7 +202,7 @@ def _planned(
     variants = [Variant.of(route, built, written) for built in given]
     made = plans_of(route, variants, written)
     plans = [one.plan for one in made]
-    folder = None if disk is None else str(disk)
+    folder = whole_path(disk)
     loads = [loader(each.module, cuda_graphs=cuda_graphs, disk=folder) for each in plans]
     model = given[0].model
     for one, load_one in zip(made, loads, strict=True):
@@ -271,7 +272,7 @@ def load(
     from tightfit.carried import loader, shapes_of_package
 
     load_one = partial(loader, libraries=libraries, without_compiler=without_compiler)
-    load_one = partial(load_one, disk=None if disk is None else str(disk))
+    load_one = partial(load_one, disk=whole_path(disk))
     folders = [package] if isinstance(package, str | Path) else list(package)
     if not folders:
         raise ConfigError("load is given no package")

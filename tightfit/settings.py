@@ -126,6 +126,11 @@ def check_disk(disk: object, strategy: str, optimizer: object) -> None:
         )
 
 
+def whole_path(folder: Path | str | None) -> str | None:
+    """The path of a folder from the root on, which leads there wherever a step runs."""
+    return None if folder is None else str(Path(folder).resolve())
+
+
 def check_travelling(
     kernels: str, with_eager: bool, with_libraries: bool, optimizer: object, device: str
 ) -> None:

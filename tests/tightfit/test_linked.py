@@ -64,7 +64,10 @@ def test_what_waits_is_on_the_disk_that_was_named(
     moved = type(fitted)._tightfit_sending.last
     assert (moved.left, moved.peak) == (made.transfers.left, made.transfers.host_peak)
     again = copy.deepcopy(fitted)
-    loaded = tightfit.load(made.module, copy.deepcopy(model), disk=disk)
+    monkeypatch.chdir(tmp_path)
+    loaded = tightfit.load(made.module, copy.deepcopy(model), disk="disk")
+    monkeypatch.chdir(store)
+    assert type(loaded)._tightfit_sending.folder == str(disk)
     for module in (model, again, loaded):
         for one, other in zip(mine, gradients(module, *args), strict=True):
             assert torch.equal(one, other)

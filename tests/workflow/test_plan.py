@@ -201,6 +201,8 @@ def test_an_edit_of_the_code_redoes_what_follows_and_a_comment_nothing(
         "tiny: writing the module of unplanned none",
         "tiny: running rockmate 50pct against the model",
         "tiny: running unplanned none against the model",
+        "tiny: writing the trace of rockmate 50pct",
+        "tiny: writing the trace of unplanned none",
         "tiny: writing the report",
         "writing the index",
     }

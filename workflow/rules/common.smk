@@ -35,7 +35,7 @@ os.environ.update(
 
 # Modules that send tensors find the folder of the disk in the environment.
 if SETTINGS.disk:
-    os.environ["TIGHTFIT_DISK"] = str(Path(SETTINGS.disk).resolve())
+    os.environ.update(TIGHTFIT_DISK=str(Path(SETTINGS.disk).resolve()))
 
 MODEL = f"{SETTINGS.results}/{{model}}"
 STRATEGY = f"{MODEL}/{{strategy}}"

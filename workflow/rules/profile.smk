@@ -40,7 +40,7 @@ rule link:
     params:
         device=SETTINGS.device,
         store=SETTINGS.store,
-        disk=os.environ.get("TIGHTFIT_DISK", ""),
+        disk=os.getenv("TIGHTFIT_DISK", ""),
         code=code_of("profile"),
     message:
         "measuring the link of {params.device} to its slow memory"
