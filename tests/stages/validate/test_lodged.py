@@ -15,6 +15,7 @@ from schemas.errors import ArtifactError
 from schemas.graph import read_graph
 from schemas.measured_updates import read_measured, write_measured
 from schemas.measurement import read_measurement
+from schemas.plan import read_plan
 from schemas.schedule import (
     SCHEDULE,
     read_schedule,
@@ -24,6 +25,7 @@ from schemas.schedule import (
 )
 from schemas.store import read
 from stages.__main__ import main
+from stages.audit.plan_files import PlanFiles, complaints_of
 from stages.device.factory import build
 from stages.generate.remote import away_of
 from stages.profile import measure
@@ -204,6 +206,26 @@ def test_updates_on_disk_are_judged_to_the_byte(away: Any, tmp_path: Path) -> No
     assert found.peak_as_predicted and found.within_budget and found.bits_equal
     assert found.slow_peak == found.predicted_slow
     assert "waits for the other memory for" in found.sentence
+
+
+def test_plans_of_microbatches_replay_to_what_they_say(made: Any, away: Any) -> None:
+    folder, _ = made
+    for plan in away[:2]:
+        files = PlanFiles(
+            path=plan / "plan.json",
+            plan=read_plan(plan / "plan.json"),
+            graph=folder / "graph.arrow",
+            costs=folder / "costs.arrow",
+            frontier=None,
+            schedule=plan / "schedule.arrow",
+            sequence=None,
+            lanes=None,
+            module=None,
+            measurement=None,
+        )
+        assert [*complaints_of(files)] == []
+        wrong = replace(files, plan=replace(files.plan, time=1.0))
+        assert any("time is 1.0, where" in each for each in complaints_of(wrong))
 
 
 def test_schedules_of_microbatches_that_do_not_belong_together_are_refused(
