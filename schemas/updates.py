@@ -271,8 +271,8 @@ class WholeStep:
     (`schemas.schedule`). Where parameters live in the other memory, `remote` are their bytes, and
     `parameters` those that are on the device between two steps, too; those of them that are updated
     there have `away` bytes, and on a CPU that takes `bench` bytes of the device. A step of several
-    `microbatches` takes `seconds` for all of them; `peak` is that of the last one, `adding_peak`
-    that of the others, of which the first one takes `first_adding_peak`.
+    `microbatches` takes `seconds` for all of them; `peak` is that of the last one,
+    `microbatch_peak` that of the others, of which the first one takes `first_microbatch_peak`.
     """
 
     optimizer: str
@@ -294,8 +294,8 @@ class WholeStep:
     away: int = 0
     bench: int = 0
     microbatches: int = 1
-    adding_peak: int = 0
-    first_adding_peak: int = 0
+    microbatch_peak: int = 0
+    first_microbatch_peak: int = 0
 
     @property
     def places(self) -> dict[str, str]:

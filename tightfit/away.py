@@ -6,7 +6,7 @@ import hashlib
 import math
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from stages.device.factory import Built
 
 Parameters = Literal["device", "away"]
+Microbatches = int | Sequence[int]
+"""How many microbatches make a step: of the sample, or of each shape, of which one is chosen."""
 SMALL = 1 << 20
 """Parameters of fewer bytes stay on the device."""
 
@@ -41,14 +43,13 @@ def check_parameters(
     otherwise: str,
     cuda_graphs: bool,
     shapes: int,
-    microbatches: int,
+    microbatches: Microbatches,
 ) -> None:
     """Raises ConfigError where parameters cannot live where they are to live."""
     if parameters not in ("device", "away"):
         raise ConfigError(f'plan: parameters is {parameters!r}, expected "device" or "away"')
-    if isinstance(microbatches, bool) or not isinstance(microbatches, int) or microbatches < 1:
-        raise ConfigError(f"plan: microbatches is {microbatches!r}, expected a number from 1 on")
-    if parameters == "device" and microbatches > 1:
+    counts = _counts(microbatches, shapes)
+    if parameters == "device" and max(counts) > 1:
         raise ConfigError(
             'plan: microbatches: their gradients add up in another memory, for parameters="away": '
             "on the device they add up anyway"
@@ -57,7 +58,10 @@ def check_parameters(
         return
     for wrong, said in (
         (optimizer is None, "needs the optimizer, which updates them in the backward"),
-        (shapes > 1, "is for samples of one shape"),
+        (
+            shapes > 1 and isinstance(microbatches, int),
+            "is for samples of one shape, or for as many numbers of microbatches",
+        ),
         (route.strategy != "auto", "has a strategy of its own: leave strategy out"),
         (route.machine is not None, "measures the link itself: leave machine out"),
         (route.kernels == FUSED, "is not made with fused kernels yet"),
@@ -72,6 +76,64 @@ def check_parameters(
             raise ConfigError(f'plan: parameters="away": {said}')
 
 
+def _counts(microbatches: Microbatches, shapes: int) -> list[int]:
+    """How many microbatches of each shape make a step; raises ConfigError where that is no number,
+    or not one for each."""
+    several = isinstance(microbatches, Sequence) and not isinstance(microbatches, str)
+    counts = [*microbatches] if several else [microbatches]  # type: ignore[misc]
+    for count in counts:
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ConfigError(f"plan: microbatches is {count!r}, expected a number from 1 on")
+    if several and len(counts) != shapes:
+        raise ConfigError(
+            f"plan: there are {len(counts)} numbers of microbatches and samples of {shapes} shapes"
+        )
+    return counts
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """What was found for the samples of one shape, and what it was made of."""
+
+    built: Built
+    graph: Path
+    costs: Path
+    updating: Updating
+    task: Task
+    found: Found
+
+
+def _fastest(
+    route: Route,
+    given: Sequence[Built],
+    written: str,
+    optimizer: torch.optim.Optimizer,
+    disk: Path | str | None,
+    counts: Sequence[int],
+) -> _Planned:
+    """The fastest plan of a step that is so many microbatches of each shape; raises the first
+    ConfigError where none is found."""
+    from stages.combine.whole.search import Search
+
+    found, refused = [], None
+    for built, count in zip(given, counts, strict=True):
+        graph = route.trace(built)
+        costs = route.profile(built, graph)
+        updating = measured(route, graph, built.model, optimizer, disk, away=True)
+        try:
+            task = _task(graph, costs, updating, written, disk, count)
+            route.progress.stage("combine")
+            best = Search(task).best()
+        except ConfigError as error:
+            refused = refused or error
+        else:
+            found.append(_Planned(built, graph, costs, updating, task, best))
+    if not found:
+        assert refused is not None
+        raise refused
+    return min(found, key=lambda each: each.found.seconds)
+
+
 def planned_away(
     route: Route,
     given: Sequence[Built],
@@ -80,30 +142,25 @@ def planned_away(
     check: bool,
     optimizer: torch.optim.Optimizer,
     disk: Path | str | None,
-    microbatches: int = 1,
+    microbatches: Microbatches = 1,
 ) -> tuple[nn.Module, ChosenPlan]:
     """The plan of a step whose parameters live in another memory, and its module."""
     from schemas.graph import read_graph
     from stages.combine.whole.plans import write_found
-    from stages.combine.whole.search import Search
     from stages.validate.load import load_lodged
 
-    built = given[0]
-    graph = route.trace(built)
-    costs = route.profile(built, graph)
-    updating = measured(route, graph, built.model, optimizer, disk, away=True)
-    task = _task(graph, costs, updating, written, disk, microbatches)
-    route.progress.stage("combine")
-    found = Search(task).best()
-    place = costs.parent / "whole" / _digest(found.updates, written)
+    counts = _counts(microbatches, len(given))
+    best = _fastest(route, given, written, optimizer, disk, counts)
+    built, graph, task, found = best.built, best.graph, best.task, best.found
+    place = best.costs.parent / "whole" / _digest(found.updates, written)
     plan = write_found(place, task, found, written, _digest_of(graph))
     module = route.module(graph, place)
     folder = None if disk is None else str(disk)
     if check:
-        _check(route, read_graph(graph), built, module, optimizer, folder, microbatches)
+        _check(route, read_graph(graph), built, module, optimizer, folder, task.microbatches)
     fitted, stepping = load_lodged(module, built.model, optimizer, folder, otherwise=otherwise)
     made = ChosenPlan.of(plan, _no_frontier, lambda _: [], module)
-    whole = _whole(task, found, updating, str(place / "schedule.arrow"))
+    whole = _whole(task, found, best.updating, str(place / "schedule.arrow"))
     object.__setattr__(made, "whole", whole)
     object.__setattr__(made, "optimizer", stepping)
     return fitted, made
@@ -239,8 +296,8 @@ def _whole(task: Task, found: Found, updating: Updating, schedule: str) -> Whole
         away=sum(task.size(value) for value in away_of(steps)),
         bench=updates.bench,
         microbatches=task.microbatches,
-        adding_peak=adding,
-        first_adding_peak=first_adding,
+        microbatch_peak=adding,
+        first_microbatch_peak=first_adding,
     )
 
 

@@ -17,7 +17,7 @@ from schemas.budget import NO_BUDGET
 from schemas.engines import Solver
 from schemas.errors import ConfigError
 from schemas.strategies import baselines
-from tightfit.away import Parameters, check_parameters, planned_away
+from tightfit.away import Microbatches, Parameters, check_parameters, planned_away
 from tightfit.checked import check_plan, check_updates
 from tightfit.choices import Choice, ChosenPlan
 from tightfit.kernels import plans_of
@@ -74,7 +74,7 @@ def plan(
     optimizer: torch.optim.Optimizer | None = None,
     disk: Path | str | None = None,
     parameters: Parameters = "device",
-    microbatches: int = 1,
+    microbatches: Microbatches = 1,
     kernels: Kernels = "eager",
     with_eager: bool = False,
     with_libraries: bool = False,
@@ -110,15 +110,16 @@ def plan(
     come to the device for as long as a step uses them: their values are to be had within
     `made.optimizer.gathered()`, see docs/offloading.md; of several `microbatches`, each of the
     sample's shape, all but the last run within `made.optimizer.accumulating()`, and their gradients
-    add up there, too. With `kernels` "fused" groups of small ops
-    run as single compiled kernels, see docs/fused.md: `check` holds the step to the bits of these
-    kernels unplanned, and to a few times eager's distance from float64; where eager's kernels take
-    less time in the same bytes, or fused ones do not fit, the plan is one of eager's and says so.
-    `with_eager` plans eager's kernels for the same bytes, too, puts that plan into the package
-    beside one of fused ones, for where there is no compiler, and tells it as the plan's `beside`;
-    `with_libraries` compiles libraries of the groups that go along. `load` says how they are asked
-    for. An interruption while the frontier is made gives the best plan so far, where one fits.
-    Threads that plan do so one after the other; no other is to run a model meanwhile. Raises
+    add up there, too; of samples of several shapes with a number each the fastest is taken. With
+    `kernels` "fused" groups of small ops run as single compiled kernels, see docs/fused.md: `check`
+    holds the step to the bits of these kernels unplanned, and to a few times eager's distance from
+    float64; where eager's kernels take less time in the same bytes, or fused ones do not fit, the
+    plan is one of eager's and says so. `with_eager` plans eager's kernels for the same bytes, too,
+    puts that plan into the package beside one of fused ones, for where there is no compiler, and
+    tells it as the plan's `beside`; `with_libraries` compiles libraries of the groups that go
+    along. `load` says how they are asked for. An interruption while the frontier is made gives the
+    best plan so far, where one fits. Threads that plan do so one after the other; no other is to
+    run a model meanwhile. Raises
     ConfigError when the budget is no size or too small, ModelError when the model cannot be
     captured or the planned module does not do what the original does.
     """

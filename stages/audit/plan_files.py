@@ -21,6 +21,7 @@ from schemas.schedule import Step, read_schedule, schedule_link, schedule_update
 from stages.audit.lane_files import lane_complaints
 from stages.replay.allocator import Taken
 from stages.replay.gpu_memory import on_gpu
+from stages.replay.microbatches import together
 from stages.replay.referee import replay
 
 T = TypeVar("T")
@@ -162,6 +163,12 @@ def _replayed(files: PlanFiles, graph: Graph, costs: Costs, steps: list[Step]) -
         path = cast(Path, files.schedule)
         link, updates = schedule_link(path), schedule_updates(path)
         played = replay(graph, costs, steps, link=link, updates=updates)
+        adding = None
+        if updates is not None and updates.microbatches > 1:
+            other = path.with_name("microbatch.arrow")
+            adds = schedule_updates(other)
+            adding = replay(graph, costs, read_schedule(other), link=link, updates=adds)
+        whole = together(played, adding, 1 if updates is None else updates.microbatches)
     except TightfitError as error:
         yield f"{files.schedule}: cannot be run, {error}"
         return
@@ -170,10 +177,10 @@ def _replayed(files: PlanFiles, graph: Graph, costs: Costs, steps: list[Step]) -
             yield f"{files.schedule}: step {index} has other figures than its replay"
             break
     for name, claimed, found in (
-        ("peak", plan.peak, played.peak),
-        ("time", plan.time, played.seconds),
+        ("peak", plan.peak, whole.peak),
+        ("time", plan.time, whole.seconds),
         ("recomputed", plan.recomputed, played.repeated),
-        ("transfers", plan.transfers, played.transfers),
+        ("transfers", plan.transfers, whole.transfers),
         ("recomputed_time", plan.recomputed_time, played.repeated_seconds),
     ):
         if claimed != found:

@@ -62,7 +62,7 @@ def replay(
     (`stages.replay.rules.updates`). The peak of a whole step is without its staging buffers, which
     are there all the time.
     """
-    sums = summed_storages(graph, True if accumulate else _sums(graph, updates))
+    sums = summed_storages(graph, True if accumulate else gradients_there(graph, updates))
     state = State(graph, costs, sums, link, updates=updates)
     begin_updates(state, steps)
     filled = [_played(state, effect) for effect in effects(graph, steps, sums)]
@@ -91,7 +91,7 @@ def replay(
     )
 
 
-def _sums(graph: Graph, updates: Updates | None) -> list[int]:
+def gradients_there(graph: Graph, updates: Updates | None) -> list[int]:
     """The storages of the gradients of parameters that live on the device, where earlier
     microbatches have left some."""
     if updates is None or not (updates.summed or (updates.adds and not updates.first)):

@@ -11,6 +11,7 @@ from schemas.graph import NONE, Graph, Value
 from schemas.held import loss_values
 from schemas.schedule import Step
 from schemas.updates import Updates
+from stages.replay.referee import gradients_there
 from stages.replay.walk import Effect, effects, there_after
 
 OWNERS = ("held", "gradients", "brought", "kept", "working")
@@ -88,7 +89,7 @@ def timeline(
     """The memory line of a schedule of a graph (peaks, times and live bytes filled in), as it was
     replayed, with `accumulate` and `updates` or without."""
     owners = _owners(graph)
-    walked = list(effects(graph, steps, accumulate))
+    walked = list(effects(graph, steps, accumulate or gradients_there(graph, updates)))
     forward = takewhile(lambda effect: not isinstance(effect.step.action, Loss), walked)
     waiting = there_after(graph, forward)
     memory = steps[0].memory if steps else ""

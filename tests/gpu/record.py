@@ -132,7 +132,7 @@ def _whole_steps(steps: dict[str, Result]) -> list[str]:
     rows = []
     for name in NAMES:
         plain = steps.get(f"{name}: AdamW", {}).get("result")
-        for way in ("AdamW", "AdamW at a third"):
+        for way in ("AdamW", "AdamW at a third", "AdamW, parameters away"):
             result = steps.get(f"{name}: {way}", {}).get("result")
             if not result:
                 continue

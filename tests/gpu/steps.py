@@ -226,11 +226,13 @@ def _linked(asked: Asked) -> list[Step]:
 
 def _whole(asked: Asked, name: str) -> list[Step]:
     """Whole steps with AdamW: plain ones, and those of a plan at a third whose states are in the
-    host's memory (of a CPU, on a disk)."""
+    host's memory (of a CPU, on a disk); on a GPU also those of one in a third of all bytes whose
+    parameters are there, too."""
     words: list[object] = ["--model", name, "--size", asked.size, "--device", asked.device]
     words += ["--steps", 3 if asked.size == "tiny" else 10]
     plain, planned = asked.out / name / "adamw.json", asked.out / name / "whole.json"
     module = asked.out / name / "third" / "module"
+    away = asked.out / name / "away.json"
     return [
         Step(
             f"{name}: {label}",
@@ -243,7 +245,9 @@ def _whole(asked: Asked, name: str) -> list[Step]:
         for label, more, after, result in (
             ("AdamW", (), (), plain),
             ("AdamW at a third", ("--module", module), [f"{name}: plan at a third"], planned),
+            ("AdamW, parameters away", ("--beside", plain), [f"{name}: AdamW"], away),
         )
+        if result != away or asked.device.startswith("cuda")
     ]
 
 

@@ -3,16 +3,19 @@
 Writes JSON: the peak of a step in bytes beyond what is there before it, what parameters and states
 take on the device all the time, seconds of a step, and a digest of the parameters after `CHECKED`
 steps. With a module the optimiser steps in the backward of that, with its states in the host's
-memory, or, on a CPU, on a disk.
+memory, or, on a CPU, on a disk. Beside the result of the plain step a plan is made, in a third of
+its bytes, whose parameters live there too, and are updated there where that is predicted faster.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import hashlib
 import json
 import statistics
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,9 @@ from typing import Any
 import torch
 from torch import nn
 
+import tightfit
+import tightfit.away
+from schemas.errors import ConfigError
 from stages.device.devices import entered, wait_for
 from stages.device.factory import Sample, check_result, move
 from stages.device.meter import session
@@ -29,14 +35,27 @@ from tests.gpu.contestant import SEED, told
 from tests.gpu.models import MODELS
 
 CHECKED = 3
+SHARE = 3
 
 
-def measured(name: str, size: str, device: str, module: str, steps: int) -> dict[str, Any]:
-    """What whole steps take; `module` is the folder of a plan, empty for the plain step."""
+def measured(
+    name: str, size: str, device: str, module: str, steps: int, beside: Path | None = None
+) -> dict[str, Any]:
+    """What whole steps take; `module` is the folder of a plan, empty for the plain step, whose
+    result is given for a plan of parameters that live in the other memory."""
     torch.manual_seed(SEED)
     built = move(check_result(MODELS[name](size, False), name), device)
     model, sample = built.model, built.samples[0]
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    said: dict[str, Any] = {}
+    if beside is not None:
+        plain = json.loads(beside.read_text())
+        try:
+            model, optimizer, said = _away(
+                model, sample, optimizer, (plain["there"] + plain["peak"]) // SHARE, size
+            )
+        except ConfigError as error:
+            return {"infeasible": str(error)}
     if module:
         model, optimizer = load_planned(module, model), in_backward(optimizer)
     place = torch.device(device)
@@ -44,20 +63,56 @@ def measured(name: str, size: str, device: str, module: str, steps: int) -> dict
         for _ in range(CHECKED):
             _step(model, optimizer, sample)
         wait_for(place)
-        digest = _digest(built.model)
+        with _gathered(optimizer):
+            digest = _digest(built.model)
         gc.collect()
         with session(device) as running, running.section("step"):
             _step(model, optimizer, sample)
         seconds = [_timed(model, optimizer, sample, place) for _ in range(steps)]
     parameters = sum(p.numel() * p.element_size() for p in built.model.parameters())
-    states = 0 if module else sum(_bytes(optimizer, p) for p in built.model.parameters())
+    plainly = not module and beside is None
+    states = sum(_bytes(optimizer, p) for p in built.model.parameters()) if plainly else 0
     return {
         "peak": running.section_usage("step").peak,
-        "there": parameters + states,
+        "there": said.get("parameters", parameters) + states,
         "seconds": statistics.median(seconds),
         "steps": steps,
         "parameters": digest,
+        **said,
     }
+
+
+def _away(
+    model: nn.Module, sample: Sample, optimizer: torch.optim.Optimizer, budget: int, size: str
+) -> tuple[nn.Module, Any, dict[str, Any]]:
+    """The module and the optimiser of a plan whose parameters live in the other memory, and what is
+    predicted of it; raises ConfigError where none fits."""
+    if size == "tiny":
+        tightfit.away.SMALL = 1 << 10
+    args, kwargs = sample
+    folder = tempfile.mkdtemp()
+    fitted, made = tightfit.plan(
+        model, tuple(args), kwargs, budget=budget, optimizer=optimizer, store=folder,
+        parameters="away", check=False, progress=False,
+    )  # fmt: skip
+    whole = made.whole
+    assert whole is not None
+    said = {
+        "parameters": whole.parameters,
+        "predicted_peak": whole.peak,
+        "predicted_seconds": whole.seconds,
+        "away": whole.away,
+        "moved": whole.moved,
+    }
+    return fitted, made.optimizer, said
+
+
+def _gathered(optimizer: Any) -> contextlib.AbstractContextManager[None]:
+    """Within it the values of all parameters are to be had."""
+    if not hasattr(optimizer, "gathered"):
+        return contextlib.nullcontext()
+    found: contextlib.AbstractContextManager[None] = optimizer.gathered()
+    return found
 
 
 def _step(model: nn.Module, optimizer: torch.optim.Optimizer, sample: Sample) -> None:
@@ -99,10 +154,11 @@ def main() -> None:
     parser.add_argument("--size", default="tiny")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--module", default="")
+    parser.add_argument("--beside", type=Path, help="the result of the plain step")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
-    given = (asked.model, asked.size, asked.device, asked.module, asked.steps)
+    given = (asked.model, asked.size, asked.device, asked.module, asked.steps, asked.beside)
     asked.out.write_text(json.dumps(told(asked.module, lambda: measured(*given))))
 
 

@@ -19,7 +19,7 @@ import tightfit
 import tightfit.away
 from stages.device.meter import session
 from tests.tightfit import test_away as away
-from tests.tightfit.test_away import SETTINGS, adam, adamw, alike, deep, loss, momentum
+from tests.tightfit.test_away import SETTINGS, adamw, alike, deep, loss
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -56,7 +56,7 @@ def made_of(model: Any, args: Any, kind: Any, budget: int, store: Path, **more: 
 
 @pytest.mark.parametrize(
     ("kind", "budget"),
-    [(adamw, 150_000), (momentum, 130_000), (adam, 180_000), (plain_sgd, 110_000)],
+    [(adamw, 150_000), (plain_sgd, 110_000)],
 )
 def test_updates_on_disk_are_those_of_torch_in_the_bytes_predicted(
     kind: Any, budget: int, store: Path
@@ -220,7 +220,7 @@ def test_each_microbatch_takes_the_bytes_predicted(microbatches: tuple[Path, Any
         optimizer.step()
         optimizer.zero_grad()
         last = whole.peak if number else whole.first_peak
-        assert peaks == [whole.first_adding_peak, whole.adding_peak, last]
+        assert peaks == [whole.first_microbatch_peak, whole.microbatch_peak, last]
     optimizer.close()
 
 
@@ -248,4 +248,29 @@ def test_microbatches_that_could_not_be_are_refused(microbatches: tuple[Path, An
         )
     )
     assert alike(dict(fitted.state_dict()), dict(plain.state_dict()))
+    optimizer.close()
+
+
+def test_the_fastest_number_of_microbatches_is_taken(store: Path) -> None:
+    """A number each for samples of several shapes; one that does not fit is left out."""
+    model, _ = deep()
+    samples: Any = [((torch.zeros(size, 6, dtype=torch.int64),), {}) for size in (200, 2)]
+    given: dict[str, Any] = {"samples": samples, "loss": loss, "optimizer": adamw(model)}
+    given |= {"budget": 170_000, "store": store, "check": False, **SETTINGS}
+    for words, more in (
+        ("there are 1 numbers of microbatches and samples of 2 shapes", {"microbatches": [1]}),
+        ("is for samples of one shape, or for as many numbers", {}),
+        ("microbatches is 0, expected a number from 1 on", {"microbatches": [1, 0]}),
+        ("microbatches is 'a', expected a number from 1 on", {"microbatches": "a"}),
+        ('for parameters="away"', {"microbatches": [1, 2], "parameters": "device"}),
+    ):
+        with pytest.raises(tightfit.ConfigError, match=words):
+            tightfit.plan(model, **{**given, **more})
+    fitted, made = tightfit.plan(model, **given, microbatches=[1, 2])
+    optimizer: Any = made.optimizer
+    assert made.whole is not None and made.whole.microbatches == 2
+    plain = deep()[0]
+    expected = adamw(plain)
+    mine, other = train_parts(fitted, optimizer, (2,)), train_parts(plain, expected, (2,))
+    assert all(map(torch.equal, mine, other))
     optimizer.close()

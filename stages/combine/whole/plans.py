@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from schemas.plan import Plan, PlanCost, Transfers, gap_of, write_plan
+from schemas.plan import Plan, PlanCost, gap_of, write_plan
 from schemas.schedule import write_schedule
 from stages.combine.fixed import fixed_bytes
 from stages.combine.whole.bound import least_whole_seconds
 from stages.combine.whole.search import Found
 from stages.combine.whole.task import Task
 from stages.replay.line import executions
+from stages.replay.microbatches import together
 
 OUTPUTS = ("schedule.arrow", "plan.json")
 ADDING = "microbatch.arrow"
@@ -38,13 +39,16 @@ def plan_of(task: Task, found: Found, budget: str) -> Plan:
 
     played, fixed = found.replay, fixed_bytes(task.graph)
     moving = sum(task.graph.storages[storage] for storage in task.remote)
-    fixed = replace(fixed, parameters=fixed.parameters - moving)
+    # States that stay on the device, and sums of gradients, are there as parameters are.
+    beside = task.fixed - (fixed.there_before - moving)
+    fixed = replace(fixed, parameters=fixed.parameters - moving + beside)
     seconds = found.seconds
     bound = min(least_whole_seconds(task), seconds)
     gap = gap_of(seconds, bound)
-    most = max(played.peak, found.adding.peak if found.adding else 0)
+    all_of_it = together(played, found.adding, task.microbatches)
+    most = all_of_it.peak
     total = task.fixed + found.updates.staging + found.updates.bench + most
-    there, count = _moved(found, task.microbatches), task.microbatches
+    there, count = all_of_it.transfers, task.microbatches
     parts = f" in {count} microbatches" if count > 1 else ""
     waited = there.waited if there else 0.0
     sentence = (
@@ -71,20 +75,6 @@ def plan_of(task: Task, found: Found, budget: str) -> Plan:
         recomputed_time=played.repeated_seconds,
         solver="local search",
         transfers=there,
-    )
-
-
-def _moved(found: Found, microbatches: int) -> Transfers | None:
-    """What leaves and comes back in a step of some microbatches."""
-    last, other = found.replay.transfers, found.adding.transfers if found.adding else None
-    if last is None or other is None:
-        return last
-    more = microbatches - 1
-    return Transfers(
-        last.left + more * other.left,
-        last.returned + more * other.returned,
-        max(last.host_peak, other.host_peak),
-        last.waited + more * other.waited,
     )
 
 

@@ -24,6 +24,7 @@ from stages.combine.whole.base import Base, base_of
 from stages.combine.whole.placing import Moved, TooLittleError, placed
 from stages.combine.whole.task import Task
 from stages.combine.whole.windows import windows_of
+from stages.replay.microbatches import together
 from stages.replay.referee import Replay, replay
 
 SLICES = 1024
@@ -132,7 +133,7 @@ class Search:
             adding = self._step(base, self.task.played(there, False, adds=True), frozenset())
             if adding is None:
                 return None
-        seconds = last.seconds + (several * adding.seconds if adding else 0.0)
+        seconds = together(last, adding, several + 1).seconds
         return Found(choice, updates, last, adding, seconds)
 
     def _step(self, base: Base, updates: Updates, here: frozenset[int]) -> Replay | None:

@@ -15,6 +15,7 @@ from schemas.errors import ArtifactError
 from schemas.graph import read_graph
 from schemas.measured_updates import read_measured, write_measured
 from schemas.measurement import read_measurement
+from schemas.plan import read_plan
 from schemas.schedule import (
     SCHEDULE,
     read_schedule,
@@ -24,6 +25,7 @@ from schemas.schedule import (
 )
 from schemas.store import read
 from stages.__main__ import main
+from stages.audit.plan_files import PlanFiles, complaints_of
 from stages.device.factory import build
 from stages.generate.remote import away_of
 from stages.profile import measure
@@ -180,62 +182,74 @@ def away(made: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     given += ["--updates", str(own / "updates.json")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("stages.combine.whole.command.LEAST", 1 << 10)
-        for count in (1, 2):
-            out = ["--out", str(own / str(count)), "--microbatches", str(count)]
-            assert main(["whole", *given, *out]) == 0
-    return own, graph[:2], words[:-6]
+        assert main(["whole", *given, "--out", str(own / "plan"), "--microbatches", "2"]) == 0
+    return own / "plan", folder / "plan", graph[:2], words[:-6]
 
 
-def generated(own: Path, graph: list[str], count: int, out: Path, *more: str) -> int:
-    plan = ["--plan", str(own / str(count) / "plan.json"), "--out", str(out)]
-    schedule = ["--schedule", str(own / str(count) / "schedule.arrow")]
-    return main(["generate", *graph, *schedule, *plan, *more])
+def generated(plan: Path, graph: list[str], out: Path, *more: str) -> int:
+    named = ["--plan", str(plan / "plan.json"), "--schedule", str(plan / "schedule.arrow")]
+    return main(["generate", *graph, *named, "--out", str(out), *more])
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_updates_on_disk_are_judged_to_the_byte(away: Any, tmp_path: Path, count: int) -> None:
-    own, graph, model = away
-    adding = own / str(count) / "microbatch.arrow"
-    assert adding.exists() is (count > 1)
-    more = ["--microbatch", str(adding)] if count > 1 else []
-    assert generated(own, graph, count, tmp_path / "module", *more) == 0
-    lodging = load_package(tmp_path / "module").LODGING
-    assert len(lodging.away) > 4 and lodging.microbatches == count
+def test_updates_on_disk_are_judged_to_the_byte(away: Any, tmp_path: Path) -> None:
+    plan, _, graph, model = away
+    module = str(tmp_path / "module")
+    adding = ["--microbatch", str(plan / "microbatch.arrow")]
+    assert generated(plan, graph, tmp_path / "module", *adding) == 0
+    lodging = load_package(module).LODGING
+    assert len(lodging.away) > 4 and lodging.microbatches == 2
     out = ["--out", str(tmp_path / "measurement.arrow"), "--pairs", "1"]
-    given = ["--plan", str(own / str(count) / "plan.json"), "--module", str(tmp_path / "module")]
+    given = ["--plan", str(plan / "plan.json"), "--module", module]
     assert main(["validate", *model, *graph, *given, *out]) == 0
     found = read_measurement(tmp_path / "measurement.arrow")
     assert found.verdict == "feasible", found.sentence
     assert found.peak_as_predicted and found.within_budget and found.bits_equal
+    assert found.slow_peak == found.predicted_slow
     assert "waits for the other memory for" in found.sentence
+
+
+def test_plans_of_microbatches_replay_to_what_they_say(made: Any, away: Any) -> None:
+    folder, _ = made
+    for plan in away[:2]:
+        files = PlanFiles(
+            path=plan / "plan.json",
+            plan=read_plan(plan / "plan.json"),
+            graph=folder / "graph.arrow",
+            costs=folder / "costs.arrow",
+            frontier=None,
+            schedule=plan / "schedule.arrow",
+            sequence=None,
+            lanes=None,
+            module=None,
+            measurement=None,
+        )
+        assert [*complaints_of(files)] == []
+        wrong = replace(files, plan=replace(files.plan, time=1.0))
+        assert any("time is 1.0, where" in each for each in complaints_of(wrong))
 
 
 def test_schedules_of_microbatches_that_do_not_belong_together_are_refused(
     away: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own, graph, _ = away
-    out, adding = tmp_path / "module", own / "2" / "microbatch.arrow"
+    plan, single, graph, _ = away
+    out, adding = tmp_path / "module", plan / "microbatch.arrow"
 
-    def refused(words: str, count: int, *more: str) -> None:
-        assert generated(own, graph, count, out, *more) == 1
+    def refused(words: str, of: Path, *more: str) -> None:
+        assert generated(of, graph, out, *more) == 1
         assert words in capsys.readouterr().err and not out.exists()
 
-    refused("give that of the others, too (`tightfit generate --microbatch`)", 2)
-    refused("is not that of several microbatches", 1, "--microbatch", str(adding))
-    last = str(own / "2" / "schedule.arrow")
-    refused("of the other microbatches", 2, "--microbatch", last)
+    refused("give that of the others, too (`tightfit generate --microbatch`)", plan)
+    refused("is not that of several microbatches", single, "--microbatch", str(adding))
+    last = str(plan / "schedule.arrow")
+    refused("of the other microbatches", plan, "--microbatch", last)
     updates, link = schedule_updates(adding), schedule_link(adding)
     digest = read(adding, SCHEDULE).metadata["graph"]
-    assert updates is not None
     steps = read_schedule(adding)
-    for name, changed, words in (
-        ("far", replace(updates, there=frozenset()), "is that of another step"),
-        ("cut", replace(updates, microbatches=3), "is that of another step"),
-    ):
-        path = tmp_path / f"{name}.arrow"
+    assert updates is not None and away_of(steps)
+    for changed in (replace(updates, there=frozenset()), replace(updates, microbatches=3)):
+        path = tmp_path / "other.arrow"
         write_schedule(path, steps, digest, link, changed)
-        refused(words, 2, "--microbatch", str(path))
-    assert away_of(steps)
+        refused("is that of another step", plan, "--microbatch", str(path))
 
 
 def test_updates_of_the_past_have_no_lane(made: Any, tmp_path: Path) -> None:
