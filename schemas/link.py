@@ -35,6 +35,11 @@ class HostLink:
             return math.inf
         return self.latency + size / self.bandwidth
 
+    @property
+    def speed(self) -> str:
+        """How fast it is, as text: alike for links over which all transfers take as long."""
+        return f"{self.bandwidth!r} B/s, {self.latency!r} s"
+
     def lane(self, leaves: bool) -> str:
         """The lane of a direction."""
         return f"{self.device}/{'to' if leaves else 'from'}-{self.to}"

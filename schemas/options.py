@@ -1,4 +1,4 @@
-"""`tightfit.options/1`: the ways to run each distinct block, with what each way costs.
+"""`tightfit.options/2`: the ways to run each distinct block, with what each way costs.
 
 An option is a list of nodes for the block's forward and one for its backward, recomputations
 repeated in place. All its sizes are bytes that the block itself brings; nothing is rounded:
@@ -21,6 +21,10 @@ of the output is already there can leave them out: it is not the block's first, 
 `output_seconds` less. `forward_seconds` are those of the block's first forward; in a further one
 ops may run in a cheaper form (`schemas.problem.Repeat`), and the nodes listed in `Block.once` do
 not run.
+
+Options that were made for a link say what of their `save` may leave over it between forward and
+backward: the storages `leaves`, `leaving_bytes` together, what is dearest to make again first. None
+of that is taken off the sizes above: where blocks are combined is decided how much of it leaves.
 """
 
 from __future__ import annotations
@@ -52,7 +56,7 @@ class Option:
     searched is faster within this option's save and the larger of its peaks. "feasible": one may be
     faster by at most a share `gap` of `seconds`. `limit` says what ended the search for this
     option: the accepted "gap", "work" (nodes of the search tree) or "clock"; it is empty where the
-    option was made by hand.
+    option was made by hand. `leaves` are storages of the block's problem.
     """
 
     block: str
@@ -70,6 +74,8 @@ class Option:
     status: Status = "feasible"
     gap: float = 1.0
     limit: str = ""
+    leaves: list[int] = field(default_factory=list)
+    leaving_bytes: int = 0
 
     @property
     def seconds(self) -> float:
@@ -79,7 +85,7 @@ class Option:
 
 OPTIONS = store.ArtifactType(
     "tightfit.options",
-    1,
+    2,
     pa.schema(
         [
             text("block"),
@@ -97,6 +103,8 @@ OPTIONS = store.ArtifactType(
             text("status"),
             number("gap"),
             text("limit"),
+            integers("leaves"),
+            integer("leaving_bytes"),
         ]
     ),
 )
@@ -132,6 +140,11 @@ def clock_of(path: Path | str) -> int:
     return int(written)
 
 
+def speed_of(path: Path | str) -> str:
+    """The speed of the link that options were made for (`HostLink.speed`), "" for none."""
+    return store.header(path).metadata.get("link", "")
+
+
 def group_options(options: Iterable[Option]) -> dict[str, list[Option]]:
     """Options by block, in the order of the blocks' first appearance."""
     groups: dict[str, list[Option]] = {}
@@ -147,6 +160,7 @@ def _check(options: list[Option], where: str) -> None:
             if row.option != index:
                 raise ArtifactError(f"{what} stands where option {index} should")
             sizes = (row.save, row.forward_peak, row.backward_peak, *row.forward, *row.backward)
+            sizes += (*row.leaves, row.leaving_bytes)
             times = (row.forward_seconds, row.backward_seconds, row.output_seconds, row.gap)
             if min(sizes) < 0 or not all(0 <= time < math.inf for time in times):
                 raise ArtifactError(
@@ -154,9 +168,11 @@ def _check(options: list[Option], where: str) -> None:
                 )
             if row.save > row.forward_peak:
                 raise ArtifactError(f"{what} saves more than its forward ever holds")
+            if row.leaving_bytes > row.save or len(set(row.leaves)) < len(row.leaves):
+                raise ArtifactError(f"{what} lets leave what it does not save")
             if not set(row.output_only) <= set(row.forward):
                 raise ArtifactError(f"{what} lists nodes for its output that it does not run")
             if row.status not in STATUSES or row.limit not in LIMITS:
                 raise ArtifactError(f"{what} has the unknown status {row.status!r} {row.limit!r}")
-            if index == 0 and row.backward:
-                raise ArtifactError(f"{what} has a backward")
+            if index == 0 and (row.backward or row.leaves):
+                raise ArtifactError(f"{what} has a backward, or lets something leave")

@@ -20,7 +20,8 @@ class About:
     `solved` takes the options that integer programs found, and hangs on how these ended. One that
     takes `clusters` is given a hierarchy of them (`HIERARCHY` says how large). One that plans
     `chains` takes chains that come as files, and one that plans `joins` several that end in one
-    loss. One with `links` takes the link to another memory, to which plans may send what waits.
+    loss. One with `links` takes the link to another memory, to which plans may send what waits; one
+    that `sends` takes options of blocks that were made for that link, too.
     `optimal_in` names the class that its sequences are optimal in, "" for none.
     """
 
@@ -33,6 +34,7 @@ class About:
     chains: bool = False
     joins: bool = False
     links: bool = False
+    sends: bool = False
     optimal_in: str = ""
 
 
@@ -106,6 +108,16 @@ _BUDGETED = [
         apart=True,
         solved=True,
         links=True,
+    ),
+    About(
+        "offmate",
+        "each block runs by one of many options, of which some of what they keep is sent and "
+        "brought back; an integer program chooses among them and how much goes over the link, as "
+        "measured or that of a `machine`",
+        apart=True,
+        solved=True,
+        links=True,
+        sends=True,
     ),
 ]
 

@@ -24,7 +24,7 @@ def frontier_so_far(route: Route, graph: Path, costs: Path) -> Path | None:
     with contextlib.suppress(KeyboardInterrupt):
         found += _known(place)
         for name in ("unplanned", "checkpoint", route.strategy):
-            found += _unpolished(name, graph, costs, place, route.machine)
+            found += _unpolished(name, graph, costs, place, route)
     if not found:
         return None
     points: list[Point] = [point for frontier in found for point in frontier.points]
@@ -53,14 +53,12 @@ def _known(place: Path) -> list[Frontier]:
     return found
 
 
-def _unpolished(
-    name: str, graph: Path, costs: Path, place: Path, machine: Path | None
-) -> list[Frontier]:
+def _unpolished(name: str, graph: Path, costs: Path, place: Path, route: Route) -> list[Frontier]:
     """The frontier of a strategy's own plans, none where what it plans from is not there yet."""
     from stages.combine.inputs import Inputs
     from stages.combine.strategies.registry import strategy as strategy_of
 
-    blocks, options = place / "blocks.arrow", place / "options.arrow"
+    blocks, options = place / "blocks.arrow", route.options(place)
     solved = options.exists()
     if not blocks.exists() or not (solved or name == "unplanned"):
         return []
@@ -69,7 +67,7 @@ def _unpolished(
     given = Inputs.read(
         *(graph, costs, blocks, options if solved else None),
         clusters if clusters.exists() else None,
-        machine if strategy.about.links else None,
+        route.machine if strategy.about.links else None,
     )
     if strategy.supports(given.step):
         return []

@@ -146,8 +146,9 @@ class Route:
         `given` one of the strategy's own plans will do, which takes much less time."""
         engine, peaks, saves = self.solver
         place = self.place(costs)
-        blocks, options = place / "blocks.arrow", place / "options.arrow"
-        whole = self.folder(place) / "frontier.arrow"
+        blocks, whole = place / "blocks.arrow", self.folder(place) / "frontier.arrow"
+        linked = ("--machine", self.machine) if self.links else ()
+        options, sends = self.options(place), STRATEGIES[self.strategy].sends
         path = whole.parent / "given" / "frontier.arrow" if given else whole
         for known in (whole, path):
             if known.exists():
@@ -159,10 +160,12 @@ class Route:
         self.run("partition", *files, "--out", blocks, *clusters, *(limits if clusters else ()))
         grid = ("--engine", engine, "--peaks", peaks, "--saves", saves)
         solving = ("--blocks", blocks, "--store", self.store, *grid, "--jobs", workers)
-        self.run("solve", *solving, "--out", options, parts=_blocks_of(_distinct(blocks)))
+        made_for = linked if sends else ()
+        self.run(
+            "solve", *solving, *made_for, "--out", options, parts=_blocks_of(_distinct(blocks))
+        )
         made = ("--blocks", blocks, "--options", options, "--strategy", self.strategy)
         more = ("--given",) if given else ("--workers", workers)
-        linked = ("--machine", self.machine) if self.links else ()
         self.run("combine", *files, *made, *clusters, *linked, *more, "--out", path, parts=_budgets)
         return path
 
@@ -177,6 +180,12 @@ class Route:
         if not self.links or self.machine is None:
             return folder
         return folder / file_digest(self.machine)[:16]
+
+    def options(self, place: Path) -> Path:
+        """The options of blocks: one file for each machine over whose link the strategy sends some
+        of what they keep."""
+        sends = STRATEGIES[self.strategy].sends
+        return (self.folder(place) if sends else place) / "options.arrow"
 
     def _clusters(self, place: Path) -> tuple[object, ...]:
         """The hierarchy as an option of a stage, where the strategy takes it."""

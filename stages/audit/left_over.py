@@ -20,6 +20,7 @@ FILES = {
         "costs.arrow",
         "blocks.arrow",
         "options.arrow",
+        "linked_options.arrow",
         "hierarchy.arrow",
         "frontier.arrow",
     ),

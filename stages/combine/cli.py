@@ -52,6 +52,8 @@ def run(options: argparse.Namespace) -> None:
             "(`tightfit machine` measures that of this one)"
         )
     given = Inputs.read(*files, options.machine if about.links else None)
+    if about.sends and given.step.link is not None:
+        _check_speed(options.options, given.step.link.speed)
     if said := strategy.supports(given.step):
         raise ConfigError(f"{about.name} cannot plan {given.graph.model}: {said}")
     if not about.baseline:
@@ -61,6 +63,18 @@ def run(options: argparse.Namespace) -> None:
     if about.solved:
         found = replace(found, clock=clock_of(options.options))
     write_frontier(options.out, found)
+
+
+def _check_speed(path: Path, speed: str) -> None:
+    """Raises ConfigError where options were made for another link, or for none."""
+    from schemas.options import speed_of
+
+    if speed_of(path) != speed:
+        made = f"a link of {speed_of(path)}" if speed_of(path) else "no link"
+        raise ConfigError(
+            f"{path}: was made for {made}, and the machine's is one of {speed}: make them with "
+            "`solve --machine`"
+        )
 
 
 class _Telling:

@@ -21,7 +21,7 @@ from stages.combine.schedule.executions import runs
 from stages.combine.schedule.leaving import leaving
 from stages.combine.schedule.opening import Opener
 from stages.combine.strategies.strategy import About, Candidate
-from stages.combine.transfers.points import linked_point
+from stages.combine.transfers.points import linked_point, next_to
 from stages.combine.transfers.search import Linker, frees_early
 from stages.replay.line import executions
 from stages.replay.referee import replay
@@ -96,6 +96,7 @@ def _optimal(candidates: Sequence[Candidate]) -> bool:
 def _linked(played: _Played, points: Sequence[Point], workers: int) -> Iterator[Point]:
     """Plans that send storages to another memory, from those of a frontier, for a grid of budgets
     below what these take."""
+    given = pareto(point for point in points if point.transfers)
     plain = pareto(point for point in points if not point.transfers)
     subject = played.subject
     if subject.link is None or not plain:
@@ -111,7 +112,11 @@ def _linked(played: _Played, points: Sequence[Point], workers: int) -> Iterator[
         return [positions[op] for op in source(budget).executions]
 
     highest = max(point.peak for point in plain)
-    for placed in linker.sweep(highest, least_peak(problem), start, workers):
+
+    def linked(budget: int) -> list[Sequence[Action]]:
+        return [point.actions for point in next_to(given, budget)]
+
+    for placed in linker.sweep(highest, least_peak(problem), start, workers, linked):
         yield played.linked(source(placed.ceiling), linker.placer.actions(placed), placed.ceiling)
 
 
@@ -229,7 +234,7 @@ def _plans(
         yield _Plan(source, source.actions)
         sequence = [position[op] for op in source.executions]
         peak = max(run.peak for run in executions(problem, sequence, in_place=False))
-        for ceiling in (peak, 0):
+        for ceiling in (source.ceiling or peak, 0):
             yield _Plan(source, source.actions, in_place=True, ceiling=ceiling)
     unique: dict[tuple[int, ...], Polished] = {}
     drafts = Moments(problem).drafts

@@ -84,3 +84,9 @@ def _check_nodes(chain: Blocks, options: dict[str, list[Option]], where: str) ->
                     f"{where}: option {option.option} of block {digest[:12]} runs node {last}, "
                     f"the block has {len(problem.nodes)}"
                 )
+            made = {s for node in problem.nodes[: problem.loss] for s in node.outputs}
+            if not made.issuperset(option.leaves):
+                raise ArtifactError(
+                    f"{where}: option {option.option} of block {digest[:12]} lets leave what the "
+                    "forward of the block does not make"
+                )

@@ -20,7 +20,7 @@ from stages.combine.polish.views import Views, views_of
 from stages.combine.schedule.executions import runs
 from stages.combine.schedule.leaving import leaving
 from stages.combine.schedule.opening import Opener
-from stages.combine.transfers.points import linked_point
+from stages.combine.transfers.points import linked_point, next_to
 from stages.combine.transfers.search import ASKED, Effort, Linker, frees_early
 from stages.replay.referee import Replay, replay
 
@@ -94,7 +94,8 @@ def refined(
     searched = _searched(player, below, above, budget, sequences, least)
     found = [point for point in (within, searched) if point is not None and point.peak <= budget]
     if player.link is not None:
-        linked = _linked(player, player.link, searched, [*below, *above], budget, effort)
+        given = next_to(frontier.points, budget)
+        linked = _linked(player, player.link, searched, [*below, *above], budget, effort, given)
         found += [point for point in linked if point.peak <= budget]
     return min(found, key=lambda point: point.seconds, default=None)
 
@@ -129,13 +130,15 @@ def _linked(
     around: Sequence[Point],
     budget: int,
     effort: Effort,
+    given: Sequence[Point],
 ) -> list[Point]:
-    """What is found with transfers within a budget, from the best without and the points around."""
+    """What is found with transfers within a budget, from the best without and the points around,
+    and from those with transfers that are `given`."""
     problem, positions = player.opener.problem, player.opener.positions
     early = frees_early(player.costs)
     linker = Linker(problem, link, leaving(player.graph, problem), early)
     starts = [[positions[op] for op in point.executions] for point in (searched, *around)]
-    placed = linker.plan(budget, starts, effort)
+    placed = linker.plan(budget, starts, effort, [point.actions for point in given])
     if placed is None:
         return []
     actions = linker.placer.actions(placed)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from schemas.derived import Derived
 from schemas.engines import SOLVERS
+
+if TYPE_CHECKING:
+    from schemas.link import HostLink
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,6 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--peaks", type=_count, default=4, help="number of limits on the peak")
     parser.add_argument("--saves", type=_count, default=6, help="number of limits on the save")
+    parser.add_argument(
+        "--machine",
+        type=Path,
+        help="description with a link, over which some of what options keep may leave",
+    )
     parser.add_argument(
         "--jobs", type=_count, default=os.cpu_count() or 1, help="blocks solved at a time"
     )
@@ -42,7 +51,7 @@ def run(options: argparse.Namespace) -> None:
     from stages.solve.search import Grid
     from stages.solve.shelf import clock_limited, solve_all
 
-    blocks = read_blocks(options.blocks)
+    blocks, link = read_blocks(options.blocks), _link(options)
     labels, problems = blocks.labels, blocks.problems
     grid = Grid(peaks=options.peaks, saves=options.saves)
 
@@ -54,7 +63,7 @@ def run(options: argparse.Namespace) -> None:
             proven = sum(option.status == "optimal" for option in found)
             print(f"{labels[digest]}: {len(found)} options, {proven} optimal", flush=True)
 
-    found = solve_all(problems, options.store, options.engine, grid, options.jobs, tell)
+    found = solve_all(problems, options.store, options.engine, grid, options.jobs, tell, link)
     taken = len(problems) - len(solved)
     print(f"{blocks.model}: solved {len(solved)}, {taken} from the store", flush=True)
     clock = clock_limited(_shelved(options))
@@ -62,14 +71,27 @@ def run(options: argparse.Namespace) -> None:
         "engine": options.engine,
         "grid": f"{grid.peaks}x{grid.saves}",
         "clock": str(clock),
+        **({"link": link.speed} if link else {}),
     }
     write_options(options.out, found, metadata)
+
+
+def _link(options: argparse.Namespace) -> HostLink | None:
+    """The link that options are made for."""
+    from schemas.link import host_link
+    from schemas.machine import read_machine
+
+    if options.machine is None:
+        return None
+    return host_link(read_machine(options.machine), options.machine)
 
 
 def derived(options: argparse.Namespace) -> list[Derived]:
     """What `run` made of what: the blocks, and the options of each distinct one in the store."""
     settings = {name: getattr(options, name) for name in ("engine", "peaks", "saves")}
-    return [Derived([options.out], [options.blocks, *_shelved(options)], settings)]
+    machine = [] if options.machine is None else [options.machine]
+    read = [options.blocks, *_shelved(options), *machine]
+    return [Derived([options.out], read, settings)]
 
 
 def _shelved(options: argparse.Namespace) -> list[Path]:
@@ -78,5 +100,5 @@ def _shelved(options: argparse.Namespace) -> list[Path]:
     from stages.solve.shelf import shelf_path
 
     grid = Grid(peaks=options.peaks, saves=options.saves)
-    digests = sorted(read_blocks(options.blocks).problems)
-    return [shelf_path(options.store, digest, options.engine, grid) for digest in digests]
+    digests, link = sorted(read_blocks(options.blocks).problems), _link(options)
+    return [shelf_path(options.store, digest, options.engine, grid, link) for digest in digests]

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from schemas.engines import Engine, Solver
+from schemas.link import HostLink
 from schemas.options import Option
 from schemas.problem import Problem
 from stages.solve.checkmate import Checkmate, choose_stages
 from stages.solve.engine import TOLERANCE, Limits, solve
 from stages.solve.hand import droppable, forward_nodes, keep_all, output_only, recompute_cheap
+from stages.solve.leaving import leaving, recompute_quick
 from stages.solve.simulate import BlockRun, Figures, simulate
 
 
@@ -62,22 +64,31 @@ class Solved:
     clock: int
 
 
-def solve_block(digest: str, problem: Problem, engine: Solver, grid: Grid) -> list[Option]:
+def solve_block(
+    digest: str, problem: Problem, engine: Solver, grid: Grid, link: HostLink | None = None
+) -> list[Option]:
     """All options of a block worth having, by number: 0 saves nothing, the others from the most
-    saved to the least."""
-    return search_block(digest, problem, engine, grid).options
+    saved to the least. For a link they say what of it may
+    leave; one without a bandwidth changes nothing."""
+    return search_block(digest, problem, engine, grid, link).options
 
 
-def search_block(digest: str, problem: Problem, engine: Solver, grid: Grid) -> Solved:
+def search_block(
+    digest: str, problem: Problem, engine: Solver, grid: Grid, link: HostLink | None = None
+) -> Solved:
     """The options of a block as in `solve_block`, and whether they can be relied on to be found
     again: the same arguments give the same options unless the clock ended a solve."""
     found = [_judged(problem, "keep everything", keep_all(problem))]
     found += [_judged(problem, label, run) for label, run in recompute_cheap(problem)]
+    if link is not None and link.bandwidth > 0:
+        found += [_judged(problem, label, run) for label, run in recompute_quick(problem, link)]
     bounds = [Bound(_most(found), _most(found), found[0].figures.seconds)]
     clock = 0
     if engine != "none" and droppable(problem):
         clock = _search(problem, engine, grid, found, bounds)
     options = [_option(digest, problem, entry, bounds) for entry in _worth_having(found)]
+    if link is not None and link.bandwidth > 0:
+        options = [_with_leaves(problem, option) for option in options]
     numbered = enumerate([_option_zero(digest, problem), *options])
     return Solved([replace(option, option=number) for number, option in numbered], clock)
 
@@ -209,6 +220,12 @@ def _option(digest: str, problem: Problem, entry: Found, bounds: list[Bound]) ->
         gap=0.0 if optimal else gap,
         limit="" if optimal else entry.limit,
     )
+
+
+def _with_leaves(problem: Problem, option: Option) -> Option:
+    leaves = leaving(problem, BlockRun(tuple(option.forward), tuple(option.backward)))
+    size = sum(problem.storages[storage].bytes for storage in leaves)
+    return replace(option, leaves=leaves, leaving_bytes=size)
 
 
 def _option_zero(digest: str, problem: Problem) -> Option:

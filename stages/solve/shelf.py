@@ -6,6 +6,7 @@ a caller's `__main__` is never loaded again.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -20,21 +21,30 @@ from schemas.blocks import problem_row
 from schemas.engines import Solver
 from schemas.errors import ArtifactError, TightfitError
 from schemas.fingerprint import stage_fingerprint, stage_versions
+from schemas.link import HostLink
 from schemas.options import Option, clock_of, read_options, write_options
 from schemas.problem import Problem
 from stages.solve.search import Grid, search_block
 
-REVISION = 3
+REVISION = 4
 """Goes up whenever the same block, grid and engine would get other options than before."""
 
 
-def shelf_path(store: Path, digest: str, engine: Solver, grid: Grid) -> Path:
-    """Where the store keeps the options of a block: STORE/options/<digest>-<grid>-<engine>."""
+def shelf_path(
+    store: Path, digest: str, engine: Solver, grid: Grid, link: HostLink | None = None
+) -> Path:
+    """Where the store keeps the options of a block: STORE/options/<digest>-<grid>-<engine>, and the
+    key of the link where they were made for one."""
     density = f"{grid.peaks}x{grid.saves}"
     usual = Grid(peaks=grid.peaks, saves=grid.saves)
     efforts = [value for name, value in asdict(grid).items() if name not in ("peaks", "saves")]
     effort = "" if grid == usual else "-" + "-".join(f"{effort:g}" for effort in efforts)
-    return store / "options" / f"{digest}-{density}{effort}-{engine}-{REVISION}.arrow"
+    made_for = f"-{_key(link)}" if link else ""
+    return store / "options" / f"{digest}-{density}{effort}-{engine}-{REVISION}{made_for}.arrow"
+
+
+def _key(link: HostLink) -> str:
+    return hashlib.sha256(link.speed.encode()).hexdigest()[:12]
 
 
 def solved_with() -> dict[str, str]:
@@ -55,8 +65,10 @@ def solve_all(
     grid: Grid,
     jobs: int,
     done: Callable[[str, list[Option], bool], None] = lambda digest, options, solved: None,
+    link: HostLink | None = None,
 ) -> list[Option]:
-    """The options of all blocks, ordered by digest, solving those that the store lacks.
+    """The options of all blocks, for a link where there is one, ordered by digest, solving those
+    that the store lacks.
 
     At most `jobs` blocks are solved at a time, largest first. `done` is called with a block's
     digest and options as each becomes known, and whether it was solved here or taken from the
@@ -66,14 +78,14 @@ def solve_all(
     options: dict[str, list[Option]] = {}
     missing = []
     for digest in distinct:
-        path = shelf_path(store, digest, engine, grid)
+        path = shelf_path(store, digest, engine, grid, link)
         if path.exists():
             options[digest] = _shelved(path, digest)
             done(digest, options[digest], False)
         else:
             missing.append(digest)
     made_by = solved_with() if missing else {}
-    workers = _Workers(store, engine, grid, made_by)
+    workers = _Workers(store, engine, grid, made_by, link)
     missing.sort(key=lambda digest: (-len(distinct[digest].nodes), digest))
     with ThreadPoolExecutor(max_workers=max(jobs, 1)) as pool:
         solving = {
@@ -98,11 +110,12 @@ def solve_to_shelf(
     engine: Solver,
     grid: Grid,
     made_by: Mapping[str, str] = MappingProxyType({}),
+    link: HostLink | None = None,
 ) -> list[Option]:
     """Solves a block here and puts its options into the store; `made_by` is from `solved_with`."""
-    solved = search_block(digest, problem, engine, grid)
+    solved = search_block(digest, problem, engine, grid, link)
     metadata = {"engine": engine, "clock": str(solved.clock), **made_by}
-    write_options(shelf_path(store, digest, engine, grid), solved.options, metadata)
+    write_options(shelf_path(store, digest, engine, grid, link), solved.options, metadata)
     return solved.options
 
 
@@ -115,12 +128,13 @@ def _shelved(path: Path, digest: str) -> list[Option]:
 
 @dataclass
 class _Workers:
-    """Processes that solve blocks, with an engine over a grid, for a store."""
+    """Processes that solve blocks, with an engine over a grid, for a store, perhaps for a link."""
 
     store: Path
     engine: Solver
     grid: Grid
     made_by: Mapping[str, str]
+    link: HostLink | None = None
     running: list[subprocess.Popen[str]] = field(default_factory=list)
     stopped: bool = False
 
@@ -133,6 +147,7 @@ class _Workers:
             "engine": self.engine,
             "grid": asdict(self.grid),
             "made_by": dict(self.made_by),
+            "link": [self.link.bandwidth, self.link.latency] if self.link else None,
         }
         root = Path(__file__).resolve().parents[2]
         inherited = os.environ.get("PYTHONPATH")
@@ -142,7 +157,8 @@ class _Workers:
         if code != 0:
             last = (said.strip().splitlines() or [f"exit status {code}"])[-1]
             raise TightfitError(f"solving block {digest[:12]} failed: {last}")
-        return _shelved(shelf_path(self.store, digest, self.engine, self.grid), digest)
+        path = shelf_path(self.store, digest, self.engine, self.grid, self.link)
+        return _shelved(path, digest)
 
     def run(self, task: str, environment: Mapping[str, str]) -> tuple[int, str]:
         """The exit code of a worker and what it wrote to standard error."""

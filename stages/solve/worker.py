@@ -9,6 +9,7 @@ from typing import Any
 
 from schemas.blocks import problem_from_row
 from schemas.errors import TightfitError
+from schemas.link import HostLink
 from stages.solve.search import Grid
 from stages.solve.shelf import solve_to_shelf
 
@@ -31,6 +32,7 @@ def _solve(task: dict[str, Any]) -> None:
         task["engine"],
         Grid(**task["grid"]),
         task["made_by"],
+        HostLink(*task["link"]) if task["link"] else None,
     )
 
 

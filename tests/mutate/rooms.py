@@ -71,6 +71,11 @@ ROOMS = (
         ("tests/stages/combine/transfers",),
     ),
     Capacity(
+        "offmate",
+        ("stages/combine/offmate/*.py",),
+        ("tests/stages/combine/offmate",),
+    ),
+    Capacity(
         "clusters",
         ("stages/combine/clusters/*.py", "stages/combine/unrolled/*.py"),
         ("tests/stages/combine/clusters", "tests/stages/combine/unrolled"),

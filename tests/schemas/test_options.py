@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 
 from schemas.errors import ArtifactError
-from schemas.options import Option, clock_of, group_options, read_options, write_options
+from schemas.link import HostLink
+from schemas.options import (
+    Option,
+    clock_of,
+    group_options,
+    read_options,
+    speed_of,
+    write_options,
+)
 
 ZERO = Option(
     block="a" * 64,
@@ -42,6 +50,7 @@ ONE = replace(
 
 def test_options_come_back_by_block(tmp_path: Path) -> None:
     other = [replace(ZERO, block="b" * 64), replace(ONE, block="b" * 64)]
+    other[1] = replace(other[1], leaves=[2, 1], leaving_bytes=20)
     write_options(tmp_path / "options", [ZERO, ONE, *other], {"engine": "highs"})
     assert read_options(tmp_path / "options") == {"a" * 64: [ZERO, ONE], "b" * 64: other}
 
@@ -54,6 +63,14 @@ def test_what_the_clock_ended_is_a_number(tmp_path: Path) -> None:
         write_options(tmp_path / "options", [ZERO], {"clock": said})
         with pytest.raises(ArtifactError, match="'clock' is no number"):
             clock_of(tmp_path / "options")
+
+
+def test_options_say_which_link_they_were_made_for(tmp_path: Path) -> None:
+    assert HostLink(2.0, 0.5, room=3).speed == HostLink(2.0, 0.5, False).speed
+    assert HostLink(2.0, 0.5).speed != HostLink(2.0, 0.25).speed != HostLink(4.0, 0.25).speed
+    for metadata, speed in (({}, ""), ({"link": HostLink(2.0).speed}, "2.0 B/s, 0.0 s")):
+        write_options(tmp_path / "options", [ZERO], metadata)
+        assert speed_of(tmp_path / "options") == speed
 
 
 def test_seconds_are_forward_and_backward() -> None:
@@ -80,6 +97,11 @@ def test_groups_keep_the_order() -> None:
         ([ZERO, replace(ONE, status="best")], "unknown status"),  # type: ignore[arg-type]
         ([ZERO, replace(ONE, limit="luck")], "unknown status"),
         ([replace(ZERO, backward=[4])], "has a backward"),
+        ([replace(ZERO, leaves=[1], leaving_bytes=4)], "lets something leave"),
+        ([ZERO, replace(ONE, leaves=[-1], leaving_bytes=4)], "negative"),
+        ([ZERO, replace(ONE, leaves=[1], leaving_bytes=-4)], "negative"),
+        ([ZERO, replace(ONE, leaves=[1], leaving_bytes=25)], "lets leave what it does not save"),
+        ([ZERO, replace(ONE, leaves=[1, 1], leaving_bytes=4)], "lets leave what it does not save"),
     ],
 )
 def test_what_makes_no_sense_is_refused(tmp_path: Path, options: list[Option], words: str) -> None:

@@ -4,7 +4,7 @@ rule frontier:
         graph=f"{MODEL}/graph.arrow",
         costs=f"{MODEL}/costs.arrow",
         blocks=f"{MODEL}/blocks.arrow",
-        options=f"{MODEL}/options.arrow",
+        options=options_for,
         hierarchy=clusters_for,
         machine=measured_link,
     output:

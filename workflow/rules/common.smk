@@ -123,6 +123,12 @@ def clusters_for(wildcards):
     return expand(f"{MODEL}/hierarchy.arrow", model=wildcards.model) if takes else []
 
 
+def options_for(wildcards):
+    """The options of a model's blocks, made for a link where a strategy takes those."""
+    linked = "linked_" if STRATEGIES[wildcards.strategy].sends else ""
+    return expand(f"{MODEL}/{linked}options.arrow", model=wildcards.model)
+
+
 def given_clusters(wildcards, input):
     """Names the hierarchy as options of a stage."""
     return [word for file in input.hierarchy for word in ("--hierarchy", file)]
@@ -143,10 +149,15 @@ def linked_machine(wildcards, input):
 
 def described_link(wildcards):
     """The digest of a machine's description, "" where a strategy takes none that is named."""
+    return linked_digest() if STRATEGIES[wildcards.strategy].links else ""
+
+
+@cache
+def linked_digest():
+    """The digest of the description of a machine with a link, "" where none is named."""
     from schemas.store import file_digest
 
-    takes = STRATEGIES[wildcards.strategy].links and SETTINGS.linked
-    return f"machine {file_digest(SETTINGS.linked)}" if takes else ""
+    return f"machine {file_digest(SETTINGS.linked)}" if SETTINGS.linked else ""
 
 
 def source(wildcards):

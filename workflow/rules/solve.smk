@@ -1,7 +1,7 @@
 # One job a model, with a process a core; blocks solved before come from the store.
 rule solve:
     input:
-        f"{MODEL}/blocks.arrow",
+        blocks=f"{MODEL}/blocks.arrow",
     output:
         f"{MODEL}/options.arrow",
     log:
@@ -12,10 +12,32 @@ rule solve:
         peaks=SETTINGS.peaks,
         saves=SETTINGS.saves,
         store=SETTINGS.store,
+        machine=[],
         code=code_of("solve"),
     message:
         "{wildcards.model}: finding the options of each distinct block"
     shell:
-        "python -m stages solve --blocks {input:q} --store {params.store:q} --engine {params.engine:q}"
-        " --peaks {params.peaks:q} --saves {params.saves:q} --jobs {threads}"
+        "python -m stages solve --blocks {input.blocks:q} --store {params.store:q} --engine {params.engine:q}"
+        " --peaks {params.peaks:q} --saves {params.saves:q} --jobs {threads} {params.machine:q}"
         " --out {output:q} --error-file {log:q}"
+
+
+# The same for a link, for strategies that take options of which something may leave over it.
+use rule solve as solve_linked with:
+    input:
+        blocks=f"{MODEL}/blocks.arrow",
+        machine=[] if SETTINGS.linked else LINK,
+    output:
+        f"{MODEL}/linked_options.arrow",
+    log:
+        f"{MODEL}/logs/solve_linked.txt",
+    params:
+        engine=SETTINGS.engine,
+        peaks=SETTINGS.peaks,
+        saves=SETTINGS.saves,
+        store=SETTINGS.store,
+        machine=["--machine", SETTINGS.linked or LINK],
+        link=linked_digest(),
+        code=code_of("solve"),
+    message:
+        "{wildcards.model}: finding the options of each distinct block with a link"

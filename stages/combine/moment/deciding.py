@@ -107,10 +107,17 @@ class Moments:
             step = max(step // 2, 1)
             wanted = range(best - step, best + step + 1, step)
 
-    def _worst(self, sequence: Sequence[int], budget: int, moments: Sequence[int]) -> list[int]:
+    def _worst(
+        self,
+        sequence: Sequence[int],
+        budget: int,
+        moments: Sequence[int],
+        problem: Problem | None = None,
+    ) -> list[int]:
         """The nodes of the chain, one between each two moments, whose first runs exceed the budget
-        the most, those that exceed it more first: on a chain, any nodes can be moments together."""
-        runs = executions(self.problem, sequence, in_place=True, ceiling=budget)
+        the most, those that exceed it more first: on a chain, any nodes can be moments together.
+        The `problem` is that in which the sequence runs, where it is another one."""
+        runs = executions(problem or self.problem, sequence, in_place=True, ceiling=budget)
         first = {run.node: run.peak for run in runs if not run.repeated}
         found: list[int] = []
         between: list[int] = []

@@ -236,6 +236,7 @@ class Program:
                 return
             grounds = [self.kept.get((storage, number), NOTHING), *late.get(maker, [])]
             grounds += [once.get(each, NOTHING) for each in self.problem.again[storage]]
+            grounds += self._brought(storage, number)
             self.matrix.at_least(
                 0.0, [*((1.0, ground) for ground in grounds), *((-1.0, c) for c in claims)]
             )
@@ -249,6 +250,10 @@ class Program:
         for (storage, later), term in self.kept.items():
             if later > number:
                 there([term], storage)
+
+    def _brought(self, storage: int, number: int) -> list[Term]:
+        """What else than runs gives a storage from a moment on."""
+        return []
 
     def _since(self, terms: dict[tuple[int, int], Term], number: int) -> dict[int, list[Term]]:
         """By node, the terms of the intervals from a moment on."""

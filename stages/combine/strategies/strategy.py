@@ -41,13 +41,15 @@ class Candidate:
 
     An `optimal` one is so in the class that the strategy is optimal in, for every budget that is
     too small for the next faster candidate. Opening a plan adds what follows from the rest: views,
-    frees, random states and gradients.
+    frees, random states and gradients. Where `ceiling` is given, bytes within which it was made,
+    ops may run in place as `stages.replay.line` says of one.
     """
 
     actions: list[Action]
     sequence: list[Operation]
     origin: str
     optimal: bool = False
+    ceiling: int = 0
 
     @property
     def executions(self) -> list[int]:

@@ -1,5 +1,5 @@
 """What every plan with transfers takes at least, and where to start looking for one: the program
-with a link (`program`) at the moment that asks for the most."""
+with a link (`program`) at the moments that ask for the most."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 from schemas.link import HostLink
 from schemas.problem import Problem
-from stages.combine.moment.deciding import Moments
+from stages.combine.moment.deciding import GAIN, MOMENTS, WIDE, WORK, Moments
 from stages.combine.moment.draft import sequence_of
 from stages.combine.moment.matrix import SparseProgram
-from stages.combine.moment.program import Program
+from stages.combine.moment.program import Program, seconds_of_all
 from stages.combine.moment.solver import Limits, integral
 from stages.combine.transfers.bound import least_seconds_linked
-from stages.combine.transfers.priced import Maker, parted, priced
+from stages.combine.transfers.priced import Maker, Priced, parted, priced
 from stages.combine.transfers.program import LinkedProgram
 
 Draft = tuple[list[int], list[tuple[int, int]]]
@@ -45,42 +45,94 @@ class LinkedMoments(Moments):
         super().__init__(problem, limits)
         self.link = link
         self.leaving = leaving
-        self._moment: dict[int, int] = {}
+        self._known: dict[int, _Closest] = {}
 
     def _program(self, moments: Sequence[int], budget: int) -> tuple[Program, SparseProgram]:
-        program = self._linked(moments[0], budget, whole=False)
+        program = self._linked(moments, budget, whole=False)
         return program, program.matrix.sparse()
 
-    def _linked(self, moment: int, budget: int, whole: bool) -> LinkedProgram:
+    def _linked(self, moments: Sequence[int], budget: int, whole: bool) -> LinkedProgram:
         return LinkedProgram(
-            self.problem, self.order, moment, budget, self.link, self.leaving, whole
+            self.problem, self.order, moments, budget, self.link, self.leaving, whole
         )
 
     def bound(self, budget: int) -> LinkedBound:
         """What every plan within a budget in bytes takes at least."""
         simple = least_seconds_linked(self.problem, budget, self.link)
-        moment, known = self._first(budget)
-        self._moment[budget] = moment
-        if known.bound == math.inf:
-            return LinkedBound(math.inf, known.clock)
-        program, arrays = self._program([moment], budget)
-        solved = integral(arrays, self.limits)
-        least = max(known.bound, solved.bound) * program.unit
-        return LinkedBound(max(simple, least), known.clock or solved.clock)
+        closest = self._closest(budget)
+        unit = seconds_of_all(self.problem)
+        return LinkedBound(max(simple, closest.bound * unit), closest.clock)
 
-    def draft(self, budget: int) -> Draft | None:
-        """A start for the search, None where the program has no solution."""
-        moment = self._moment.get(budget)
-        if moment is None:
-            moment = self._first(budget)[0]
-        program = self._linked(moment, budget, whole=True)
+    def drafts(self, budget: int) -> list[list[int]]:
+        """None: what a solution says of transfers is in `linked_drafts`."""
+        return []
+
+    def linked_drafts(self, budget: int) -> list[Draft]:
+        """Starts for the search: of the first moment alone and of all that were looked at."""
+        moments = self._closest(budget).moments
+        found: list[Draft] = []
+        for some in dict.fromkeys((moments[:1], moments)):
+            draft = self._draft(sorted(some), budget)
+            found += [] if draft is None else [draft]
+        return found
+
+    def _closest(self, budget: int) -> _Closest:
+        """The bound of the programs of ever more moments, each where what the last one decides
+        exceeds the budget the most."""
+        if budget not in self._known:
+            self._known[budget] = self._look(budget)
+        return self._known[budget]
+
+    def _look(self, budget: int) -> _Closest:
+        first, known = self._first(budget)
+        moments: tuple[int, ...] = (first,)
+        bound, clock, work, idle = known.bound, known.clock, WORK, 0
+        while math.isfinite(bound):
+            _, arrays = self._program(sorted(moments), budget)
+            solved = integral(arrays, self.limits)
+            idle = idle + 1 if len(moments) > 1 and solved.bound < bound + GAIN else 0
+            bound, clock = max(bound, solved.bound), clock or solved.clock
+            work -= solved.iterations * len(arrays.cost)
+            if idle or work < 0:
+                break
+            limit = min(MOMENTS, max(len(moments) + 1, WIDE // len(self.problem.nodes)))
+            more = self._next(sorted(moments), budget)[: limit - len(moments)]
+            if not more:
+                break
+            moments = (*moments, *more)
+        return _Closest(bound, moments, clock)
+
+    def _next(self, moments: Sequence[int], budget: int) -> list[int]:
+        """Where a draft exceeds the budget the most, between moments; none where it does not, or
+        there is none."""
+        found = self._decided(moments, budget)
+        return [] if found is None else self._worst(found[1], budget, moments, found[0].problem)
+
+    def _draft(self, moments: Sequence[int], budget: int) -> Draft | None:
+        found = self._decided(moments, budget)
+        return None if found is None else parted(*found)
+
+    def _decided(self, moments: Sequence[int], budget: int) -> tuple[Priced, list[int]] | None:
+        """What the program of some moments decides where storages come back whole: a sequence of
+        the problem with prices; None where it has no solution."""
+        program = self._linked(moments, budget, whole=True)
         values = integral(program.matrix.sparse(), self.limits).values
         if not len(values):
             return None
-        away = [s for s, term in program.away.items() if values[term.column] > 0.5]
+        back = {storage for (storage, _), t in program.back.items() if values[t.column] > 0.5}
         makers: dict[int, list[int]] = {}
-        for storage in away:
+        for storage in sorted(back):
             makers.setdefault(self.problem.storages[storage].producer, []).append(storage)
         chosen = [Maker(node, storages, 0, 0.0) for node, storages in makers.items()]
         found = priced(self.problem, chosen, 0.0)
-        return parted(found, sequence_of(program, values, found.problem))
+        return found, sequence_of(program, values, found.problem)
+
+
+@dataclass(frozen=True)
+class _Closest:
+    """A bound in shares of the step, the moments that it was found with in the order in which they
+    were looked at, and whether the clock ended a solve."""
+
+    bound: float
+    moments: tuple[int, ...]
+    clock: bool

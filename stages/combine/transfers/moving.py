@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from schemas.actions import Action, Free, Prefetch, Run
 from schemas.problem import Node, Problem
 from stages.combine.offload.gaps import Gap
 from stages.combine.offload.placing import Sent, Stay
@@ -57,6 +58,20 @@ class Mover:
     def start(self, placed: Placed) -> list[int]:
         """A plan as a sequence with transfers."""
         return self._joined(placed.sequence, placed.stays)
+
+    def of_actions(self, actions: Iterable[Action]) -> list[int]:
+        """The actions of a plan (`Placer.actions`) as a sequence with transfers, but for those of
+        small storages."""
+        storages = {value: storage for storage, value in self.placer.leaving.items()}
+        nodes = {node.op: place for place, node in enumerate(self.problem.nodes)}
+        found: list[int] = []
+        for action in actions:
+            if isinstance(action, Run):
+                found.append(nodes[action.op])
+            elif isinstance(action, Free | Prefetch) and storages[action.value] in self.leaves:
+                comes = isinstance(action, Prefetch)
+                found.append(self.leaves[storages[action.value]] + comes)
+        return found
 
     def drafted(self, sequence: Sequence[int], back: Iterable[tuple[int, int]]) -> list[int]:
         """A sequence of node positions, and storages with the places ahead of which they come back,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from schemas.actions import Action
@@ -10,6 +10,14 @@ from schemas.frontier import Point
 from schemas.plan import PlanCost
 
 FOUND = ", with transfers"
+
+
+def next_to(points: Iterable[Point], budget: int) -> list[Point]:
+    """The points with transfers, of points by falling peak, that are next to a budget in bytes:
+    above it and within it, at most one each."""
+    linked = [point for point in points if point.transfers]
+    above = [point for point in linked if point.peak > budget][-1:]
+    return above + [point for point in linked if point.peak <= budget][:1]
 
 
 def linked_point(source: Point, actions: Sequence[Action], ceiling: int, cost: PlanCost) -> Point:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
+from schemas.actions import Action
 from schemas.costs import Costs
 from schemas.link import HostLink
 from schemas.problem import Problem
@@ -94,13 +95,19 @@ class Linker:
         return LinkedMoments(self.problem, self.placer.link, self.placer.leaving)
 
     def plan(
-        self, budget: int, starts: Sequence[Sequence[int]], effort: Effort = ASKED
+        self,
+        budget: int,
+        starts: Sequence[Sequence[int]],
+        effort: Effort = ASKED,
+        linked: Sequence[Sequence[Action]] = (),
     ) -> Placed | None:
         """The fastest plan with transfers found within a budget in bytes, from sequences of node
-        positions, of which the first is the best without transfers; None where none was found."""
+        positions, of which the first is the best without transfers, and from `linked` plans with
+        transfers, which may exceed the budget; None where none was found."""
         if self.idle:
             return None
         search = _Search(self, budget, starts, effort)
+        search.begin(linked)
         for start in starts[: effort.starts]:
             for part in effort.parts:
                 search.look(start, part)
@@ -114,18 +121,23 @@ class Linker:
         least: int,
         start: Callable[[int], Sequence[int]],
         workers: int,
+        linked: Callable[[int], Sequence[Sequence[Action]]] = lambda budget: (),
     ) -> Iterator[Placed]:
         """Plans for a grid of budgets from below the `highest` peak down to the `least`; `start`
-        gives the sequence to start from for a budget. None of this depends on `workers`."""
+        gives the sequence to start from for a budget, and `linked` plans with transfers, from which
+        the clocks of the lanes are searched with. None of this depends on `workers`."""
         if self.idle:
             return
         budgets = grid(highest, least)[1::EVERY]
         effort = _sweeping(len(self.problem.nodes))
-        if effort.moves:
-            # What all budgets have in common is made once, ahead of the threads.
-            self.mover, self.moments  # noqa: B018
+        # What all budgets have in common is made once, ahead of the threads.
+        self.mover, self.moments  # noqa: B018
+
+        def planned(budget: int) -> Placed | None:
+            return self.plan(budget, [start(budget)], effort, linked(budget))
+
         with ThreadPoolExecutor(workers) as pool:
-            found = pool.map(lambda budget: self.plan(budget, [start(budget)], effort), budgets)
+            found = pool.map(planned, budgets)
             yield from (placed for placed in found if placed is not None)
 
     def chosen(self, share: float, part: float) -> list[Maker]:
@@ -163,8 +175,17 @@ class _Search:
         self.budget = budget
         self.effort = effort
         self.best: Placed | None = None
+        self.seeds: list[list[int]] = []
         for start in [*starts, range(len(linker.problem.nodes))]:
             self._keep(linker.placer.place(start, None, budget))
+
+    def begin(self, linked: Sequence[Sequence[Action]]) -> None:
+        """Takes note of plans with transfers to start from."""
+        for actions in linked:
+            start = self.linker.mover.of_actions(actions)
+            placed = self.linker.mover.placed(start, self.budget)
+            self._keep(placed)
+            self.seeds += [start]
 
     def look(self, start: Sequence[int], part: float) -> None:
         """Looks for the share of what makers of a part of the forward make that may not be brought
@@ -188,18 +209,18 @@ class _Search:
     def move(self) -> None:
         """Searches with the clocks of the lanes, and with more moves where what is found is far
         from the bound."""
-        draft = self.linker.moments.draft(self.budget)
-        found = None if draft is None else self.linker.mover.drafted(*draft)
-        self._move(found, self.effort.moves)
+        drafts = self.linker.moments.linked_drafts(self.budget)
+        seeds = [self.linker.mover.drafted(*draft) for draft in drafts] + self.seeds
+        self._move(seeds, self.effort.moves)
         if self.effort.further and self._is_far():
-            self._move(found, self.effort.further)
+            self._move(seeds, self.effort.further)
 
-    def _move(self, draft: list[int] | None, moves: int) -> None:
-        """Searches from the best so far and from what an integer program decides, then from the
-        best of that, as long as it gains something."""
+    def _move(self, seeds: list[list[int]], moves: int) -> None:
+        """Searches from the best so far, from what an integer program decides and from plans that
+        were given, then from the best of that, as long as it gains something."""
         mover = self.linker.mover
         starts = [mover.start(self.best)] if self.best is not None else []
-        starts += [draft] if draft is not None else []
+        starts += seeds
         last: list[int] = []
         for seed, start in enumerate(starts):
             last = mover.moved(start, self.budget, moves, seed)

@@ -1,15 +1,21 @@
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 
 from schemas.engines import ENGINES, Engine
+from schemas.link import HostLink
 from schemas.options import Option
 from schemas.problem import Problem
+from stages.replay.line import forms
 from stages.solve import search
 from stages.solve.checkmate import choose_stages, count_variables
+from stages.solve.hand import drop
+from stages.solve.leaving import recompute_quick
 from stages.solve.search import Grid, grid_points, least_peak_of_block, solve_block
 from stages.solve.simulate import BlockRun, simulate
 from tests.stages.solve.blocks import every_run, perceptron, tiny_blocks
@@ -122,3 +128,48 @@ def test_a_block_too_large_for_an_ilp_has_the_options_by_hand() -> None:
     assert len(options) > 2
     assert not any("ILP" in option.label for option in options)
     assert options[1].status == "optimal"
+
+
+def test_what_a_known_block_keeps_may_leave() -> None:
+    problem = perceptron()
+    options = solve_block("block", problem, "none", EXACT, HostLink(2.0))
+    plain = solve_block("block", problem, "none", EXACT)
+    assert [replace(option, leaves=[], leaving_bytes=0) for option in options] == plain
+    assert (options[0].leaves, options[0].leaving_bytes) == ([], 0)
+    found = {option.save: (option.leaves, option.leaving_bytes) for option in options[1:]}
+    # The output takes .75 s a byte to make again, b .5 s and a .1 s.
+    assert found == {24: ([3, 2, 1], 24), 14: ([3, 2], 14), 4: ([3], 4)}
+
+
+def test_what_is_quicker_made_again_than_sent_is_dropped() -> None:
+    problem = perceptron()
+
+    def labels(bandwidth: float) -> list[str]:
+        found = solve_block("block", problem, "none", Grid(), HostLink(bandwidth))
+        return [option.label for option in found]
+
+    def dropped(bandwidth: float) -> list[BlockRun]:
+        return [run for _, run in recompute_quick(problem, HostLink(bandwidth))]
+
+    # To send 10 bytes and to bring them back takes 20 seconds by the bandwidth; a takes 1, b 5.
+    assert dropped(30.0) == []
+    assert dropped(10.0)[0] == drop(problem, [1])
+    assert dropped(1.0)[0] == drop(problem, [1, 2])
+    assert labels(30.0) == labels(math.inf) == labels(0.0)
+
+
+@settings(deadline=None, max_examples=30)
+@given(tiny_blocks())
+def test_what_leaves_was_kept(problem: Problem) -> None:
+    plain = solve_block("block", problem, "none", EXACT)
+    assert solve_block("block", problem, "none", EXACT, HostLink(0.0)) == plain
+    options = solve_block("block", problem, "none", EXACT, HostLink(3.0, 0.5))
+    check_figures(problem, options)
+    for option in options[1:]:
+        sizes = [problem.storages[storage].bytes for storage in option.leaves]
+        assert option.leaving_bytes == sum(sizes) <= option.save
+        assert all(sizes) and len(set(option.leaves)) == len(option.leaves)
+        order = [*option.forward, problem.loss, *option.backward]
+        later = {s for form in forms(problem, order)[len(option.forward) :] for s in form.inputs}
+        assert later.issuperset(option.leaves)
+        assert not any(problem.storages[storage].stays for storage in option.leaves)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -13,7 +14,8 @@ import pytest
 
 from schemas.blocks import Block, Blocks, problem_digest, write_blocks
 from schemas.errors import ArtifactError, TightfitError
-from schemas.options import Option, read_options
+from schemas.link import HostLink
+from schemas.options import Option, read_options, speed_of
 from stages.solve import search, shelf
 from stages.solve.cli import add_arguments, run
 from stages.solve.engine import SolveVerdict, solve
@@ -150,6 +152,13 @@ def test_solving_loads_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def describe_link(path: Path, bandwidth: float) -> None:
+    device, host = {"name": "cuda:0", "memory": 10**9}, {"name": "host", "memory": 10**9}
+    link = {"between": ["cuda:0", "host"], "bandwidth": bandwidth, "latency": 1e-5}
+    document = {"artifact": "tightfit.machine/1", "name": "a GPU", "devices": [device]}
+    path.write_text(json.dumps({**document, "memories": [host], "links": [link]}))
+
+
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     problem = perceptron()
     digest = problem_digest(problem)
@@ -187,6 +196,14 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = read_options(tmp_path / "options.out")
     assert list(options) == [digest]
     assert f"layer: {len(options[digest])} options" in capsys.readouterr().out
+    machine = tmp_path / "machine.json"
+    for bandwidth in (4.0, 8.0):
+        describe_link(machine, bandwidth)
+        run(parser.parse_args([*map(str, files), *settings, "--machine", str(machine)]))
+        assert speed_of(tmp_path / "options.out") == HostLink(bandwidth, 1e-5).speed
+        assert "solved 1, 0 from the store" in capsys.readouterr().out
+        assert any(option.leaves for option in read_options(tmp_path / "options.out")[digest])
+    assert len(list((tmp_path / "options").iterdir())) == 3
 
 
 @pytest.mark.parametrize("count", ["0", "-2", "many"])

@@ -86,12 +86,10 @@ def test_drafts_are_sequences_with_transfers(made: Problem, link: HostLink) -> N
     placer = Placer(problem, link, leaving(graph, problem))
     mover = Mover(problem, placer)
     for budget in budgets(problem):
-        draft = LinkedMoments(problem, link, placer.leaving).draft(budget)
-        if draft is None:
-            continue
-        start = mover.drafted(*draft)
-        assert [node for node in start if node < len(problem.nodes)] == draft[0]
-        assert math.isfinite(seconds_of(mover, start, budget)[0])
+        for draft in LinkedMoments(problem, link, placer.leaving).linked_drafts(budget):
+            start = mover.drafted(*draft)
+            assert [node for node in start if node < len(problem.nodes)] == draft[0]
+            assert math.isfinite(seconds_of(mover, start, budget)[0])
 
 
 def forth_and_back() -> Problem:

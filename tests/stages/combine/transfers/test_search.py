@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import combinations_with_replacement, pairwise, product
+from itertools import combinations, combinations_with_replacement, pairwise, product
 
 import pytest
 from hypothesis import given, settings
@@ -23,6 +23,8 @@ from schemas.strategies import About
 from stages.combine.bounds import least_peak
 from stages.combine.choose import choose
 from stages.combine.frontier import Subject, frontier
+from stages.combine.moment.program import seconds_of_all
+from stages.combine.moment.solver import integral
 from stages.combine.polish.polisher import grid
 from stages.combine.schedule.executions import runs
 from stages.combine.schedule.leaving import leaving
@@ -152,6 +154,27 @@ def test_no_way_to_send_beats_the_bound(made: Problem, link: HostLink) -> None:
         if link.bandwidth == math.inf and link.latency == 0 and seconds < math.inf:
             placed = placer.place(captured, None, budget)
             assert placed is not None and placed.waited == pytest.approx(0)
+
+
+@settings(deadline=None, max_examples=12)
+@given(problems(forward=3), LINKS)
+def test_no_way_to_send_beats_what_several_moments_say(made: Problem, link: HostLink) -> None:
+    """All pairs of moments, which the bound may not come to, and all of them together."""
+    graph, costs, problem = step_of(made)
+    moments = LinkedMoments(problem, link, leaving(graph, problem))
+    captured = [run.peak for run in executions(problem, range(len(problem.nodes)), False)]
+    some = [*combinations(moments.chain, 2), tuple(moments.chain)]
+    for index, actions in enumerate(ways(graph, problem, 2)):
+        if index == 40:
+            break
+        try:
+            found = played(graph, costs, problem, actions, link, 0)
+        except ScheduleError:
+            continue
+        for each in some if index % 8 == 0 or found.peak < max(captured) else ():
+            _, arrays = moments._program(each, found.peak)
+            least = integral(arrays, moments.limits).bound * seconds_of_all(problem)
+            assert found.seconds >= least * (1 - 1e-9)
 
 
 def both(made: Problem, link: HostLink) -> tuple[Frontier, Frontier, Graph, Costs, Problem]:
