@@ -25,6 +25,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from .pins import pins, setting
+
 Kernel = Callable[[Sequence[Tensor]], list[Tensor]]
 """Takes the inputs of a function in their order and returns its outputs in theirs."""
 
@@ -97,7 +99,7 @@ def _instructions() -> list[str]:
 def check_compiler(device: torch.device) -> None:
     """Raises CompilerError, in one sentence, where no kernel can be compiled for a device."""
     inductor()
-    with kernel_folder(device):
+    with kernel_folder(device), pinned(device):
         try:
             if device.type == "cpu":
                 from torch._inductor.cpp_builder import get_cpp_compiler
@@ -172,44 +174,28 @@ def compile_function(
     another form or storage than it should.
     """
     compile_inner, _ = inductor()
-    with kernel_folder(device), refusing(name), pinned(device):
+    with kernel_folder(device), pinned(device), refusing(name):
         traced, fakes = traced_function(function, inputs, outputs, device, over)
         with torch.no_grad():
             compiled = compile_inner(traced, fakes)
     return checked_kernel(name, compiled, outputs, over)
 
 
-_PINNED: dict[str, Any] = {
-    "benchmark_kernel": False,
-    "combo_kernels": False,
-    "coordinate_descent_tuning": False,
-    "cpp.enable_floating_point_contract_flag": "off",
-    "cpp.enable_unsafe_math_opt_flag": False,
-    "cpp.simdlen": None,
-    "cpp.threads": -1,
-    "max_autotune": False,
-    "max_autotune_pointwise": False,
-    "triton.cudagraphs": False,
-}
-"""Settings of inductor that bits depend on, or where outputs are; those of the process are left."""
-_PINNED_ON_GPU = {"deterministic": True}
-"""No two runs of a compiler choose another kernel by how long it takes."""
-
-
 @contextlib.contextmanager
 def pinned(device: torch.device) -> Iterator[None]:
-    """Within it inductor has the settings that kernels are compiled with, as far as it knows
-    them."""
+    """Within it inductor has the settings that kernels are compiled with, as far as it knows them,
+    whatever a process has set. Raises CompilerError where the environment forces another one."""
     from torch._inductor import config
 
-    wanted = _PINNED if device.type == "cpu" else {**_PINNED, **_PINNED_ON_GPU}
-    with config.patch({name: at for name, at in wanted.items() if _has(config, name)}):
+    wanted = pins(config, device.type)
+    with config.patch(wanted):
+        for name, value in wanted.items():
+            if (found := setting(config, name)) != value:
+                raise CompilerError(
+                    f"the environment sets {name} of PyTorch's inductor to {found!r}, and kernels "
+                    f"are compiled with {value!r}: unset it"
+                )
         yield
-
-
-def _has(config: Any, name: str) -> bool:
-    first, _, rest = name.partition(".")
-    return hasattr(config, first) and (not rest or hasattr(getattr(config, first), rest))
 
 
 @contextlib.contextmanager
