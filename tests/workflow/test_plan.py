@@ -58,7 +58,7 @@ def finished(workplace: Workplace, tiny: dict[str, Any]) -> Finished:
         "broken": {"factory": "mine:broken", "strategies": ["unplanned"]},
         "fused": {
             "factory": "mine:wave",
-            "budgets": ["80%"],
+            "budgets": ["4MB"],
             "strategies": ["rotor"],
             "kernels": "fused",
             "with_eager": True,
@@ -113,9 +113,9 @@ def test_fused_kernels_are_compared_with_themselves_unplanned_and_with_eager(
     targets = [op.target for op in read_graph(model / "graph.arrow").ops]
     assert any(map(is_group, targets))
     assert not any(is_group(op.target) for op in read_graph(model / "eager.arrow").ops)
-    found = read_measurement(model / "rotor/80pct/measurement.arrow")
+    found = read_measurement(model / "rotor/4MB/measurement.arrow")
     assert found.bits_equal
-    assert found.measured_peak == read_plan(model / "rotor/80pct/plan.json").peak
+    assert found.measured_peak == read_plan(model / "rotor/4MB/plan.json").peak
     assert found.sentence.startswith("Fused kernels are ")
     page = (model / "report.html").read_text().replace("&#39;", "'")
     assert found.sentence in page
@@ -126,7 +126,7 @@ def test_fused_kernels_are_compared_with_themselves_unplanned_and_with_eager(
 def test_plans_of_fused_kernels_are_compared_with_those_of_eagers(finished: Finished) -> None:
     workplace = finished[0]
     model = workplace.folder / "results/fused"
-    plan, other = (read_plan(at / "rotor/80pct/plan.json") for at in (model, model / "eager"))
+    plan, other = (read_plan(at / "rotor/4MB/plan.json") for at in (model, model / "eager"))
     assert plan.rival is not None and other.time is not None and plan.time is not None
     assert (plan.kernels, other.kernels) == ("fused", "eager")
     assert (plan.rival.time, plan.budget_total) == (other.time, other.budget_total)
@@ -140,11 +140,11 @@ def test_plans_of_fused_kernels_are_compared_with_those_of_eagers(finished: Fini
 
 def test_modules_carry_what_a_configuration_asks_for(finished: Finished) -> None:
     model = finished[0].folder / "results/fused"
-    module = model / "rotor/80pct/module"
+    module = model / "rotor/4MB/module"
     carried = {"libraries.pt2", "eager.py", "eager_step.py"}
     assert carried <= {path.name for path in module.iterdir()}
     assert not carried & {path.name for path in (model / "unplanned/none/module").iterdir()}
-    said = read_measurement(model / "rotor/80pct/measurement.arrow").sentence
+    said = read_measurement(model / "rotor/4MB/measurement.arrow").sentence
     assert "The plan of eager's kernels beside it has eager's bits" in said
 
 

@@ -145,6 +145,11 @@ def carries(wildcards, what):
     return getattr(model, what) and wildcards.strategy in model.strategies
 
 
+def of_libraries(wildcards):
+    """How many threads libraries that a module carries are compiled for."""
+    return workflow.cores if carries(wildcards, "with_libraries") else 1
+
+
 def plan_beside(wildcards):
     """The plan of eager's kernels that a module carries."""
     folder = f"{RIVAL}/{{strategy}}/{{budget}}"

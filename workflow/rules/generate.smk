@@ -8,9 +8,7 @@ rule generate:
         directory(f"{POINT}/module"),
     log:
         f"{POINT}/logs/generate.txt",
-    threads: lambda wildcards: (
-        workflow.cores if carries(wildcards, "with_libraries") else 1
-    )  # libraries are compiled for so many
+    threads: of_libraries
     params:
         carried=given_carried,
         operators=operators,
