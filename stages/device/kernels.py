@@ -154,7 +154,26 @@ def inductor() -> tuple[Callable[..., Any], Any]:
             f"PyTorch {torch.__version__} has no compiler of the form that groups need: "
             "use kernels: eager"
         ) from error
-    return compile_fx_inner, select_decomp_table()
+    table = select_decomp_table()
+    norms = [at for at in table if at in _NORMS]
+    return compile_fx_inner, {**table, **{at: _in_single_precision(table[at]) for at in norms}}
+
+
+_NORMS = (torch.ops.aten.native_layer_norm.default, torch.ops.aten.native_group_norm.default)
+
+
+def _in_single_precision(norm: Callable[..., Any]) -> Callable[..., Any]:
+    """A normalisation that, on the CPU, gives what ATen does where operands of several precisions
+    meet, as under autocast: means and deviations in single precision, the rest in the input's."""
+
+    def run(given: Tensor, *more: Any) -> Any:
+        dtypes = {leaf.dtype for leaf in more if isinstance(leaf, Tensor)}
+        if given.device.type != "cpu" or torch.float32 not in dtypes - {given.dtype}:
+            return norm(given, *more)
+        made, mean, deviation = norm(given.float(), *more)
+        return made.to(given.dtype), mean, deviation
+
+    return run
 
 
 def compile_function(
@@ -221,8 +240,8 @@ def traced_function(
     _, table = inductor()
     with torch.no_grad(), FakeTensorMode():
         fakes = [zeros_of(form, device) for form in inputs]
-        _check_made(function(*fakes), outputs)
         traced = make_fx(function, decomposition_table=table)(*fakes)
+        _check_made(traced, outputs)
         if over is not None:
             _write_over(traced, over, fakes[over.input])
     _ask_for_strides(traced, [form.strides for form in _fresh(outputs, over)])
@@ -289,9 +308,11 @@ def _form(tensor: Tensor) -> Form:
     return Form(tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()), dtype)
 
 
-def _check_made(made: Sequence[Tensor], outputs: Sequence[Form]) -> None:
-    """Raises RuntimeError where a function makes other shapes or dtypes than it should."""
-    found = [(form.shape, form.dtype) for form in map(_form, made)]
+def _check_made(traced: torch.fx.GraphModule, outputs: Sequence[Form]) -> None:
+    """Raises RuntimeError where a traced function makes other shapes or dtypes than it should."""
+    output = next(node for node in traced.graph.nodes if node.op == "output")
+    made = [_form(node.meta["val"]) for node in output.args[0]]
+    found = [(form.shape, form.dtype) for form in made]
     if found != [(form.shape, form.dtype) for form in outputs]:
         raise RuntimeError("its outputs have other shapes or dtypes than they should")
 

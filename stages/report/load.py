@@ -162,9 +162,8 @@ def files_of_run(folder: Path | str) -> list[Path]:
 
 def _index_files(folder: Path) -> list[Path]:
     names = ("costs.arrow", "*/*/plan.json", "*/*/measurement.arrow", "*/frontier.arrow")
-    own = [path for name in names for path in folder.glob(name)]
-    names = ("costs.arrow", "*/frontier.arrow")
-    return sorted([*own, *(path for name in names for path in (folder / BESIDE).glob(name))])
+    beside = [f"{BESIDE}/{name}" for name in ("costs.arrow", "*/frontier.arrow")]
+    return sorted(path for name in (*names, *beside) for path in folder.glob(name))
 
 
 def _is_model(path: Path) -> bool:

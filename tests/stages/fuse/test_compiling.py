@@ -27,13 +27,14 @@ from stages.device import groups as device_groups
 from stages.device import kernels as device_kernels
 from stages.device.check import check_program
 from stages.device.evaluate import evaluate
-from stages.device.groups import compile_body, file_name, forms_of, is_compiled, kernel
+from stages.device.groups import compile_body, file_name, filled, forms_of, is_compiled, kernel
 from stages.device.kernels import (
     Kernel,
     Over,
     build_key,
     checked_kernel,
     kernel_folder,
+    traced_function,
 )
 from stages.device.libraries import compile_libraries
 from stages.device.opened import open_library
@@ -220,6 +221,33 @@ def test_statistics_of_half_precision_are_those_of_the_cpu(tmp_path: Path) -> No
         "bfloat16"
     }
     check_program(fused, "fused")
+
+
+class Mixed(nn.Module):
+    """Norms of half precision with weights of single precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line, self.one, self.two = nn.Linear(8, 8), nn.LayerNorm(8), nn.GroupNorm(2, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.line(self.two(torch.tanh(self.one(self.line(x)))).sigmoid() * 2)
+        return made
+
+
+def test_norms_under_autocast_are_traced_with_the_dtypes_that_aten_gives() -> None:
+    torch.manual_seed(0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        graph, _ = traced((Mixed(), ((torch.randn(4, 8),), {})))
+    bodies = [body_of(op) for op in fuse(graph).ops if is_group(op.target)]
+    norms = [body for body in bodies if "_norm.default" in body_text(body)]
+    assert any(form.dtype == "float32" for body in norms for form in body.forms)
+    for body in norms:
+        forms = forms_of(body.inputs), forms_of(body.forms)
+        function, _ = traced_function(lambda *given: evaluate(body, given), *forms, CPU)  # noqa: B023
+        given = [filled(form, torch.Tensor.normal_, CPU) for form in forms[0]]
+        for mine, aten in zip(function(*given), evaluate(body, given), strict=True):
+            torch.testing.assert_close(mine, aten)
 
 
 def test_a_compiler_that_fails_leaves_groups_aten(tmp_path: Path) -> None:
