@@ -40,6 +40,7 @@ def test_settings_of_the_process_are_not_those_of_kernels() -> None:
             assert all(setting(config, name) == theirs[name] for name in wanted)
 
 
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="names are those of 2.13")
 def test_this_build_knows_all_pinned_settings() -> None:
     assert set(device_pins._OWN) | set(device_pins._ALONE) == set(pins(config, "cpu"))
 
