@@ -85,8 +85,10 @@ def run(options: argparse.Namespace) -> None:
     files = (options.graph, options.costs, options.frontier)
     found = _chosen(*files, options.budget, search)
     if eager:
-        other = _chosen(*eager[:3], options.budget, search, found.plan.budget_total)
-        replace(other, plan=replace(other.plan, rival=rival_of(found.plan))).write(eager[3])
+        graph, costs, frontier, out = eager
+        total = found.plan.budget_total
+        other = _chosen(graph, costs, frontier, options.budget, search, total)
+        replace(other, plan=replace(other.plan, rival=rival_of(found.plan))).write(out)
         plan = taken(found.plan, other.plan)
         found = replace(found if plan.kernels == "fused" else other, plan=plan)
     found.write(options.out)
@@ -94,13 +96,13 @@ def run(options: argparse.Namespace) -> None:
         _forget_measurement(options.out)
 
 
-def _eager(options: argparse.Namespace) -> tuple[Path, ...]:
-    """What is given of eager's kernels, all or nothing."""
+def _eager(options: argparse.Namespace) -> tuple[Path, Path, Path, Path] | None:
+    """Graph, costs, frontier and folder of eager's kernels, None where none are given."""
     from schemas.graph import is_fused
 
     given = (options.eager_graph, options.eager_costs, options.eager_frontier, options.eager_out)
     if all(path is None for path in given):
-        return ()
+        return None
     if any(path is None for path in given):
         raise ConfigError(
             "choose takes --eager-graph, --eager-costs, --eager-frontier and --eager-out together"
