@@ -82,7 +82,7 @@ wildcard_constraints:
 
 def model_of(wildcards):
     """A model as the configuration has it."""
-    return SETTINGS.models[wildcards.model.removesuffix(f"/{BESIDE}")]
+    return SETTINGS.models[wildcards.model.partition("/")[0]]
 
 
 def name_of(wildcards):
