@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import os
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from schemas.budget import NO_BUDGET, parse_budget
+from schemas.config_errors import message_of, path_text, sentence_of
 from schemas.engines import SOLVERS
 from schemas.errors import ConfigError, TightfitError
 from schemas.link import host_link
@@ -19,6 +19,10 @@ from schemas.machine import machine_file, read_machine
 from schemas.strategies import STRATEGIES, UNPLANNED, baselines
 
 FUSED = "fused"
+BESIDE = "eager"
+"""The folder, in that of a model with fused kernels, of what is planned with eager's."""
+CARRIED = ("with_eager", "with_libraries")
+"""Keys that say what modules of fused kernels carry."""
 SCHEMA_PATH = Path(__file__).with_name("config.schema.json")
 
 
@@ -26,7 +30,8 @@ SCHEMA_PATH = Path(__file__).with_name("config.schema.json")
 class Model:
     """A model to plan: its factory ("package.module:function"), the factory's keyword arguments,
     the strategies and budgets, as written, to plan it with, whether plans may rest on inputs of
-    nothing but `ones`, and its kernels: eager's, or `fused` ones."""
+    nothing but `ones`, and its kernels: eager's, or `fused` ones, whose modules may carry a plan of
+    eager's (`with_eager`) and compiled libraries (`with_libraries`)."""
 
     name: str
     factory: str
@@ -35,6 +40,8 @@ class Model:
     budgets: list[str]
     ones: bool = False
     fused: bool = False
+    with_eager: bool = False
+    with_libraries: bool = False
 
     @property
     def arguments_json(self) -> str:
@@ -109,13 +116,13 @@ def parse_config(document: Mapping[str, Any], source: str = "config.yaml") -> Co
 
     schema = _schema()
     plain, problems = _plain(document)
-    problems += [_sentence(error) for error in Draft202012Validator(schema).iter_errors(plain)]
+    problems += [sentence_of(error) for error in Draft202012Validator(schema).iter_errors(plain)]
     problems += _budget_problems(plain) + _device_problems(plain) + _sample_problems(plain)
     if not problems:
         filled = _with_defaults(plain, schema)
         problems = _link_problems(filled) + _kernel_problems(filled)
     if problems:
-        raise ConfigError(_message(source, sorted(set(problems))))
+        raise ConfigError(message_of(source, sorted(set(problems))))
     solver = filled["solver"]
     return Config(
         models={model.name: model for name in filled["models"] for model in _models(name, filled)},
@@ -165,7 +172,7 @@ def require_folders(config: Config, source: str = "config.yaml") -> None:
         elif key == "results" and not os.access(there, os.W_OK):
             problems.append(f"{key}: {there} is read-only, expected a folder to write to")
     if problems:
-        raise ConfigError(_message(source, problems))
+        raise ConfigError(message_of(source, problems))
 
 
 def _budgets_of(strategy: str, budgets: Iterable[str]) -> list[tuple[str, str]]:
@@ -180,6 +187,7 @@ def _models(name: str, document: dict[str, Any]) -> Iterator[Model]:
     named: dict[str, dict[str, Any]] = {name: {}}
     if "samples" in model:
         named = dict(zip(_sample_names(name, model["samples"]), model["samples"], strict=True))
+    fused = model.get("kernels", document["kernels"]) == FUSED
     for each, further in named.items():
         yield Model(
             each,
@@ -188,7 +196,8 @@ def _models(name: str, document: dict[str, Any]) -> Iterator[Model]:
             model.get("strategies", document["strategies"]),
             [parse_budget(budget).text for budget in model.get("budgets", document["budgets"])],
             model["ones"],
-            model.get("kernels", document["kernels"]) == FUSED,
+            fused,
+            *(fused and model.get(key, document[key]) for key in CARRIED),
         )
 
 
@@ -217,7 +226,7 @@ def _plain(document: Any) -> tuple[Any, list[str]]:
         if isinstance(value, Mapping):
             for key in value:
                 if not isinstance(key, str):
-                    where = _path([*path, str(key)])
+                    where = path_text([*path, str(key)])
                     problems.append(f"{where}: the key {key!r} is no text, expected a name")
             return {str(key): convert(item, [*path, str(key)]) for key, item in value.items()}
         if isinstance(value, list | tuple):
@@ -226,7 +235,7 @@ def _plain(document: Any) -> tuple[Any, list[str]]:
         if value is None or (isinstance(value, str | int | float) and finite):
             return value
         problems.append(
-            f"{_path(path)}: {value!r} is a {type(value).__name__}, "
+            f"{path_text(path)}: {value!r} is a {type(value).__name__}, "
             "expected a number, a text, a list or a mapping"
         )
         return str(value)
@@ -241,7 +250,7 @@ def _budget_problems(document: Any) -> list[str]:
         for index, written in enumerate(budgets):
             if isinstance(written, bool) or not isinstance(written, str | int):
                 continue  # the schema says so
-            key = _path([*path, index])
+            key = path_text([*path, index])
             try:
                 directory = parse_budget(written, key).directory
             except ConfigError as error:
@@ -263,7 +272,7 @@ def _sample_problems(document: Any) -> list[str]:
         samples = model.get("samples") if isinstance(model, dict) else None
         for index, taken in enumerate(_sample_names(name, samples or ())):
             if taken in models:  # type: ignore[operator]
-                where = _path(["models", name, "samples", index])
+                where = path_text(["models", name, "samples", index])
                 problems.append(f"{where}: is planned as {taken}, which is a model of its own")
     return problems
 
@@ -304,14 +313,27 @@ def _link_problems(document: dict[str, Any]) -> list[str]:
 
 def _kernel_problems(document: dict[str, Any]) -> list[str]:
     """A sentence for each model with fused kernels, which are not compiled for a device that is
-    not here."""
+    not here, and for each key that says what modules of such kernels carry where there are none, or
+    libraries for a GPU."""
     described = machine_file(document["device"]) is not None
-    said = 'kernels: "fused" was found, expected eager where the device is described'
-    return [
-        f"{_path(['models', name])}.{said}"
-        for name, model in document["models"].items()
-        if described and model.get("kernels", document["kernels"]) == FUSED
-    ]
+    fused, problems = False, []
+    for name, model in document["models"].items():
+        path, own = ["models", name], model.get("kernels", document["kernels"]) == FUSED
+        fused = fused or own
+        if own and described:
+            said = 'kernels: "fused" was found, expected eager where the device is described'
+            problems.append(f"{path_text(path)}.{said}")
+        keys = [key for key in CARRIED if model.get(key)]
+        problems += _carried_problems(path, keys, own, document["device"])
+    keys = [key for key in CARRIED if document[key]]
+    return problems + _carried_problems([], keys, fused, document["device"])
+
+
+def _carried_problems(path: list[str], keys: list[str], fused: bool, device: str) -> list[str]:
+    wrong = [] if fused else [(key, "kernels: fused beside it") for key in keys]
+    if fused and "with_libraries" in keys and device != "cpu":
+        wrong.append(("with_libraries", "false where the device is not the CPU"))
+    return [f"{path_text([*path, key])}: true was found, expected {said}" for key, said in wrong]
 
 
 def _budget_lists(document: Any) -> Iterator[tuple[list[str | int], list[Any]]]:
@@ -323,53 +345,6 @@ def _budget_lists(document: Any) -> Iterator[tuple[list[str | int], list[Any]]]:
     for name, model in models.items() if isinstance(models, dict) else ():
         if isinstance(model, dict) and isinstance(model.get("budgets"), list):
             yield ["models", name, "budgets"], model["budgets"]
-
-
-def _sentence(error: Any) -> str:
-    """One line for an error of jsonschema: path, what was found, what was expected."""
-    path, expected = list(error.absolute_path), _expected(error.schema)
-    if error.validator == "required":
-        missing = next(key for key in error.validator_value if key not in error.instance)
-        wanted = _expected(error.schema["properties"][missing])
-        return f"{_path([*path, missing])}: is missing, expected {wanted}"
-    if error.validator == "additionalProperties":
-        known = list(error.schema["properties"])
-        unknown = [key for key in error.instance if key not in known]
-        return "\n".join(_unknown(path, key, known) for key in unknown)
-    if "propertyNames" in error.absolute_schema_path:
-        return f"{_path([*path, error.instance])}: is no name to use, expected {expected}"
-    return f"{_path(path)}: {_shown(error.instance)} was found, expected {expected}"
-
-
-def _unknown(path: list[Any], key: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(key, known, 1)
-    hint = f"did you mean {close[0]}" if close else f"expected one of {', '.join(known)}"
-    return f"{_path([*path, key])}: is no known key, {hint}"
-
-
-def _expected(schema: Mapping[str, Any]) -> str:
-    return cast(str, schema["expected"])
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "nothing"
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _path(parts: Iterable[str | int]) -> str:
-    text = ""
-    for part in parts:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
-    return text or "the configuration"
-
-
-def _message(source: str, problems: list[str]) -> str:
-    lines = [line for problem in problems for line in problem.splitlines()]
-    if len(lines) == 1:
-        return f"{source}: {lines[0]}"
-    return "\n".join([f"{source} has {len(lines)} errors:", *(f"  {line}" for line in lines)])
 
 
 def _with_defaults(value: Any, schema: Mapping[str, Any]) -> Any:

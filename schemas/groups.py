@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from schemas.actions import Action, Compute, Write
 from schemas.arguments import argument_values, read_arguments
 from schemas.dtypes import DTYPES
 from schemas.errors import ArtifactError
@@ -158,6 +159,21 @@ def body_of(op: Op) -> Body:
             f"{what} has {len(op.outputs)} outputs and its body {len(body.outputs)}"
         )
     return body
+
+
+def run_groups(graph: Graph, actions: Iterable[Action]) -> tuple[int, int]:
+    """How many groups of a graph some actions run, each counted once, and how many distinct kernels
+    these are: one that writes over an input is a kernel of its own, and so is an alternative."""
+    groups: set[int] = set()
+    kernels: set[tuple[str, int]] = set()
+    for action in actions:
+        if not isinstance(action, Compute | Write):
+            continue
+        op, over = graph.op(action.op), action.in_place
+        if is_group(op.target):
+            groups.add(op.id)
+            kernels.add((op.target, NONE if over == NONE else op.inputs.index(over)))
+    return len(groups - {op.id for op in graph.alternatives}), len(kernels)
 
 
 def overwritten_output(graph: Graph, op: Op, value: int) -> int | None:

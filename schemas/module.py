@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -49,6 +49,17 @@ def read_made_from(directory: Path | str) -> MadeFrom:
         if not isinstance(digest, str) or len(digest) != 64:
             raise ArtifactError(f"{path}: {digest!r} is no digest")
     return MadeFrom(**document)
+
+
+def graph_of(directory: Path | str, graphs: Sequence[Path]) -> Path:
+    """The graph that a module was made from, of several in files; the only one is taken for it.
+    Raises ArtifactError where it was made from none of them."""
+    if len(graphs) == 1:
+        return graphs[0]
+    found = store.with_digest(read_made_from(directory).graph, graphs)
+    if found is None:
+        raise ArtifactError(f"{directory}: was generated from another graph")
+    return found
 
 
 def check_unchanged(directory: Path | str, files: Mapping[str, bytes]) -> None:

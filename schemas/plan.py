@@ -12,7 +12,8 @@ from schemas.errors import ArtifactError
 
 _T = TypeVar("_T")
 Verdict = Literal["optimal", "feasible", "infeasible"]
-OPTIONAL = ("gpu", "transfers")
+KernelsName = Literal["eager", "fused"]
+OPTIONAL = ("gpu", "transfers", "kernels", "groups", "compiled", "rival")
 """Parts that not every plan has."""
 
 
@@ -79,6 +80,19 @@ class Transfers:
 
 
 @dataclass(frozen=True)
+class Rival:
+    """The plan of other `kernels` for the same bytes, which was made, too, and not taken: its
+    seconds and its peak, None where none fits, and the smallest budget known to work for them.
+    `keep_all_total` are the bytes in all of their step that keeps everything."""
+
+    kernels: KernelsName
+    time: float | None
+    peak: int | None
+    smallest_budget: int | None
+    keep_all_total: int
+
+
+@dataclass(frozen=True)
 class Plan:
     """A plan's figures. Times are seconds, sizes bytes.
 
@@ -92,7 +106,10 @@ class Plan:
     without recomputation, `recomputed` the number of ops that run again and `recomputed_time`
     their seconds. `solver` names what made the plan. `gpu` is what the step takes of a GPU, that of
     the plan which takes the least where the verdict is "infeasible", and None on the CPU: there the
-    budget bounds requested bytes, on a GPU reserved ones.
+    budget bounds requested bytes, on a GPU reserved ones. `kernels` are those that the plan runs,
+    `groups` how many groups of its graph it runs as single ones, each counted once, and `compiled`
+    how many distinct kernels these are, those that write over an input included; None for plans of
+    chains. `rival` is the plan of the other kernels for the same bytes, where one was made.
     """
 
     strategy: str
@@ -115,13 +132,25 @@ class Plan:
     solver: str = field(kw_only=True)
     gpu: GpuMemory | None = field(default=None, kw_only=True)
     transfers: Transfers | None = field(default=None, kw_only=True)
+    kernels: KernelsName | None = field(default=None, kw_only=True)
+    groups: int | None = field(default=None, kw_only=True)
+    compiled: int | None = field(default=None, kw_only=True)
+    rival: Rival | None = field(default=None, kw_only=True)
 
     @property
     def keep_all_total(self) -> int:
-        """What a budget of all counts: the bytes of the step without recomputation, in all."""
+        """The bytes of the step without recomputation, in all."""
         if self.gpu is not None:
             return self.gpu.keep_all
         return self.fixed.there_before + self.keep_all.peak
+
+    @property
+    def budget_of_all(self) -> int:
+        """What a budget of 100% counts: the step without recomputation, in all, that runs fused
+        kernels where these were asked for, also if the plan that is taken is one of eager's."""
+        if self.rival is not None and self.rival.kernels == "fused":
+            return self.rival.keep_all_total
+        return self.keep_all_total
 
     @property
     def feasible(self) -> bool:
@@ -160,10 +189,13 @@ def read_plan(path: Path | str) -> Plan:
         _require(path, key, document[key], (str,))
     for key in ("recomputed", "recomputed_time"):
         _require(path, key, document[key], (float, int))
+    for key in ("groups", "compiled"):
+        _require(path, key, document.get(key), (int, type(None)))
     if document["verdict"] not in get_args(Verdict):
         raise ArtifactError(f"{path}: {document['verdict']!r} is no verdict")
+    _require_kernels(path, "kernels", document.get("kernels"), (None,))
     before, gpu = document["before_polish"], document.get("gpu")
-    moved = document.get("transfers")
+    moved, rival = document.get("transfers"), document.get("rival")
     return Plan(
         **{
             **document,
@@ -174,8 +206,26 @@ def read_plan(path: Path | str) -> Plan:
             "fixed": _part(path, "fixed", Fixed, document["fixed"]),
             "gpu": None if gpu is None else _part(path, "gpu", GpuMemory, gpu),
             "transfers": None if moved is None else _part(path, "transfers", Transfers, moved),
+            "rival": None if rival is None else _rival(path, rival),
         }
     )
+
+
+def _rival(path: Path | str, value: Any) -> Rival:
+    names = [part.name for part in fields(Rival)]
+    if not isinstance(value, Mapping) or sorted(value) != sorted(names):
+        raise ArtifactError(f"{path}: rival does not hold {', '.join(names)}")
+    _require_kernels(path, "rival.kernels", value["kernels"])
+    _require(path, "rival.time", value["time"], (float, int, type(None)))
+    for name in ("peak", "smallest_budget"):
+        _require(path, f"rival.{name}", value[name], (int, type(None)))
+    _require(path, "rival.keep_all_total", value["keep_all_total"], (int,))
+    return Rival(**value)
+
+
+def _require_kernels(path: Path | str, key: str, value: Any, more: tuple[None, ...] = ()) -> None:
+    if value not in (*get_args(KernelsName), *more):
+        raise ArtifactError(f"{path}: {key} is {value!r}, which no plan runs")
 
 
 def _require(path: Path | str, key: str, value: Any, types: tuple[type, ...]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,6 +85,17 @@ def schedule_updates(path: Path | str) -> Updates | None:
     is none."""
     said = store.header(path).metadata.get("updates")
     return None if said is None else updates_of(said, str(path))
+
+
+def graph_of(schedule: Path | str, graphs: Sequence[Path]) -> Path:
+    """The graph that a schedule is of, of several in files; the only one is taken for it. Raises
+    ArtifactError where it is of none of them."""
+    if len(graphs) == 1:
+        return graphs[0]
+    found = store.with_digest(store.header(schedule).metadata.get("graph", ""), graphs)
+    if found is None:
+        raise ArtifactError(f"{schedule}: is the schedule of another graph")
+    return found
 
 
 def read_schedule(path: Path | str) -> list[Step]:

@@ -163,6 +163,12 @@ def read_bytes(path: Path | str, most: int | None = None) -> bytes:
         raise ArtifactError(f"{path}: cannot be read ({error or 'it is too large'})") from error
 
 
+def with_digest(digest: str, paths: Sequence[Path | str]) -> Path | None:
+    """The first of some artifacts that has a digest, None where none has; raises ArtifactError
+    where one that is looked at cannot be read."""
+    return next((Path(path) for path in paths if header(path).digest == digest), None)
+
+
 def file_digest(path: Path | str) -> str:
     """The SHA-256 of a file's bytes, 64 hex digits; raises ArtifactError when it cannot be read."""
     return hashlib.sha256(read_bytes(path)).hexdigest()

@@ -159,8 +159,8 @@ class Choices(Sequence[Choice]):
 
 
 class ChosenPlan(Plan):
-    """A plan with the folder of its package, the kernels that it runs ("eager" or "fused"), and the
-    plans of all shapes that were planned together; where it was made with an optimiser,
+    """A plan with the folder of its package, and the plans of all shapes that were planned
+    together; where it was made with an optimiser,
     `optimizer` takes the place of that and `whole` is what is predicted of the step with its
     updates. `beside` is the plan of eager's kernels that travels with one of fused ones, where it
     was asked for."""
@@ -169,7 +169,6 @@ class ChosenPlan(Plan):
     whole: WholeStep | None = None
     beside: ChosenPlan | None = None
     module: Path
-    kernels: str
     plans: tuple[ChosenPlan, ...]
     _whole: Callable[[], Frontier]
     _totals: Callable[[Frontier], Sequence[int]]

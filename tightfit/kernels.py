@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from schemas.budget import NO_BUDGET
 from schemas.errors import ConfigError
@@ -14,6 +15,12 @@ from schemas.plan import Plan
 from tightfit.choices import ChosenPlan
 from tightfit.route import FUSED, Route
 from tightfit.variants import LEAST, Variant, shapes_of
+from tightfit.whole import Updating, planned_whole
+
+if TYPE_CHECKING:
+    from schemas.updates import WholeStep
+
+NOT_COMPARED = "; not compared with plans of eager's kernels, which was interrupted"
 
 
 @dataclass(frozen=True)
@@ -83,8 +90,8 @@ class Rivals:
         except KeyboardInterrupt:
             if not plan.feasible:
                 raise
-            self.route.progress.say("interrupted, taking the plan of fused kernels")
-            told = "; not compared with plans of eager's kernels, which was interrupted"
+            self.say_interrupted()
+            told = NOT_COMPARED
         if better is not None:
             return better
         said = replace(plan, sentence=plan.sentence + told)
@@ -105,48 +112,104 @@ class Rivals:
         made = self.eager.made_of(self.eager_route, other, point)
         return Made(self.eager_route, self.eager, made), (self.eager.graph, point)
 
+    def say_interrupted(self) -> None:
+        """Tells that plans of eager's kernels are not looked at."""
+        self.route.progress.say("interrupted, taking the plan of fused kernels")
+
     def better(self, plan: Plan) -> Made | None:
         """The plan of eager's kernels where it takes the place of one of fused ones."""
-        if plan.budget_total is None or self._is_fastest(plan):
+        from stages.combine.rivals import taken
+
+        if plan.budget_total is None:
+            return None
+        if plan.time is not None and self.is_least(plan.time, plan.budget_total):
             return None
         route = self.eager_route
         other, place = self.eager.chosen(route, str(plan.budget_total))
-        if not _is_better(other, plan):
+        told = taken(plan, other)
+        if told.kernels == FUSED:
             return None
-        told = replace(other, sentence=other.sentence + _why(plan, other))
         return Made(route, self.eager, self.eager.made_of(route, told, place))
 
-    def _is_fastest(self, plan: Plan) -> bool:
-        """Whether no plan of eager's kernels within as many bytes can take less time."""
+    def is_least(self, seconds: float, total: int) -> bool:
+        """Whether no step of eager's kernels can take less time in so many bytes."""
         from schemas.costs import read_costs
         from schemas.graph import read_graph
         from stages.combine.bounds import least_seconds
         from stages.combine.fixed import fixed_bytes
         from stages.replay.condense import condense
 
-        if plan.time is None or plan.budget_total is None:
-            return False
         graph, costs = read_graph(self.eager_files[0]), read_costs(self.eager_files[1])
-        room = plan.budget_total - fixed_bytes(graph).there_before
-        return least_seconds(graph, costs, condense(graph, costs), room) >= plan.time
+        room = total - fixed_bytes(graph).there_before
+        return least_seconds(graph, costs, condense(graph, costs), room) >= seconds
+
+    def made_whole(self, updating: Updating) -> tuple[Made, WholeStep]:
+        """The plan whose step with all updates in its backward is within the budget, and what is
+        predicted of that step: where whole steps of eager's kernels take less time in as many
+        bytes, or alone fit, it is one of these. Raises ConfigError where none fits."""
+        refused: ConfigError | None = None
+        found: tuple[ChosenPlan, WholeStep] | None = None
+        try:
+            found = planned_whole(self.route, self.variant, updating, self.written)
+        except ConfigError as error:
+            if not self.compete:
+                raise
+            refused = error
+        if self.compete:
+            try:
+                better = self._better_whole(updating, found, refused)
+            except KeyboardInterrupt:
+                if found is None:
+                    raise
+                self.say_interrupted()
+                _say(found[0], NOT_COMPARED)
+                better = None
+            if better is not None:
+                return better
+        assert found is not None
+        return Made(self.route, self.variant, found[0]), found[1]
+
+    def _better_whole(
+        self,
+        updating: Updating,
+        found: tuple[ChosenPlan, WholeStep] | None,
+        refused: ConfigError | None,
+    ) -> tuple[Made, WholeStep] | None:
+        """The plan of eager's kernels with its whole step, where it takes the place of what was
+        found of fused ones."""
+        least = self.written == LEAST
+        total = None if least else self.variant.bytes_of(self.written)
+        if found is not None and total is not None and self.is_least(found[1].seconds, total):
+            return None
+        try:
+            other = planned_whole(self.eager_route, self.eager, updating, self.written, total)
+        except ConfigError as error:
+            if refused is not None:
+                raise ConfigError(f"{refused}; with eager's kernels, {error}") from error
+            return None
+        if found is None:
+            told = "; with eager's kernels, as fused ones do not fit"
+        elif not _is_smaller(other[1], found[1], least):
+            return None
+        elif least:
+            told = f"; with eager's kernels, as fused ones need {found[1].total:,} bytes"
+        else:
+            share = f"{found[1].seconds / other[1].seconds:.3f}"
+            told = f"; with eager's kernels, as fused ones would take {share} times as long"
+        _say(other[0], told)
+        return Made(self.eager_route, self.eager, other[0]), other[1]
 
 
-def _is_better(other: Plan, plan: Plan) -> bool:
-    """Whether a plan of eager's kernels takes less time than one of fused ones, or fits alone; of
-    two that do not fit, whether it is the one that would in fewer bytes."""
-    if other.time is not None and plan.time is not None:
-        return other.time < plan.time
-    if other.feasible or plan.feasible or None in (other.smallest_budget, plan.smallest_budget):
-        return other.feasible
-    return other.smallest_budget < plan.smallest_budget  # type: ignore[operator]
+def _is_smaller(other: WholeStep, found: WholeStep, least: bool) -> bool:
+    """Whether a whole step takes less time than another, or where bytes are to be the least, fewer
+    of these."""
+    if least:
+        return (other.total, other.seconds) < (found.total, found.seconds)
+    return other.seconds < found.seconds
 
 
-def _why(plan: Plan, other: Plan) -> str:
-    """Why the plan is one of eager's kernels, for people."""
-    if plan.time is None or other.time is None:
-        return f"; with eager's kernels, as fused ones need {plan.smallest_budget:,} bytes"
-    share = f"{plan.time / other.time:.3f}"
-    return f"; with eager's kernels, as fused ones would take {share} times as long in these bytes"
+def _say(plan: ChosenPlan, more: str) -> None:
+    object.__setattr__(plan, "sentence", plan.sentence + more)
 
 
 def plans_of(route: Route, variants: Sequence[Variant], written: str) -> list[Made]:

@@ -20,7 +20,7 @@ from schemas.strategies import baselines
 from tightfit.away import Microbatches, Parameters, check_parameters, planned_away
 from tightfit.checked import check_plan, check_updates
 from tightfit.choices import Choice, ChosenPlan
-from tightfit.kernels import plans_of
+from tightfit.kernels import Rivals, plans_of
 from tightfit.progress import FUSED_STAGES, STAGES, Progress
 from tightfit.route import ALONE, FUSED, Route
 from tightfit.settings import (
@@ -173,17 +173,18 @@ def _with_optimizer(
 ) -> tuple[nn.Module, ChosenPlan]:
     """The plan of one shape with an optimiser that steps in its backward."""
     from tightfit.carried import loader
-    from tightfit.whole import in_backward, measured, planned_whole
+    from tightfit.whole import in_backward, measured
 
     if len(given) > 1:
         raise ConfigError("plan: optimizer: is for samples of one shape")
     variant = Variant.of(route, given[0], written)
     updating = measured(route, variant.graph, variant.built.model, optimizer, disk)
-    made, whole = planned_whole(route, variant, updating, written)
+    one, whole = Rivals(route, variant, written).made_whole(updating)
+    made = one.plan
     load_one = loader(made.module, disk=whole_path(disk))
     if check:
-        check_plan(route, variant, made, load_one)
-        check_updates(route, variant, load_one, optimizer, disk)
+        check_plan(one.route, one.variant, made, load_one)
+        check_updates(one.route, one.variant, load_one, optimizer, disk)
     object.__setattr__(made, "whole", whole)
     object.__setattr__(made, "optimizer", in_backward(optimizer, disk))
     return load_one(given[0].model, otherwise), made

@@ -94,9 +94,7 @@ class Variant:
         known = partial(read_frontier, self.path)
         whole = partial(_whole, route, self.graph, self.costs)
         totals = partial(totals_of, self.graph, self.costs)
-        made = ChosenPlan.of(said, known if self.more else whole, totals, module)
-        object.__setattr__(made, "kernels", route.kernels)
-        return made
+        return ChosenPlan.of(said, known if self.more else whole, totals, module)
 
 
 def written_budget(budget: str | int | Choice) -> str:

@@ -160,19 +160,22 @@ def _paths(graph: Any, model: nn.Module) -> dict[int, str]:
 
 
 def planned_whole(
-    route: Route, variant: Variant, updating: Updating, written: str
+    route: Route, variant: Variant, updating: Updating, written: str, total: int | None = None
 ) -> tuple[ChosenPlan, WholeStep]:
     """The fastest plan whose step with all updates is within a budget, and what is predicted of it.
 
     A budget in bytes counts all of the step. A share chooses a plan as it does without an
-    optimiser. Raises ConfigError, with what the smallest plan takes, where none fits.
+    optimiser; `total` are the bytes of a share that is another step's. Raises ConfigError, with
+    what the smallest plan takes, where none fits.
     """
 
     def made(budget: str) -> tuple[ChosenPlan, WholeStep]:
         plan = variant.made(route, budget)
         return plan, updating.step(variant, plan)
 
-    if written in (NO_BUDGET, LEAST) or written.endswith("%"):
+    if written.endswith("%"):
+        return made(written if total is None else str(total))
+    if written in (NO_BUDGET, LEAST):
         return made(written if written != LEAST else str(variant.bytes_of(written)))
     return _largest(_sizes(variant), variant.bytes_of(written), made)
 

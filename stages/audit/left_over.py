@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from schemas.config import Config
+from schemas.config import BESIDE, Config
 from schemas.errors import ArtifactError
 from schemas.lineage import FOLDER
 from schemas.module import MADE_FROM, read_made_from
@@ -40,14 +40,27 @@ def left_over(config: Config) -> Iterator[Path]:
                 yield model
             continue
         wanted = {(asked.strategy, asked.directory) for asked in config.requests(model.name)}
-        for strategy in _folders(model):
-            if strategy.name not in {name for name, _ in wanted}:
-                if _of_a_run(strategy):
-                    yield strategy
-                continue
-            for plan in _folders(strategy):
-                if (strategy.name, plan.name) not in wanted and _of_a_run(plan):
-                    yield plan
+        beside = model / BESIDE if config.models[model.name].fused else None
+        yield from _unwanted(model, wanted, beside)
+        if beside is not None:
+            yield from _unwanted(beside, wanted)
+
+
+def _unwanted(
+    model: Path, wanted: Collection[tuple[str, str]], beside: Path | None = None
+) -> Iterator[Path]:
+    """The folders of strategies and plans that are not wanted, but for one that is planned in
+    beside."""
+    for strategy in _folders(model):
+        if strategy == beside:
+            continue
+        if strategy.name not in {name for name, _ in wanted}:
+            if _of_a_run(strategy):
+                yield strategy
+            continue
+        for plan in _folders(strategy):
+            if (strategy.name, plan.name) not in wanted and _of_a_run(plan):
+                yield plan
 
 
 def strangers(folder: Path) -> Iterator[Path]:

@@ -10,13 +10,15 @@ from typing import TypeVar, cast
 
 from schemas import store
 from schemas.budget import NO_BUDGET, parse_budget
+from schemas.config import BESIDE
 from schemas.costs import Costs, read_costs
 from schemas.errors import TightfitError
 from schemas.frontier import read_frontier
-from schemas.graph import Graph, read_graph
+from schemas.graph import Graph, is_fused, read_graph
+from schemas.groups import run_groups
 from schemas.measurement import read_measurement
 from schemas.module import MADE_FROM, module_digest, module_files, read_made_from
-from schemas.plan import Plan, gap_of, plan_digest, read_plan
+from schemas.plan import Plan, Rival, gap_of, plan_digest, read_plan
 from schemas.schedule import Step, read_schedule, schedule_link, schedule_updates
 from stages.audit.lane_files import lane_complaints
 from stages.replay.allocator import Taken
@@ -31,7 +33,9 @@ T = TypeVar("T")
 class PlanFiles:
     """A plan and what belongs to it; None for what is not there or damaged.
 
-    Graph, costs and frontier are the nearest in the folders above the plan.
+    Graph, costs and frontier are the nearest in the folders above the plan; where these are of
+    fused kernels and the plan is one of eager's, those that were planned beside them. `rival` is
+    the frontier of the other kernels.
     """
 
     path: Path
@@ -39,6 +43,7 @@ class PlanFiles:
     graph: Path | None
     costs: Path | None
     frontier: Path | None
+    rival: Path | None
     schedule: Path | None
     sequence: Path | None
     lanes: Path | None
@@ -52,17 +57,20 @@ class PlanFiles:
         def whole(place: Path) -> Path | None:
             return place if place.exists() and place not in damaged else None
 
-        def above(name: str) -> Path | None:
-            places = (folder / name for folder in path.absolute().parents)
+        def above(folder: Path, name: str) -> Path | None:
+            places = (above / name for above in (folder, *folder.parents))
             near = next((place for place in places if place.exists()), None)
             return None if near is None or near in map(Path.absolute, damaged) else near
 
+        plan, folder = read_plan(path), path.absolute().parent
+        own, other = _folders(folder, plan, above(folder, "graph.arrow"))
         return cls(
             path=path,
-            plan=read_plan(path),
-            graph=above("graph.arrow"),
-            costs=above("costs.arrow"),
-            frontier=above("frontier.arrow"),
+            plan=plan,
+            graph=above(own, "graph.arrow"),
+            costs=above(own, "costs.arrow"),
+            frontier=above(own, "frontier.arrow"),
+            rival=None if other is None else above(other, "frontier.arrow"),
             schedule=whole(path.with_name("schedule.arrow")),
             sequence=whole(path.with_name("sequence.arrow")),
             lanes=whole(path.with_name("lanes.arrow")),
@@ -71,9 +79,21 @@ class PlanFiles:
         )
 
 
+def _folders(folder: Path, plan: Plan, graph: Path | None) -> tuple[Path, Path | None]:
+    """The folder that a plan's graph, costs and frontier are looked for from, and that of the plan
+    of the other kernels, where there are such; `graph` is the nearest one."""
+    if graph is None or plan.rival is None:
+        return folder, None
+    model = graph.parent
+    if model.name == BESIDE and not is_fused(graph):
+        return folder, model.parent / folder.relative_to(model)
+    beside = model / BESIDE / folder.relative_to(model)
+    return (beside, folder) if plan.kernels == "eager" else (folder, beside)
+
+
 def complaints_of(files: PlanFiles) -> Iterator[str]:
     """What is wrong with a plan and what was made of it, a sentence each."""
-    for check in (_budget, _choice, _schedule, _lanes, _module, _measurement):
+    for check in (_budget, _choice, _kernels, _schedule, _lanes, _module, _measurement):
         try:
             yield from check(files)
         except TightfitError as error:
@@ -100,7 +120,7 @@ def _budget(files: PlanFiles) -> Iterator[str]:
     there = fixed.there_before
     total = None
     if plan.budget != NO_BUDGET:
-        total = parse_budget(plan.budget).total(fixed.floor, plan.keep_all_total)
+        total = parse_budget(plan.budget).total(fixed.floor, plan.budget_of_all)
     if plan.budget_total != total:
         yield f"{files.path}: the budget {plan.budget} is {total} bytes, not {plan.budget_total}"
     own = None if plan.budget_total is None else plan.budget_total - there
@@ -131,6 +151,36 @@ def _choice(files: PlanFiles) -> Iterator[str]:
         plan.keep_all.peak,
     ):
         yield f"{files.path}: has another keep_all than the frontier"
+
+
+def _kernels(files: PlanFiles) -> Iterator[str]:
+    """The plan runs the kernels of its graph, and those of the other kernels are no better."""
+    plan, rival = files.plan, files.plan.rival
+    if plan.kernels is None or files.graph is None:
+        return
+    if plan.kernels != ("fused" if is_fused(files.graph) else "eager"):
+        yield f"{files.path}: is a plan of {plan.kernels} kernels, {files.graph} is of others"
+    if rival is None:
+        return
+    if rival.kernels == plan.kernels:
+        yield f"{files.path}: was compared with a plan of the same kernels"
+    beside = files.graph.parent in files.path.absolute().parents and plan.kernels == "eager"
+    if plan.budget != NO_BUDGET and not beside and _is_worse(plan, rival):
+        yield f"{files.path}: is worse than the plan of {rival.kernels} kernels that it names"
+    if files.rival is not None and plan.gpu is None:
+        other = cached(read_frontier, files.rival)
+        total = plan.fixed.there_before + other.keep_all_peak
+        if rival.keep_all_total != total:
+            said = f"takes {total} bytes, not {rival.keep_all_total}"
+            yield f"{files.path}: keeping everything with {rival.kernels} kernels {said}"
+
+
+def _is_worse(plan: Plan, rival: Rival) -> bool:
+    """Whether a plan takes longer than its rival, or alone does not fit; of two as fast it is the
+    one of fused kernels that is taken."""
+    if plan.time is None or rival.time is None:
+        return plan.time is None and rival.time is not None
+    return plan.time > rival.time or (plan.time == rival.time and plan.kernels == "eager")
 
 
 def _schedule(files: PlanFiles) -> Iterator[str]:
@@ -185,6 +235,13 @@ def _replayed(files: PlanFiles, graph: Graph, costs: Costs, steps: list[Step]) -
     ):
         if claimed != found:
             yield f"{files.path}: {name} is {claimed}, where the schedule replays to {found}"
+    if plan.kernels is not None:
+        run = run_groups(graph, (step.action for step in steps))
+        if (plan.groups, plan.compiled) != run:
+            yield (
+                f"{files.path}: runs {plan.groups} groups as {plan.compiled} kernels, where the "
+                f"schedule runs {run[0]} as {run[1]}"
+            )
     yield from _gpu(files, graph, costs, steps)
     if plan.lower_bound is not None and plan.time is not None:
         gap = gap_of(plan.time, plan.lower_bound)

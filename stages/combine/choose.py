@@ -39,9 +39,10 @@ def choose(
     frontier: Frontier,
     budget: str,
     search: bool = True,
+    total: int | None = None,
 ) -> tuple[Plan, Point | None, list[Step]]:
     """The plan for a budget as written, the point that it is, and its schedule with times and
-    memory filled in.
+    memory filled in; `total` are the bytes of the budget where these are another step's.
 
     The point is the frontier's or, with `search`, a faster one (`refine`); "none" takes the
     frontier's fastest. On CUDA it may be a slower one, whose reserved bytes are within the budget.
@@ -51,8 +52,10 @@ def choose(
     """
     problem = problem if frontier.link is None else problem.plain
     in_all = InAll.of_step(graph, costs, problem, frontier.link)
-    total = None if budget == NO_BUDGET else in_all.budget(budget, frontier)
-    asked = _Asked(budget, total, in_all, frontier)
+    elsewhere = total is not None
+    if total is None and budget != NO_BUDGET:
+        total = in_all.budget(budget, frontier)
+    asked = _Asked(budget, total, in_all, frontier, elsewhere)
     in_all.player.check_keep_all(asked.keep_all)
     in_all.player.played(frontier.points[-1])
     first, limit = _within(in_all.player, frontier, asked.own, search)
@@ -69,12 +72,14 @@ def choose(
 
 @dataclass(frozen=True)
 class _Asked:
-    """A budget as written, for the plans of a frontier; `total` are its bytes, None for none."""
+    """A budget as written, for the plans of a frontier; `total` are its bytes, None for none. A
+    percentage is of another step where it is counted `elsewhere`."""
 
     budget: str
     total: int | None
     in_all: InAll
     frontier: Frontier
+    elsewhere: bool
 
     @property
     def own(self) -> int | None:
@@ -96,7 +101,8 @@ class _Asked:
         memory = in_all.memory(last.steps, frontier, smallest - 1)
         parts = holding(player.graph, last, fixed)
         room = in_all.keep_all(frontier) - fixed.floor
-        measured = _measured(self.budget, smallest, _share(smallest - fixed.floor, room))
+        share = "" if self.elsewhere else _share(smallest - fixed.floor, room)
+        measured = _measured(self.budget, smallest, share)
         sentence = (
             f"infeasible: {self.budget} is {self.total:,} bytes, the smallest budget known to work "
             f"for {player.graph.model} with {frontier.strategy} is {measured}; of its bytes hold, "

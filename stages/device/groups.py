@@ -62,23 +62,29 @@ def compile_body(body: Body, device: torch.device, over: Over | None = None) -> 
     made = compile_function(
         name, lambda *given: evaluate(body, given), inputs, outputs, device, over
     )
-    if over is None:
-        with kernel_folder(device) as folder:
-            _mark(folder, digest).parent.mkdir(exist_ok=True)
-            _mark(folder, digest).touch()
+    with kernel_folder(device) as folder:
+        mark = _mark(folder, body, over)
+        mark.parent.mkdir(exist_ok=True)
+        mark.touch()
     return made
 
 
-def is_compiled(body: Body, device: torch.device) -> bool:
-    """Whether a body has been compiled for a device by this build, into the folder of its kernels;
-    raises CompilerError where there is no such folder."""
+def is_compiled(body: Body, device: torch.device, over: Over | None = None) -> bool:
+    """Whether a body has been compiled for a device by this build, into the folder of its kernels,
+    in place where it writes `over` an input; raises CompilerError where there is no such folder."""
     with kernel_folder(device) as folder:
-        return _mark(folder, body_digest(body_text(body))).exists()
+        return _mark(folder, body, over).exists()
 
 
-def _mark(folder: Path, digest: str) -> Path:
+def _mark(folder: Path, body: Body, over: Over | None) -> Path:
     """The empty file that says so."""
-    return folder / "compiled" / digest
+    return folder / "compiled" / file_name(body, over)
+
+
+def file_name(body: Body, over: Over | None) -> str:
+    """The name of what is compiled of a body, in place where it writes `over` an input."""
+    place = "" if over is None else f"-{over.input}-{over.output}"
+    return f"{body_digest(body_text(body))}{place}"
 
 
 def forms_of(leaves: Iterable[Leaf]) -> list[Form]:

@@ -25,6 +25,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from .pins import pins, setting
+
 Kernel = Callable[[Sequence[Tensor]], list[Tensor]]
 """Takes the inputs of a function in their order and returns its outputs in theirs."""
 
@@ -97,7 +99,7 @@ def _instructions() -> list[str]:
 def check_compiler(device: torch.device) -> None:
     """Raises CompilerError, in one sentence, where no kernel can be compiled for a device."""
     inductor()
-    with kernel_folder(device):
+    with kernel_folder(device), pinned(device):
         try:
             if device.type == "cpu":
                 from torch._inductor.cpp_builder import get_cpp_compiler
@@ -152,7 +154,26 @@ def inductor() -> tuple[Callable[..., Any], Any]:
             f"PyTorch {torch.__version__} has no compiler of the form that groups need: "
             "use kernels: eager"
         ) from error
-    return compile_fx_inner, select_decomp_table()
+    table = select_decomp_table()
+    norms = [at for at in table if at in _NORMS]
+    return compile_fx_inner, {**table, **{at: _in_single_precision(table[at]) for at in norms}}
+
+
+_NORMS = (torch.ops.aten.native_layer_norm.default, torch.ops.aten.native_group_norm.default)
+
+
+def _in_single_precision(norm: Callable[..., Any]) -> Callable[..., Any]:
+    """A normalisation that, on the CPU, gives what ATen does where operands of several precisions
+    meet, as under autocast: means and deviations in single precision, the rest in the input's."""
+
+    def run(given: Tensor, *more: Any) -> Any:
+        dtypes = {leaf.dtype for leaf in more if isinstance(leaf, Tensor)}
+        if given.device.type != "cpu" or torch.float32 not in dtypes - {given.dtype}:
+            return norm(given, *more)
+        made, mean, deviation = norm(given.float(), *more)
+        return made.to(given.dtype), mean, deviation
+
+    return run
 
 
 def compile_function(
@@ -172,44 +193,28 @@ def compile_function(
     another form or storage than it should.
     """
     compile_inner, _ = inductor()
-    with kernel_folder(device), refusing(name), pinned(device):
+    with kernel_folder(device), pinned(device), refusing(name):
         traced, fakes = traced_function(function, inputs, outputs, device, over)
         with torch.no_grad():
             compiled = compile_inner(traced, fakes)
     return checked_kernel(name, compiled, outputs, over)
 
 
-_PINNED: dict[str, Any] = {
-    "benchmark_kernel": False,
-    "combo_kernels": False,
-    "coordinate_descent_tuning": False,
-    "cpp.enable_floating_point_contract_flag": "off",
-    "cpp.enable_unsafe_math_opt_flag": False,
-    "cpp.simdlen": None,
-    "cpp.threads": -1,
-    "max_autotune": False,
-    "max_autotune_pointwise": False,
-    "triton.cudagraphs": False,
-}
-"""Settings of inductor that bits depend on, or where outputs are; those of the process are left."""
-_PINNED_ON_GPU = {"deterministic": True}
-"""No two runs of a compiler choose another kernel by how long it takes."""
-
-
 @contextlib.contextmanager
 def pinned(device: torch.device) -> Iterator[None]:
-    """Within it inductor has the settings that kernels are compiled with, as far as it knows
-    them."""
+    """Within it inductor has the settings that kernels are compiled with, as far as it knows them,
+    whatever a process has set. Raises CompilerError where the environment forces another one."""
     from torch._inductor import config
 
-    wanted = _PINNED if device.type == "cpu" else {**_PINNED, **_PINNED_ON_GPU}
-    with config.patch({name: at for name, at in wanted.items() if _has(config, name)}):
+    wanted = pins(config, device.type)
+    with config.patch(wanted):
+        for name, value in wanted.items():
+            if (found := setting(config, name)) != value:
+                raise CompilerError(
+                    f"the environment sets {name} of PyTorch's inductor to {found!r}, and kernels "
+                    f"are compiled with {value!r}: unset it"
+                )
         yield
-
-
-def _has(config: Any, name: str) -> bool:
-    first, _, rest = name.partition(".")
-    return hasattr(config, first) and (not rest or hasattr(getattr(config, first), rest))
 
 
 @contextlib.contextmanager
@@ -235,8 +240,8 @@ def traced_function(
     _, table = inductor()
     with torch.no_grad(), FakeTensorMode():
         fakes = [zeros_of(form, device) for form in inputs]
-        _check_made(function(*fakes), outputs)
         traced = make_fx(function, decomposition_table=table)(*fakes)
+        _check_made(traced, outputs)
         if over is not None:
             _write_over(traced, over, fakes[over.input])
     _ask_for_strides(traced, [form.strides for form in _fresh(outputs, over)])
@@ -303,9 +308,11 @@ def _form(tensor: Tensor) -> Form:
     return Form(tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()), dtype)
 
 
-def _check_made(made: Sequence[Tensor], outputs: Sequence[Form]) -> None:
-    """Raises RuntimeError where a function makes other shapes or dtypes than it should."""
-    found = [(form.shape, form.dtype) for form in map(_form, made)]
+def _check_made(traced: torch.fx.GraphModule, outputs: Sequence[Form]) -> None:
+    """Raises RuntimeError where a traced function makes other shapes or dtypes than it should."""
+    output = next(node for node in traced.graph.nodes if node.op == "output")
+    made = [_form(node.meta["val"]) for node in output.args[0]]
+    found = [(form.shape, form.dtype) for form in made]
     if found != [(form.shape, form.dtype) for form in outputs]:
         raise RuntimeError("its outputs have other shapes or dtypes than they should")
 

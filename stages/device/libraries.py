@@ -20,7 +20,7 @@ from torch import Tensor
 
 from schemas.groups import DIGITS, Body, body_digest, body_text
 from stages.device.evaluate import evaluate
-from stages.device.groups import forms_of, kernel
+from stages.device.groups import file_name, forms_of, kernel
 from stages.device.kernels import (
     CompilerError,
     Form,
@@ -90,9 +90,7 @@ def _aotinductor() -> tuple[Any, Any]:
 
 def _library(body: Body, over: Over | None, device: torch.device, folder: Path) -> Path:
     """The folder with the files of a body's library, compiled unless it is there."""
-    digest = body_digest(body_text(body))
-    place = "" if over is None else f"-{over.input}-{over.output}"
-    done = folder / "libraries" / f"{digest}{place}"
+    done = folder / "libraries" / file_name(body, over)
     if done.is_dir():
         return done
     done.parent.mkdir(exist_ok=True)
@@ -119,11 +117,11 @@ def _compile(body: Body, over: Over | None, device: torch.device, folder: Path) 
     inputs, outputs = forms_of(body.inputs), forms_of(body.forms)
     with tempfile.TemporaryDirectory(dir=folder.parent) as place:
         settings = {**_SETTINGS, "aot_inductor.output_path": place}
-        with refusing(f"the library of the group {digest[:DIGITS]}"):
+        with pinned(device), refusing(f"the library of the group {digest[:DIGITS]}"):
             traced, fakes = traced_function(
                 lambda *given: evaluate(body, given), inputs, outputs, device, over
             )
-            with torch.no_grad(), ahead_of_time(True), pinned(device), config.patch(settings):
+            with torch.no_grad(), ahead_of_time(True), config.patch(settings):
                 compiled = compile_inner(traced, fakes, cpp_wrapper=True)
             for file in compiled.filename:
                 shutil.copy(os.fspath(file), folder)

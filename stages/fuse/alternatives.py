@@ -31,12 +31,9 @@ def with_alternatives(graph: Graph, judge: Judge, report: Report | None = None) 
     """The graph with the alternatives of its groups of the forward that may run again: parts that
     make one output that is worth it, of each distinct group judged once. `report` is told how many
     are, of how many."""
-    groups = [op for op in graph.ops if is_group(op.target) and _may_run_again(graph, op)]
-    made = set(range(len(graph.storages))) - graph.fixed_storages()
-    least = WORTH * max((graph.storages[storage] for storage in made), default=0)
-    found = {op.target: _parts(graph, op, least) for op in reversed(groups)}
+    groups = _groups(graph)
     bodies = {op.target: body_of(op) for op in groups}
-    wanted = [(target, part) for target, parts in found.items() for part in parts]
+    wanted = _wanted(graph)
     taken: dict[str, list[Part]] = {}
     for number, (target, part) in enumerate(wanted):
         if report is not None:
@@ -47,6 +44,25 @@ def with_alternatives(graph: Graph, judge: Judge, report: Report | None = None) 
     first = len(graph.ops)
     numbered = [replace(op, id=first + number) for number, op in enumerate(alternatives)]
     return replace(graph, alternatives=numbered)
+
+
+def distinct_parts(graph: Graph) -> list[Body]:
+    """The parts that `with_alternatives` judges, each once."""
+    texts = {body_text(part.body): part.body for _, part in _wanted(graph)}
+    return [*texts.values()]
+
+
+def _groups(graph: Graph) -> list[Op]:
+    """The groups that may run again."""
+    return [op for op in graph.ops if is_group(op.target) and _may_run_again(graph, op)]
+
+
+def _wanted(graph: Graph) -> list[tuple[str, Part]]:
+    """The parts of each distinct group that are worth it, with its target."""
+    made = set(range(len(graph.storages))) - graph.fixed_storages()
+    least = WORTH * max((graph.storages[storage] for storage in made), default=0)
+    found = {op.target: _parts(graph, op, least) for op in reversed(_groups(graph))}
+    return [(target, part) for target, parts in found.items() for part in parts]
 
 
 def _may_run_again(graph: Graph, op: Op) -> bool:

@@ -11,10 +11,10 @@ from schemas.graph import Graph
 from schemas.groups import Body, body_of, is_group, may_group
 from stages.device import kernels as device_kernels
 from stages.device.groups import forms_of, kernel
-from stages.device.kernels import Kernel, KernelError, zeros_of
-from stages.fuse.alternatives import exact_and_faster, with_alternatives
+from stages.device.kernels import Kernel, KernelError, Over, zeros_of
+from stages.fuse.alternatives import distinct_parts, exact_and_faster, with_alternatives
 from stages.fuse.fusing import fuse
-from stages.fuse.overwriting import exact_and_smaller, with_forms_in_place
+from stages.fuse.overwriting import distinct_forms, exact_and_smaller, with_forms_in_place
 from stages.fuse.pace import slower_than_aten
 from stages.fuse.together import compile_together
 
@@ -25,12 +25,13 @@ class GroupError(ModelError):
     """One group cannot be compiled; others may."""
 
 
-def compile_group(body: Body, device: torch.device) -> Kernel:
-    """The kernel of a body on a device, which has run once. Raises ModelError, in one sentence,
+def compile_group(body: Body, device: torch.device, over: Over | None = None) -> Kernel:
+    """The kernel of a body on a device, in place where it writes `over` an input, which has run
+    once. Raises ModelError, in one sentence,
     where there is no compiler or the build lacks what this needs, GroupError where this body does
     not compile, or its kernel does not run."""
     try:
-        compiled = kernel(body, device)
+        compiled = kernel(body, device, over)
     except KernelError as error:
         raise GroupError(str(error)) from error
     except RuntimeError as error:
@@ -75,7 +76,7 @@ def fuse_compiled(
         groups = {op.target: op for op in fused.ops if is_group(op.target)}
         bodies = {target: body_of(op) for target, op in groups.items()}
         tell_done = _growing(report, len(groups))
-        compile_together(bodies.values(), device, jobs, tell_done)
+        compile_together([(body, None) for body in bodies.values()], device, jobs, tell_done)
         for number, (target, body) in enumerate(bodies.items()):
             tell_done(number)
             said = _objection(body, device)
@@ -83,13 +84,33 @@ def fuse_compiled(
                 tell(f"{said}; it stays ATen")
                 failed.add(target)
         if not failed:
-            made = with_forms_in_place(
-                fused, lambda body, over: exact_and_smaller(body, over, device), report
-            )
-            return with_alternatives(
-                made, lambda body, part: exact_and_faster(body, part, device), report
-            )
+            made = _with_forms_in_place(fused, device, report, jobs)
+            return _with_alternatives(made, device, report, jobs)
         refused |= failed
+
+
+def _with_forms_in_place(fused: Graph, device: torch.device, report: Report, jobs: int) -> Graph:
+    """The fused graph with the forms in place that are exact and take fewer bytes."""
+    wanted = distinct_forms(fused)
+    tell_done = _growing(report, len(wanted))
+    compile_together(wanted, device, jobs, tell_done)
+    return with_forms_in_place(
+        fused,
+        lambda body, over: exact_and_smaller(body, over, device),
+        lambda done, total: tell_done(done),
+    )
+
+
+def _with_alternatives(graph: Graph, device: torch.device, report: Report, jobs: int) -> Graph:
+    """The fused graph with the parts of its groups that may run in place of these."""
+    wanted = distinct_parts(graph)
+    tell_done = _growing(report, len(wanted))
+    compile_together([(body, None) for body in wanted], device, jobs, tell_done)
+    return with_alternatives(
+        graph,
+        lambda body, part: exact_and_faster(body, part, device),
+        lambda done, total: tell_done(done),
+    )
 
 
 def _growing(report: Report, total: int) -> Callable[[int], None]:

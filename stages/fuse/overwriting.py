@@ -25,18 +25,17 @@ WORTH = 0.01
 to compile a kernel."""
 
 
+def distinct_forms(graph: Graph) -> list[tuple[Body, Over]]:
+    """What `with_forms_in_place` judges: each form in place of each distinct group, once."""
+    return [(body_of(op), over) for (_, over), op in _distinct(graph, _worth(graph)).items()]
+
+
 def with_forms_in_place(graph: Graph, judge: Judge, report: Report | None = None) -> Graph:
     """The graph whose groups say which of their inputs they may overwrite; each form of each
     distinct group that is `WORTH` it is judged once, and `report` is told how many are, of how
     many."""
-    made = set(range(len(graph.storages))) - graph.fixed_storages()
-    least = WORTH * max((graph.storages[storage] for storage in made), default=0)
-    forms = {op.id: _forms(graph, op, least) for op in graph.ops if is_group(op.target)}
-    distinct = {
-        (graph.ops[at].target, over): graph.ops[at]
-        for at, found in forms.items()
-        for over in found.values()
-    }
+    forms = _worth(graph)
+    distinct = _distinct(graph, forms)
     taken = set()
     for number, ((target, over), op) in enumerate(distinct.items()):
         if report is not None:
@@ -44,6 +43,23 @@ def with_forms_in_place(graph: Graph, judge: Judge, report: Report | None = None
         if judge(body_of(op), over):
             taken.add((target, over))
     return replace(graph, ops=[_told(op, forms.get(op.id, {}), taken) for op in graph.ops])
+
+
+def _worth(graph: Graph) -> dict[int, dict[int, Over]]:
+    """The forms in place of each group that may be worth it, by its id and the value that is
+    overwritten."""
+    made = set(range(len(graph.storages))) - graph.fixed_storages()
+    least = WORTH * max((graph.storages[storage] for storage in made), default=0)
+    return {op.id: _forms(graph, op, least) for op in graph.ops if is_group(op.target)}
+
+
+def _distinct(graph: Graph, forms: dict[int, dict[int, Over]]) -> dict[tuple[str, Over], Op]:
+    """The forms in place of distinct groups, each with a group that has it."""
+    return {
+        (graph.ops[at].target, over): graph.ops[at]
+        for at, found in forms.items()
+        for over in found.values()
+    }
 
 
 def _forms(graph: Graph, op: Op, least: float) -> dict[int, Over]:

@@ -1,4 +1,5 @@
-"""Compiles the groups of a graph at the same time, in processes of their own.
+"""Compiles the groups of a graph, and those that write over an input, at the same time, in
+processes of their own.
 
 A process takes seconds to begin, so that each has several groups. A caller's `__main__` is never
 loaded again.
@@ -20,6 +21,7 @@ import torch
 
 from schemas.groups import Body, body_text
 from stages.device.groups import is_compiled
+from stages.device.kernels import Over
 
 EACH = 4
 """So many groups are worth a process."""
@@ -27,11 +29,17 @@ _ABOVE = Path(__file__).parents[2]
 
 
 def compile_together(
-    bodies: Iterable[Body], device: torch.device, jobs: int, report: Callable[[int], None]
+    wanted: Iterable[tuple[Body, Over | None]],
+    device: torch.device,
+    jobs: int,
+    report: Callable[[int], None],
 ) -> None:
-    """Fills inductor's folder with the kernels of bodies that it lacks, by at most so many
-    processes; `report` is told how many are done. Does nothing where one process would do."""
-    missing = [body_text(body) for body in bodies if not is_compiled(body, device)]
+    """Fills inductor's folder with the kernels of bodies that it lacks, in place where these write
+    over an input, by at most so many processes; `report` is told how many are done. Does nothing
+    where one process would do."""
+    missing = [
+        (body_text(body), over) for body, over in wanted if not is_compiled(body, device, over)
+    ]
     processes = min(jobs, len(missing) // EACH)
     if processes < 2:
         return
@@ -50,12 +58,13 @@ def compile_together(
             raise
 
 
-def _task(texts: Sequence[str], device: torch.device) -> str:
-    return json.dumps({"bodies": texts, "device": str(device), "threads": torch.get_num_threads()})
+def _task(kernels: Sequence[tuple[str, Over | None]], device: torch.device) -> str:
+    task = {"kernels": kernels, "device": str(device), "threads": torch.get_num_threads()}
+    return json.dumps(task)
 
 
 def _apart(task: str, running: list[subprocess.Popen[str]], done: Callable[[], None]) -> None:
-    """Has a process compile bodies; `done` is called for each. What it does not come to is left."""
+    """Has a process compile kernels; `done` is called for each. What it does not do is left."""
     paths = [str(_ABOVE), os.environ.get("PYTHONPATH", "")]
     process = subprocess.Popen(
         [sys.executable, "-m", "stages.fuse.worker"],

@@ -1,6 +1,6 @@
-"""Compiles a share of a graph's groups in a process of its own.
+"""Compiles a share of the kernels of a graph in a process of its own.
 
-It reads the task as JSON from standard input, and writes a line for each group that it is done
+It reads the task as JSON from standard input, and writes a line for each kernel that it is done
 with.
 
 What is compiled stays in inductor's folder. Whoever asked finds it there, or compiles what failed
@@ -15,18 +15,20 @@ import sys
 
 
 def main() -> None:
-    """Compiles the bodies of the task."""
+    """Compiles the kernels of the task."""
     task = json.load(sys.stdin)
     import torch
 
     from schemas.errors import ModelError
     from schemas.groups import read_body
+    from stages.device.kernels import Over
     from stages.fuse.compiling import compile_group
 
     torch.set_num_threads(task["threads"])
-    for text in task["bodies"]:
+    for text, over in task["kernels"]:
         with contextlib.suppress(ModelError):
-            compile_group(read_body(text), torch.device(task["device"]))
+            place = None if over is None else Over(*over)
+            compile_group(read_body(text), torch.device(task["device"]), place)
         print("done", flush=True)
 
 

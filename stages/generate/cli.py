@@ -17,7 +17,13 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the stage."""
-    parser.add_argument("--graph", type=Path, required=True, help="graph.arrow")
+    parser.add_argument(
+        "--graph",
+        type=Path,
+        nargs="+",
+        required=True,
+        help="graph.arrow; of several the one that the schedule is of is taken",
+    )
     parser.add_argument("--schedule", type=Path, help="schedule.arrow")
     parser.add_argument(
         "--pipeline", type=Path, help="the folder that `split` wrote, in the place of a schedule"
@@ -54,7 +60,7 @@ def run(options: argparse.Namespace) -> None:
     from schemas.errors import ConfigError, ModelError
     from schemas.graph import GRAPH
     from schemas.plan import plan_digest
-    from schemas.schedule import SCHEDULE
+    from schemas.schedule import SCHEDULE, graph_of
     from schemas.store import read
     from stages.device.foreign import registered
     from stages.device.kernels import CompilerError, KernelError
@@ -63,12 +69,15 @@ def run(options: argparse.Namespace) -> None:
 
     if (options.schedule is None) == (options.pipeline is None):
         raise ConfigError("generate takes either a --schedule or a --pipeline")
+    if options.pipeline is not None and len(options.graph) > 1:
+        raise ConfigError("generate takes one --graph with --pipeline")
     if options.pipeline is not None:
         _pipeline(options)
         return
     write = backend(options.backend)
+    graph = graph_of(options.schedule, options.graph)
     with registered(options.operators, options.search_path):
-        planned = _planned(options.graph, options.schedule, options.plan)
+        planned = _planned(graph, options.schedule, options.plan)
         if planned.plan["verdict"] == "infeasible":
             files = infeasible_package(planned.plan)
         else:
@@ -85,7 +94,7 @@ def run(options: argparse.Namespace) -> None:
                 )
             except (CompilerError, KernelError) as error:
                 raise ModelError(str(error)) from error
-    digests = read(options.graph, GRAPH).digest, read(options.schedule, SCHEDULE).digest
+    digests = read(graph, GRAPH).digest, read(options.schedule, SCHEDULE).digest
     write_directory(options.out, signed(files, *digests, plan_digest(options.plan)))
 
 
@@ -132,7 +141,7 @@ def _beside(options: argparse.Namespace) -> Planned | None:
         )
     beside = _planned(*given)
     if beside.plan["verdict"] == "infeasible":
-        raise ConfigError(f"{options.eager_plan}: is no plan to put beside: it is infeasible")
+        raise ConfigError(f"beside, with eager's kernels: {beside.plan['sentence']}")
     return beside
 
 
@@ -150,7 +159,8 @@ def _pipeline(options: argparse.Namespace) -> None:
     from stages.generate.pipeline import pipeline_package
 
     pipeline, plan = read_pipeline(options.pipeline / FILE), read_pipeline_plan(options.plan)
-    traced = read(options.graph, GRAPH)
+    [graph] = options.graph
+    traced = read(graph, GRAPH)
     if pipeline.graph != traced.digest:
         raise ArtifactError(f"{options.pipeline}: is the pipeline of another graph")
     stages = []
@@ -164,7 +174,7 @@ def _pipeline(options: argparse.Namespace) -> None:
         )
     facts = {name: getattr(plan, name) for name in ("strategy", "machine", "sentence")}
     with registered(options.operators, options.search_path):
-        files = pipeline_package(read_graph(options.graph), pipeline, stages, facts)
+        files = pipeline_package(read_graph(graph), pipeline, stages, facts)
     schedules = _digest_of(options.pipeline)
     sources = (traced.digest, schedules, plan_digest(options.plan))
     write_directory(options.out, signed(files, *sources))
@@ -184,12 +194,15 @@ def derived(options: argparse.Namespace) -> list[Derived]:
     """What `run` made of what."""
     libraries = {"libraries": "compiled"} if options.libraries else {}
     settings = {"backend": options.backend, **libraries, **operators_settings(options)}
-    run_by = options.schedule
     if options.pipeline is not None:
         from schemas.pipeline import FILE
 
-        run_by = options.pipeline / FILE
+        graph, run_by = options.graph[0], options.pipeline / FILE
+    else:
+        from schemas.schedule import graph_of
+
+        graph, run_by = graph_of(options.schedule, options.graph), options.schedule
     beside = (options.eager_graph, options.eager_schedule, options.eager_plan)
-    made_of = [options.graph, run_by, options.plan]
+    made_of = [graph, run_by, options.plan]
     made_of += [path for path in (*beside, options.microbatch) if path is not None]
     return [Derived([options.out], made_of, settings)]

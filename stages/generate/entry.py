@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from schemas.errors import ArtifactError
 from schemas.graph import Graph
@@ -32,7 +32,15 @@ def facts_of(plan: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(fact, float) and not math.isfinite(fact):
             raise ArtifactError(f"plan.json: {name!r} is not finite")
         facts[name] = fact
-    return facts | {"arena": _arena(plan)}
+    return facts | {"arena": _arena(plan), "kernels": _kernels(plan)}
+
+
+def _kernels(plan: Mapping[str, Any]) -> str | None:
+    """The kernels that a plan says it runs."""
+    kernels = plan.get("kernels")
+    if kernels not in (None, "eager", "fused"):
+        raise ArtifactError(f"plan.json: 'kernels' is {json.dumps(kernels)}, which it cannot be")
+    return cast("str | None", kernels)
 
 
 def _arena(plan: Mapping[str, Any]) -> int:
@@ -87,6 +95,7 @@ SENTENCE = {sentence}
 PREDICTED_PEAK = {peak}
 PREDICTED_SECONDS = {time}
 ARENA = {arena}
+KERNELS = {kernels}
 """
 """What every package says of its plan."""
 

@@ -185,7 +185,9 @@ def runtime_files(programs: str) -> dict[str, str]:
     texts |= {name: (_DEVICE / name).read_text() for name in _SHARED}
     if "from .groups import" in programs:
         texts |= {name: (_RUNTIME / name).read_text() for name in ("grouped.py", "libraries.py")}
-        texts |= {name: (_DEVICE / name).read_text() for name in ("kernels.py", "opened.py")}
+        texts |= {
+            name: (_DEVICE / name).read_text() for name in ("kernels.py", "opened.py", "pins.py")
+        }
     for name, folder in (("foreign", _RUNTIME), ("repeat", _DEVICE), ("recurrent", _DEVICE)):
         if f"from .{name} import" in programs:
             texts[f"{name}.py"] = (folder / f"{name}.py").read_text()

@@ -22,7 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     what.add_argument("--pipeline", type=Path, help="what `split` wrote, to write its page")
     what.add_argument("--perfetto", type=Path, help="a schedule.arrow, to write a trace of it")
-    parser.add_argument("--graph", type=Path, help="graph.arrow of the schedule, with --perfetto")
+    parser.add_argument(
+        "--graph",
+        type=Path,
+        nargs="+",
+        help="graph.arrow, of several that of the schedule, with --perfetto",
+    )
     parser.add_argument(
         "--costs",
         type=Path,
@@ -67,8 +72,11 @@ def derived(options: argparse.Namespace) -> list[Derived]:
         read += [path for path in known[:1] if path]
         return [Derived([options.out, *(path for path in known[1:] if path)], read)]
     if options.perfetto is not None:
+        from schemas.schedule import graph_of
+
+        graph = graph_of(options.perfetto, options.graph)
         more = [path for path in (options.costs, options.line) if path is not None]
-        return [Derived([options.out], [options.perfetto, options.graph, *more])]
+        return [Derived([options.out], [options.perfetto, graph, *more])]
     if options.model_dir is not None:
         return [Derived([options.out], files_of_model(options.model_dir))]
     if options.index is not None:
@@ -152,14 +160,15 @@ def _trace(options: argparse.Namespace) -> None:
     from schemas.costs import read_costs
     from schemas.graph import read_graph
     from schemas.measurement import read_line
-    from schemas.schedule import read_schedule, schedule_link, schedule_updates
+    from schemas.schedule import graph_of, read_schedule, schedule_link, schedule_updates
     from schemas.store import write_bytes
     from stages.replay.referee import replay
     from stages.report.perfetto import trace_events
 
     if options.graph is None:
         raise ConfigError("report needs --graph with --perfetto")
-    graph, steps = read_graph(options.graph), read_schedule(options.perfetto)
+    graph = read_graph(graph_of(options.perfetto, options.graph))
+    steps = read_schedule(options.perfetto)
     passing: Sequence[tuple[str, float, float]] = ()
     updates = schedule_updates(options.perfetto)
     if options.costs is not None and updates is not None:

@@ -15,6 +15,7 @@ from stages.report.words import ratio, size, tick
 
 _INKS = {"rockmate": 1, "rotor": 2, "checkpoint": 3, "unplanned": 0}
 _SPARE_INKS = (4, 5, 6, 7)
+EAGERS = ", eager's kernels"
 _LABEL_ROOM = 15.0
 _LABEL_ROWS = 3
 
@@ -91,7 +92,7 @@ def inks(strategies: Sequence[str]) -> dict[str, int]:
 
 def strategy_order(results: ModelResults) -> list[str]:
     """The strategies of a model, baselines last."""
-    names = {*results.frontiers, *(result.plan.strategy for result in results.plans)}
+    names = {*frontiers_of(results), *(result.plan.strategy for result in results.plans)}
     known, last = list(_INKS), baselines()
     return sorted(
         names,
@@ -99,9 +100,23 @@ def strategy_order(results: ModelResults) -> list[str]:
     )
 
 
+def frontiers_of(results: ModelResults) -> dict[str, tuple[Frontier, float]]:
+    """The frontiers of a model by name, with the pace of their kernels: those of its strategies
+    and, where fused kernels are compared with eager's, those of eager's."""
+    found = {name: (frontier, results.pace) for name, frontier in results.frontiers.items()}
+    beside = {} if results.beside is None else results.beside.frontiers
+    return found | {
+        f"{name}{EAGERS}": (frontier, 1.0)
+        for name, frontier in beside.items()
+        if name not in baselines()
+    }
+
+
 def plan_name(plan: Plan) -> str:
-    """A plan in a few words: "rockmate at 50%"."""
-    return plan.strategy if plan.budget == NO_BUDGET else f"{plan.strategy} at {plan.budget}"
+    """A plan in a few words: "rockmate at 50%"; one of eager's kernels that took the place of one
+    of fused ones says so."""
+    name = plan.strategy if plan.budget == NO_BUDGET else f"{plan.strategy} at {plan.budget}"
+    return f"{name}{EAGERS}" if plan.kernels == "eager" and plan.rival is not None else name
 
 
 def measured_dots(plans: Sequence[PlanResult]) -> list[Dot]:
@@ -127,13 +142,14 @@ def relative_points(frontier: Frontier, pace: float) -> list[tuple[int, float]]:
 def trade_off(results: ModelResults, panels: Mapping[str, str]) -> Curve | None:
     """The curve of a model, None when nothing was planned. `panels` names each plan's panel by
     the folder of the plan."""
-    frontiers = {name: relative_points(f, results.pace) for name, f in results.frontiers.items()}
+    known = frontiers_of(results)
+    frontiers = {name: relative_points(*found) for name, found in known.items()}
     dots = measured_dots(results.plans)
     places = [point for points in frontiers.values() for point in points]
     places += [(dot.peak, dot.ratio) for dot in dots]
     if not places:
         return None
-    floor = max((f.lower_bound_peak for f in results.frontiers.values()), default=0)
+    floor = _floor(results)
     budgets = _budgets(results.plans)
     widest = max(peak for peak, _ in places)
     shown = [b for b in budgets if b <= 1.15 * widest]
@@ -166,6 +182,13 @@ def trade_off(results: ModelResults, panels: Mapping[str, str]) -> Curve | None:
         unit=y.at(1.0),
         label_rows=1 + max((line.row for line in lines), default=-1),
     )
+
+
+def _floor(results: ModelResults) -> int:
+    """The bytes that no plan goes below, whichever kernels it runs; 0 where that is not known."""
+    kinds = [results.frontiers, {} if results.beside is None else results.beside.frontiers]
+    bounds = [[f.lower_bound_peak for f in frontiers.values()] for frontiers in kinds if frontiers]
+    return min((max(each) for each in bounds), default=0)
 
 
 def _budgets(plans: Sequence[PlanResult]) -> dict[int, list[str]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from schemas.budget import NO_BUDGET
-from stages.report.curve import inks, relative_points, strategy_order
+from stages.report.curve import frontiers_of, inks, relative_points, strategy_order
 from stages.report.load import ModelResults, PlanResult
 from stages.report.page import panel_id
 from stages.report.scales import Scale, spanning, stairs
@@ -84,7 +84,7 @@ def run_index(models: Sequence[ModelResults]) -> Index:
 
 def _spark(model: ModelResults, name: str) -> tuple[Spark | None, tuple[Scale, Scale] | None]:
     points = sorted(
-        point for f in model.frontiers.values() for point in relative_points(f, model.pace)
+        point for found in frontiers_of(model).values() for point in relative_points(*found)
     )
     best: list[tuple[int, float]] = []
     for peak, height in points:

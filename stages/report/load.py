@@ -11,6 +11,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from schemas.blocks import Blocks, read_blocks
+from schemas.config import BESIDE
 from schemas.costs import Costs, Device, read_costs, read_device
 from schemas.errors import ArtifactError
 from schemas.frontier import Frontier, read_frontier
@@ -37,8 +38,8 @@ class PlanResult:
     """One point of a run: a plan with what was made of it. `folder` is strategy/budget; `error` is
     the sentence of the stage that failed for it, or of one before it that failed since; `described`
     is the device that it was planned for without being run there. `link` and `updates` are those of
-    its schedule. Where kernels are `fused`, `pace` is what their step takes unplanned of the
-    original's time, as measured, 1 where it is not."""
+    its schedule. Where the kernels of a plan are `fused`, `pace` is what their step takes unplanned
+    of the original's time, as measured, 1 where it is not."""
 
     plan: Plan
     folder: str
@@ -65,7 +66,8 @@ class PlanResult:
 class ModelResults:
     """All that a run found out about one model. `error` is the sentence of a stage that failed for
     the whole model, `failures` those for a strategy or a point that has no plan, by folder;
-    `digests` are those of the artifacts by file."""
+    `digests` are those of the artifacts by file. Where kernels are fused, `beside` is what was
+    planned with eager's."""
 
     name: str
     error: str
@@ -77,11 +79,34 @@ class ModelResults:
     frontiers: dict[str, Frontier]
     plans: list[PlanResult]
     digests: dict[str, str]
+    beside: Beside | None = None
 
     @property
     def pace(self) -> float:
-        """The pace of its plans."""
-        return next((result.pace for result in self.plans), 1.0)
+        """The pace of its own kernels."""
+        return next((result.pace for result in self.plans if result.fused), 1.0)
+
+    def graph_of(self, result: PlanResult) -> Graph | None:
+        """The graph that a plan is of, None where it is not there."""
+        return self.beside.graph if self.is_beside(result) and self.beside else self.graph
+
+    def costs_of(self, result: PlanResult) -> Costs | None:
+        """The costs of that graph, None where they are not there."""
+        return self.beside.costs if self.is_beside(result) and self.beside else self.costs
+
+    def is_beside(self, result: PlanResult) -> bool:
+        """Whether a plan is one of eager's kernels where fused ones were asked for."""
+        return self.beside is not None and result.plan.kernels == "eager"
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What was planned with eager's kernels beside fused ones: the graph, its costs, and the
+    frontiers by strategy."""
+
+    graph: Graph | None
+    costs: Costs | None
+    frontiers: dict[str, Frontier]
 
 
 def load_model(folder: Path | str, whole: bool = True) -> ModelResults:
@@ -108,6 +133,7 @@ def load_model(folder: Path | str, whole: bool = True) -> ModelResults:
         frontiers={path.parent.name: read_frontier(path) for path in frontiers},
         plans=_paced(folder, [_plan(path.parent, whole, described) for path in plans]),
         digests=_digests(folder) if whole else {},
+        beside=_beside(folder / BESIDE, whole) if _is_fused(folder) else None,
     )
 
 
@@ -123,7 +149,7 @@ def files_of_model(folder: Path | str) -> list[Path]:
     """The artifacts and plans that `load_model` reads; logs of errors are none."""
     folder = Path(folder)
     names = [
-        *("graph.arrow", "blocks.arrow", "options.arrow"),
+        *("graph.arrow", "blocks.arrow", "options.arrow", f"{BESIDE}/graph.arrow"),
         *(f"*/*/{name}" for name in ("schedule.arrow", "sequence.arrow", "line.arrow")),
     ]
     return sorted([*_index_files(folder), *(path for name in names for path in folder.glob(name))])
@@ -136,7 +162,8 @@ def files_of_run(folder: Path | str) -> list[Path]:
 
 def _index_files(folder: Path) -> list[Path]:
     names = ("costs.arrow", "*/*/plan.json", "*/*/measurement.arrow", "*/frontier.arrow")
-    return sorted(path for name in names for path in folder.glob(name))
+    beside = [f"{BESIDE}/{name}" for name in ("costs.arrow", "*/frontier.arrow")]
+    return sorted(path for name in (*names, *beside) for path in folder.glob(name))
 
 
 def _is_model(path: Path) -> bool:
@@ -160,13 +187,32 @@ def _plan(folder: Path, whole: bool, described: Device | None) -> PlanResult:
     )
 
 
+def _is_fused(folder: Path) -> bool:
+    """Whether the kernels of a model are fused ones."""
+    return bool(_maybe(folder / "graph.arrow", is_fused))
+
+
+def _beside(folder: Path, whole: bool) -> Beside:
+    return Beside(
+        graph=_maybe(folder / "graph.arrow", read_graph) if whole else None,
+        costs=_maybe(folder / "costs.arrow", read_costs) if whole else None,
+        frontiers={
+            path.parent.name: read_frontier(path)
+            for path in sorted(folder.glob("*/frontier.arrow"))
+        },
+    )
+
+
 def _paced(folder: Path, plans: list[PlanResult]) -> list[PlanResult]:
-    """The plans of a model, at the pace of its kernels."""
-    if not _maybe(folder / "graph.arrow", is_fused):
+    """The plans of a model, those of fused kernels at the pace of these."""
+    if not _is_fused(folder):
         return plans
     alone = next((plan.measurement for plan in plans if plan.plan.strategy == UNPLANNED), None)
     pace = 1.0 if alone is None else alone.time_ratio or 1.0
-    return [replace(plan, fused=True, pace=pace) for plan in plans]
+    return [
+        plan if plan.plan.kernels == "eager" else replace(plan, fused=True, pace=pace)
+        for plan in plans
+    ]
 
 
 def _described(folder: Path) -> Device | None:
@@ -182,8 +228,12 @@ def _outdated(folder: Path) -> str:
 
 
 def error_before(folder: Path) -> str:
-    """The error of a stage that the point in a folder waits for: its strategy's or its model's."""
-    return error_of(folder.parent) or error_of(folder.parent.parent, BEFORE_PLANS)
+    """The error of a stage that the point in a folder waits for: its strategy's or its model's,
+    also with eager's kernels where fused ones are compared with these."""
+    model = folder.parent.parent
+    own = error_of(folder.parent) or error_of(model, BEFORE_PLANS)
+    beside = model / BESIDE
+    return own or error_of(beside / folder.parent.name) or error_of(beside, BEFORE_PLANS)
 
 
 def _maybe(path: Path, reader: Callable[[Path], T]) -> T | None:

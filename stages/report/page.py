@@ -118,14 +118,12 @@ def _order(result: PlanResult, strategies: Sequence[str]) -> tuple[int, int, str
 
 
 def _lines(results: ModelResults, plans: Sequence[PlanResult]) -> dict[str, Timeline]:
-    graph = results.graph
-    if graph is None:
-        return {}
-    return {
-        plan.folder: timeline(graph, plan.steps, updates=plan.updates)
-        for plan in plans
-        if plan.steps
-    }
+    lines = {}
+    for plan in plans:
+        graph = results.graph_of(plan)
+        if graph is not None and plan.steps:
+            lines[plan.folder] = timeline(graph, plan.steps, updates=plan.updates)
+    return lines
 
 
 def _keep_all_line(plans: Sequence[PlanResult], lines: dict[str, Timeline]) -> Timeline | None:
@@ -142,10 +140,11 @@ def _panel(
     line: Timeline | None,
     keep_all: Timeline | None,
 ) -> Panel:
-    graph, plan = results.graph, result.plan
+    graph, plan = results.graph_of(result), result.plan
     memory = None
     if graph is not None and line is not None:
-        other = keep_all if line is not keep_all else None
+        own = line is keep_all or results.is_beside(result)
+        other = None if own else keep_all
         memory = memory_plot(graph, line, plan.budget_bytes, other, result.line)
     return Panel(
         id=name,
@@ -164,7 +163,7 @@ def _panel(
 
 def _lanes(results: ModelResults, result: PlanResult) -> LanesPlot | None:
     """The lanes of a plan that has several. States that pass are seen where costs are there."""
-    graph, costs, steps = results.graph, results.costs, result.steps
+    graph, costs, steps = results.graph_of(result), results.costs_of(result), result.steps
     if steps is None or graph is None:
         return None
     if result.updates is None or costs is None:
@@ -209,6 +208,24 @@ def _plan_facts(result: PlanResult) -> list[Fact]:
         facts.append(("Smallest budget known to work", f"{size(plan.smallest_budget)} in all"))
     if plan.solver != "none":
         facts.append(("Derived by", plan.solver))
+    return [*facts, *_kernel_facts(result)]
+
+
+def _kernel_facts(result: PlanResult) -> list[Fact]:
+    """Which kernels a plan runs, and what a plan of the other ones would take."""
+    plan, facts = result.plan, []
+    if plan.kernels == "fused" and plan.groups is not None:
+        run = f"fused, {count(plan.groups, 'group')} by {count(plan.compiled or 0, 'kernel')}"
+        facts.append(("Kernels", run))
+    rival = plan.rival
+    if rival is not None:
+        facts += [] if facts else [("Kernels", f"{plan.kernels}'s")]
+        told = "need more bytes"
+        if rival.time is not None and rival.peak is not None:
+            told = f"{exact(rival.peak)}, {duration(rival.time)}"
+        elif rival.smallest_budget is not None:
+            told = f"need {size(rival.smallest_budget)} in all"
+        facts.append((f"Predicted with {rival.kernels} kernels", told))
     return facts
 
 
@@ -298,7 +315,11 @@ def _matrix(
     panels: Sequence[Panel],
     lines: dict[str, Timeline],
 ) -> Matrix | None:
-    chosen = [pair for pair in zip(plans, panels, strict=True) if pair[0].folder in lines]
+    chosen = [
+        pair
+        for pair in zip(plans, panels, strict=True)
+        if pair[0].folder in lines and not results.is_beside(pair[0])
+    ]
     if results.graph is None or results.blocks is None or not chosen:
         return None
     columns = [Column(lines[plan.folder], plan.sequence) for plan, _ in chosen]

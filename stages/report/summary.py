@@ -10,6 +10,7 @@ from pathlib import Path
 from schemas.budget import NO_BUDGET
 from schemas.config import Config, read_config
 from schemas.errors import ConfigError
+from schemas.plan import Plan
 from stages.report.gpu_table import GpuLine, gpu_table
 from stages.report.load import ModelResults, PlanResult, error_before, error_of, load_model
 from stages.report.slow_table import SlowLine, slow_table
@@ -25,7 +26,8 @@ COLOURS = {"good": "green", "warning": "yellow", "bad": "red"}
 @dataclass(frozen=True)
 class Line:
     """One line of the table, as text; `gap` is that of the plan to its bound, `state` is "good",
-    "warning" or "bad", `note` a sentence that belongs below the table."""
+    "warning" or "bad", `note` a sentence that belongs below the table. `kernels` are told where a
+    model's are fused."""
 
     model: str
     strategy: str
@@ -40,6 +42,7 @@ class Line:
     note: str = ""
     gpu: GpuLine | None = None
     slow: SlowLine | None = None
+    kernels: str = ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,10 +73,12 @@ def show(lines: list[Line], folder: Path) -> None:
     if not console.is_terminal:
         console = Console(width=WIDTH)
     table = Table(header_style="bold", title="Plans, by peak of the step without parameters")
+    told = [("kernels", "left")] if any(line.kernels for line in lines) else []
     for name, justify in [
         ("model", "left"),
         ("strategy", "left"),
         ("budget", "right"),
+        *told,
         ("verdict", "left"),
         ("predicted peak", "right"),
         ("measured peak", "right"),
@@ -91,6 +96,7 @@ def show(lines: list[Line], folder: Path) -> None:
             line.model if first else "",
             line.strategy,
             line.budget,
+            *([line.kernels] if told else []),
             f"[{COLOURS[line.state]}]{line.verdict}[/]",
             line.predicted,
             line.measured,
@@ -202,7 +208,13 @@ def _line(model: str, result: PlanResult, report: str) -> Line:
         note,
         gpu,
         slow,
+        _kernels(plan),
     )
+
+
+def _kernels(plan: Plan) -> str:
+    """The kernels of a plan where there are several to choose from, else ""."""
+    return plan.kernels or "" if plan.kernels == "fused" or plan.rival is not None else ""
 
 
 def _budget(written: str) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from schemas import store
 from schemas.derived import Derived
@@ -15,6 +16,10 @@ from schemas.measurement import write_line, write_measurement
 from schemas.module import module_digest
 from stages.device.operators_option import add_operators_argument, operators_settings
 
+if TYPE_CHECKING:
+    from stages.device.factory import Built
+    from stages.validate.validate import Validation
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the stage."""
@@ -22,14 +27,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arguments", default="{}", help="JSON object of the factory's arguments")
     parser.add_argument("--search-path", action="append", default=[], help="where factories are")
     add_operators_argument(parser)
-    parser.add_argument("--graph", required=True, help="graph.arrow of the model")
+    parser.add_argument(
+        "--graph",
+        type=Path,
+        nargs="+",
+        required=True,
+        help="graph.arrow of the model; of several the one that the module was made from is taken, "
+        "and that of a plan of eager's kernels beside",
+    )
     parser.add_argument("--plan", required=True, help="plan.json of the planned module")
     parser.add_argument(
         "--pipeline", type=Path, help="the folder that `split` wrote, where the module is one"
     )
     parser.add_argument("--module", required=True, help="directory of the planned module")
     parser.add_argument(
-        "--unplanned", help="directory of the module that runs fused kernels unplanned"
+        "--unplanned",
+        help="directory of the module that runs fused kernels unplanned; not for eager's",
     )
     parser.add_argument("--device", default="cpu", help="the device to run on (default: cpu)")
     parser.add_argument("--threads", type=int, help="threads of the CPU (default: PyTorch's)")
@@ -45,6 +58,7 @@ def run(options: argparse.Namespace) -> None:
     """Runs the stage."""
     import torch
 
+    from schemas.module import graph_of
     from stages.device.devices import require_device
     from stages.device.factory import build
     from stages.device.foreign import registered
@@ -54,13 +68,14 @@ def run(options: argparse.Namespace) -> None:
     if options.pipeline is not None:
         _pipeline(options)
         return
-    graph, plan = read_graph(options.graph), store.read_json(options.plan)
+    path = graph_of(options.module, options.graph)
+    graph, plan = read_graph(path), store.read_json(options.plan)
     if options.pairs < 0:
         raise ConfigError(f"--pairs {options.pairs}: must be 0 or more")
     require_device(options.device)
     if torch.device(options.device).type != graph.device:
         raise ConfigError(f"--device {options.device}: the graph was traced for {graph.device}")
-    if is_fused(options.graph) != (options.unplanned is not None):
+    if any(map(is_fused, options.graph)) != (options.unplanned is not None):
         raise ConfigError(
             "--unplanned: is for graphs of fused kernels, and needed there (the module of the "
             "strategy unplanned)"
@@ -89,10 +104,31 @@ def run(options: argparse.Namespace) -> None:
             options.pairs,
             options.plan_seconds,
             options.device,
-            options.unplanned,
+            options.unplanned if is_fused(path) else None,
         )
+        result = _with_beside(options, built, result)
     write_line(_line(options), result.line)
     write_measurement(options.out, result.measurement, digest)
+
+
+def _with_beside(options: argparse.Namespace, built: Built, result: Validation) -> Validation:
+    """The result with what is found of a plan of eager's kernels that the module carries."""
+    from schemas.measurement import FAILED
+    from stages.validate.beside import carries_eager, check_beside
+
+    found = result.measurement
+    if found.verdict in ("infeasible", FAILED) or not carries_eager(options.module):
+        return result
+    own = [path for path in options.graph if not is_fused(path)]
+    if not own:
+        raise ConfigError(
+            f"{options.module}: carries a plan of eager's kernels, give its graph as --graph, too"
+        )
+    wrong, told = check_beside(read_graph(own[0]), built, options.module, options.device)
+    if wrong:
+        return replace(result, measurement=replace(found, verdict=FAILED, sentence=wrong))
+    said = f"{found.sentence} {told}".strip()
+    return replace(result, measurement=replace(found, sentence=said))
 
 
 def _arguments(options: argparse.Namespace) -> dict[str, Any]:
@@ -115,7 +151,7 @@ def _pipeline(options: argparse.Namespace) -> None:
     from stages.validate.pipeline import Source, validate_pipeline
 
     pipeline, plan = read_pipeline(options.pipeline / FILE), read_pipeline_plan(options.plan)
-    if store.read(options.graph, GRAPH).digest != pipeline.graph:
+    if [store.read(path, GRAPH).digest for path in options.graph] != [pipeline.graph]:
         raise ConfigError(f"{options.pipeline}: is the pipeline of another graph")
     load_package(options.module)
     source = Source(options.factory, _arguments(options), options.search_path)
@@ -137,8 +173,13 @@ def derived(options: argparse.Namespace) -> list[Derived]:
         **operators_settings(options),
         **({} if options.threads is None else {"threads": options.threads}),
     }
-    read = [options.graph, options.plan, options.module]
-    read += [options.unplanned] if options.unplanned is not None else []
+    from schemas.module import graph_of
+
+    graph = options.graph[0]
+    if options.pipeline is None:
+        graph = graph_of(options.module, options.graph)
+    read = [graph, options.plan, options.module]
+    read += [options.unplanned] if options.unplanned is not None and is_fused(graph) else []
     if options.pipeline is not None:
         from schemas.pipeline import FILE
 

@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from schemas.errors import ArtifactError
-from schemas.plan import Fixed, Plan, PlanCost, Transfers, read_plan, write_plan
+from schemas.plan import Fixed, Plan, PlanCost, Rival, Transfers, read_plan, write_plan
 
 PLAN = Plan(
     strategy="rotor",
@@ -44,9 +44,24 @@ def test_a_plan_with_transfers_is_what_was_written(tmp_path: Path) -> None:
     assert read_plan(tmp_path / "plan.json") == moved
 
 
+def test_a_plan_says_its_kernels_and_those_of_its_rival(tmp_path: Path) -> None:
+    rival = Rival("eager", 3.0, 8, 5, 13)
+    fused = replace(PLAN, kernels="fused", groups=4, compiled=2, rival=rival)
+    write_plan(tmp_path / "plan.json", fused)
+    assert read_plan(tmp_path / "plan.json") == fused
+    assert fused.budget_of_all == fused.keep_all_total
+    assert replace(fused, rival=replace(rival, kernels="fused")).budget_of_all == 13
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
+        ("kernels", "fast"),
+        ("groups", "4"),
+        ("compiled", 0.5),
+        ("rival", {"kernels": "eager"}),
+        ("rival", {**asdict(Rival("eager", 3.0, 8, 5, 13)), "kernels": None}),
+        ("rival", {**asdict(Rival("eager", 3.0, 8, 5, 13)), "peak": 0.5}),
         ("peak", 10**400),
         ("peak", "7"),
         ("budget_total", True),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,13 +12,16 @@ import torch
 from torch import nn
 
 import tightfit
+import tightfit.kernels as tightfit_kernels
 from schemas.costs import Cost
 from schemas.groups import is_group
 from schemas.plan import Plan
+from schemas.updates import WholeStep
 from stages.fuse import compiling
 from stages.profile import measure
 from tests.tightfit.test_fused import ROWS, net, step
-from tightfit.kernels import Rivals, _is_better
+from tightfit.kernels import Rivals
+from tightfit.route import Route
 from tightfit.variants import Variant
 
 
@@ -87,30 +91,6 @@ def test_an_interruption_leaves_the_plan_of_fused_kernels(
         planned(tmp_path, "1kB")
 
 
-def figures(time: float | None, smallest: int) -> Plan:
-    known: Any = dict.fromkeys(("keep_all", "fixed", "solver"))
-    verdict: Any = "infeasible" if time is None else "feasible"
-    return Plan("auto", "50%", 9, 9, verdict, "", time=time, smallest_budget=smallest, **known)
-
-
-@pytest.mark.parametrize(
-    ("eager", "fused", "better"),
-    [
-        ((1.0, 5), (2.0, 5), True),
-        ((2.0, 5), (1.0, 5), False),
-        ((1.0, 5), (1.0, 5), False),
-        ((1.0, 5), (None, 9), True),
-        ((None, 5), (1.0, 9), False),
-        ((None, 5), (None, 9), True),
-        ((None, 9), (None, 5), False),
-    ],
-)
-def test_which_kernels_are_better(
-    eager: tuple[float | None, int], fused: tuple[float | None, int], better: bool
-) -> None:
-    assert _is_better(figures(*eager), figures(*fused)) is better
-
-
 def test_the_smallest_budget_is_that_of_either_kernels(tmp_path: Path) -> None:
     def least(kernels: Any) -> int:
         _, made = tightfit.plan(
@@ -120,3 +100,72 @@ def test_the_smallest_budget_is_that_of_either_kernels(tmp_path: Path) -> None:
         return made.peak
 
     assert least("fused") <= least("eager")
+
+
+@pytest.mark.parametrize("paced", [1.0], indirect=True)
+def test_an_optimiser_in_the_backward_steps_with_eagers_kernels_where_these_are_faster(
+    paced: None, tmp_path: Path
+) -> None:
+    model, other = net(), net()
+    own = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    fitted, made = tightfit.plan(
+        model, (ROWS,), budget="100%", kernels="fused", optimizer=own, store=tmp_path,
+        progress=False, jobs=1,
+    )  # fmt: skip
+    assert made.kernels == "eager"
+    assert "; with eager's kernels, as fused ones would take" in made.sentence
+    assert made.optimizer is not None
+    eager = torch.optim.SGD(other.parameters(), 0.1, momentum=0.9)
+    for module, steps in ((fitted, made.optimizer), (other, eager)):
+        for _ in range(2):
+            module(ROWS).square().sum().backward()
+            steps.step()
+            steps.zero_grad()
+    made.optimizer.close()  # type: ignore[attr-defined]
+    assert all(map(torch.equal, model.parameters(), other.parameters()))
+
+
+WHOLE = WholeStep("SGD", 10, 1, 0, 1, 1, 7, 7, 7, "disk", 1, 1, 2.0, 0.0, "")
+
+
+@pytest.mark.parametrize(
+    ("written", "fused", "eager", "kernels"),
+    [
+        ("50%", WHOLE, replace(WHOLE, seconds=1.0), "eager"),
+        ("50%", WHOLE, WHOLE, "fused"),
+        ("9MB", WHOLE, replace(WHOLE, seconds=3.0), "fused"),
+        ("9MB", None, WHOLE, "eager"),
+        ("9MB", WHOLE, None, "fused"),
+        ("9MB", None, None, ""),
+        ("min", WHOLE, replace(WHOLE, total=9, seconds=3.0), "eager"),
+        ("min", WHOLE, replace(WHOLE, total=11, seconds=1.0), "fused"),
+        ("none", WHOLE, replace(WHOLE, seconds=1.0), "fused"),
+    ],
+)
+def test_which_kernels_step_in_the_backward(
+    written: str,
+    fused: WholeStep | None,
+    eager: WholeStep | None,
+    kernels: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def planned_whole(route: Any, *more: Any) -> tuple[Any, WholeStep]:
+        whole = fused if route.kernels == "fused" else eager
+        if whole is None:
+            raise tightfit.ConfigError(f"no plan of {route.kernels} kernels fits")
+        return SimpleNamespace(kernels=route.kernels, sentence="it fits"), whole
+
+    monkeypatch.setattr(tightfit_kernels, "planned_whole", planned_whole)
+    monkeypatch.setattr(Rivals, "is_least", lambda rivals, seconds, total: False)
+    monkeypatch.setattr(Rivals, "eager", None)
+    route = Route(Path(), "cpu", "auto", ("none", "4", "6"), kernels="fused")
+    variant: Any = SimpleNamespace(bytes_of=lambda written: 9)
+    rivals = Rivals(route, variant, written)
+    updating: Any = None
+    if not kernels:
+        with pytest.raises(tightfit.ConfigError, match="fused kernels fits; with eager's kernels"):
+            rivals.made_whole(updating)
+        return
+    made, _ = rivals.made_whole(updating)
+    assert (made.route.kernels, made.plan.kernels) == (kernels, kernels)
+    assert ("with eager's kernels" in made.plan.sentence) == (kernels == "eager")

@@ -16,10 +16,30 @@ from schemas.measurement import read_measurement
 from schemas.plan import read_plan
 from tests.workflow.conftest import Workplace
 
-FACTORIES = """
+FACTORIES = '''
+import torch
+
+
 def broken(width=1):
     raise ValueError("no such luck")
-"""
+
+
+class Wave(torch.nn.Module):
+    """Groups of many small operators between matrix products."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
+
+    def forward(self, x):
+        inner = self.first(x)
+        made = inner.sigmoid() * inner.tanh() * inner.exp() * 0.5 + inner.sin() * inner.cos()
+        return self.last(made)
+
+
+def wave():
+    return Wave().train(), ((torch.randn(2048, 64),), {})
+'''
 
 OPERATORS = Path(__file__).parents[1] / "stages/device/mine.py"
 
@@ -37,11 +57,12 @@ def finished(workplace: Workplace, tiny: dict[str, Any]) -> Finished:
         "tiny": {**tiny, "budgets": ["50%", "1kB"], "strategies": ["unplanned", "rockmate"]},
         "broken": {"factory": "mine:broken", "strategies": ["unplanned"]},
         "fused": {
-            **tiny,
-            "arguments": {**tiny["arguments"], "layers": 1},
-            "budgets": ["80%"],
+            "factory": "mine:wave",
+            "budgets": ["4MB"],
             "strategies": ["rotor"],
             "kernels": "fused",
+            "with_eager": True,
+            "with_libraries": True,
         },
         "calling": {"factory": "mine_operators:calling", "strategies": ["unplanned"]},
     }
@@ -92,13 +113,39 @@ def test_fused_kernels_are_compared_with_themselves_unplanned_and_with_eager(
     targets = [op.target for op in read_graph(model / "graph.arrow").ops]
     assert any(map(is_group, targets))
     assert not any(is_group(op.target) for op in read_graph(model / "eager.arrow").ops)
-    found = read_measurement(model / "rotor/80pct/measurement.arrow")
+    found = read_measurement(model / "rotor/4MB/measurement.arrow")
     assert found.bits_equal
-    assert found.measured_peak == read_plan(model / "rotor/80pct/plan.json").peak
+    assert found.measured_peak == read_plan(model / "rotor/4MB/plan.json").peak
     assert found.sentence.startswith("Fused kernels are ")
-    page = (model / "report.html").read_text()
-    assert found.sentence in page and "of the same kernels unplanned bit for bit" in page
+    page = (model / "report.html").read_text().replace("&#39;", "'")
+    assert found.sentence in page
+    assert "of the same kernels unplanned bit for bit" in page
     assert read_measurement(model / "unplanned/none/measurement.arrow").bits_equal
+
+
+def test_plans_of_fused_kernels_are_compared_with_those_of_eagers(finished: Finished) -> None:
+    workplace = finished[0]
+    model = workplace.folder / "results/fused"
+    plan, other = (read_plan(at / "rotor/4MB/plan.json") for at in (model, model / "eager"))
+    assert plan.rival is not None and other.time is not None and plan.time is not None
+    assert (plan.kernels, other.kernels) == ("fused", "eager")
+    assert (plan.rival.time, plan.budget_total) == (other.time, other.budget_total)
+    assert plan.time < other.time
+    assert plan.groups and plan.compiled
+    table = workplace.stage("summary", "--configuration", "config.yaml").stdout
+    assert any("rotor" in line and "fused" in line for line in table.splitlines())
+    audited = workplace.stage("audit", "results/fused", "--configuration", "config.yaml")
+    assert audited.returncode == 0, audited.stdout + audited.stderr
+
+
+def test_modules_carry_what_a_configuration_asks_for(finished: Finished) -> None:
+    model = finished[0].folder / "results/fused"
+    module = model / "rotor/4MB/module"
+    carried = {"libraries.pt2", "eager.py", "eager_step.py"}
+    assert carried <= {path.name for path in module.iterdir()}
+    assert not carried & {path.name for path in (model / "unplanned/none/module").iterdir()}
+    said = read_measurement(model / "rotor/4MB/measurement.arrow").sentence
+    assert "The plan of eager's kernels beside it has eager's bits" in said
 
 
 def test_a_budget_that_is_too_small_is_a_verdict_and_stops_no_other_point(

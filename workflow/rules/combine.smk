@@ -35,7 +35,10 @@ rule choose:
         plan=f"{POINT}/plan.json",
     log:
         f"{POINT}/logs/choose.txt",
+    wildcard_constraints:
+        model=one_of(EAGER),
     params:
+        rival=given_rival,
         budget=lambda wildcards: SETTINGS.budget(wildcards.model, wildcards.budget),
         folder=subpath(output.plan, parent=True),
         code=code_of("combine"),
@@ -43,5 +46,25 @@ rule choose:
         "{wildcards.model}: choosing {wildcards.strategy} for {params.budget}"
     shell:
         "python -m stages choose --frontier {input.frontier:q} --graph {input.graph:q}"
-        " --costs {input.costs:q} --budget {params.budget:q} --out {params.folder:q}"
-        " --error-file {log:q}"
+        " --costs {input.costs:q} {params.rival:q} --budget {params.budget:q}"
+        " --out {params.folder:q} --error-file {log:q}"
+
+
+# Where kernels are fused, the plan is one of eager's where these are better or alone fit.
+use rule choose as choose_kernels with:
+    input:
+        frontier=f"{STRATEGY}/frontier.arrow",
+        graph=f"{MODEL}/graph.arrow",
+        costs=f"{MODEL}/costs.arrow",
+        eager_frontier=f"{RIVAL}/{{strategy}}/frontier.arrow",
+        eager_graph=f"{RIVAL}/graph.arrow",
+        eager_costs=f"{RIVAL}/costs.arrow",
+    output:
+        sequence=f"{POINT}/sequence.arrow",
+        schedule=f"{POINT}/schedule.arrow",
+        plan=f"{POINT}/plan.json",
+        eager_sequence=f"{RIVAL}/{{strategy}}/{{budget}}/sequence.arrow",
+        eager_schedule=f"{RIVAL}/{{strategy}}/{{budget}}/schedule.arrow",
+        eager_plan=f"{RIVAL}/{{strategy}}/{{budget}}/plan.json",
+    wildcard_constraints:
+        model=one_of(FUSED),

@@ -9,7 +9,7 @@ CHECKOUT = Path(workflow.basedir)
 sys.path.insert(0, str(CHECKOUT))
 
 from schemas.budget import NO_BUDGET
-from schemas.config import parse_config, require_folders
+from schemas.config import BESIDE, parse_config, require_folders
 from schemas.errors import ConfigError
 from schemas.fingerprint import factory_fingerprint, stage_fingerprint
 from schemas.strategies import HIERARCHY, STRATEGIES, UNPLANNED
@@ -64,15 +64,30 @@ def one_of(names):
 # Models whose small ops run as groups, each a single kernel.
 FUSED = [name for name, model in SETTINGS.models.items() if model.fused]
 EAGER = [name for name in SETTINGS.models if name not in FUSED]
-TRACED = expand(f"{MODEL}/graph.arrow", model=EAGER) + expand(
+
+# The same steps with eager's kernels, whose plans are taken where they are better: each is planned
+# like a model, in a folder of its model's.
+RIVAL = f"{MODEL}/{BESIDE}"
+RIVALS = [f"{name}/{BESIDE}" for name in FUSED]
+TRACED = expand(f"{MODEL}/graph.arrow", model=EAGER + RIVALS) + expand(
     f"{MODEL}/eager.arrow", model=FUSED
 )
 
 
 wildcard_constraints:
-    model=one_of(SETTINGS.models),
+    model=one_of([*SETTINGS.models, *RIVALS]),
     strategy="[a-z_]+",
     budget="[A-Za-z0-9.]+",
+
+
+def model_of(wildcards):
+    """A model as the configuration has it."""
+    return SETTINGS.models[wildcards.model.partition("/")[0]]
+
+
+def name_of(wildcards):
+    """The name of a model, the same with either kernels."""
+    return model_of(wildcards).name
 
 
 def of_plans(model, *files):
@@ -89,6 +104,11 @@ def compared(model):
     strategies = SETTINGS.models[model].strategies
     frontiers = expand(f"{STRATEGY}/frontier.arrow", model=model, strategy=strategies)
     costs = expand(f"{MODEL}/costs.arrow", model=model)
+    if model in FUSED:
+        frontiers += expand(
+            f"{RIVAL}/{{strategy}}/frontier.arrow", model=model, strategy=strategies
+        )
+        costs += expand(f"{RIVAL}/costs.arrow", model=model)
     return (
         frontiers + costs + of_plans(model, "plan.json", *MEASURED[:1]) if APART else []
     )
@@ -97,8 +117,53 @@ def compared(model):
 def reported(model):
     """What a report reads of a model besides, where it has to be declared."""
     files = [f"{MODEL}/{name}.arrow" for name in ("graph", "blocks", "options")]
+    files += [f"{RIVAL}/graph.arrow"] if model in FUSED else []
     made = of_plans(model, "sequence.arrow", "schedule.arrow", *MEASURED[1:])
     return compared(model) + expand(files, model=model) + made if APART else []
+
+
+def graphs(wildcards):
+    """The graphs that a plan may be of: where kernels are fused that of eager's, too."""
+    folders = [MODEL, RIVAL] if wildcards.model in FUSED else [MODEL]
+    return expand([f"{folder}/graph.arrow" for folder in folders], model=wildcards.model)
+
+
+def given_rival(wildcards, input, output):
+    """Names what is planned with eager's kernels beside fused ones as options of a stage."""
+    files = [
+        (f"--eager-{name}", input.get(f"eager_{name}"))
+        for name in ("graph", "costs", "frontier")
+    ]
+    plan = output.get("eager_plan")
+    files.append(("--eager-out", plan and Path(plan).parent))
+    return [word for name, file in files if file for word in (name, file)]
+
+
+def carries(wildcards, what):
+    """Whether modules of a strategy carry something: those that a configuration asks for do."""
+    model = model_of(wildcards)
+    return getattr(model, what) and wildcards.strategy in model.strategies
+
+
+def of_libraries(wildcards):
+    """How many threads libraries that a module carries are compiled for."""
+    return workflow.cores if carries(wildcards, "with_libraries") else 1
+
+
+def plan_beside(wildcards):
+    """The plan of eager's kernels that a module carries."""
+    folder = f"{RIVAL}/{{strategy}}/{{budget}}"
+    files = [f"{folder}/schedule.arrow", f"{folder}/plan.json"]
+    return expand(files, **wildcards) if carries(wildcards, "with_eager") else []
+
+
+def given_carried(wildcards, input):
+    """Says as options of a stage what a module carries."""
+    words = ["--libraries"] if carries(wildcards, "with_libraries") else []
+    if input.beside:
+        files = zip(("graph", "schedule", "plan"), (input.graph[1], *input.beside))
+        words += [word for name, file in files for word in (f"--eager-{name}", file)]
+    return words
 
 
 def kernels_unplanned(wildcards):
@@ -162,7 +227,7 @@ def linked_digest():
 
 def source(wildcards):
     """Names the factory of a model as options of a stage."""
-    model = SETTINGS.models[wildcards.model]
+    model = model_of(wildcards)
     return [
         "--factory",
         model.factory,
@@ -174,7 +239,7 @@ def source(wildcards):
 
 def ones(wildcards):
     """Whether a plan may rest on inputs of nothing but ones, as an option of a stage."""
-    return "--ones" if SETTINGS.models[wildcards.model].ones else ""
+    return "--ones" if model_of(wildcards).ones else ""
 
 
 def channels_last(wildcards):
@@ -218,7 +283,7 @@ def description():
 
 def source_code(wildcards):
     """The fingerprint of the code that builds a model."""
-    return code_behind(SETTINGS.models[wildcards.model].factory)
+    return code_behind(model_of(wildcards).factory)
 
 
 @cache

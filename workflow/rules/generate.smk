@@ -1,13 +1,16 @@
 rule generate:
     input:
-        graph=f"{MODEL}/graph.arrow",
+        graph=graphs,
         schedule=f"{POINT}/schedule.arrow",
         plan=f"{POINT}/plan.json",
+        beside=plan_beside,
     output:
         directory(f"{POINT}/module"),
     log:
         f"{POINT}/logs/generate.txt",
+    threads: of_libraries
     params:
+        carried=given_carried,
         operators=operators,
         operators_code=operators_code(),
         search_path=search_path(),
@@ -16,5 +19,5 @@ rule generate:
         "{wildcards.model}: writing the module of {wildcards.strategy} {wildcards.budget}"
     shell:
         "python -m stages generate --graph {input.graph:q} --schedule {input.schedule:q}"
-        " --plan {input.plan:q} {params.operators:q} {params.search_path:q}"
+        " --plan {input.plan:q} {params.carried:q} {params.operators:q} {params.search_path:q}"
         " --out {output:q} --error-file {log:q}"

@@ -1,7 +1,7 @@
 # The schedule as a trace that ui.perfetto.dev opens.
 rule perfetto:
     input:
-        graph=f"{MODEL}/graph.arrow",
+        graph=graphs,
         schedule=f"{POINT}/schedule.arrow",
         line=f"{POINT}/line.arrow" if MEASURED else [],
     output:

@@ -4,10 +4,11 @@ rule trace:
     log:
         f"{MODEL}/logs/trace.txt",
     wildcard_constraints:
-        model=one_of(EAGER),
+        model=one_of(EAGER + RIVALS),
     resources:
         **GPU,
     params:
+        name=name_of,
         source=source,
         operators=operators,
         operators_code=operators_code(),
@@ -19,7 +20,7 @@ rule trace:
     message:
         "{wildcards.model}: tracing the training step"
     shell:
-        "python -m stages trace {params.source:q} {params.operators:q} {params.ones} {params.channels_last} --name {wildcards.model}"
+        "python -m stages trace {params.source:q} {params.operators:q} {params.ones} {params.channels_last} --name {params.name}"
         " --device {params.device:q} --out {output:q} --error-file {log:q}"
 
 

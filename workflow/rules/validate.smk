@@ -1,7 +1,7 @@
 # Measures, so it takes all cores and runs alone. Nothing asks for it where the device is described.
 rule validate:
     input:
-        graph=f"{MODEL}/graph.arrow",
+        graph=graphs,
         plan=f"{POINT}/plan.json",
         module=f"{POINT}/module",
         unplanned=kernels_unplanned,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from schemas.groups import run_groups
 from schemas.plan import Plan, PlanCost, gap_of, write_plan
 from schemas.schedule import write_schedule
 from stages.combine.fixed import fixed_bytes
@@ -38,6 +39,7 @@ def plan_of(task: Task, found: Found, budget: str) -> Plan:
     everything means to have them on the device, with all states."""
 
     played, fixed = found.replay, fixed_bytes(task.graph)
+    groups, compiled = run_groups(task.graph, (step.action for step in played.steps))
     moving = sum(task.graph.storages[storage] for storage in task.remote)
     # States that stay on the device, and sums of gradients, are there as parameters are.
     beside = task.fixed - (fixed.there_before - moving)
@@ -75,6 +77,9 @@ def plan_of(task: Task, found: Found, budget: str) -> Plan:
         recomputed_time=played.repeated_seconds,
         solver="local search",
         transfers=there,
+        kernels="fused" if groups else "eager",
+        groups=groups,
+        compiled=compiled,
     )
 
 

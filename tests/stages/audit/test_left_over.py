@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from schemas.config import read_config
 from stages.__main__ import main
-from stages.audit.left_over import FILES
+from stages.audit.left_over import FILES, left_over
 from tests.stages.audit.towers import BUDGETS, MODEL, POINT
 
 OTHER = f"{MODEL}/rockmate/{BUDGETS['1kB']}"
@@ -143,3 +144,18 @@ def test_a_bad_configuration_removes_nothing(run: Path, capsys: pytest.CaptureFi
     Path("config.yaml").write_text("models: {}")
     assert main(["prune"]) == 1
     assert {*listed()} == {*before, "config.yaml"}
+
+
+def test_what_was_planned_beside_fused_kernels_is_left_over_with_them(run: Path) -> None:
+    beside = Path(MODEL, "eager")
+    for place in ("rockmate/80pct", "rockmate/7pct", "rotor/80pct"):
+        (beside / place).mkdir(parents=True)
+        (beside / place / "plan.json").touch()
+    (beside / "graph.arrow").touch()
+    configure("tower", "rockmate", "80%")
+    assert set(left_over(read_config("config.yaml"))) == {beside, Path(OTHER)}
+    text = Path("config.yaml").read_text()
+    Path("config.yaml").write_text(f"{text}kernels: fused\n")
+    assert set(left_over(read_config("config.yaml"))) == {
+        Path(OTHER), beside / "rockmate/7pct", beside / "rotor"
+    }  # fmt: skip

@@ -7,8 +7,10 @@ import io
 import json
 import os
 import re
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +19,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._inductor import config
 
 from schemas.errors import ArtifactError, ModelError
 from schemas.graph import Graph
@@ -26,14 +27,14 @@ from stages.device import groups as device_groups
 from stages.device import kernels as device_kernels
 from stages.device.check import check_program
 from stages.device.evaluate import evaluate
-from stages.device.groups import compile_body, forms_of, is_compiled, kernel
+from stages.device.groups import compile_body, file_name, filled, forms_of, is_compiled, kernel
 from stages.device.kernels import (
     Kernel,
     Over,
     build_key,
     checked_kernel,
     kernel_folder,
-    pinned,
+    traced_function,
 )
 from stages.device.libraries import compile_libraries
 from stages.device.opened import open_library
@@ -141,21 +142,6 @@ def test_what_another_build_has_compiled_is_not_read(
                 assert theirs.parent == mine.parent == tmp_path
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_settings_that_bits_depend_on_are_pinned(device: str) -> None:
-    theirs = {"max_autotune": True, "coordinate_descent_tuning": True, "cpp.simdlen": 256}
-    with config.patch(theirs), pinned(torch.device(device)):
-        assert not config.max_autotune
-        assert not config.coordinate_descent_tuning
-        assert config.cpp.simdlen is None
-        assert config.deterministic == (device == "cuda")
-
-
-def test_this_build_knows_all_pinned_settings() -> None:
-    for name in (*device_kernels._PINNED, *device_kernels._PINNED_ON_GPU):
-        assert device_kernels._has(config, name), name
-
-
 def failing(*given: Any) -> None:
     raise RuntimeError("no kernel\nfor this")
 
@@ -237,6 +223,33 @@ def test_statistics_of_half_precision_are_those_of_the_cpu(tmp_path: Path) -> No
     check_program(fused, "fused")
 
 
+class Mixed(nn.Module):
+    """Norms of half precision with weights of single precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line, self.one, self.two = nn.Linear(8, 8), nn.LayerNorm(8), nn.GroupNorm(2, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.line(self.two(torch.tanh(self.one(self.line(x)))).sigmoid() * 2)
+        return made
+
+
+def test_norms_under_autocast_are_traced_with_the_dtypes_that_aten_gives() -> None:
+    torch.manual_seed(0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        graph, _ = traced((Mixed(), ((torch.randn(4, 8),), {})))
+    bodies = [body_of(op) for op in fuse(graph).ops if is_group(op.target)]
+    norms = [body for body in bodies if "_norm.default" in body_text(body)]
+    assert any(form.dtype == "float32" for body in norms for form in body.forms)
+    for body in norms:
+        forms = forms_of(body.inputs), forms_of(body.forms)
+        function, _ = traced_function(lambda *given: evaluate(body, given), *forms, CPU)  # noqa: B023
+        given = [filled(form, torch.Tensor.normal_, CPU) for form in forms[0]]
+        for mine, aten in zip(function(*given), evaluate(body, given), strict=True):
+            torch.testing.assert_close(mine, aten)
+
+
 def test_a_compiler_that_fails_leaves_groups_aten(tmp_path: Path) -> None:
     graph, _ = traced(blocks(1))
     told: list[str] = []
@@ -254,21 +267,22 @@ def test_many_groups_are_shared_among_processes(monkeypatch: pytest.MonkeyPatch)
     tasks: list[list[str]] = []
 
     def apart(task: str, running: Any, done: Callable[[], None]) -> None:
-        tasks.append(json.loads(task)["bodies"])
+        tasks.append([text for text, _ in json.loads(task)["kernels"]])
         for _ in tasks[-1]:
             done()
 
     monkeypatch.setattr(together, "_apart", apart)
-    monkeypatch.setattr(together, "is_compiled", lambda body, device: body.outputs == [2])
+    monkeypatch.setattr(together, "is_compiled", lambda body, device, over: body.outputs == [2])
     bodies = [replace(BODY, outputs=[2, 4 + number]) for number in range(9)]
+    kernels = [(body, None) for body in bodies]
     told: list[int] = []
-    compile_together([*bodies, replace(BODY, outputs=[2])], CPU, 8, told.append)
+    compile_together([*kernels, (replace(BODY, outputs=[2]), None)], CPU, 8, told.append)
     assert sorted(map(len, tasks)) == [4, 5]
     assert sorted(text for task in tasks for text in task) == sorted(map(body_text, bodies))
     assert sorted(told) == list(range(1, 10))
     tasks.clear()
-    compile_together(bodies[:7], CPU, 8, told.append)
-    compile_together(bodies, CPU, 1, told.append)
+    compile_together(kernels[:7], CPU, 8, told.append)
+    compile_together(kernels, CPU, 1, told.append)
     assert not tasks
 
 
@@ -300,16 +314,48 @@ def test_a_worker_compiles_into_the_folder_of_all(
     """One that does not compile there is left to whoever asked."""
     assert is_compiled(BODY, CPU)
     monkeypatch.setattr(device_groups, "_kernels", {})
+    over = Over(0, 0)
     with kernel_folder(CPU) as folder:
-        mark = folder / "compiled" / body_digest(body_text(BODY))
-    mark.unlink()
+        for each in (None, over):
+            (folder / "compiled" / file_name(BODY, each)).unlink(missing_ok=True)
     wrong = replace(BODY, forms=[BODY.forms[1], BODY.forms[1]])
-    task = together._task([body_text(wrong), body_text(BODY)], CPU)
+    texts = body_text(wrong), body_text(BODY), body_text(BODY)
+    task = together._task(list(zip(texts, (None, None, over), strict=True)), CPU)
     monkeypatch.setattr(sys, "stdin", io.StringIO(task))
     worker.main()
-    assert capsys.readouterr().out == "done\ndone\n"
+    assert capsys.readouterr().out == "done\n" * 3
     assert is_compiled(BODY, CPU)
+    assert is_compiled(BODY, CPU, over)
     assert not is_compiled(wrong, CPU)
+
+
+def test_two_runs_may_compile_a_group_at_a_time_and_one_may_be_killed(
+    monkeypatch: pytest.MonkeyPatch, run: Kernel, tmp_path: Path
+) -> None:
+    """What they leave is whole: it has the bits of what was compiled elsewhere."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    task = together._task([(body_text(BODY), None)], CPU)
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-m", "stages.fuse.worker"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=together._ABOVE,
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    for process in running:
+        together._tell(process, task)
+    first, second = running
+    while not any(tmp_path.rglob("*.cpp")) and first.poll() is None:
+        time.sleep(0.01)
+    first.kill()
+    assert second.stdout is not None
+    assert second.stdout.read() == "done\n"
+    for process in running:
+        with process:
+            pass
+    assert is_compiled(BODY, CPU)
+    monkeypatch.setattr(device_groups, "_kernels", {})
+    assert all(map(torch.equal, kernel(BODY, CPU)(inputs()), run(inputs())))
 
 
 def test_a_process_is_given_its_task_and_tells(
