@@ -80,7 +80,7 @@ def _counts(microbatches: Microbatches, shapes: int) -> list[int]:
     """How many microbatches of each shape make a step; raises ConfigError where that is no number,
     or not one for each."""
     several = isinstance(microbatches, Sequence) and not isinstance(microbatches, str)
-    counts = [*microbatches] if several else [microbatches]  # type: ignore[misc]
+    counts: list[int] = [*microbatches] if several else [microbatches]  # type: ignore[misc, list-item]
     for count in counts:
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise ConfigError(f"plan: microbatches is {count!r}, expected a number from 1 on")
