@@ -90,10 +90,9 @@ class Bench:
         updates = self.updates
         stored = any(piece in updates.ring.stored for piece in updates.pieces[number])
         place = updates.groups[number]
-        given = {name: _copied(value) for name, value in settings.items()}
 
         def work(reach: Reach) -> None:
-            self.shadows[place].param_groups[0].update(given)
+            self.shadows[place].param_groups[0].update(settings)
             scalars: dict[str, Any] = {}
             with torch.no_grad():
                 for part in self.parts[number]:
@@ -178,6 +177,7 @@ class Lane:
         self.gradients: dict[int, torch.Tensor] = {}
         self.settings: dict[int, dict[str, Any]] = {}
         self.places: dict[int, int] = {}
+        self.sent: dict[int, Ticket] = {}
         self.moving: dict[int, Ticket] = {}
         self.summed: set[int] = set()
         """Those of which the gradients of earlier microbatches have added up."""
@@ -211,7 +211,7 @@ class Lane:
         """A gradient begins to leave for a place among the copies of a step."""
         if n in self.gradients:
             whole = flat(self.gradients[n]).view(torch.uint8)
-            self.moving[n] = self.home.copies.write(whole, place)
+            self.moving[n] = self.sent[n] = self.home.copies.write(whole, place)
             self.places[n] = place
 
     def wait(self, n: int) -> None:
@@ -234,7 +234,7 @@ class Lane:
         settings = taking(number) if place is None else self.settings.pop(n)
         pieces = [piece for piece in updates.pieces[number] if piece.size]
         earlier = [updates.ring.stored[p] for p in pieces if p in updates.ring.stored]
-        earlier += [home.moving[n]] if n in home.moving else []
+        earlier += [tickets.pop(n) for tickets in (home.moving, self.sent) if n in tickets]
         work = self.bench.update(
             number,
             settings,
@@ -256,7 +256,7 @@ class Lane:
         self.settings.pop(n)
         earlier, first = self.sums.at(self.home.places[n]), n not in self.summed
         work = self.bench.add(self.numbers[n], self.home.copies.at(place), earlier, first)
-        self.moving[n] = self.home.memory.beside(work)
+        self.moving[n] = self.home.memory.beside(work, self.sent.pop(n))
         self.summed.add(n)
 
     # ---- between runs
@@ -273,6 +273,7 @@ class Lane:
             self.home.parameters[n].grad = self.gradients.pop(n)
             self.home.untake(self.numbers[n])
         self.places.clear()
+        self.sent.clear()
         self.settings.clear()
 
     def _sent(self, n: int, place: int) -> torch.Tensor:
@@ -285,7 +286,3 @@ class Lane:
     def forget(self) -> None:
         """What microbatches have added up is no more."""
         self.summed.clear()
-
-
-def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value

@@ -125,10 +125,7 @@ class _InBackward(torch.optim.Optimizer):
                 "the parameters: run all but the last within optimizer.accumulating()"
             )
         _check_alone()
-        self._take(number)
-
-    def _take(self, number: int) -> None:
-        self._updates.update(number, self.taking(number))
+        self._updates.update(number, self.taking(number), arriving=True)
 
     def taking(self, number: int) -> dict[str, Any]:
         """The group of a parameter that is updated from here on."""
@@ -164,6 +161,9 @@ class _InBackward(torch.optim.Optimizer):
                     f"already, and step(): change it before the backward"
                 )
         lane = self._updates.lane
+        if lane is not None:
+            # What a backward that was interrupted has not come to is a gradient again.
+            lane.settle()
         if lane is not None and lane.summed:
             raise RuntimeError(
                 "step() comes after backwards within accumulating() alone, whose gradients wait in "
@@ -171,7 +171,7 @@ class _InBackward(torch.optim.Optimizer):
             )
         for number, parameter in enumerate(self._updates.parameters):
             if parameter.grad is not None and number not in self._taken:
-                self._take(number)
+                self._updates.update(number, self.taking(number))
         self._taken.clear()
         self._settings.clear()
         self._updates.ring.begin()

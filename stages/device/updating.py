@@ -66,9 +66,9 @@ class Updates:
         self.shadows = [shadow_of(kind, group, self.parameters[0]) for group in groups]
         self.step = _plain_step(kind)
 
-    def update(self, number: int, group: dict[str, Any]) -> None:
-        """Updates a parameter by its gradient, if it has one, and drops that; or hands it to the
-        lane of the other memory, which does so."""
+    def update(self, number: int, group: dict[str, Any], arriving: bool = False) -> None:
+        """Updates a parameter by its gradient, if it has one, and drops that. One that is
+        `arriving` in a backward is handed to the lane of the other memory where that updates it."""
         parameter = self._unmoved(number)
         gradient = parameter.grad
         if gradient is None:
@@ -81,7 +81,7 @@ class Updates:
         if gradient.stride() != parameter.stride():
             gradient = self.layouts[number].empty().copy_(gradient)
         settings = settings_of(group)
-        if self.lane is not None and self.lane.takes(number):
+        if arriving and self.lane is not None and self.lane.takes(number):
             self.lane.hand(number, gradient, settings)
             parameter.grad = None
             return

@@ -161,16 +161,18 @@ class AtOnce:
 
     def __init__(self, disk: Any) -> None:
         self.disk = disk
+        self.after: list[Ticket] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.disk, name)
 
     def beside(self, work: Work, *after: Ticket) -> Ticket:
+        self.after += after
         for ticket in after:
             ticket.done.result()
         work(self.disk.reach())
-        done: Future[None] = Future()
-        done.set_result(None)
+        done: Future[tuple[float, float]] = Future()
+        done.set_result((0.0, 0.0))
         return Ticket(done, None)
 
 
@@ -247,6 +249,65 @@ def test_a_run_that_ends_early_loses_no_gradient() -> None:
             assert all(map(torch.equal, own.parameters(), plain.parameters()))
         assert_alike(expected.state_dict(), found.state_dict())
         found.close()
+
+
+def test_a_step_behind_a_backward_that_was_interrupted_takes_its_gradients() -> None:
+    """Also while the run is still there, as in the handler of an exception."""
+    plain, own = nn.Linear(9, 33), nn.Linear(9, 33)
+    own.load_state_dict(plain.state_dict())
+    expected = torch.optim.AdamW(plain.parameters())
+    home, found = lodged(own, torch.optim.AdamW(own.parameters()))
+    gradients = gradients_of(plain, 0)
+    visit = Visit(home)
+    for n, gradient in enumerate(gradients):
+        home.parameters[n].grad = gradient.clone()
+    found._arrived(0)
+    assert home.parameters[0].grad is None
+    found.step()
+    del visit
+    plain_step(plain, expected, [gradients])
+    assert all(parameter.grad is None for parameter in home.parameters)
+    found.close()
+    assert all(map(torch.equal, plain.parameters(), own.parameters()))
+
+
+@pytest.mark.parametrize("adding", [False, True])
+def test_what_is_done_with_a_gradient_comes_after_its_transfer(adding: bool) -> None:
+    """On a GPU a wait returns at once, and the thread of the host has to wait itself."""
+    own = nn.Linear(9, 33)
+    home, found = lodged(own, torch.optim.AdamW(own.parameters()), adding)
+    memory = AtOnce(home.memory.memory)
+    home.memory.memory = memory
+    with found.accumulating() if adding else contextlib.nullcontext():
+        visit = Visit(home, adding)
+        home.parameters[0].grad = gradients_of(own, 0)[0]
+        found._arrived(0)
+        visit.send_gradient(0, 0)
+        assert home.lane is not None
+        sent = home.lane.moving[0]
+        visit.wait_for_gradient(0)
+        visit.free_gradient(0)
+        (visit.accumulate if adding else visit.optimise)(0)
+    assert sent in memory.after
+    visit.leave()
+    found.close()
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("parts", [1, 2])
+def test_the_host_of_a_gpu_updates_as_torch_optim_does_on_a_cpu(parts: int) -> None:
+    plain, own = model(), model().cuda()
+    expected = torch.optim.AdamW(groups_of(plain), foreach=False)
+    home, found = lodged(own, torch.optim.AdamW(groups_of(own), foreach=False), parts > 1, [2])
+    for step in range(3):
+        gradients = [gradients_of(plain, 10 * step + n) for n in range(parts)]
+        plain_step(plain, expected, gradients)
+        for number, each in enumerate(gradients):
+            run(home, found, [gradient.cuda() for gradient in each], number == parts - 1)
+        found.step()
+    found.close()
+    for one, other in zip(plain.parameters(), own.parameters(), strict=True):
+        assert torch.equal(one, other.cpu())
 
 
 def test_a_file_that_was_cut_off_ends_in_one_sentence() -> None:
