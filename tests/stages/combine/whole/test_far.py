@@ -61,7 +61,7 @@ def test_states_without_room_are_in_the_third_memory(short: int) -> None:
     assert found.replay.transfers is not None
     assert found.replay.transfers.host_peak <= tight.link.room
     lanes = {lane for lane, *_ in found.replay.passing}
-    assert lanes == {"host/from-disk", "host/to-disk"}
+    assert lanes >= {"host/from-disk", "host/to-disk"}
 
 
 @settings(max_examples=5, deadline=None)
