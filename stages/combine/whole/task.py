@@ -134,9 +134,16 @@ class Task:
 
     @property
     def loose(self) -> Problem:
-        """The step as planning sees it where gradients do not stay: they are used up at once."""
-        storages = [replace(storage, gradient=False) for storage in self.problem.storages]
-        return replace(self.problem, storages=storages)
+        """The step as planning sees it where gradients do not stay: they are used up at once. What
+        makes one does not run again, since it would be made anew before it is handed over."""
+        problem = self.problem
+        gradients = {n for n, storage in enumerate(problem.storages) if storage.gradient}
+        storages = [replace(storage, gradient=False) for storage in problem.storages]
+        nodes = [
+            node if gradients.isdisjoint(node.outputs) else replace(node, repeatable=False)
+            for node in problem.nodes
+        ]
+        return replace(problem, storages=storages, nodes=nodes)
 
     def check_rooms(self) -> None:
         """Raises ConfigError where a memory has no room for what is always in it, or cannot be

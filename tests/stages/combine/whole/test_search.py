@@ -44,6 +44,17 @@ def task(
     return task_of(GRAPH, COSTS, link, updates, budget, 1, microbatches)
 
 
+def test_what_makes_a_gradient_runs_once() -> None:
+    own = task(10**9)
+    made = [node for node in own.problem.nodes if _gradients(own).intersection(node.outputs)]
+    once = {node.op for node in own.loose.nodes if not node.repeatable}
+    assert made and once >= {node.op for node in made}
+
+
+def _gradients(own: Task) -> set[int]:
+    return {n for n, storage in enumerate(own.problem.storages) if storage.gradient}
+
+
 def check(planned: Task, found: Found) -> None:
     played = found.replay
     assert played.peak + planned.fixed + found.updates.staging <= planned.budget
