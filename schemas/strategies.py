@@ -112,8 +112,8 @@ _BUDGETED = [
     About(
         "offmate",
         "each block runs by one of many options, of which some of what they keep is sent and "
-        "brought back; an integer program chooses among them and how much goes over the link, as "
-        "measured or that of a `machine`",
+        "brought back; an integer program chooses among them and how much goes over the link, to "
+        "compare `offload` with",
         apart=True,
         solved=True,
         links=True,

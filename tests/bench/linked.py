@@ -1,21 +1,27 @@
 """Steps of models on a described H100 with a link to the host: what a share of the activations
-takes, with the link and without, by prediction. Bytes are those that are requested."""
+takes, with the link and without, by prediction. `offmate` is the plan of that strategy as it is
+given, and what the search finds when it starts from its plans, too. Bytes are those that are
+requested."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from schemas.actions import Action
+from schemas.blocks import read_blocks
 from schemas.costs import read_costs
 from schemas.frontier import read_frontier
 from schemas.graph import read_graph
 from schemas.link import HostLink
+from schemas.problem import Problem
 from stages.__main__ import main
 from stages.combine.in_all import InAll
+from stages.combine.offmate.plans import OffmatePlan, OffmatePlanner
 from stages.combine.refine import Player, refined
 from stages.combine.schedule.leaving import leaving
 from stages.combine.schedule.opening import Opener
@@ -23,6 +29,7 @@ from stages.combine.transfers.deciding import LinkedMoments
 from stages.combine.transfers.search import Linker
 from stages.replay.condense import condense
 from stages.replay.referee import replay
+from stages.solve.search import Grid, solve_block
 
 
 @dataclass(frozen=True)
@@ -49,9 +56,12 @@ CASES = (
 BANDWIDTHS = (25e9, 50e9)
 LATENCY = 1e-5
 SHARES = (0.2, 0.3, 0.5)
+NEAR = (1.0, 1.02, 1.04, 1.06, 1.08, 1.1, 1.15)
+"""For how many times the budget plans are looked for to start from."""
 HEAD = (
-    "| model | activations | bandwidth | time without | time | bound | sent | planned in |\n"
-    "|---|---|---|---|---|---|---|---|"
+    "| model | activations | bandwidth | time without | time | bound | sent | planned in "
+    "| offmate, given | and searched |\n"
+    "|---|---|---|---|---|---|---|---|---|---|"
 )
 
 
@@ -100,6 +110,9 @@ def _rows(case: LinkedCase, place: Path) -> Iterator[str]:
             linker = Linker(problem, link, leaving(graph, problem))
             placed = linker.plan(budget, starts)
             took = time.process_time() - begun
+            planner = _planner(place, problem, link, linker.placer.leaving)
+            given = planner.within(budget)
+            searched = linker.plan(budget, starts, linked=_near(planner, budget))
             seconds, sent = 0.0 if without is None else without.seconds, 0
             if placed is not None:
                 steps = opener.of_actions(linker.placer.actions(placed), True, placed.ceiling)
@@ -113,5 +126,31 @@ def _rows(case: LinkedCase, place: Path) -> Iterator[str]:
             yield (
                 f"| {case.title} | {share:.0%} | {bandwidth / 1e9:g} GB/s | {shown} "
                 f"| {seconds / everything:.3f} | {bound / everything:.3f} | {sent / 1e9:.2f} GB "
-                f"| {took:.0f} s |"
+                f"| {took:.0f} s | {_shown(given and given.placed.seconds, everything)} "
+                f"| {_shown(searched and searched.seconds, everything)} |"
             )
+
+
+def _shown(seconds: float | None, everything: float) -> str:
+    return "none" if seconds is None else f"{seconds / everything:.3f}"
+
+
+def _planner(
+    place: Path, problem: Problem, link: HostLink, values: Mapping[int, int]
+) -> OffmatePlanner:
+    """OffMate's planner, with options that need no solver."""
+    blocks = read_blocks(place / "blocks.arrow")
+    options = {
+        digest: solve_block(digest, block, "none", Grid(), link)
+        for digest, block in blocks.distinct.items()
+    }
+    return OffmatePlanner(problem, blocks, options, link, values)
+
+
+def _near(planner: OffmatePlanner, budget: int) -> list[list[Action]]:
+    """The plans for the budget and for a little more, at most two."""
+    found: list[OffmatePlan] = []
+    for more in NEAR:
+        plan = planner.within(int(budget * more)) if len(found) < 2 else None
+        found += [] if plan is None else [plan]
+    return [planner.placer.actions(plan.placed) for plan in found]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from schemas.blocks import Blocks
 from schemas.link import HostLink
@@ -11,7 +12,7 @@ from schemas.options import Option
 from schemas.problem import Problem
 from schemas.sequence import Operation
 from stages.combine.bounds import least_peak
-from stages.combine.offmate.positions import offmate_chain
+from stages.combine.offmate.positions import OffmateChain, offmate_chain
 from stages.combine.offmate.program import ChosenOption, OffmateSolution, solve_offmate
 from stages.combine.schedule.executions import executions_of
 from stages.combine.transfers.placing import Placed, Placer
@@ -50,7 +51,6 @@ class OffmatePlanner:
     def plans(self) -> Iterator[OffmatePlan]:
         """Plans for falling budgets, down to the least that the program has a solution for, or
         nearly so."""
-        chain = offmate_chain(self.blocks, self.options, self.problem.storages, self.placer.leaving)
         captured = range(len(self.problem.nodes))
         played = executions(self.problem, captured, in_place=True, ceiling=FASTEST)
         highest, least = max(run.peak for run in played), least_peak(self.problem)
@@ -58,16 +58,28 @@ class OffmatePlanner:
         while met > least and closer <= CLOSER:
             step = (met - missed) // 2 if missed else -((least - highest) // BUDGETS)
             budget = max(met - step, least)
-            solution = solve_offmate(chain, self.link, budget)
+            solution = solve_offmate(self.chain, self.link, budget)
             if solution is None:
                 missed = budget
             else:
                 met = budget
-                yield from self._plan(solution)
+                plan = self._plan(solution)
+                yield from () if plan is None else (plan,)
             closer += missed > 0
 
-    def _plan(self, solution: OffmateSolution) -> Iterator[OffmatePlan]:
-        """The plan of a solution, none where transfers cannot be placed within its budget."""
+    def within(self, budget: int) -> OffmatePlan | None:
+        """The plan for a budget in bytes, None where the program has no solution or its transfers
+        cannot be placed."""
+        solution = solve_offmate(self.chain, self.link, budget)
+        return None if solution is None else self._plan(solution)
+
+    @cached_property
+    def chain(self) -> OffmateChain:
+        """The blocks with the options that they are offered."""
+        return offmate_chain(self.blocks, self.options, self.problem.storages, self.placer.leaving)
+
+    def _plan(self, solution: OffmateSolution) -> OffmatePlan | None:
+        """The plan of a solution, None where transfers cannot be placed within its budget."""
         options = [each.option.way.option for each in solution.chosen]
         numbers = range(1, len(options) + 1)
         sequence = [Operation("F", n, options[n - 1]) for n in numbers]
@@ -78,10 +90,10 @@ class OffmatePlanner:
         back = self._back(solution.chosen, ops)
         placed = self.placer.place(nodes, back, solution.budget)
         if placed is None:
-            return
+            return None
         clock = ", ended by the clock" if solution.clock else ""
         said = f"options of {len(options)} blocks with a link, {solution.budget} bytes{clock}"
-        yield OffmatePlan(placed, sequence, said)
+        return OffmatePlan(placed, sequence, said)
 
     def _back(self, chosen: list[ChosenOption], ops: list[int]) -> list[tuple[int, int]]:
         """What leaves, whole storages, with the places ahead of which they come back at the latest:

@@ -121,8 +121,8 @@ def step_of(facts: Facts, link: HostLink) -> tuple[TrainingStep, Subject]:
     return step, Subject(graph, "", costs, problem, link)
 
 
-@settings(deadline=None, max_examples=15)
-@given(random_steps())
+@settings(deadline=None, max_examples=10)
+@given(random_steps(8))
 def test_plans_stay_within_what_they_were_made_for(facts: Facts) -> None:
     """Played by the referee, in place where that budget asks for it; and as the search takes
     them."""
@@ -146,8 +146,8 @@ def frontier_of(name: str, step: TrainingStep, subject: Subject) -> Frontier:
     return frontier(subject, about, strategy(name).candidates(step), keep_all)
 
 
-@settings(deadline=None, max_examples=4)
-@given(random_steps(8))
+@settings(deadline=None, max_examples=2)
+@given(random_steps(5))
 def test_no_plan_is_slower_than_without_the_link(facts: Facts) -> None:
     step, subject = step_of(facts, HostLink(4.0, device="cpu"))
     plain = frontier_of("rockmate", step, replace(subject, link=None))
@@ -157,8 +157,8 @@ def test_no_plan_is_slower_than_without_the_link(facts: Facts) -> None:
         assert other is not None and other.seconds <= point.seconds
 
 
-@settings(deadline=None, max_examples=4)
-@given(random_steps(8))
+@settings(deadline=None, max_examples=2)
+@given(random_steps(6))
 def test_without_a_bandwidth_plans_are_those_of_rockmate(facts: Facts) -> None:
     step, subject = step_of(facts, HostLink(0.0, device="cpu"))
     plain = frontier_of("rockmate", step, replace(subject, link=None))

@@ -261,7 +261,11 @@ def test_every_point_of_the_grid_keeps_the_invariants(made: Problem, link: HostL
 
 def test_the_grid_is_searched_with_the_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[Effort] = []
-    monkeypatch.setattr(Linker, "plan", lambda self, budget, starts, effort: tried.append(effort))
+
+    def plan(self: Linker, budget: int, starts: object, effort: Effort, linked: object) -> None:
+        tried.append(effort)
+
+    monkeypatch.setattr(Linker, "plan", plan)
     graph, _, problem = step_of(two_layers())
     linker = Linker(problem, HostLink(8.0, device="cpu"), leaving(graph, problem))
     assert list(linker.sweep(100, 20, lambda budget: range(len(problem.nodes)), 1)) == []
