@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -10,6 +12,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -149,6 +152,81 @@ def test_a_wait_that_is_interrupted_is_waited_for_again(monkeypatch: pytest.Monk
     home.close()
 
 
+@pytest.mark.filterwarnings("ignore:To copy construct")
+def test_what_goes_around_the_class_computes_with_nothing() -> None:
+    module = model()
+    home = home_of(module, there=[2])
+    weights: list[Any] = [module[1].weight, module[2].weight]
+    for path, weight in zip(("1", "2"), weights, strict=True):
+        for use in (
+            lambda w: w.as_subclass(torch.Tensor),
+            lambda w: w.numpy(),
+            lambda w: pickle.dumps(w),
+            lambda w: copy.deepcopy(w),
+            lambda w: torch.from_dlpack(w),
+            lambda w: np.asarray(w),
+        ):
+            with pytest.raises(RuntimeError, match=rf"{path}\.weight are in another memory: use"):
+                use(weight)
+        with pytest.raises(RuntimeError, match="weakref"):
+            torch.utils.swap_tensors(weight, nn.Parameter(torch.zeros(weight.shape)))
+        for alias in (
+            torch.Tensor.as_subclass(weight, torch.Tensor).detach(),
+            torch.tensor(weight).detach(),
+            torch.Tensor._make_subclass(torch.Tensor, weight),
+        ):
+            assert type(alias) is torch.Tensor and alias.shape == weight.shape
+            for compute in (
+                lambda a: a + 1,
+                lambda a: a * torch.ones(a.shape),
+                lambda a: a.sum(),
+                lambda a: a.norm(),
+                lambda a: a.flatten()[0].item(),
+                lambda a: a.float(),
+                lambda a: a.numpy(),
+                lambda a: torch.zeros(a.shape).copy_(a),
+                lambda a: a.copy_(torch.ones(a.shape)),
+                lambda a: torch.equal(a, torch.ones(a.shape)),
+                lambda a: nn.functional.linear(torch.ones(2, a.shape[-1]), a.flatten(0, -2)),
+            ):
+                with pytest.raises((RuntimeError, TypeError)):
+                    compute(alias)
+        assert weight.dtype == torch.float32 and weight.element_size() == weight.itemsize == 4
+        assert weight.nbytes == 4 * weight.numel() and weight.is_floating_point()
+        weight.grad = torch.ones(weight.shape)
+        assert weight.grad.dtype == torch.float32
+        with pytest.raises(RuntimeError, match="dtype"):
+            weight.grad = torch.ones(weight.shape, dtype=torch.float64)
+    home.close()
+    torch.utils.swap_tensors(module[0].bias, nn.Parameter(torch.zeros(40)))
+    assert module[0].bias.eq(0).all()  # type: ignore[operator]
+
+
+def test_changes_within_gathered_outlast_an_interrupted_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = model()
+    home = home_of(module, there=[5])
+    waited = home.memory.memory.wait
+    left = [2]
+
+    def interrupted(ticket: Any) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        waited(ticket)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt), home.gathered():
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.fill_(3)
+        patch.setattr(home.memory.memory, "wait", interrupted)
+    with home.gathered():
+        assert all(parameter.eq(3).all() for parameter in module.parameters())
+    home.close()
+    assert all(parameter.eq(3).all() for parameter in module.parameters())
+
+
 def test_another_layout_is_refused_and_changes_nothing() -> None:
     module = model()
     home = home_of(module)
@@ -276,6 +354,36 @@ def test_states_that_are_no_longer_those_of_the_parameters_are_refused(
     for use in (optimizer.state_dict, lambda: optimizer.load_state_dict(states), optimizer.step):
         with pytest.raises(RuntimeError, match="has failed, and some of them may be lost"):
             use()
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_what_is_closed_behind_a_failed_disk_has_no_values_and_says_so(
+    known: bool, tmp_path: Path
+) -> None:
+    module = model()
+    home, optimizer = lodge(module, torch.optim.AdamW(module.parameters()), lodging(module))
+    disk = home.memory.memory
+    os.ftruncate(disk.file.fileno(), 100)  # type: ignore[attr-defined]
+    if known:
+        with pytest.raises(RuntimeError, match="the file is shorter than what was written"):
+            home.read(0)
+        optimizer.close()
+    else:
+        with pytest.raises(RuntimeError, match="the file is shorter than what was written"):
+            optimizer.close()
+    optimizer.close()
+    assert disk.file.closed and not list(tmp_path.iterdir())  # type: ignore[attr-defined]
+    weight = module[0].weight
+    for use in (module, copy.deepcopy):
+        with pytest.raises(
+            RuntimeError, match=r"not to be had: the memory that parameters live in"
+        ):
+            use(module if use is copy.deepcopy else torch.zeros(2, 30))
+    with pytest.raises(RuntimeError, match="has failed, and some of them may be lost"):
+        optimizer.gathered().__enter__()
+    weight.grad = torch.ones(40, 30)
+    with pytest.raises(RuntimeError, match="has failed, and some of them may be lost"):
+        optimizer.step()
 
 
 def test_nothing_is_left_of_a_process_that_is_killed_and_two_never_meet(tmp_path: Path) -> None:
