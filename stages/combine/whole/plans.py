@@ -89,6 +89,11 @@ def _beyond(task: Task) -> str:
     return "" if far is None else f" and {far.states(task.updates):,} in {far.link.other}"
 
 
+def everything(task: Task) -> int:
+    """The bytes of the device where everything is there, with all states."""
+    return fixed_bytes(task.graph).there_before + _kept(task)
+
+
 def _kept(task: Task) -> int:
     """The most bytes of the step where everything is on the device, with all states."""
 

@@ -178,7 +178,7 @@ def test_the_command_writes_a_plan_and_its_schedule(
         ):
             assert main(["whole", *given, "--budget", "7MB", "--microbatches", *more]) == 1
             assert words in capsys.readouterr().err
-        for budget, words in (("50%", "is bytes of the device"), ("2GB", "less than the budget")):
+        for budget, words in (("50", "no plan fits in 50 bytes"), ("2GB", "less than the budget")):
             assert main(["whole", *given, "--budget", budget]) == 1
             assert words in capsys.readouterr().err
         given[given.index("--machine") + 1] = str(small)
