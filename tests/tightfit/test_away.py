@@ -93,11 +93,9 @@ def alike(one: Any, other: Any) -> bool:
     return torch.equal(one, other) if isinstance(one, Tensor) else bool(one == other)
 
 
-@pytest.mark.parametrize(
-    ("kind", "budget"), [(adamw, 100_000), (momentum, 90_000), (adam, 130_000)]
-)
+@pytest.mark.parametrize(("kind", "budget"), [(adamw, "min"), (momentum, 90_000), (adam, "100%")])
 def test_three_steps_are_those_of_torch_in_the_bytes_predicted(
-    kind: Any, budget: int, store: Path
+    kind: Any, budget: Any, store: Path
 ) -> None:
     model, args = deep()
     plain = copy.deepcopy(model)
@@ -109,7 +107,9 @@ def test_three_steps_are_those_of_torch_in_the_bytes_predicted(
         model, args, loss=loss, optimizer=kind(model), budget=budget, store=store, **SETTINGS
     )
     optimizer: Any = made.optimizer
-    assert made.whole is not None and made.whole.total <= budget and made.whole.remote > 20_000
+    assert made.whole is not None and made.whole.remote > 20_000
+    assert made.budget_total is not None and made.whole.total <= made.budget_total
+    assert budget != "min" or made.budget_total < 86_000
     output = value = None
     schedules = [torch.optim.lr_scheduler.StepLR(o, 1, 0.5) for o in (expected, optimizer)]
     for number in range(3):
