@@ -34,6 +34,9 @@ LARGEST = 1 << 62
 NO_BUDGET = "none"
 """What stands for a budget where a strategy takes none, in options and folder names."""
 
+LEAST = "min"
+"""What stands for the smallest budget that is known to work."""
+
 EXPECTED = "a size such as '8GiB' or '145MB', a percentage such as '50%', or a number of bytes"
 
 

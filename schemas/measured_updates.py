@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ from schemas.store import read_json, write_json
 from schemas.updates import LinkSpeed, UpdateCost, Updates, updates_of
 
 ARTIFACT = "tightfit.updates/1"
+OPTIMISERS = ("SGD", "Adam", "AdamW")
+"""The classes of `torch.optim` that update parameters element by element."""
 _MOST_BYTES = 1 << 28
 
 
@@ -44,6 +47,12 @@ def read_measured(path: Path | str) -> MeasuredUpdates:
     updates = updates_of(text, str(path))
     if not updates.optimizer or not updates.piece:
         raise ArtifactError(f"{path}: does not say of which optimiser it is")
+    if updates.optimizer not in OPTIMISERS:
+        known = ", ".join(OPTIMISERS)
+        raise ArtifactError(f"{path}: {updates.optimizer!r} is no optimiser that is known: {known}")
+    paths = Counter(cost.path for cost in updates.costs.values())
+    if twice := [name for name, count in paths.items() if count > 1]:
+        raise ArtifactError(f"{path}: the parameter {twice[0]!r} is updated twice")
     costs = {cost.path: cost for cost in updates.costs.values()}
     return MeasuredUpdates(updates.optimizer, updates.piece, costs, spare)
 

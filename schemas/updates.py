@@ -264,14 +264,16 @@ class WholeStep:
 
     `total` is the most bytes on the device: `parameters`, `buffers`, `inputs`, the `staging` that
     states pass through, and `peak`, what the step takes beyond these; `first_peak` is that of the
-    first step, which makes the states, and `accumulating_peak` that of a last microbatch, which
-    finds gradients there. `slow` bytes are in `slow_memory`, of which `moved` leave
-    in each step, and as many or more return. It takes `seconds`, and waits for the other memory for
-    `waited` of them. `schedule` is the path of its actions, as the referee played them
-    (`schemas.schedule`). Where parameters live in the other memory, `remote` are their bytes, and
-    `parameters` those that are on the device between two steps, too; those of them that are updated
-    there have `away` bytes, and on a CPU that takes `bench` bytes of the device. A step of several
-    `microbatches` takes `seconds` for all of them; `peak` is that of the last one,
+    first step, which makes the states. Of several microbatches, whose `gradients` add up on the
+    device, `opening_peak` is that of the first, `adding_peak` that of one that finds gradients
+    there, and `accumulating_peak` that of the last, which updates; `accumulating_total` is the most
+    bytes then, which `total` is where the budget counts them. `slow` bytes are in `slow_memory`, of
+    which `moved` leave in each step, and as many or more return. It takes `seconds`, and waits for
+    the other memory for `waited` of them. `schedule` is the path of its actions, as the referee
+    played them (`schemas.schedule`). Where parameters live in the other memory, `remote` are their
+    bytes, and `parameters` those that are on the device between two steps, too; those of them that
+    are updated there have `away` bytes, and on a CPU that takes `bench` bytes of the device. A step
+    of several `microbatches` takes `seconds` for all of them; `peak` is that of the last one,
     `microbatch_peak` that of the others, of which the first one takes `first_microbatch_peak`.
     """
 
@@ -296,6 +298,10 @@ class WholeStep:
     microbatches: int = 1
     microbatch_peak: int = 0
     first_microbatch_peak: int = 0
+    gradients: int = 0
+    opening_peak: int = 0
+    adding_peak: int = 0
+    accumulating_total: int = 0
 
     @property
     def places(self) -> dict[str, str]:

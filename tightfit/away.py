@@ -10,12 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from schemas.budget import NO_BUDGET, parse_budget
+from schemas.budget import LARGEST
 from schemas.errors import ConfigError, ModelError
 from schemas.updates import Updates, WholeStep
 from tightfit.choices import ChosenPlan
 from tightfit.route import FUSED, Route
-from tightfit.variants import LEAST
 from tightfit.whole import Updating, measured
 
 if TYPE_CHECKING:
@@ -39,7 +38,6 @@ def check_parameters(
     parameters: str,
     optimizer: object,
     route: Route,
-    written: str,
     otherwise: str,
     cuda_graphs: bool,
     shapes: int,
@@ -67,10 +65,6 @@ def check_parameters(
         (route.kernels == FUSED, "is not made with fused kernels yet"),
         (cuda_graphs, "is not made of CUDA graphs"),
         (otherwise == "original", "has no original to run, which needs all of them"),
-        (
-            written in (NO_BUDGET, LEAST) or written.endswith("%"),
-            "takes a budget in bytes, as '8GiB', for all that is on the device",
-        ),
     ):
         if wrong:
             raise ConfigError(f'plan: parameters="away": {said}')
@@ -110,20 +104,21 @@ def _fastest(
     optimizer: torch.optim.Optimizer,
     disk: Path | str | None,
     counts: Sequence[int],
+    accumulating: bool,
 ) -> _Planned:
     """The fastest plan of a step that is so many microbatches of each shape; raises the first
     ConfigError where none is found."""
-    from stages.combine.whole.search import Search
+    from stages.combine.whole.budgets import planned
 
     found, refused = [], None
     for built, count in zip(given, counts, strict=True):
         graph = route.trace(built)
         costs = route.profile(built, graph)
-        updating = measured(route, graph, built.model, optimizer, disk, away=True)
+        updating = measured(route, graph, built.model, optimizer, disk, away=not accumulating)
+        updating = replace(updating, accumulates=accumulating)
         try:
-            task = _task(graph, costs, updating, written, disk, count)
             route.progress.stage("combine")
-            best = Search(task).best()
+            task, best = planned(_task(graph, costs, updating, disk, count), written)
         except ConfigError as error:
             refused = refused or error
         else:
@@ -143,6 +138,7 @@ def planned_away(
     optimizer: torch.optim.Optimizer,
     disk: Path | str | None,
     microbatches: Microbatches = 1,
+    accumulating: bool = False,
 ) -> tuple[nn.Module, ChosenPlan]:
     """The plan of a step whose parameters live in another memory, and its module."""
     from schemas.graph import read_graph
@@ -150,7 +146,7 @@ def planned_away(
     from stages.validate.load import load_lodged
 
     counts = _counts(microbatches, len(given))
-    best = _fastest(route, given, written, optimizer, disk, counts)
+    best = _fastest(route, given, written, optimizer, disk, counts, accumulating)
     built, graph, task, found = best.built, best.graph, best.task, best.found
     place = best.costs.parent / "whole" / _digest(found.updates, written)
     plan = write_found(place, task, found, written, _digest_of(graph))
@@ -190,10 +186,10 @@ def _task(
     graph: Path,
     costs: Path,
     updating: Updating,
-    written: str,
     disk: Path | str | None,
     microbatches: int,
 ) -> Task:
+    """The task without a bound on what the device has."""
     from schemas.costs import read_costs
     from schemas.graph import read_graph
     from schemas.measured_updates import MeasuredUpdates
@@ -202,14 +198,12 @@ def _task(
     from stages.device.optimiser import PIECE_BYTES
 
     traced, paid = read_graph(graph), read_costs(costs)
-    size = parse_budget(written).size
-    assert size is not None
     task = task_of(
         traced,
         paid,
         _link(updating, traced.device, disk),
         costs_by_value(traced, updating.costs),
-        size,
+        LARGEST,
         SMALL,
         microbatches,
         measured=MeasuredUpdates(updating.optimizer, PIECE_BYTES, updating.costs, updating.spare),
@@ -219,7 +213,7 @@ def _task(
             f'plan: parameters="away": none has {SMALL} bytes or more for itself, and smaller ones '
             "stay on the device: leave it out"
         )
-    return task
+    return replace(task, accumulating=updating.accumulates)
 
 
 def _link(updating: Updating, device: str, disk: Path | str | None) -> HostLink:
@@ -259,6 +253,7 @@ def _check(
 def _whole(task: Task, found: Found, updating: Updating, schedule: str) -> WholeStep:
     """What is predicted of the step."""
     from stages.combine.fixed import fixed_bytes
+    from stages.combine.whole.accumulating import accumulating
     from stages.generate.remote import away_of
     from stages.generate.whole import copies_bytes, peaks
     from stages.replay.referee import replay
@@ -267,18 +262,21 @@ def _whole(task: Task, found: Found, updating: Updating, schedule: str) -> Whole
     own = sum(graph.storages[storage] for storage in task.remote)
     there = sum(graph.storages[graph.values[value].storage] for value in updates.there)
     fixed, transfers = fixed_bytes(graph), found.replay.transfers
+    here = found.adding is None and not away_of(steps)
+    adds = accumulating(graph, task.costs, steps, task.link, updates) if here else None
     last = replay(graph, task.costs, steps, True, task.link, updates)
     peak, first = peaks(graph, steps, updates)
     adding = first_adding = sums = 0
     copies = copies_bytes(graph, steps, updates)
     if found.adding is not None:
-        adds = task.played(updates.there, here=False, adds=True)
-        adding, first_adding = peaks(graph, found.adding.steps, adds)
-        copies, sums = max(copies, copies_bytes(graph, found.adding.steps, adds)), own
+        earlier = task.played(updates.there, here=False, adds=True)
+        adding, first_adding = peaks(graph, found.adding.steps, earlier)
+        copies, sums = max(copies, copies_bytes(graph, found.adding.steps, earlier)), own
     most = max(peak, first, adding, first_adding - task.sums)
+    alone = replace(task, accumulating=False).fixed + updates.staging + updates.bench
     return WholeStep(
         optimizer=updating.optimizer,
-        total=task.fixed + updates.staging + updates.bench + there + most,
+        total=alone + (adds.most if adds and task.accumulating else there + most),
         parameters=fixed.parameters - own + there,
         buffers=fixed.buffers,
         inputs=fixed.inputs,
@@ -298,6 +296,10 @@ def _whole(task: Task, found: Found, updating: Updating, schedule: str) -> Whole
         microbatches=task.microbatches,
         microbatch_peak=adding,
         first_microbatch_peak=first_adding,
+        gradients=adds.gradients if adds else 0,
+        opening_peak=adds.opening - there if adds else 0,
+        adding_peak=adds.adding - there if adds else 0,
+        accumulating_total=alone + adds.most if adds else 0,
     )
 
 

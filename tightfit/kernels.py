@@ -9,12 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from schemas.budget import NO_BUDGET
+from schemas.budget import LEAST, NO_BUDGET
 from schemas.errors import ConfigError
 from schemas.plan import Plan
 from tightfit.choices import ChosenPlan
 from tightfit.route import FUSED, Route
-from tightfit.variants import LEAST, Variant, shapes_of
+from tightfit.variants import Variant, shapes_of
 from tightfit.whole import Updating, planned_whole
 
 if TYPE_CHECKING:

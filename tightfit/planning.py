@@ -26,6 +26,7 @@ from tightfit.route import ALONE, FUSED, Route
 from tightfit.settings import (
     Sample,
     builts,
+    check_accumulating,
     check_cuda_graphs,
     check_disk,
     check_kernels,
@@ -75,6 +76,7 @@ def plan(
     disk: Path | str | None = None,
     parameters: Parameters = "device",
     microbatches: Microbatches = 1,
+    accumulating: bool = False,
     kernels: Kernels = "eager",
     with_eager: bool = False,
     with_libraries: bool = False,
@@ -111,17 +113,18 @@ def plan(
     `made.optimizer.gathered()`, see docs/offloading.md; of several `microbatches`, each of the
     sample's shape, all but the last run within `made.optimizer.accumulating()`, and their gradients
     add up there, too; of samples of several shapes with a number each the fastest is taken. With
-    `kernels` "fused" groups of small ops run as single compiled kernels, see docs/fused.md: `check`
-    holds the step to the bits of these kernels unplanned, and to a few times eager's distance from
-    float64; where eager's kernels take less time in the same bytes, or fused ones do not fit, the
-    plan is one of eager's and says so. `with_eager` plans eager's kernels for the same bytes, too,
-    puts that plan into the package beside one of fused ones, for where there is no compiler, and
-    tells it as the plan's `beside`; `with_libraries` compiles libraries of the groups that go
-    along. `load` says how they are asked for. An interruption while the frontier is made gives the
-    best plan so far, where one fits. Threads that plan do so one after the other; no other is to
-    run a model meanwhile. Raises
-    ConfigError when the budget is no size or too small, ModelError when the model cannot be
-    captured or the planned module does not do what the original does.
+    `accumulating` a budget in bytes counts the gradients of several microbatches, too, which add up
+    on the device. With `kernels` "fused" groups of small ops run as single compiled kernels, see
+    docs/fused.md: `check` holds the step to the bits of these kernels unplanned, and to a few times
+    eager's distance from float64; where eager's kernels take less time in the same bytes, or fused
+    ones do not fit, the plan is one of eager's and says so. `with_eager` plans eager's kernels for
+    the same bytes, too, puts that plan into the package beside one of fused ones, for where there
+    is no compiler, and tells it as the plan's `beside`; `with_libraries` compiles libraries of the
+    groups that go along. `load` says how they are asked for. An interruption while the frontier is
+    made gives the best plan so far, where one fits. Threads that plan do so one after the other; no
+    other is to run a model meanwhile. Raises ConfigError when the budget is no size or too small,
+    ModelError when the model cannot be captured or the planned module does not do what the original
+    does.
     """
     import torch
 
@@ -149,16 +152,15 @@ def plan(
         linked = None if machine is None else Path(machine)
         route = Route(store, device, strategy, solver, jobs, telling, linked, kernels).linked(disk)
         route = replace(route, with_eager=with_eager, with_libraries=with_libraries)
+        check_accumulating(accumulating, optimizer, microbatches)
         shapes = len(given)
-        check_parameters(
-            parameters, optimizer, route, written, otherwise, cuda_graphs, shapes, microbatches
-        )
+        check_parameters(parameters, optimizer, route, otherwise, cuda_graphs, shapes, microbatches)
         if optimizer is not None and parameters == "away":
-            return planned_away(
-                route, given, written, otherwise, check, optimizer, disk, microbatches
-            )
+            more = (check, optimizer, disk, microbatches, accumulating)
+            return planned_away(route, given, written, otherwise, *more)
         if optimizer is not None:
-            return _with_optimizer(route, given, written, otherwise, check, optimizer, disk)
+            own = (check, optimizer, disk, accumulating)
+            return _with_optimizer(route, given, written, otherwise, *own)
         return _planned(route, given, written, otherwise, check, cuda_graphs, disk)
 
 
@@ -170,6 +172,7 @@ def _with_optimizer(
     check: bool,
     optimizer: torch.optim.Optimizer,
     disk: Path | str | None,
+    accumulating: bool,
 ) -> tuple[nn.Module, ChosenPlan]:
     """The plan of one shape with an optimiser that steps in its backward."""
     from tightfit.carried import loader
@@ -179,6 +182,7 @@ def _with_optimizer(
         raise ConfigError("plan: optimizer: is for samples of one shape")
     variant = Variant.of(route, given[0], written)
     updating = measured(route, variant.graph, variant.built.model, optimizer, disk)
+    updating = replace(updating, accumulates=accumulating)
     one, whole = Rivals(route, variant, written).made_whole(updating)
     made = one.plan
     load_one = loader(made.module, disk=whole_path(disk))

@@ -131,6 +131,22 @@ def whole_path(folder: Path | str | None) -> str | None:
     return None if folder is None else str(Path(folder).resolve())
 
 
+def check_accumulating(accumulating: bool, optimizer: object, microbatches: object) -> None:
+    """Raises ConfigError where no budget can count gradients of microbatches."""
+    if not isinstance(accumulating, bool):
+        raise ConfigError(f"plan: accumulating is {accumulating!r}, expected True or False")
+    if accumulating and optimizer is None:
+        raise ConfigError(
+            "plan: accumulating is for plans with an optimizer: without one a budget counts the "
+            "gradients already"
+        )
+    if accumulating and microbatches != 1:
+        raise ConfigError(
+            "plan: accumulating is for gradients that add up on the device, those of microbatches "
+            "that are planned do so in the other memory: leave one of the two out"
+        )
+
+
 def check_travelling(
     kernels: str, with_eager: bool, with_libraries: bool, optimizer: object, device: str
 ) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from schemas.budget import NO_BUDGET, parse_budget
+from schemas.budget import LEAST, NO_BUDGET, parse_budget
 from schemas.errors import ConfigError
 from schemas.frontier import Frontier, read_frontier
 from schemas.plan import Plan
@@ -19,10 +19,8 @@ if TYPE_CHECKING:
     from stages.combine.in_all import InAll
     from stages.device.factory import Built
 
-LEAST = "min"
 INTERRUPTED = "interrupted, taking the best plan so far"
 SO_FAR = "; the best plan when its making was interrupted"
-"""What stands for the smallest budget that is known to work."""
 
 
 @dataclass(frozen=True)

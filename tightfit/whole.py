@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from schemas.budget import NO_BUDGET
+from schemas.budget import LEAST, NO_BUDGET
 from schemas.errors import ConfigError
 from schemas.link import HostLink
 from schemas.updates import LinkSpeed, UpdateCost, Updates, WholeStep
 from tightfit.choices import ChosenPlan
-from tightfit.variants import LEAST, Variant, totals_of
+from tightfit.variants import Variant, totals_of
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +36,7 @@ class Updating:
     slow: int
     slow_memory: str
     spare: bool = True
+    accumulates: bool = False
 
     def step(self, variant: Variant, plan: ChosenPlan) -> WholeStep:
         """What is predicted of a plan with the updates."""
@@ -43,6 +44,7 @@ class Updating:
         from schemas.graph import read_graph
         from schemas.schedule import read_schedule, schedule_link, write_schedule
         from schemas.store import header
+        from stages.combine.whole.accumulating import accumulating
         from stages.combine.whole.backward import costs_by_value, in_backward
         from stages.replay.referee import replay
 
@@ -54,27 +56,33 @@ class Updating:
         steps = in_backward(graph, planned, updates.costs)
         played = replay(graph, costs, steps, link=link, updates=updates)
         first = replay(graph, costs, steps, link=link, updates=replace(updates, first=True))
-        last = replay(graph, costs, steps, accumulate=True, link=link, updates=updates)
+        adds = accumulating(graph, costs, steps, link, updates)
         digest = hashlib.sha256(updates.text().encode()).hexdigest()[:16]
         written = path.with_name(f"whole-{digest}.arrow")
         write_schedule(written, played.steps, header(variant.graph).digest, link, updates)
         fixed = plan.fixed
+        before = fixed.there_before + self.staging
+        accumulated = before + adds.most
         return WholeStep(
             optimizer=self.optimizer,
-            total=fixed.there_before + self.staging + max(played.peak, first.peak),
+            total=accumulated if self.accumulates else before + max(played.peak, first.peak),
             parameters=fixed.parameters,
             buffers=fixed.buffers,
             inputs=fixed.inputs,
             staging=self.staging,
             peak=played.peak,
             first_peak=first.peak,
-            accumulating_peak=last.peak,
+            accumulating_peak=adds.last,
             slow_memory=self.slow_memory,
             slow=self.slow,
             moved=sum(cost.states for cost in updates.costs.values()),
             seconds=played.seconds,
             waited=played.transfers.waited if played.transfers else 0.0,
             schedule=str(written),
+            gradients=adds.gradients,
+            opening_peak=adds.opening,
+            adding_peak=adds.adding,
+            accumulating_total=accumulated,
         )
 
     def link(self, device: str) -> HostLink:
@@ -164,9 +172,10 @@ def planned_whole(
 ) -> tuple[ChosenPlan, WholeStep]:
     """The fastest plan whose step with all updates is within a budget, and what is predicted of it.
 
-    A budget in bytes counts all of the step. A share chooses a plan as it does without an
-    optimiser; `total` are the bytes of a share that is another step's. Raises ConfigError, with
-    what the smallest plan takes, where none fits.
+    A budget in bytes counts all of the step, where the optimiser `accumulates` with gradients of
+    several microbatches, too. A share chooses a plan as it does without an optimiser; `total` are
+    the bytes of a share that is another step's. Raises ConfigError, with what the smallest plan
+    takes, where none fits.
     """
 
     def made(budget: str) -> tuple[ChosenPlan, WholeStep]:

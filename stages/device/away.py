@@ -2,16 +2,23 @@
 refused.
 
 Such a parameter stays the object that it was, of a class that says its shape, dtype and gradient
-and hands no function its values: it has none.
+and hands no function its values: it has none. Between steps what goes around the class, as
+`torch.tensor`, C++ and DLPack do, finds a dtype that nothing computes with. Within a step, where
+autograd looks at it, it is of its own dtype, and no number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+
+BLANK = torch.float4_e2m1fn_x2
+"""The dtype of what has no values."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,19 @@ class MemoryLayout:
         nothing = torch.full((1,), float("nan"), dtype=self.dtype, device=self.device)
         return nothing.expand(self.shape)
 
+    def blank(self) -> torch.Tensor:
+        """A tensor of this shape with the bytes of one element, of a dtype that PyTorch computes
+        nothing with and converts to no other one."""
+        nothing = torch.full((1,), 255, dtype=torch.uint8, device=self.device)
+        return nothing.view(BLANK).expand(self.shape)
+
+
+def kept_from_swapping(parameters: Sequence[torch.Tensor]) -> list[weakref.ref[torch.Tensor]]:
+    """References that keep `torch.utils.swap_tensors` from giving parameters other contents, for as
+    long as they are held: it takes no tensor that a weak reference leads to. A swap would take
+    their hooks away, and what is done by these would end in silence."""
+    return [weakref.ref(parameter) for parameter in parameters]
+
 
 class Owner(Protocol):
     """Who knows where parameters are; see `stages.device.home`."""
@@ -59,6 +79,9 @@ class Owner(Protocol):
     def layout(self, number: int) -> MemoryLayout:
         """How it lies where it is there."""
 
+    def typed(self, number: int) -> contextlib.AbstractContextManager[None]:
+        """Within it a parameter is of its own dtype, as autograd wants it."""
+
     def refusal(self, number: int) -> str:
         """Why its values are not to be had, in a sentence."""
 
@@ -68,8 +91,8 @@ class Owner(Protocol):
 
 _ASKED = frozenset(
     (
-        *("shape", "dtype", "device", "layout", "requires_grad", "grad", "is_leaf", "grad_fn"),
-        *("ndim", "itemsize", "nbytes", "output_nr", "retains_grad", "_version", "names"),
+        *("shape", "device", "layout", "requires_grad", "grad", "is_leaf", "grad_fn"),
+        *("ndim", "output_nr", "retains_grad", "_version", "names"),
         *("is_cuda", "is_cpu", "is_meta", "is_sparse", "is_nested", "is_quantized", "is_mkldnn"),
         *("is_xla", "is_xpu", "is_mps", "is_sparse_csr", "is_ipu", "is_vulkan", "is_maia"),
         *("_backward_hooks", "_post_accumulate_grad_hooks", "_grad", "_grad_fn", "_base"),
@@ -81,13 +104,23 @@ _SET = frozenset(
 )
 _CALLED = frozenset(
     (
-        *("size", "dim", "numel", "nelement", "ndimension", "element_size", "get_device"),
-        *("is_floating_point", "is_complex", "is_signed", "is_inference", "is_shared"),
+        *("size", "dim", "numel", "nelement", "ndimension", "get_device", "is_inference"),
         *("register_hook", "register_post_accumulate_grad_hook", "requires_grad_", "__hash__"),
         *("_is_view", "is_same_size", "__len__"),
     )
 )
 """Methods that need no values."""
+_TOLD: dict[str, Callable[[MemoryLayout], Any]] = {
+    "dtype": lambda layout: layout.dtype,
+    "itemsize": lambda layout: layout.dtype.itemsize,
+    "element_size": lambda layout: layout.dtype.itemsize,
+    "nbytes": lambda layout: layout.bytes,
+    "is_floating_point": lambda layout: layout.dtype.is_floating_point,
+    "is_complex": lambda layout: layout.dtype.is_complex,
+    "is_signed": lambda layout: layout.dtype.is_signed,
+    "is_shared": lambda layout: layout.device.type != "cpu",
+}
+"""Attributes and methods that are those of the parameter where it is there."""
 
 
 def away_class(owner: Owner) -> type[torch.nn.Parameter]:
@@ -106,8 +139,12 @@ def away_class(owner: Owner) -> type[torch.nn.Parameter]:
                 return found
         raise RuntimeError(owner.refusal(number))
 
+    def as_subclass(self: torch.Tensor, cls: type) -> torch.Tensor:
+        raise RuntimeError(owner.refusal(owner.number(self)))
+
     body = {
         "__torch_function__": classmethod(torch_function),
+        "as_subclass": as_subclass,
         "__module__": __name__,
         "__doc__": "A parameter whose values are in another memory.",
     }
@@ -119,11 +156,17 @@ def away_class(owner: Owner) -> type[torch.nn.Parameter]:
 def _answer(owner: Owner, number: int, func: Any, args: Sequence[Any], kwargs: Any) -> Any:
     """What a question gives that needs no values, else NotImplemented."""
     name = getattr(func, "__name__", "")
-    if name in ("__get__", "__set__"):
-        asked = getattr(getattr(func, "__self__", None), "__name__", "")
-        allowed = asked in (_ASKED if name == "__get__" else _SET)
+    asked = getattr(getattr(func, "__self__", None), "__name__", "")
+    layout = owner.layout(number)
+    if name == "__set__":
+        allowed = asked in _SET
+    elif name == "__get__":
+        if asked in _TOLD:
+            return _TOLD[asked](layout)
+        allowed = asked in _ASKED
     else:
-        layout = owner.layout(number)
+        if name in _TOLD and len(args) == 1 and not kwargs:
+            return _TOLD[name](layout)
         if name == "stride":
             place = args[1] if len(args) > 1 else kwargs.get("dim")
             return layout.strides if place is None else layout.strides[place]
@@ -137,7 +180,8 @@ def _answer(owner: Owner, number: int, func: Any, args: Sequence[Any], kwargs: A
         allowed = name in _CALLED
     if not allowed:
         return NotImplemented
-    with torch._C.DisableTorchFunctionSubclass():
+    typed = owner.typed(number) if name == "__set__" else contextlib.nullcontext()
+    with typed, torch._C.DisableTorchFunctionSubclass():
         return func(*args, **kwargs)
 
 

@@ -2,19 +2,19 @@
 
 What a step does with them follows from its program. Between steps those are on the device that the
 plan leaves there. The parameters stay the objects that they were; their values are to be had within
-`gathered` alone.
+`gathered` alone (`stages.device.away`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .away import MemoryLayout, away_class
+from .away import MemoryLayout, away_class, kept_from_swapping
 from .pieces import flat, is_dense
 from .slow import Ticket
 from .spans import Span
@@ -22,7 +22,10 @@ from .spans import Span
 if TYPE_CHECKING:
     from .lane import Lane
 
-_OTHER = "make model and optimiser anew, and load a state_dict() that was saved"
+_LOST = (
+    "the memory that parameters live in has failed, and some of them may be lost: make model and "
+    "optimiser anew, and load a state_dict() that was saved"
+)
 
 
 class Home:
@@ -50,9 +53,12 @@ class Home:
         """The memory that a step sends other storages to."""
         self.layouts = [MemoryLayout.of(parameter) for parameter in parameters]
         self.places = places_of([layout.bytes for layout in self.layouts])
-        self.stand_ins = [layout.stand_in() for layout in self.layouts]
         self.numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
-        self.present: set[int] = set(range(len(self.parameters)))
+        self.stand_ins = [layout.stand_in() for layout in self.layouts]
+        self.blanks = [layout.blank() for layout in self.layouts]
+        self.values = {number: parameter.data for number, parameter in enumerate(parameters)}
+        """Those that are on the device, as plain tensors, but for what `gathered` shows."""
+        self.unswapped = kept_from_swapping(self.parameters)
         self.changed: set[int] = set()
         self.older: set[int] = set()
         """Those that are on the device as they were before they were updated in the memory."""
@@ -70,11 +76,13 @@ class Home:
             for number in range(len(self.parameters)):
                 self.offload(number)
                 self.wait(number)
-                self._hide(number)
                 if number not in self.there:
                     self.free(number)
+                self._hide(number)
         except BaseException:
-            self._restore()
+            # One whose transfer failed is still on the device.
+            self.moving.clear()
+            self._show_all()
             raise
 
     # ---- what a class of parameters asks (`stages.device.away.Owner`)
@@ -94,6 +102,8 @@ class Home:
 
     def refusal(self, number: int) -> str:
         """See `Owner.refusal`."""
+        if not self.memory.sound:
+            return f"the values of {self.paths[number]} are not to be had: {_LOST}"
         return (
             f"the values of {self.paths[number]} are in another memory: use them within "
             f"optimizer.gathered(), which takes the bytes of all parameters, or train by the "
@@ -136,6 +146,8 @@ class Home:
             )
         self.settle()
         self.visit = weakref.ref(visit)
+        for number in range(len(self.parameters)):
+            self._place(number)
 
     def prefetch(self, number: int) -> torch.Tensor:
         """A parameter's bytes are taken, and it begins to come."""
@@ -143,10 +155,9 @@ class Home:
         whole = torch.empty(layout.bytes, dtype=torch.uint8, device=layout.device)
         earlier = [self.moving[number]] if number in self.moving else []
         self.moving[number] = self.memory.read(whole, self.places[number], *earlier)
-        made = layout.view(whole)
-        self._put(number, made)
-        self.present.add(number)
-        return made
+        self.values[number] = layout.view(whole)
+        self._place(number)
+        return self.values[number]
 
     def wait(self, number: int) -> None:
         """What is done next finds the transfer of a parameter through."""
@@ -155,19 +166,19 @@ class Home:
 
     def offload(self, number: int) -> None:
         """A parameter begins to be sent back."""
-        self.moving[number] = self.memory.write(self._bytes(number), self.places[number])
+        self.moving[number] = self.memory.write(_bytes_of(self.values[number]), self.places[number])
         self.changed.discard(number)
 
     def free(self, number: int) -> None:
         """A parameter's bytes of the device are free."""
-        self._put(number, self.stand_ins[number])
-        self.present.discard(number)
+        self.values.pop(number, None)
         self.older.discard(number)
+        self._place(number)
 
     def updated(self, number: int, ticket: Ticket) -> None:
         """A parameter begins to be updated in the memory."""
         self.moving[number] = ticket
-        if number in self.present:
+        if number in self.values:
             self.older.add(number)
 
     def untake(self, number: int) -> None:
@@ -176,10 +187,15 @@ class Home:
         if optimizer is not None:
             optimizer.untake(number)
 
+    def leave(self) -> None:
+        """A step has done all that it does with parameters."""
+        self.visit = None
+        for number in range(len(self.parameters)):
+            self._place(number)
+
     def tensor(self, number: int) -> torch.Tensor:
         """A parameter that is on the device, as a plain tensor of the same bytes."""
-        with torch._C.DisableTorchFunctionSubclass():
-            return self.parameters[number].detach()
+        return self.parameters[number].data if self.open else self.values[number]
 
     # ---- between steps
 
@@ -188,14 +204,14 @@ class Home:
         """A parameter on the device, as a tensor to be changed; where it was not there, it is sent
         back at the end."""
         self.check()
-        was_there = number in self.present
+        was_there = bool(self.open) or number in self.values
         if not was_there:
             self.prefetch(number)
         if number in self.moving:
             self.wait(number)
         self.changed.add(number)
         yield self.tensor(number)
-        if not was_there and not self.open:
+        if not was_there:
             self.offload(number)
             self.wait(number)
             self.free(number)
@@ -203,7 +219,8 @@ class Home:
     def settle(self) -> None:
         """All transfers are through, what was changed is sent back, and exactly those are on the
         device that the plan leaves there."""
-        self.visit = None
+        if self.visit is not None:
+            self.leave()
         if self.lane is not None:
             self.lane.settle()
         for number in list(self.moving):
@@ -211,11 +228,9 @@ class Home:
         for number in sorted(self.changed):
             self.offload(number)
             self.wait(number)
-        for number in sorted(self.present - set(self.there) | self.older):
+        for number in sorted(self.values.keys() - set(self.there) | self.older):
             self.free(number)
-        for number in [n for n in self.there if n not in self.present]:
-            self.prefetch(number)
-            self.wait(number)
+        self._bring(self.there)
 
     def read(self, number: int) -> torch.Tensor:
         """A copy of a parameter, as a plain tensor."""
@@ -231,7 +246,7 @@ class Home:
         """Gives a parameter other values; returns it."""
         with torch.no_grad(), self.changing(number) as own:
             own.copy_(values)
-        if number in self.changed:
+        if number in self.changed and not self.open:
             self.offload(number)
             self.wait(number)
         return self.parameters[number]
@@ -243,12 +258,7 @@ class Home:
         self.check()
         if not self.open:
             self.settle()
-            for number in range(len(self.parameters)):
-                if number not in self.present:
-                    self.prefetch(number)
-                    self.wait(number)
-            for parameter in self.parameters:
-                parameter.__class__ = torch.nn.Parameter
+            self._show_all()
         self.open += 1
         try:
             yield
@@ -258,23 +268,25 @@ class Home:
                 self._away_again()
 
     def close(self) -> None:
-        """Brings all parameters back to the device, for good."""
-        if self.closed:
-            return
-        with self.gathered():
-            self.closed = True
+        """Brings all parameters back to the device, for good. Where the memory has failed they are
+        lost, and stay without values; raises RuntimeError where it fails now."""
+        if not self.closed and not self.open and self.memory.sound:
+            try:
+                self.settle()
+                self._show_all()
+            finally:
+                self.closed = not self.memory.sound
+        self.closed = True
+        self.unswapped.clear()
 
     def check(self) -> None:
         """Raises RuntimeError where the memory has failed, or the parameters have left it."""
+        if not self.memory.sound:
+            raise RuntimeError(_LOST)
         if self.closed:
             raise RuntimeError(
                 "the optimiser was closed, and the parameters no longer live in another memory: "
                 "load the plan anew"
-            )
-        if not self.memory.sound:
-            raise RuntimeError(
-                f"the memory that parameters live in has failed, and some of them may be lost: "
-                f"{_OTHER}"
             )
 
     def _away_again(self) -> None:
@@ -283,39 +295,62 @@ class Home:
         for number, parameter in enumerate(self.parameters):
             # A backward of what was computed here would read what is then in their place.
             torch.autograd.graph.increment_version(parameter)
-            if MemoryLayout.of(parameter) != self.layouts[number]:
+            if MemoryLayout.of(parameter) == self.layouts[number]:
+                self.values[number] = parameter.data
+                self.changed.add(number)
+            else:
                 odd.append(self.paths[number])
-                self._put(number, self.stand_ins[number])
+                self.changed.discard(number)
             self._hide(number)
-            if self.paths[number] not in odd:
-                self.offload(number)
-                self.wait(number)
-            if number not in self.there or self.paths[number] in odd:
-                self.free(number)
+        self.settle()
         if odd:
             raise RuntimeError(
                 f"{odd[0]} was given another shape, dtype, device or layout within gathered(), and "
                 f"is what it was before: make the plan anew with it"
             )
 
+    def _bring(self, numbers: Iterable[int]) -> None:
+        """Some parameters are on the device, one after the other where they are not yet."""
+        for number in numbers:
+            if number not in self.values:
+                self.prefetch(number)
+            if number in self.moving:
+                self.wait(number)
+
+    def _show_all(self) -> None:
+        """All parameters have their values, which are brought where they are away."""
+        self._bring(range(len(self.parameters)))
+        for number, parameter in enumerate(self.parameters):
+            parameter.__class__ = torch.nn.Parameter
+            parameter.data = self.values.pop(number)
+
     def _hide(self, number: int) -> None:
+        """A parameter has no values any more."""
         self.parameters[number].__class__ = self.kind
+        self._place(number)
+
+    def _place(self, number: int) -> None:
+        """A parameter that has no values is what autograd wants within a step, and blank outside;
+        one that was not hidden yet, or no more, is left alone."""
+        if type(self.parameters[number]) is not self.kind:
+            return
+        if self.visit is None:
+            self._put(number, self.blanks[number])
+        else:
+            self._put(number, self.values.get(number, self.stand_ins[number]))
+
+    @contextlib.contextmanager
+    def typed(self, number: int) -> Iterator[None]:
+        """See `Owner.typed`."""
+        self._put(number, self.stand_ins[number])
+        try:
+            yield
+        finally:
+            self._place(number)
 
     def _put(self, number: int, values: torch.Tensor) -> None:
         with torch._C.DisableTorchFunctionSubclass():
             self.parameters[number].data = values
-
-    def _bytes(self, number: int) -> torch.Tensor:
-        with torch._C.DisableTorchFunctionSubclass():
-            return flat(self.parameters[number]).view(torch.uint8)
-
-    def _restore(self) -> None:
-        """What is to be done where this could not be made: all are on the device again."""
-        for number, parameter in enumerate(self.parameters):
-            if number not in self.present:
-                self.prefetch(number)
-                self.wait(number)
-            parameter.__class__ = torch.nn.Parameter
 
 
 def check(parameters: Sequence[torch.Tensor], paths: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from .away import kept_from_swapping
 from .pieces import is_dense, overlapping
 from .updating import KNOWN, Updates
 
@@ -96,6 +97,7 @@ class _InBackward(torch.optim.Optimizer):
         self._waiting = False
         self._taken: dict[int, None] = {}
         self._settings: dict[int, dict[str, Any]] = {}
+        self._unswapped = kept_from_swapping(self._updates.parameters)
         own = weakref.ref(self)
         handles = []
         for number, parameter in enumerate(self._updates.parameters):
@@ -219,12 +221,17 @@ class _InBackward(torch.optim.Optimizer):
 
     def close(self) -> None:
         """Stops updating, and gives the slow memory its bytes back: the states are gone, and
-        parameters that live there come back to the device."""
-        if self._updates.home is not None:
-            self._updates.home.close()
-        self._remove()
-        self._updates.ring.forget()
-        self._updates.ring.memory.close()
+        parameters that live there come back to the device. Where that memory has failed they are
+        lost, and have no values from then on; raises RuntimeError where it fails now."""
+        home = self._updates.home
+        try:
+            if home is not None:
+                home.close()
+        finally:
+            if home is None or home.closed:
+                self._remove()
+                self._unswapped.clear()
+                self._updates.ring.close()
 
     @property
     def staging_bytes(self) -> int:

@@ -86,6 +86,12 @@ class Ring:
             self._through(staging)
             self.free.append(staging)
 
+    def close(self) -> None:
+        """The memory gets its bytes back; what is stored there is gone, even where that fails."""
+        self.expected.clear()
+        self.memory.close()
+        self.coming.clear()
+
     def _fetch(self, piece: Piece, staging: Staging) -> None:
         target = staging.bytes[: piece.size]
         earlier = (*staging.moving, self.stored[piece])

@@ -93,11 +93,9 @@ def alike(one: Any, other: Any) -> bool:
     return torch.equal(one, other) if isinstance(one, Tensor) else bool(one == other)
 
 
-@pytest.mark.parametrize(
-    ("kind", "budget"), [(adamw, 100_000), (momentum, 90_000), (adam, 130_000)]
-)
+@pytest.mark.parametrize(("kind", "budget"), [(adamw, "min"), (momentum, 90_000), (adam, "100%")])
 def test_three_steps_are_those_of_torch_in_the_bytes_predicted(
-    kind: Any, budget: int, store: Path
+    kind: Any, budget: Any, store: Path
 ) -> None:
     model, args = deep()
     plain = copy.deepcopy(model)
@@ -109,7 +107,9 @@ def test_three_steps_are_those_of_torch_in_the_bytes_predicted(
         model, args, loss=loss, optimizer=kind(model), budget=budget, store=store, **SETTINGS
     )
     optimizer: Any = made.optimizer
-    assert made.whole is not None and made.whole.total <= budget and made.whole.remote > 20_000
+    assert made.whole is not None and made.whole.remote > 20_000
+    assert made.budget_total is not None and made.whole.total <= made.budget_total
+    assert budget != "min" or made.budget_total < 86_000
     output = value = None
     schedules = [torch.optim.lr_scheduler.StepLR(o, 1, 0.5) for o in (expected, optimizer)]
     for number in range(3):
@@ -307,11 +307,13 @@ def test_what_cannot_be_is_told(store: Path, package: Path) -> None:
 
     refused('parameters is "disk"'.replace('"', "'"), parameters="disk")
     refused("needs the optimizer", optimizer=None)
-    refused("takes a budget in bytes", budget="50%")
     refused("leave strategy out", strategy="rotor")
     refused("fused kernels", kernels="fused")
     refused("has no original to run", otherwise="original")
-    refused("no plan is known that fits in 40000 bytes", budget=40_000)
+    refused(
+        r"no plan fits in 40000 bytes: the update of table\.weight needs \d{5} with", budget=40_000
+    )
+    refused("no plan is known that fits in 79000 bytes: in the smallest known", budget=79_000)
     refused("tensors cannot wait in files of /nowhere", disk="/nowhere")
     some = torch.optim.SGD([model.norm.weight], lr=0.1)
     refused("has a gradient, and is not among the parameters", optimizer=some)

@@ -57,7 +57,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="updates.json, measured by profile --optimizer: such a plan can be run",
     )
     parser.add_argument(
-        "--budget", required=True, help="the bytes of the device for everything, such as 12GB"
+        "--budget",
+        required=True,
+        help="the bytes of the device for everything, such as 12GB; a share, such as 30%%, of what "
+        "is not there all the time; or min, the least that a plan is known for",
     )
     parser.add_argument("--out", type=Path, required=True, help="the folder to write into")
 
@@ -73,7 +76,7 @@ def run(options: argparse.Namespace) -> None:
     refused = None
     for graph, costs, count in cases_of(options):
         try:
-            task, best = planned(*read_task(options, graph, costs, count))
+            task, best = planned(*read_task(options, graph, costs, count), options.budget)
             found.append((task, best, graph))
         except ScheduleError as error:
             raise ConfigError(f"{graph}: no whole step is planned: {error}") from error
@@ -100,16 +103,16 @@ def cases_of(options: argparse.Namespace) -> list[tuple[Path, Path, int]]:
     return list(zip(options.graph, options.costs, counts, strict=True))
 
 
-def planned(task: Task, beyond: HostLink | None) -> tuple[Task, Found]:
-    """The plan with the fewest states in the memory `beyond` the other one, and its task; raises
-    ConfigError where none is found."""
+def planned(task: Task, beyond: HostLink | None, budget: str | None = None) -> tuple[Task, Found]:
+    """The plan with the fewest states in the memory `beyond` the other one, and its task, with the
+    budget as written (else that of the task); raises ConfigError where none is found."""
+    from stages.combine.whole.budgets import planned as within
     from stages.combine.whole.far import with_states_far
-    from stages.combine.whole.search import Search
 
     refused = None
     for each in with_states_far(task, beyond):
         try:
-            return each, Search(each).best()
+            return within(each, budget or str(task.budget))
         except ConfigError as error:
             refused = refused or error
     assert refused is not None
@@ -123,27 +126,20 @@ def read_task(
     where it cannot be planned."""
     from dataclasses import replace
 
-    from schemas.budget import parse_budget
+    from schemas.budget import LEAST as SMALLEST
     from schemas.costs import read_costs
     from schemas.graph import read_graph
     from schemas.link import host_link, link_beyond
     from schemas.machine import read_machine
     from schemas.measured_updates import read_measured
     from stages.combine.whole.backward import costs_by_value
+    from stages.combine.whole.budgets import total_of
     from stages.combine.whole.task import task_of
 
     graph, costs = read_graph(traced), read_costs(paid)
     machine = read_machine(options.machine)
     link = host_link(machine, options.machine)
     device = machine.devices[0]
-    budget = parse_budget(options.budget)
-    if budget.size is None:
-        raise ConfigError(f"whole: --budget is bytes of the device, not {options.budget!r}")
-    if budget.size > device.memory:
-        raise ConfigError(
-            f"{options.machine}: {device.name} has {device.memory} bytes, less than the budget of "
-            f"{budget.size}"
-        )
     measured = None if options.updates is None else read_measured(options.updates)
     if measured is None:
         updates = _described(options, graph, machine, link)
@@ -154,7 +150,13 @@ def read_task(
     else:
         updates = costs_by_value(graph, measured.costs)
     own = replace(link, device=graph.device)
-    task = task_of(graph, costs, own, updates, budget.size, LEAST, microbatches, measured)
+    task = task_of(graph, costs, own, updates, device.memory, LEAST, microbatches, measured)
+    budget = device.memory if options.budget == SMALLEST else total_of(task, options.budget)
+    if budget > device.memory:
+        raise ConfigError(
+            f"{options.machine}: {device.name} has {device.memory} bytes, less than the budget of "
+            f"{budget}"
+        )
     return task, link_beyond(machine, link, options.machine)
 
 

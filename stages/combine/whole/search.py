@@ -9,21 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from schemas.errors import ConfigError
 from schemas.link import HostLink
+from schemas.problem import Problem
 from schemas.schedule import Step
-from schemas.updates import UpdateCost, Updates
+from schemas.updates import Updates
+from stages.combine.bounds import least_peak
 from stages.combine.moment.deciding import Moments
 from stages.combine.polish.polisher import Polished, Polisher
 from stages.combine.schedule.executions import runs
 from stages.combine.schedule.leaving import leaving
 from stages.combine.schedule.opening import Opener
 from stages.combine.transfers.search import PRICES, Linker
+from stages.combine.whole.accumulating import accumulating
 from stages.combine.whole.base import Base, base_of
+from stages.combine.whole.needs import close_problem, name_of
 from stages.combine.whole.placing import Moved, TooLittleError, placed
 from stages.combine.whole.task import Task
 from stages.combine.whole.windows import windows_of
+from stages.replay.line import executions
 from stages.replay.microbatches import together
 from stages.replay.referee import Replay, replay
 
@@ -33,6 +39,8 @@ SHARES = (0.9, 0.8, 0.7, 0.55, 0.4, 0.25)
 """Parts of the room that activations may have, which are tried at first."""
 CLOSER = tuple(number / 20 for number in range(19, 1, -1))
 """Those that are tried where none of the first leads to a plan."""
+TRIES = 4
+"""How often activations have less where hardly anything fits."""
 FINER = (0.05, 0.025)
 LINKS = (0.15, 0.3, 0.45, 0.6)
 """Parts of the link that activations may take."""
@@ -43,12 +51,15 @@ HERE = (0.0, 0.25, 0.5, 1.0)
 @dataclass(frozen=True)
 class Choice:
     """Parts of the room that activations have, of the link that they take, of the room for
-    parameters that are there when the step begins, and of the parameters updated on the device."""
+    parameters that are there when the step begins, and of the parameters updated on the device. In
+    a `close` one activations share their part with what each op reads and each update takes
+    (`stages.combine.whole.needs`)."""
 
     activations: float
     linked: float = 0.0
     there: float = 0.0
     here: float = 0.0
+    close: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,52 +75,114 @@ class Found:
     seconds: float
 
 
-class Search:
-    """Plans of one task."""
+@dataclass(frozen=True)
+class View:
+    """How activations are planned: the problem, what polishes its sequences, and what opens them.
+    `always` are the bytes of the room that they do not share."""
 
-    def __init__(self, task: Task) -> None:
+    problem: Problem
+    polisher: Polisher
+    opener: Opener
+    always: int
+
+    @classmethod
+    def of(cls, task: Task, close: bool) -> View:
+        """Activations by themselves, or `close` together with what ops read and updates take."""
+        problem = close_problem(task) if close else task.loose
+        opened = replace(problem, storages=task.problem.storages) if close else task.problem
+        updates = task.played(frozenset(), here=task.first_here, away=not task.first_here)
+        always = updates.staging + updates.bench + task.kept_numbers if close else 0
+        return cls(problem, Polisher(problem), Opener(task.graph, opened, SLICES), always)
+
+    @cached_property
+    def sweep(self) -> list[Polished]:
+        """Sequences for budgets from the least that one is known for up to that of keeping all."""
+        drafts = Moments(self.problem).drafts
+        return self.polisher.sweep([], least_peak(self.problem), 1, drafts=drafts)
+
+    @property
+    def least(self) -> Polished:
+        """The sequence of the least peak."""
+        return min(self.sweep, key=lambda each: (each.peak, each.seconds))
+
+
+class Search:
+    """Plans of one task; `views` may be those of another one that differs in its budget."""
+
+    def __init__(self, task: Task, views: dict[bool, View] | None = None) -> None:
         self.task = task
-        self.loose = task.loose
-        self.polisher = Polisher(self.loose)
-        self.opener = Opener(task.graph, task.problem, SLICES)
-        self.leaving = leaving(task.graph, self.loose)
+        self.views = {} if views is None else views
+        self.leaving = leaving(task.graph, task.loose)
         self.tried: dict[Choice, Found | None] = {}
-        self.bases: dict[tuple[float, float], Base | None] = {}
-        self.sequences: dict[float, Polished | None] = {}
-        self.refused = ""
+        self.bases: dict[tuple[bool, float, float], Base | None] = {}
+        self.sequences: dict[tuple[bool, float], Polished] = {}
+        self.lacking = 0
+        """Bytes by which the last plan that was tried did not fit, where that is known."""
+        self.closest_bytes = 0
+        """Those of the device that the closest plan takes where it does not fit."""
         self.can_leave = task.leaving
 
     def best(self) -> Found:
         """The fastest plan found; raises ConfigError where none is found, or a memory has no room
         for what is always in it."""
+        self.check()
+        here = self.closest_choice.here
+        begins = sorted({here, 0.0} if self.moves else {here})
+        best = _fastest([self.look(Choice(part, 0.0, 0.25, h)) for h in begins for part in SHARES])
+        if best is None:
+            best = _fastest([self.look(Choice(part, 0.0, 0.0, here)) for part in CLOSER])
+        if best is None and self.task.computes_away and here:
+            best = _fastest([self.look(Choice(part, 0.0, 0.0, 0.0)) for part in SHARES])
+        if best is None:
+            best = self.closest()
+        if best is None:
+            raise ConfigError(self._refusal())
+        return self.improved(best)
+
+    def check(self) -> None:
+        """Raises ConfigError where a memory has no room for what is always in it, or nothing adds
+        gradients up."""
         self.task.check_rooms()
-        host = any(cost.away_seconds != float("inf") for cost in self.task.updates.values())
-        several = self.task.microbatches > 1
-        if several and not host:
+        if self.task.microbatches > 1 and not self.task.computes_away:
             raise ConfigError(
                 f"nothing computes beside {self.task.link.to}, where gradients of several "
                 "microbatches are added up"
             )
-        measured = self.task.measured
-        here = 0.0 if host and (several or measured is None) else 1.0
-        moves = host and not several and (measured is None or measured.spare)
-        begins = {here, 0.0} if moves else {here}
-        found = [self.look(Choice(share, 0.0, 0.25, h)) for h in sorted(begins) for share in SHARES]
-        best = _fastest(found)
-        if best is None:
-            best = _fastest([self.look(Choice(share, 0.0, 0.0, here)) for share in CLOSER])
-        if best is None and host and here:
-            best = _fastest([self.look(Choice(share, 0.0, 0.0, 0.0)) for share in SHARES])
-        if best is None:
-            raise ConfigError(
-                f"no plan is known that fits in {self.task.budget} bytes{self.refused}"
-            )
+
+    def improved(self, best: Found) -> Found:
+        """The fastest plan that is found from one by changing one choice at a time."""
         while True:
-            nearby = [self.look(choice) for choice in _near(best.choice, moves)]
+            nearby = [self.look(choice) for choice in _near(best.choice, self.moves)]
             better = _fastest([best, *nearby])
             if better is None or better.seconds >= best.seconds:
                 return best
             best = better
+
+    @property
+    def moves(self) -> bool:
+        """Whether it is looked for which updates are done in the other memory."""
+        task, measured = self.task, self.task.measured
+        spare = measured is None or measured.spare
+        return task.computes_away and task.microbatches == 1 and spare
+
+    @property
+    def closest_choice(self) -> Choice:
+        """That of hardly any room."""
+        return Choice(1.0, here=float(self.task.first_here), close=True)
+
+    def closest(self) -> Found | None:
+        """A plan that has hardly anything on the device beside what an op or an update needs, where
+        the budget is enough for it; what the estimate does not see is taken of activations."""
+        choice = self.closest_choice
+        for _ in range(TRIES):
+            self.lacking = 0
+            found = self.look(choice)
+            if found is not None or not self.lacking:
+                return found
+            self.closest_bytes = self.closest_bytes or self.task.budget + self.lacking
+            less = choice.activations - (self.lacking + 1) / max(self.task.room, 1)
+            choice = replace(choice, activations=less)
+        return None
 
     def look(self, choice: Choice) -> Found | None:
         """The plan of a choice, None where there is none."""
@@ -118,42 +191,50 @@ class Search:
         return self.tried[choice]
 
     def _made(self, choice: Choice) -> Found | None:
-        base = self._base(choice.activations, choice.linked)
+        base = self._base(choice)
         if base is None:
             return None
         there, here = self._there(choice.there), self._here(base, choice.here)
         away = set(self.task.remote.values()) & self.task.updates.keys() - here
         updates = self.task.played(there, bool(here), away=bool(away))
-        last = self._step(base, updates, here)
+        last = self._step(base, updates, here, choice.close)
         if last is None:
             return None
         several = self.task.microbatches - 1
         adding = None
         if several:
-            adding = self._step(base, self.task.played(there, False, adds=True), frozenset())
+            adds = self.task.played(there, False, adds=True)
+            adding = self._step(base, adds, frozenset(), choice.close)
             if adding is None:
                 return None
         seconds = together(last, adding, several + 1).seconds
         return Found(choice, updates, last, adding, seconds)
 
-    def _step(self, base: Base, updates: Updates, here: frozenset[int]) -> Replay | None:
+    def _step(
+        self, base: Base, updates: Updates, here: frozenset[int], close: bool
+    ) -> Replay | None:
         """What the referee says of one microbatch, None where it does not fit."""
         task = self.task
         own = frozenset() if updates.adds else here | task.small
+        line = base.peak.copy()
+        for value in own & base.wholes.keys():
+            line[base.wholes[value]] += task.update_peak(value)
+        base = replace(base, peak=line)
+        # Where there is room, that of the largest is left to gradients on their way.
         margin = max((task.graph.storages[storage] for storage in task.remote), default=0)
+        margin = 0 if close else margin
         seconds_of = {s: task.link.seconds(task.graph.storages[s]) for s in task.remote}
-        beside = max((_most(task.updates[value], task) for value in own), default=0)
-        room = task.room - updates.staging - updates.bench - beside
+        room = task.room - updates.staging - updates.bench - task.kept_numbers
         frozen = updates.remote - updates.costs.keys()
         stays = updates.there if updates.adds else updates.there & (here | frozen)
         windows = windows_of(
-            base, task.remote, updates.there, here, stays, room - margin, seconds_of
+            base, task.remote, updates.there, here, stays, room - margin, seconds_of, not close
         )
         moved = Moved(updates, own, windows, room, max(base.seconds), margin)
         try:
             steps = placed(base, moved, task.link)
         except TooLittleError as error:
-            self.refused = self._said(base, error)
+            self.lacking = error.needed - room
             return None
         played = replay(task.graph, task.costs, steps, link=task.link, updates=updates)
         away = played.transfers.host_peak if played.transfers else 0
@@ -162,21 +243,24 @@ class Search:
             first = replace(updates, first=True)
             begun = replay(task.graph, task.costs, steps, link=task.link, updates=first)
             most = max(most, begun.peak - (task.sums if updates.adds else 0))
-        taken = most + updates.staging + updates.bench
-        fits = taken <= task.room and away <= task.link.room
-        return played if fits else None
+        if task.accumulating:
+            adding = accumulating(task.graph, task.costs, steps, task.link, updates)
+            most = max(most, adding.most - adding.gradients)
+        self.lacking = max(most + updates.staging + updates.bench - task.room, 0)
+        return played if not self.lacking and away <= task.link.room else None
 
-    def _said(self, base: Base, error: TooLittleError) -> str:
-        """What a refusal says of the last plan that did not fit."""
-        if error.step >= len(base):
-            return ""
-        action = base.steps[error.step].action
-        op = getattr(action, "op", None)
-        if op is None:
-            return ""
-        found = self.task.graph.ops[op]
-        module = f" of {found.module}" if found.module else ""
-        return f": {found.target}{module} has no room beside what waits then"
+    def _refusal(self) -> str:
+        """What is said where no plan was found: which op stands in the way."""
+        task, problem = self.task, self.view(True).problem
+        least = self.view(True).least
+        played = executions(problem, least.sequence, in_place=True, ceiling=least.ceiling)
+        worst = max(played, key=lambda run: run.peak)
+        total = task.fixed + self.view(True).always + worst.peak
+        said = f"no plan is known that fits in {task.budget} bytes"
+        if total <= task.budget:
+            return f"{said}: in the closest known there are {self.closest_bytes} with what moves"
+        name = name_of(task.graph, problem.nodes[worst.node])
+        return f"{said}: in the smallest known there are {total} where {name} runs"
 
     def _there(self, share: float) -> frozenset[int]:
         """The parameters that are used first, of a part of the room."""
@@ -204,10 +288,10 @@ class Search:
                 due -= size
         return frozenset(found)
 
-    def _base(self, activations: float, linked: float) -> Base | None:
-        key = (activations, linked)
+    def _base(self, choice: Choice) -> Base | None:
+        key = (choice.close, choice.activations, choice.linked)
         if key not in self.bases:
-            steps = self._opened(activations, linked)
+            steps = self._opened(choice)
             task = self.task
             self.bases[key] = (
                 None
@@ -216,40 +300,47 @@ class Search:
             )
         return self.bases[key]
 
-    def _opened(self, activations: float, linked: float) -> list[Step] | None:
+    def _opened(self, choice: Choice) -> list[Step] | None:
         """The schedule of the activations alone; gradients do not stay in what it may take."""
-        budget = int(activations * self.task.room)
-        polished = self._sequence(activations, budget)
-        if polished is None:
+        polished = self.polished(choice.close, choice.activations)
+        fits = polished.peak <= polished.ceiling
+        if choice.linked and (fits or choice.close):
+            link = replace(self.task.link, bandwidth=choice.linked * self.task.link.bandwidth)
+            return self._linked(polished, choice.close, link)
+        if not fits:
             return None
-        if linked:
-            link = replace(self.task.link, bandwidth=linked * self.task.link.bandwidth)
-            return self._linked(polished, budget, link)
         nodes = self.task.problem.nodes
         ops = [nodes[position].op for position in polished.sequence]
-        return self.opener.of_actions(runs(self.task.problem, ops), True, polished.ceiling)
+        opener = self.view(choice.close).opener
+        return opener.of_actions(runs(self.task.problem, ops), True, polished.ceiling)
 
-    def _linked(self, polished: Polished, budget: int, link: HostLink) -> list[Step] | None:
-        linker = Linker(self.loose, link, self.leaving)
-        found = linker.plan(budget, [polished.sequence], PRICES)
+    def _linked(self, polished: Polished, close: bool, link: HostLink) -> list[Step] | None:
+        linker = Linker(self.view(close).problem, link, self.leaving)
+        found = linker.plan(polished.ceiling, [polished.sequence], PRICES)
         if found is None or not found.stays:
             return None
-        return self.opener.of_actions(linker.placer.actions(found), True, found.ceiling)
+        return self.view(close).opener.of_actions(linker.placer.actions(found), True, found.ceiling)
 
-    def _sequence(self, activations: float, budget: int) -> Polished | None:
-        if activations not in self.sequences:
-            starts: Sequence[Sequence[int]] = [self.polisher.keep_all]
-            if self.polisher.measure(self.polisher.keep_all)[0] > budget:
-                starts = [*Moments(self.loose).drafts(budget), *starts]
-            found = self.polisher.refine(starts, budget)
-            self.sequences[activations] = found if found.peak <= budget else None
-        return self.sequences[activations]
+    def view(self, close: bool) -> View:
+        """See `View`; made when it is first asked for."""
+        if close not in self.views:
+            self.views[close] = View.of(self.task, close)
+        return self.views[close]
 
-
-def _most(cost: UpdateCost, task: Task) -> int:
-    """The most bytes of an update beyond parameter, gradient and staging, in the first step, too,
-    where that was measured."""
-    return cost.peak if task.measured is None else max(cost.peak, cost.first[0])
+    def polished(self, close: bool, activations: float) -> Polished:
+        """The sequence of a part of the room, or the least that is known above it."""
+        if (close, activations) not in self.sequences:
+            view = self.view(close)
+            budget = int(activations * (self.task.room - view.always))
+            polisher = view.polisher
+            starts = [polisher.keep_all]
+            if polisher.measure(polisher.keep_all)[0] > budget:
+                starts = [*Moments(view.problem).drafts(budget), *starts]
+                fitting = [each for each in view.sweep if each.peak <= budget] if close else []
+                fastest = min(fitting, key=lambda each: each.seconds, default=None)
+                starts = starts if fastest is None else [fastest.sequence, *starts]
+            self.sequences[close, activations] = polisher.refine(starts, budget)
+        return self.sequences[close, activations]
 
 
 def _fastest(found: Sequence[Found | None]) -> Found | None:
@@ -257,8 +348,8 @@ def _fastest(found: Sequence[Found | None]) -> Found | None:
     return min(known, key=lambda each: each.seconds, default=None)
 
 
-def _near(choice: Choice, host: bool) -> Iterator[Choice]:
-    """Choices that differ in one thing."""
+def _near(choice: Choice, several: bool) -> Iterator[Choice]:
+    """Choices that differ in one thing, where there are several also in what is updated where."""
     for step in FINER:
         for other in (choice.activations - step, choice.activations + step):
             if 0 < other < 1:
@@ -266,7 +357,7 @@ def _near(choice: Choice, host: bool) -> Iterator[Choice]:
     for there in {*THERE, *(round(choice.there + step, 3) for step in (-0.1, -0.05, 0.05, 0.1))}:
         if 0 <= there < 1:
             yield replace(choice, there=there)
-    for here in HERE if host else ():
+    for here in HERE if several else ():
         yield replace(choice, here=here)
     for linked in (0.0, *LINKS):
         yield replace(choice, linked=linked)

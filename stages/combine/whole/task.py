@@ -15,9 +15,11 @@ from schemas.graph import FIXED_KINDS, Graph, Value
 from schemas.held import held_storages
 from schemas.link import HostLink
 from schemas.measured_updates import MeasuredUpdates
-from schemas.problem import Node, Problem
+from schemas.problem import Problem
 from schemas.updates import Far, LinkSpeed, UpdateCost, Updates
 from stages.combine.fixed import fixed_bytes
+from stages.combine.whole.accumulating import gradient_bytes
+from stages.combine.whole.needs import check_needs
 from stages.replay.condense import condense
 
 DISK = "disk"
@@ -35,7 +37,8 @@ class Task:
     storage, in the order of their first use. The small others stay on the device with their states.
     `budget` are the bytes of the device for everything. Of several `microbatches` each runs the
     graph, and the last one updates. Some states are in a third memory, where they are `far`.
-    Updates that were `measured` are run: all states live in the other memory then.
+    Updates that were `measured` are run: all states live in the other memory then. Where gradients
+    of microbatches are `accumulating` on the device, the budget counts their bytes.
     """
 
     graph: Graph
@@ -48,6 +51,7 @@ class Task:
     microbatches: int = 1
     far: Far | None = None
     measured: MeasuredUpdates | None = None
+    accumulating: bool = False
 
     @property
     def small(self) -> frozenset[int]:
@@ -62,12 +66,14 @@ class Task:
     @property
     def fixed(self) -> int:
         """Bytes that are on the device all the time: inputs, buffers, and parameters that stay
-        there with their states, and the sums of their gradients; no staging buffers."""
+        there with their states, and the sums of their gradients, or of all gradients; no staging
+        buffers."""
         graph = self.graph
         remote = sum(graph.storages[storage] for storage in self.remote)
         states = sum(self.updates[value].states for value in self.on_device)
         fixed = fixed_bytes(graph)
-        return fixed.there_before - remote + states + self.sums
+        sums = gradient_bytes(graph, self.updates) if self.accumulating else self.sums
+        return fixed.there_before - remote + states + sums
 
     @property
     def sums(self) -> int:
@@ -81,6 +87,39 @@ class Task:
     def room(self) -> int:
         """What the budget leaves to the step and to staging buffers, where it has some."""
         return self.budget - self.fixed
+
+    @property
+    def computes_away(self) -> bool:
+        """Whether parameters can be updated in the other memory."""
+        return any(cost.away_seconds != math.inf for cost in self.updates.values())
+
+    @property
+    def first_here(self) -> bool:
+        """Whether all updates are the device's in the plans that are tried at first."""
+        one = self.measured is not None and self.microbatches == 1
+        return one or not self.computes_away
+
+    def updated_here(self, most: bool) -> frozenset[int]:
+        """The parameters whose updates have to be the device's; with `most` all whose may be."""
+        return frozenset(self.updates) if most or not self.computes_away else self.small
+
+    @property
+    def always_staged(self) -> int:
+        """The bytes of the staging buffers that every plan has."""
+        return self.played(frozenset(), here=not self.computes_away).staging
+
+    def update_peak(self, value: int) -> int:
+        """The most bytes of an update on the device beyond parameter, gradient and staging, in the
+        first step, too, where that was measured."""
+        cost = self.updates[value]
+        return cost.peak if self.measured is None else max(cost.peak, cost.first[0])
+
+    @property
+    def kept_numbers(self) -> int:
+        """The bytes that the first updates leave on the device, states that are numbers."""
+        if self.measured is None:
+            return 0
+        return sum(max(cost.first[1], 0) for cost in self.updates.values())
 
     def played(
         self, there: frozenset[int], here: bool, adds: bool = False, away: bool = True
@@ -279,21 +318,4 @@ def _check(task: Task) -> None:
                     f"{graph.values[value].path} has a gradient, and is not among the parameters "
                     "that the optimiser updates"
                 )
-    needed, node = max(
-        (_needed(task, node), -place) for place, node in enumerate(task.problem.nodes)
-    )
-    if needed > task.room:
-        op = graph.ops[task.problem.nodes[-node].op]
-        where = f" of {op.module}" if op.module else ""
-        raise ConfigError(
-            f"no plan fits in {task.budget} bytes: {op.target}{where} needs {needed + task.fixed} "
-            "with what it reads and what is there all the time"
-        )
-
-
-def _needed(task: Task, node: Node) -> int:
-    """The bytes of the device that an op needs while it runs, beside what is always there."""
-    graph = task.graph
-    reads = {graph.values[value].storage for value in graph.ops[node.op].inputs}
-    moving = {storage for storage in reads if storage in task.remote} | set(node.inputs)
-    return node.least_peak + sum(task.problem.storages[storage].bytes for storage in moving)
+    check_needs(task)

@@ -17,13 +17,14 @@ def windows_of(
     stays: Collection[int],
     room: int,
     seconds_of: Mapping[int, float],
+    bridged: bool = True,
 ) -> list[Window]:
     """The windows of all parameters `remote` (by storage), by first step.
 
     One is on the device at each step that reads it; where it is updated `here`, until its gradient
     is whole; where it is `there`, from the beginning on, and to the end where it `stays`. It
-    stays between two of them where bringing it again (`seconds_of`) takes longer than that, and
-    where the device has `room` for it, in bytes, the shortest gaps first.
+    stays between two of them where bringing it again (`seconds_of`) takes longer than that, if such
+    gaps are `bridged`, and where the device has `room` for it, in bytes, the shortest gaps first.
     """
     graph, end = base.graph, len(base)
     clock = [0.0, *accumulate(base.seconds)]
@@ -46,7 +47,7 @@ def windows_of(
     for gap, storage, first, second in sorted(gaps):
         size = graph.storages[storage]
         inside = line[max(first, 0) + 1 : second]
-        short = gap <= 2 * seconds_of[storage]
+        short = bridged and gap <= 2 * seconds_of[storage]
         if first < 0 or short or not len(inside) or int(inside.max()) + size <= room:
             inside += size
             kept.add((storage, first))

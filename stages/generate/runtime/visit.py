@@ -92,7 +92,7 @@ class Visit:
 
     def leave(self) -> None:
         """The step has done all that it does with parameters."""
-        self._home().visit = None
+        self._home().leave()
         self.ended.detach()
 
     def _lane(self) -> Lane:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 import sys
@@ -149,6 +150,31 @@ def test_a_wait_that_is_interrupted_is_waited_for_again(monkeypatch: pytest.Monk
     home.close()
 
 
+def test_changes_within_gathered_outlast_an_interrupted_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = model()
+    home = home_of(module, there=[5])
+    waited = home.memory.memory.wait
+    left = [2]
+
+    def interrupted(ticket: Any) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        waited(ticket)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt), home.gathered():
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.fill_(3)
+        patch.setattr(home.memory.memory, "wait", interrupted)
+    with home.gathered():
+        assert all(parameter.eq(3).all() for parameter in module.parameters())
+    home.close()
+    assert all(parameter.eq(3).all() for parameter in module.parameters())
+
+
 def test_another_layout_is_refused_and_changes_nothing() -> None:
     module = model()
     home = home_of(module)
@@ -276,6 +302,36 @@ def test_states_that_are_no_longer_those_of_the_parameters_are_refused(
     for use in (optimizer.state_dict, lambda: optimizer.load_state_dict(states), optimizer.step):
         with pytest.raises(RuntimeError, match="has failed, and some of them may be lost"):
             use()
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_what_is_closed_behind_a_failed_disk_has_no_values_and_says_so(
+    known: bool, tmp_path: Path
+) -> None:
+    module = model()
+    home, optimizer = lodge(module, torch.optim.AdamW(module.parameters()), lodging(module))
+    disk = home.memory.memory
+    os.ftruncate(disk.file.fileno(), 100)  # type: ignore[attr-defined]
+    if known:
+        with pytest.raises(RuntimeError, match="the file is shorter than what was written"):
+            home.read(0)
+        optimizer.close()
+    else:
+        with pytest.raises(RuntimeError, match="the file is shorter than what was written"):
+            optimizer.close()
+    optimizer.close()
+    assert disk.file.closed and not list(tmp_path.iterdir())  # type: ignore[attr-defined]
+    weight = module[0].weight
+    for use in (module, copy.deepcopy):
+        with pytest.raises(
+            RuntimeError, match=r"not to be had: the memory that parameters live in"
+        ):
+            use(module if use is copy.deepcopy else torch.zeros(2, 30))
+    with pytest.raises(RuntimeError, match="has failed, and some of them may be lost"):
+        optimizer.gathered().__enter__()
+    weight.grad = torch.ones(40, 30)
+    with pytest.raises(RuntimeError, match="has failed, and some of them may be lost"):
+        optimizer.step()
 
 
 def test_nothing_is_left_of_a_process_that_is_killed_and_two_never_meet(tmp_path: Path) -> None:

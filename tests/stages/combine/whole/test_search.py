@@ -20,6 +20,7 @@ from schemas.schedule import read_schedule, schedule_link, schedule_updates
 from stages.__main__ import main
 from stages.combine.whole.bound import least_whole_seconds
 from stages.combine.whole.described import described_costs
+from stages.combine.whole.plans import plan_of
 from stages.combine.whole.search import Choice, Found, Search
 from stages.combine.whole.task import Task, task_of
 from stages.replay.referee import replay
@@ -65,6 +66,13 @@ def check(planned: Task, found: Found) -> None:
         s.action.value for s in played.steps if isinstance(s.action, Optimise | OptimiseAway)
     ]
     assert sorted(updated) == sorted(planned.updates)
+    here = [s.action.value for s in played.steps if isinstance(s.action, Optimise)]
+    once = planned.microbatches * sum(node.least_seconds for node in planned.problem.nodes)
+    least = once + sum(planned.updates[value].seconds for value in here)
+    assert found.seconds >= least * (1 - 1e-9)
+    assert ("updates are done beside" in plan_of(planned, found, "").sentence) == (
+        len(here) < len(updated)
+    )
     if found.adding is not None:
         added = [s.action.value for s in found.adding.steps if isinstance(s.action, Accumulate)]
         assert sorted(added) == sorted(planned.remote.values())
@@ -189,7 +197,7 @@ def test_the_command_writes_a_plan_and_its_schedule(
         ):
             assert main(["whole", *given, "--budget", "7MB", "--microbatches", *more]) == 1
             assert words in capsys.readouterr().err
-        for budget, words in (("50%", "is bytes of the device"), ("2GB", "less than the budget")):
+        for budget, words in (("50", "no plan fits in 50 bytes"), ("2GB", "less than the budget")):
             assert main(["whole", *given, "--budget", budget]) == 1
             assert words in capsys.readouterr().err
         given[given.index("--machine") + 1] = str(small)

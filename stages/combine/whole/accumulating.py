@@ -1,0 +1,86 @@
+"""What a step takes where gradients of several microbatches add up on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from schemas.actions import Optimise
+from schemas.contributions import contributions
+from schemas.costs import Costs
+from schemas.graph import Graph
+from schemas.link import HostLink
+from schemas.schedule import Step
+from schemas.updates import Updates
+from stages.replay.referee import device_memory, replay
+
+
+@dataclass(frozen=True)
+class Accumulating:
+    """The bytes of all `gradients`, and peaks of microbatches above what is there before each,
+    these among it: of the `opening` one, which finds none, of one that is `adding` to them, and of
+    the `last` one, which updates (`first` where that makes the states); and what updates behind all
+    of them take `at_once`. Remote parameters that are there are part of the peaks."""
+
+    gradients: int
+    opening: int
+    adding: int
+    last: int
+    first: int
+    at_once: int
+
+    @property
+    def most(self) -> int:
+        """The most bytes above what is there before the opening one."""
+        later = max(self.adding, self.last, self.first, self.at_once)
+        return max(self.opening, self.gradients + later)
+
+
+def accumulating(
+    graph: Graph, costs: Costs, steps: Sequence[Step], link: HostLink | None, updates: Updates
+) -> Accumulating:
+    """What microbatches take of which the last one is a schedule, with its updates on the
+    device."""
+    begun = replace(updates, first=True)
+    alone = replay(graph, costs, steps, link=link, updates=updates)
+    again = replay(graph, costs, steps, accumulate=True, link=link, updates=updates)
+    first = replay(graph, costs, steps, accumulate=True, link=link, updates=begun)
+    there = _bytes(graph, updates.there)
+    coming = updates.remote - updates.there
+    updating = [
+        max(cost.peak, cost.first[0]) + _bytes(graph, {value} & coming)
+        for value, cost in updates.costs.items()
+    ]
+    return Accumulating(
+        gradients=gradient_bytes(graph, updates.costs),
+        opening=_without_updates(graph, alone.steps, there),
+        adding=_without_updates(graph, again.steps, there),
+        last=again.peak,
+        first=first.peak,
+        at_once=there + max(updating, default=0),
+    )
+
+
+def gradient_bytes(graph: Graph, owners: Collection[int]) -> int:
+    """The bytes of the gradients of some parameters, each storage once."""
+    return _bytes(graph, [parts[0] for o, parts in contributions(graph).items() if o in owners])
+
+
+def _without_updates(graph: Graph, steps: Sequence[Step], there: int) -> int:
+    """The peak of steps that were played with updates, where none is done and gradients stay."""
+    own = device_memory(graph)
+    most, live, more = there, there, 0
+    for step in steps:
+        if step.memory != own:
+            continue
+        if isinstance(step.action, Optimise):
+            more += live - step.live
+        else:
+            most = max(most, step.peak + more)
+        live = step.live
+    return most
+
+
+def _bytes(graph: Graph, values: Collection[int]) -> int:
+    """The bytes of the storages of values."""
+    return sum(graph.storages[s] for s in {graph.values[value].storage for value in values})

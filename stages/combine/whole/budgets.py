@@ -1,0 +1,44 @@
+"""Plans of a whole step for budgets as people write them: bytes, a share, the least."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from schemas.budget import LEAST, parse_budget
+from schemas.errors import ConfigError
+from stages.combine.whole.needs import check_needs
+from stages.combine.whole.plans import everything
+from stages.combine.whole.search import TRIES, Found, Search
+from stages.combine.whole.task import Task
+
+
+def planned(task: Task, written: str) -> tuple[Task, Found]:
+    """The task with a budget, and its plan: bytes of the device for everything, a share of what is
+    not there all the time (100% has everything on the device, states too), or "min", the least that
+    a plan is known for. Raises ConfigError where none is found."""
+    if written == LEAST:
+        return smallest(task)
+    sized = replace(task, budget=total_of(task, written))
+    check_needs(sized)
+    return sized, Search(sized).best()
+
+
+def total_of(task: Task, written: str) -> int:
+    """The bytes of a budget that is a size or a share; raises ConfigError where it is none."""
+    return parse_budget(written).total(task.fixed + task.always_staged, everything(task))
+
+
+def smallest(task: Task) -> tuple[Task, Found]:
+    """The task with the least budget that a plan is known for, and the fastest plan within it."""
+    search = Search(task)
+    search.check()
+    close = search.view(True)
+    budget = task.fixed + close.always + close.least.peak
+    for _ in range(TRIES):
+        sized = replace(task, budget=budget)
+        search = Search(sized, search.views)
+        found = search.look(search.closest_choice)
+        if found is not None:
+            return sized, search.improved(found)
+        budget += max(search.lacking, 1)
+    raise ConfigError(f"no plan is known that fits in {budget} bytes, the least that were tried")

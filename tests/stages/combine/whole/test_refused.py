@@ -1,0 +1,103 @@
+"""What no whole step is planned of, by the command line: exit code 1 and one sentence."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.measured_updates import MeasuredUpdates, write_measured
+from schemas.plan import read_plan
+from schemas.updates import UpdateCost
+from stages.__main__ import main
+from stages.device.updating import KNOWN
+from tests.stages.combine.whole.test_search import GRAPH, files, machine
+
+__all__ = ["files"]
+
+OWNERS = [gradient.value for gradient in GRAPH.gradients]
+
+
+@pytest.fixture
+def given(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setattr("stages.combine.whole.command.LEAST", 1)
+    words = {"graph": files / "graph.arrow", "costs": files / "costs.arrow", "out": tmp_path}
+    return ["whole", *(word for name, path in words.items() for word in (f"--{name}", str(path)))]
+
+
+def updates(folder: Path, optimizer: str, change: Callable[[list[Any]], None]) -> Path:
+    """Measured updates whose rows were changed by hand."""
+    path = folder / "updates.json"
+    costs = {
+        GRAPH.values[value].path: UpdateCost(GRAPH.values[value].path, (64,), 1e-3, 8, 0, (8, 0))
+        for value in OWNERS
+    }
+    write_measured(path, MeasuredUpdates(optimizer, 1 << 20, costs))
+    document = json.loads(path.read_text())
+    own = json.loads(document["updates"])
+    change(own["costs"])
+    path.write_text(json.dumps({**document, "updates": json.dumps(own)}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("words", "memory", "link", "more"),
+    [
+        (r"no plan fits in 3000000 bytes: aten\S+ of h\.\d\S* needs \d+ with what", {}, {}, "3MB"),
+        ("between cpu and host has no bandwidth", {}, {"bandwidth": 0}, "6MB"),
+        ("take 4500000 bytes in host/memory, which has 4000000", {"memory": 4 * 10**6}, {}, "6MB"),
+        ("take 4500000 bytes in host/memory, which has 4000000", {"memory": 4 * 10**6}, {}, "min"),
+        ("above 100%", {}, {}, "101%"),
+        ("expected a size such as", {}, {}, "least"),
+    ],
+)
+def test_machines_and_budgets(
+    words: str,
+    memory: dict[str, float],
+    link: dict[str, float],
+    more: str,
+    given: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = machine(tmp_path, **memory)
+    document = json.loads(path.read_text())
+    document["links"][0].update(link)
+    path.write_text(json.dumps(document))
+    assert main([*given, "--machine", str(path), "--budget", more]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and re.search(words, said), said
+    assert not (tmp_path / "plan.json").exists()
+
+
+def test_optimisers(given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given += ["--machine", str(machine(tmp_path)), "--budget", "9MB"]
+    with pytest.raises(SystemExit):
+        main([*given, "--optimizer", "lamb"])
+    assert "'lamb' (choose from 'sgd', 'momentum', 'adam', 'adamw')" in capsys.readouterr().err
+    twice = GRAPH.values[OWNERS[0]].path
+    for optimizer, change, words in (
+        ("Lamb", lambda rows: None, "'Lamb' is no optimiser that is known: SGD, Adam, AdamW"),
+        ("AdamW", lambda rows: rows[1].update(path=twice), f"{twice!r} is updated twice"),
+        ("AdamW", lambda rows: rows.pop(0), f"{twice} has a gradient, and is not among the param"),
+    ):
+        path = updates(tmp_path, optimizer, change)
+        assert main([*given, "--updates", str(path)]) == 1
+        assert words in capsys.readouterr().err
+    assert {kind.__name__ for kind in KNOWN} == {"SGD", "Adam", "AdamW"}
+
+
+def test_a_share_and_the_least_are_budgets(given: list[str], tmp_path: Path) -> None:
+    given += ["--machine", str(machine(tmp_path))]
+    plans = []
+    for budget in ("min", "60%", "100%"):
+        assert main([*given, "--budget", budget]) == 0
+        plans.append(read_plan(tmp_path / "plan.json"))
+    totals = [plan.budget_total or 0 for plan in plans]
+    assert totals == sorted(totals) and totals[2] == plans[2].keep_all_total
+    assert plans[0].time >= plans[1].time >= plans[2].time  # type: ignore[operator]
+    assert main([*given, "--budget", str(totals[0] * 9 // 10)]) == 1

@@ -1,0 +1,71 @@
+"""Parameters that are away compute with nothing, by whichever way they are asked."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from stages.device.disk import FOLDER
+from tests.stages.device.test_home import home_of, model
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct")
+def test_what_goes_around_the_class_computes_with_nothing() -> None:
+    module = model()
+    home = home_of(module, there=[2])
+    weights: list[Any] = [module[1].weight, module[2].weight]
+    for path, weight in zip(("1", "2"), weights, strict=True):
+        for use in (
+            lambda w: w.as_subclass(torch.Tensor),
+            lambda w: w.numpy(),
+            lambda w: pickle.dumps(w),
+            lambda w: copy.deepcopy(w),
+            lambda w: torch.from_dlpack(w),
+            lambda w: np.asarray(w),
+        ):
+            with pytest.raises(RuntimeError, match=rf"{path}\.weight are in another memory: use"):
+                use(weight)
+        with pytest.raises(RuntimeError, match="weakref"):
+            torch.utils.swap_tensors(weight, nn.Parameter(torch.zeros(weight.shape)))
+        for alias in (
+            torch.Tensor.as_subclass(weight, torch.Tensor).detach(),
+            torch.tensor(weight).detach(),
+            torch.Tensor._make_subclass(torch.Tensor, weight),
+        ):
+            assert type(alias) is torch.Tensor and alias.shape == weight.shape
+            for compute in (
+                lambda a: a + 1,
+                lambda a: a * torch.ones(a.shape),
+                lambda a: a.sum(),
+                lambda a: a.norm(),
+                lambda a: a.flatten()[0].item(),
+                lambda a: a.float(),
+                lambda a: a.numpy(),
+                lambda a: torch.zeros(a.shape).copy_(a),
+                lambda a: a.copy_(torch.ones(a.shape)),
+                lambda a: torch.equal(a, torch.ones(a.shape)),
+                lambda a: nn.functional.linear(torch.ones(2, a.shape[-1]), a.flatten(0, -2)),
+            ):
+                with pytest.raises((RuntimeError, TypeError)):
+                    compute(alias)
+        assert weight.dtype == torch.float32 and weight.element_size() == weight.itemsize == 4
+        assert weight.nbytes == 4 * weight.numel() and weight.is_floating_point()
+        weight.grad = torch.ones(weight.shape)
+        assert weight.grad.dtype == torch.float32
+        with pytest.raises(RuntimeError, match="dtype"):
+            weight.grad = torch.ones(weight.shape, dtype=torch.float64)
+    home.close()
+    torch.utils.swap_tensors(module[0].bias, nn.Parameter(torch.zeros(40)))
+    assert module[0].bias.eq(0).all()  # type: ignore[operator]
