@@ -26,6 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from .pins import pins, setting
+from .plain import plain_state
 
 Kernel = Callable[[Sequence[Tensor]], list[Tensor]]
 """Takes the inputs of a function in their order and returns its outputs in theirs."""
@@ -193,10 +194,9 @@ def compile_function(
     another form or storage than it should.
     """
     compile_inner, _ = inductor()
-    with kernel_folder(device), pinned(device), refusing(name):
+    with kernel_folder(device), pinned(device), plain_state(), refusing(name):
         traced, fakes = traced_function(function, inputs, outputs, device, over)
-        with torch.no_grad():
-            compiled = compile_inner(traced, fakes)
+        compiled = compile_inner(traced, fakes)
     return checked_kernel(name, compiled, outputs, over)
 
 

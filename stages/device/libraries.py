@@ -35,6 +35,7 @@ from stages.device.kernels import (
     zeros_of,
 )
 from stages.device.opened import open_library
+from stages.device.plain import plain_state
 
 _SETTINGS = {
     "cpp_wrapper": True,
@@ -117,11 +118,11 @@ def _compile(body: Body, over: Over | None, device: torch.device, folder: Path) 
     inputs, outputs = forms_of(body.inputs), forms_of(body.forms)
     with tempfile.TemporaryDirectory(dir=folder.parent) as place:
         settings = {**_SETTINGS, "aot_inductor.output_path": place}
-        with pinned(device), refusing(f"the library of the group {digest[:DIGITS]}"):
+        with pinned(device), plain_state(), refusing(f"the library of the group {digest[:DIGITS]}"):
             traced, fakes = traced_function(
                 lambda *given: evaluate(body, given), inputs, outputs, device, over
             )
-            with torch.no_grad(), ahead_of_time(True), config.patch(settings):
+            with ahead_of_time(True), config.patch(settings):
                 compiled = compile_inner(traced, fakes, cpp_wrapper=True)
             for file in compiled.filename:
                 shutil.copy(os.fspath(file), folder)

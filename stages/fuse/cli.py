@@ -38,6 +38,7 @@ def run(options: argparse.Namespace) -> None:
     from schemas.groups import is_group
     from stages.device.check import check_program
     from stages.device.devices import device_named, entered, require_device
+    from stages.device.plain import plain_state
     from stages.fuse.compiling import fuse_compiled
 
     require_device(options.device)
@@ -53,7 +54,7 @@ def run(options: argparse.Namespace) -> None:
     def report(done: int, total: int) -> None:
         print(f"{graph.model}: compiled {done} of {total} groups", flush=True)
 
-    with entered(place):
+    with entered(place), plain_state():
         fused = fuse_compiled(graph, torch.device(place.type), tell, report, options.jobs)
     check_program(fused, str(options.out))
     write_graph(options.out, fused, fused=True)

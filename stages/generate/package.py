@@ -62,6 +62,7 @@ _SHARED = (
 
 EAGER = "eager_"
 """What the names of the files of the plan of eager's kernels begin with, where it is beside."""
+_KERNELS = ("kernels.py", "opened.py", "pins.py", "plain.py")
 _MEMORIES = ("disk.py", "memories.py", "slow.py", "streams.py")
 
 
@@ -185,9 +186,7 @@ def runtime_files(programs: str) -> dict[str, str]:
     texts |= {name: (_DEVICE / name).read_text() for name in _SHARED}
     if "from .groups import" in programs:
         texts |= {name: (_RUNTIME / name).read_text() for name in ("grouped.py", "libraries.py")}
-        texts |= {
-            name: (_DEVICE / name).read_text() for name in ("kernels.py", "opened.py", "pins.py")
-        }
+        texts |= {name: (_DEVICE / name).read_text() for name in _KERNELS}
     for name, folder in (("foreign", _RUNTIME), ("repeat", _DEVICE), ("recurrent", _DEVICE)):
         if f"from .{name} import" in programs:
             texts[f"{name}.py"] = (folder / f"{name}.py").read_text()

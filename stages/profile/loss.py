@@ -18,8 +18,9 @@ from schemas.graph import LOSS_TARGET, NONE, Graph
 from stages.device.devices import device_named
 from stages.device.factory import Built
 from stages.device.meter import Timing, session, time_calls
+from stages.device.plain import plain_state
 from stages.device.trees import read_tree
-from stages.profile.ambient import plain_state, trained_state
+from stages.profile.ambient import trained_state
 from stages.profile.code import code_of
 from stages.profile.measure import make_cost
 from stages.profile.operands import make_tensor, normal

@@ -20,8 +20,8 @@ from schemas.repeat import repeat_of
 from stages.device.groups import kernel_over
 from stages.device.meter import Timing, measure, time_calls
 from stages.device.operators import decode, in_place_calls, position_of, resolve, runner
+from stages.device.plain import plain_state
 from stages.device.repeat import batch_norm_repeat
-from stages.profile.ambient import plain_state
 from stages.profile.forms import RANDOM_STATE_KEY
 from stages.profile.operands import contents_of, extent, refill
 from stages.profile.origins import REFUSALS, attempts
