@@ -26,6 +26,7 @@ from stages.combine.refine import Player, refined
 from stages.combine.schedule.leaving import leaving
 from stages.combine.schedule.opening import Opener
 from stages.combine.transfers.deciding import LinkedMoments
+from stages.combine.transfers.placing import Placed
 from stages.combine.transfers.search import Linker
 from stages.replay.condense import condense
 from stages.replay.referee import replay
@@ -126,13 +127,13 @@ def _rows(case: LinkedCase, place: Path) -> Iterator[str]:
             yield (
                 f"| {case.title} | {share:.0%} | {bandwidth / 1e9:g} GB/s | {shown} "
                 f"| {seconds / everything:.3f} | {bound / everything:.3f} | {sent / 1e9:.2f} GB "
-                f"| {took:.0f} s | {_shown(given and given.placed.seconds, everything)} "
-                f"| {_shown(searched and searched.seconds, everything)} |"
+                f"| {took:.0f} s | {_shown(given.placed if given else None, everything)} "
+                f"| {_shown(searched, everything)} |"
             )
 
 
-def _shown(seconds: float | None, everything: float) -> str:
-    return "none" if seconds is None else f"{seconds / everything:.3f}"
+def _shown(placed: Placed | None, everything: float) -> str:
+    return "none" if placed is None else f"{placed.seconds / everything:.3f}"
 
 
 def _planner(
