@@ -5,14 +5,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 
+from schemas.errors import ArtifactError, ConfigError
 from schemas.frontier import Frontier
 from schemas.link import HostLink
+from schemas.options import write_options
 from stages.combine.chain.ways import Way
+from stages.combine.cli import _check_speed
 from stages.combine.frontier import Subject, frontier
+from stages.combine.inputs import _check_nodes
 from stages.combine.moment.solver import Limits
 from stages.combine.offmate.positions import Leaving, OffmateChain, OffmateOption
 from stages.combine.offmate.program import OffmateSolution, solve_offmate
@@ -138,6 +143,31 @@ def test_plans_stay_within_what_they_were_made_for(facts: Facts) -> None:
         assert played.peak <= candidate.ceiling
         placed = mover.placed(mover.of_actions(candidate.actions), candidate.ceiling)
         assert placed is not None and placed.seconds <= played.seconds * (1 + 1e-9)
+
+
+@settings(deadline=None, max_examples=1)
+@given(random_steps(4))
+def test_doctored_options_are_refused(facts: Facts) -> None:
+    blocks = blocks_of(facts)
+    digest, problem = next(iter(blocks.distinct.items()))
+    rows = solve_block(digest, problem, "none", Grid(), HostLink(2.0))
+    late = problem.nodes[-1].outputs
+    for leaves in ([len(problem.storages)], late):
+        doctored = {digest: [*rows[:-1], replace(rows[-1], leaves=leaves)]}
+        with pytest.raises(
+            ArtifactError, match="lets leave what the forward of the block does not"
+        ):
+            _check_nodes(blocks, doctored, "options.arrow")
+
+
+def test_options_for_another_link_are_refused(tmp_path: Path) -> None:
+    path, speed = tmp_path / "options.arrow", HostLink(2.0).speed
+    for made_for, words in ((None, "for no link"), (HostLink(3.0), "for a link of 3.0 B/s, 0.0 s")):
+        write_options(path, [], {"link": made_for.speed} if made_for else {})
+        with pytest.raises(ConfigError, match=f"{words}, and the machine's is one of 2.0 B/s"):
+            _check_speed(path, speed)
+    write_options(path, [], {"link": speed})
+    _check_speed(path, speed)
 
 
 def frontier_of(name: str, step: TrainingStep, subject: Subject) -> Frontier:
