@@ -50,6 +50,8 @@ than this part of the time above what no plan goes below."""
 EVERY = 6
 """One budget of a grid in this many has drafts, which take longer than the search, and a patient
 search where it is small: neighbouring budgets start from what that finds."""
+SMALLEST = EVERY + MISSES
+"""How many of the smallest budgets of a grid are searched patiently, those missed among them."""
 LEAST_MOVES, MOST_WORK = 4000, 3_000_000_000
 """Moves of a search at least, and moves times nodes at most: a move takes the longer the more
 nodes there are."""
@@ -213,16 +215,18 @@ class Polisher:
                 return self._search(known, ranked[:1], budget, BESIDE)
 
             def below(first: int) -> list[Polished]:
-                """Some budgets in a row; the first of them is searched patiently, and those within
-                which nothing is found."""
+                """Some budgets in a row; the first of them is searched patiently, and so are those
+                within which nothing is found and the smallest."""
                 better: list[Polished] = []
-                for budget, own in zip(budgets[first:], found[first : first + EVERY], strict=False):
+                for place in range(first, min(first + EVERY, len(found))):
+                    budget, own = budgets[place], found[place]
                     best = own
                     if better:
                         above = self._plan(better[-1].sequence, budget, better[-1].start)
                         start = min(own, above, key=partial(_rank, budget))
                         best = self._search([start], [start], budget, BESIDE)
-                    if not better or best.peak > budget:
+                    smallest = place >= len(found) - SMALLEST
+                    if not better or best.peak > budget or smallest:
                         best = self._search([best], [best], budget, PATIENCE, pace=PATIENT)
                     better.append(told(best))
                 return better
