@@ -126,7 +126,8 @@ def _rows(case: LinkedCase, place: Path) -> Iterator[str]:
             yield (
                 f"| {case.title} | {share:.0%} | {bandwidth / 1e9:g} GB/s | {shown} "
                 f"| {seconds / everything:.3f} | {bound / everything:.3f} | {sent / 1e9:.2f} GB "
-                f"| {took:.0f} s | {_shown(None if given is None else given.placed.seconds, everything)} "
+                f"| {took:.0f} s "
+                f"| {_shown(None if given is None else given.placed.seconds, everything)} "
                 f"| {_shown(None if searched is None else searched.seconds, everything)} |"
             )
 
