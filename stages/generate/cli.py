@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> None:
                     planned.updates,
                     _beside(options),
                     options.libraries,
-                    _adding(options),
+                    _adding(options.microbatch, graph),
                 )
             except (CompilerError, KernelError) as error:
                 raise ModelError(str(error)) from error
@@ -113,17 +113,16 @@ def _planned(graph: Path, schedule: Path, plan: Path) -> Planned:
     return Planned(read_graph(graph), read_schedule(schedule), asdict(read_plan(plan)), updates)
 
 
-def _adding(options: argparse.Namespace) -> Adding:
+def _adding(path: Path | None, graph: Path) -> Adding:
     """The schedule of the microbatches that are not the last one, None where none is given."""
     from schemas.errors import ArtifactError
     from schemas.graph import GRAPH
     from schemas.schedule import SCHEDULE, read_schedule, schedule_updates
     from schemas.store import read
 
-    path = options.microbatch
     if path is None:
         return None
-    if read(path, SCHEDULE).metadata.get("graph") != read(options.graph, GRAPH).digest:
+    if read(path, SCHEDULE).metadata.get("graph") != read(graph, GRAPH).digest:
         raise ArtifactError(f"{path}: is the schedule of another graph")
     return read_schedule(path), schedule_updates(path)
 

@@ -74,7 +74,7 @@ def measured(
     states = sum(_bytes(optimizer, p) for p in built.model.parameters()) if plainly else 0
     return {
         "peak": running.section_usage("step").peak,
-        "there": said.get("parameters", parameters) + states,
+        "there": parameters + states,
         "seconds": statistics.median(seconds),
         "steps": steps,
         "parameters": digest,
@@ -98,7 +98,7 @@ def _away(
     whole = made.whole
     assert whole is not None
     said = {
-        "parameters": whole.parameters,
+        "there": whole.parameters,
         "predicted_peak": whole.peak,
         "predicted_seconds": whole.seconds,
         "away": whole.away,
