@@ -116,6 +116,22 @@ def test_without_a_compiler_nothing_runs_that_was_not_asked_for(
         assert said in str(raised.value)
 
 
+def test_a_folder_of_kernels_that_cannot_be_written_is_one_sentence(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", f"{__file__}/cache")
+    with pytest.raises(
+        tightfit.ArtifactError, match=r"which cannot be written \(Not a directory\)"
+    ):
+        tightfit.load(folder, wave())
+
+
+def test_a_package_may_be_loaded_under_autocast(planned: Planned, folder: Path) -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        fitted = tightfit.load(folder, wave())
+    assert same(fitted, planned[0])
+
+
 def test_eagers_kernels_run_where_they_are_asked_for(folder: Path, no_compiler: None) -> None:
     with pytest.warns(UserWarning, match=r"there is none .*; the plan of eager's kernels runs"):
         fitted = tightfit.load(folder, wave(), without_compiler="eager")
