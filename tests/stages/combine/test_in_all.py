@@ -202,7 +202,7 @@ def test_a_search_that_finds_nothing_falls_back_to_the_frontier(
     graph, _, _, made = model
     counted = in_all.InAll(player_of(model), fixed_bytes(graph))
     limits: list[int] = []
-    monkeypatch.setattr(in_all, "refined", lambda player, made, limit, *_: limits.append(limit))
+    monkeypatch.setattr(in_all, "refined", lambda player, made, limit, **_: limits.append(limit))
     sizes = [counted.of(point) for point in made.points]
     for room in sizes:
         found = counted.fitted(made, made.points[0], room)
