@@ -112,7 +112,10 @@ class Search:
     def __init__(self, task: Task, views: dict[bool, View] | None = None) -> None:
         self.task = task
         self.views = {} if views is None else views
-        self.leaving = leaving(task.graph, task.loose)
+        values = task.graph.values
+        parts = {values[gradient.gradient].storage for gradient in task.graph.gradients}
+        every = leaving(task.graph, task.loose)
+        self.leaving = {storage: every[storage] for storage in every if storage not in parts}
         self.tried: dict[Choice, Found | None] = {}
         self.bases: dict[tuple[bool, float, float], Base | None] = {}
         self.sequences: dict[tuple[bool, float], Polished] = {}
