@@ -171,9 +171,10 @@ class Route:
             "solve", *solving, *made_for, "--out", options, parts=_blocks_of(_distinct(blocks))
         )
         made = ("--blocks", blocks, "--options", options, "--strategy", self.strategy)
-        made += ("--engine", self.engine)
+        by = ("--engine", self.engine)
         more = ("--given",) if given else ("--workers", workers)
-        self.run("combine", *files, *made, *clusters, *linked, *more, "--out", path, parts=_budgets)
+        asked = (*made, *by, *clusters, *linked, *more)
+        self.run("combine", *files, *asked, "--out", path, parts=_budgets)
         return path
 
     @property
