@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from schemas.budget import NO_BUDGET, parse_budget
 from schemas.config_errors import message_of, path_text, sentence_of
-from schemas.engines import SOLVERS
+from schemas.engines import SOLVERS, Engine, Solver, engine_of_steps
 from schemas.errors import ConfigError, TightfitError
 from schemas.link import host_link
 from schemas.machine import machine_file, read_machine
@@ -72,7 +72,7 @@ class Config:
 
     models: dict[str, Model]
     device: str
-    engine: str
+    engine: Solver
     peaks: int
     saves: int
     pairs: int
@@ -88,6 +88,11 @@ class Config:
     def here(self) -> str:
         """The device that steps are traced for: a described one is traced as the CPU."""
         return self.device if self.machine is None else "cpu"
+
+    @property
+    def engine_of_steps(self) -> Engine:
+        """The engine of the integer programs of whole steps."""
+        return engine_of_steps(self.engine)
 
     def requests(self, model: str) -> list[Request]:
         """The plans to make of one model, in the order of the configuration. Where its kernels are

@@ -1,4 +1,4 @@
-"""The engines that solve the integer programs of blocks, by name."""
+"""The engines that solve the integer programs of blocks and of whole steps, by name."""
 
 from __future__ import annotations
 
@@ -6,6 +6,13 @@ from typing import Literal, get_args
 
 Engine = Literal["highs", "cbc"]
 Solver = Literal[Engine, "none"]
-"""An engine, or "none" where no integer program is solved."""
+"""An engine, or "none" where no integer program of a block is solved."""
+HIGHS: Engine = "highs"
 ENGINES: tuple[Engine, ...] = get_args(Engine)
 SOLVERS: tuple[Solver, ...] = get_args(Solver)
+
+
+def engine_of_steps(solver: Solver) -> Engine:
+    """The engine of the integer programs of whole steps and of their bounds, which are solved
+    whether or not those of blocks are."""
+    return HIGHS if solver == "none" else solver

@@ -68,6 +68,7 @@ def _unpolished(name: str, graph: Path, costs: Path, place: Path, route: Route) 
         *(graph, costs, blocks, options if solved else None),
         clusters if clusters.exists() else None,
         route.machine if strategy.about.links else None,
+        route.engine,
     )
     if strategy.supports(given.step):
         return []

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from schemas.allocators import ALLOCATORS
+from schemas.engines import Solver
 from schemas.errors import ArtifactError, ConfigError
 from schemas.pipeline_plan import PipelinePlan, read_pipeline_plan
 from schemas.store import read_bytes
@@ -22,7 +23,7 @@ from tightfit.settings import builts, samples_of
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-SOLVER = ("none", "4", "6")
+SOLVER: tuple[Solver, str, str] = ("none", "4", "6")
 
 
 @dataclass(frozen=True)

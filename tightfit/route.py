@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from schemas.budget import NO_BUDGET, parse_budget
 from schemas.derived import Derived
+from schemas.engines import Engine, Solver, engine_of_steps
 from schemas.errors import ArtifactError, ConfigError, ModelError
 from schemas.fingerprint import stage_fingerprint
 from schemas.lineage import keep_records
@@ -56,13 +57,18 @@ class Route:
     store: Path
     device: str
     strategy: str
-    solver: tuple[str, str, str]
+    solver: tuple[Solver, str, str]
     jobs: int | None = None
     progress: Progress = field(default_factory=Progress)
     machine: Path | None = None
     kernels: str = EAGER
     with_eager: bool = False
     with_libraries: bool = False
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of the integer programs of whole steps."""
+        return engine_of_steps(self.solver[0])
 
     @property
     def eager(self) -> Route:
@@ -165,8 +171,10 @@ class Route:
             "solve", *solving, *made_for, "--out", options, parts=_blocks_of(_distinct(blocks))
         )
         made = ("--blocks", blocks, "--options", options, "--strategy", self.strategy)
+        by = ("--engine", self.engine)
         more = ("--given",) if given else ("--workers", workers)
-        self.run("combine", *files, *made, *clusters, *linked, *more, "--out", path, parts=_budgets)
+        asked = (*made, *by, *clusters, *linked, *more)
+        self.run("combine", *files, *asked, "--out", path, parts=_budgets)
         return path
 
     @property
@@ -200,7 +208,8 @@ class Route:
         folder = budget if budget == NO_BUDGET else parse_budget(budget).directory
         point = frontier.parent / folder
         files = ("--graph", graph, "--costs", costs)
-        words = (*files, "--budget", budget, *([] if search else ["--no-search"]))
+        asked = ("--budget", budget, "--engine", self.engine)
+        words = (*files, *asked, *([] if search else ["--no-search"]))
         self.run("choose", "--frontier", frontier, *words, "--out", point)
         return read_plan(point / "plan.json"), point
 

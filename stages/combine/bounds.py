@@ -6,27 +6,36 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from schemas.costs import Costs
+from schemas.engines import HIGHS, Engine
 from schemas.graph import NONE, Graph
 from schemas.problem import Problem
 from stages.combine.moment.deciding import Moments
+from stages.combine.moment.limits import Limits
 from stages.combine.polish.views import views_of
 
 
 def least_peak(problem: Problem) -> int:
-    """Bytes that every plan needs at some moment.
+    """Bytes that every plan needs at some moment."""
+    return most_needed(problem)[0]
+
+
+def most_needed(problem: Problem) -> tuple[int, int]:
+    """Bytes that every plan needs at some moment, and the position of the node that runs then, NONE
+    for the end of the step.
 
     The largest over all nodes of what is there while it runs (its inputs, its own peak, and, from
     the loss on, what the caller holds), and what is there when the step ends.
     """
     held = {i for i, storage in enumerate(problem.storages) if storage.held}
-    largest = sum(s.bytes for s in problem.storages if s.stays)
+    largest, where = sum(s.bytes for s in problem.storages if s.stays), NONE
     for position, node in enumerate(problem.nodes):
         there = set(node.inputs)
         if position > problem.loss:
             there |= held
         bytes_there = sum(problem.storages[storage].bytes for storage in there)
-        largest = max(largest, bytes_there + node.least_peak)
-    return largest
+        if bytes_there + node.least_peak > largest:
+            largest, where = bytes_there + node.least_peak, position
+    return largest, where
 
 
 def least_seconds(graph: Graph, costs: Costs, problem: Problem, budget: int) -> float:
@@ -46,9 +55,12 @@ class Proven:
     clock: bool
 
 
-def proven_seconds(graph: Graph, costs: Costs, problem: Problem, budget: int) -> Proven:
-    """As `least_seconds`, closer and with more work: with what `moment` decides."""
-    decided = Moments(problem, views=views_of(graph, costs, problem)).decide(budget)
+def proven_seconds(
+    graph: Graph, costs: Costs, problem: Problem, budget: int, engine: Engine = HIGHS
+) -> Proven:
+    """As `least_seconds`, closer and with more work: with what `moment` decides by an engine."""
+    views = views_of(graph, costs, problem)
+    decided = Moments(problem, Limits(engine=engine), views=views).decide(budget)
     least = max(least_seconds_of_nodes(problem, budget), decided.seconds)
     return Proven(least + seconds_of_views(graph, costs), decided.sequences, decided.clock)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from schemas.budget import NO_BUDGET
 from schemas.costs import Costs
+from schemas.engines import HIGHS, Engine
 from schemas.frontier import Frontier, Point
 from schemas.graph import Graph
 from schemas.link import HostLink
@@ -17,11 +18,13 @@ from stages.combine.bounds import (
     Proven,
     least_peak,
     least_seconds,
+    most_needed,
     proven_seconds,
     seconds_of_views,
 )
-from stages.combine.holding import holding
+from stages.combine.holding import holding, needing
 from stages.combine.in_all import InAll, margin
+from stages.combine.moment.limits import Limits
 from stages.combine.refine import Player, refined
 from stages.combine.schedule.leaving import leaving
 from stages.combine.transfers.bound import least_seconds_linked
@@ -40,15 +43,17 @@ def choose(
     budget: str,
     search: bool = True,
     total: int | None = None,
+    engine: Engine = HIGHS,
 ) -> tuple[Plan, Point | None, list[Step]]:
     """The plan for a budget as written, the point that it is, and its schedule with times and
     memory filled in; `total` are the bytes of the budget where these are another step's.
 
-    The point is the frontier's or, with `search`, a faster one (`refine`); "none" takes the
-    frontier's fastest. On CUDA it may be a slower one, whose reserved bytes are within the budget.
-    When nothing fits, the verdict is `infeasible`, the point None and the schedule empty. Raises
-    ConfigError when the budget is no size, or the costs are of settings of CUDA's allocator that
-    are not followed, ArtifactError when the frontier does not say what its plans replay to.
+    The point is the frontier's or, with `search`, a faster one (`refine`), and the bound that of
+    the programs of an `engine`; "none" takes the frontier's fastest. On CUDA it may be a slower
+    one, whose reserved bytes are within the budget. When nothing fits, the verdict is `infeasible`,
+    the point None and the schedule empty. Raises ConfigError when the budget is no size, or the
+    costs are of settings of CUDA's allocator that are not followed, ArtifactError when the frontier
+    does not say what its plans replay to.
     """
     problem = problem if frontier.link is None else problem.plain
     in_all = InAll.of_step(graph, costs, problem, frontier.link)
@@ -58,7 +63,7 @@ def choose(
     asked = _Asked(budget, total, in_all, frontier, elsewhere)
     in_all.player.check_keep_all(asked.keep_all)
     in_all.player.played(frontier.points[-1])
-    first, limit = _within(in_all.player, frontier, asked.own, search)
+    first, limit = _within(in_all.player, frontier, asked.own, search, engine)
     point = first
     if total is not None and in_all.reserves:
         proven = limit.proven
@@ -105,15 +110,25 @@ class _Asked:
         measured = _measured(self.budget, smallest, share)
         sentence = (
             f"infeasible: {self.budget} is {self.total:,} bytes, the smallest budget known to work "
-            f"for {player.graph.model} with {frontier.strategy} is {measured}; of its bytes hold, "
-            f"when it takes the most, {parts}{margin(memory)}{_described(player.costs)}"
-            f"{_clock(frontier)}"
+            f"for {player.graph.model} with {frontier.strategy} is {measured}; "
+            f"of its bytes hold, when it takes the most, {parts}{margin(memory)}"
+            f"{self._floor(room)}{_described(player.costs)}{_clock(frontier)}"
         )
         return Plan(
             frontier.strategy, self.budget, self.total, self.own, "infeasible", sentence,
             smallest_budget=smallest, keep_all=self.keep_all, fixed=fixed, solver="none",
             gpu=memory,
         )  # fmt: skip
+
+    def _floor(self, room: int) -> str:
+        """What no plan takes less than, as a share of `room` too, and what asks for that."""
+        player, fixed = self.in_all.player, self.in_all.fixed
+        own, position = most_needed(player.opener.problem)
+        size = fixed.there_before + own
+        beyond = max(size - fixed.floor, 0)
+        share = f"{100 * beyond // room}%" if 0 <= beyond <= room and room else ""
+        what = needing(player.graph, player.opener.problem, position)
+        return f"; no plan takes less than {_measured(self.budget, size, share)}, {what}"
 
     def chosen(self, point: Point, played: Replay, limit: _Limit, is_first: bool) -> Plan:
         """The plan that a point is; the frontier's or its refinement where it `is_first`, else one
@@ -183,7 +198,7 @@ class _Limit:
 
 
 def _within(
-    player: Player, frontier: Frontier, budget: int | None, search: bool
+    player: Player, frontier: Frontier, budget: int | None, search: bool, engine: Engine
 ) -> tuple[Point | None, _Limit]:
     """The point for a budget, the frontier's fastest without one, with what limits it: the simple
     limit where a point meets it, which is not refined then, and where nothing is to be searched."""
@@ -199,16 +214,18 @@ def _within(
     met = point is not None and simple >= point.seconds * (1 - TOLERANCE)
     if met or not search or asked < least_peak(problem):
         return point, _Limit(simple)
-    proven = proven_seconds(graph, costs, problem, asked)
+    proven = proven_seconds(graph, costs, problem, asked, engine)
     if budget is not None:
-        point = refined(player, frontier, budget, proven.sequences, least=proven.seconds)
-    return point, _Limit(simple, proven if link is None else _linked(player, link, asked))
+        least, starts = proven.seconds, proven.sequences
+        point = refined(player, frontier, budget, starts, least=least, engine=engine)
+    return point, _Limit(simple, proven if link is None else _linked(player, link, asked, engine))
 
 
-def _linked(player: Player, link: HostLink, budget: int) -> Proven:
+def _linked(player: Player, link: HostLink, budget: int, engine: Engine) -> Proven:
     """What no plan with transfers goes below."""
     problem = player.opener.problem
-    bound = LinkedMoments(problem, link, leaving(player.graph, problem)).bound(budget)
+    given = leaving(player.graph, problem)
+    bound = LinkedMoments(problem, link, given, Limits(engine=engine)).bound(budget)
     return Proven(bound.seconds + seconds_of_views(player.graph, player.costs), [], bound.clock)
 
 

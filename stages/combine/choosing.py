@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from schemas.budget import NO_BUDGET
 from schemas.derived import Derived
+from schemas.engines import ENGINES, HIGHS, Engine
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -44,6 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-search",
         action="store_true",
         help="take the frontier's plan, without looking for a faster one or a closer bound",
+    )
+    parser.add_argument(
+        "--engine",
+        choices=ENGINES,
+        default=HIGHS,
+        help="what solves the integer programs of the step and of its bound",
     )
     parser.add_argument("--out", type=Path, required=True, help="the folder to write into")
 
@@ -83,11 +90,11 @@ def run(options: argparse.Namespace) -> None:
         tell_compiling(cool)
     search = not options.no_search
     files = (options.graph, options.costs, options.frontier)
-    found = _chosen(*files, options.budget, search)
+    found = _chosen(*files, options.budget, options.engine, search)
     if eager:
         graph, costs, frontier, out = eager
         total = found.plan.budget_total
-        other = _chosen(graph, costs, frontier, options.budget, search, total)
+        other = _chosen(graph, costs, frontier, options.budget, options.engine, search, total)
         replace(other, plan=replace(other.plan, rival=rival_of(found.plan))).write(out)
         plan = taken(found.plan, other.plan)
         found = replace(found if plan.kernels == "fused" else other, plan=plan)
@@ -117,6 +124,7 @@ def _chosen(
     costs_path: Path,
     frontier_path: Path,
     budget: str,
+    engine: Engine,
     search: bool,
     total: int | None = None,
 ) -> _Chosen:
@@ -134,7 +142,7 @@ def _chosen(
     if frontier.graph != digest:
         raise ConfigError(f"{frontier_path}: was made for another graph than {graph_path}")
     problem = condense(graph, costs)
-    plan, point, steps = choose(graph, costs, problem, frontier, budget, search, total)
+    plan, point, steps = choose(graph, costs, problem, frontier, budget, search, total, engine)
     groups, compiled = run_groups(graph, (step.action for step in steps))
     plan = replace(plan, kernels="fused" if is_fused(graph_path) else "eager")
     if plan.feasible:
@@ -157,4 +165,5 @@ def derived(options: argparse.Namespace) -> list[Derived]:
         outputs += [eager[3] / name for name in OUTPUTS]
         read += eager[:3]
     more = {"search": False} if options.no_search else {}
-    return [Derived(outputs, read, {"budget": options.budget, **more})]
+    settings = {"budget": options.budget, "engine": options.engine, **more}
+    return [Derived(outputs, read, settings)]

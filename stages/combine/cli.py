@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from schemas.derived import Derived
+from schemas.engines import ENGINES, HIGHS
 from schemas.errors import ConfigError
 
 PAUSE = 5.0
@@ -31,6 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--given", action="store_true", help="only the strategy's own plans, without polish"
     )
+    parser.add_argument(
+        "--engine",
+        choices=ENGINES,
+        default=HIGHS,
+        help="what solves the integer programs of the step and of its bound",
+    )
     parser.add_argument("--out", type=Path, required=True, help="the frontier to write")
 
 
@@ -51,7 +58,8 @@ def run(options: argparse.Namespace) -> None:
             f"{about.name} sends what waits to another memory: name a machine with a link to one "
             "(`tightfit machine` measures that of this one)"
         )
-    given = Inputs.read(*files, options.machine if about.links else None)
+    machine = options.machine if about.links else None
+    given = Inputs.read(*files, machine, options.engine)
     if about.sends and given.step.link is not None:
         _check_speed(options.options, given.step.link.speed)
     if said := strategy.supports(given.step):
@@ -94,5 +102,6 @@ def derived(options: argparse.Namespace) -> list[Derived]:
     """What `run` made of what."""
     read = [options.graph, options.costs, options.blocks, options.options]
     read += [path for path in (options.hierarchy, options.machine) if path is not None]
-    settings = {"strategy": options.strategy, **({"given": True} if options.given else {})}
+    settings = {"strategy": options.strategy, "engine": options.engine}
+    settings |= {"given": True} if options.given else {}
     return [Derived([options.out], read, settings)]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from schemas.actions import Action, Compute, Free, Loss, Offload, Prefetch, Run, Write
 from schemas.costs import Costs
+from schemas.engines import HIGHS, Engine
 from schemas.errors import ArtifactError, ScheduleError
 from schemas.frontier import Frontier, Point, pareto
 from schemas.graph import NONE, Graph
@@ -15,6 +16,7 @@ from schemas.plan import PlanCost
 from schemas.problem import Problem
 from stages.combine.bounds import least_peak, least_seconds
 from stages.combine.moment.deciding import Moments
+from stages.combine.moment.limits import Limits
 from stages.combine.polish.polisher import Polished, Polisher, Report
 from stages.combine.polish.views import views_of
 from stages.combine.schedule.executions import runs
@@ -30,13 +32,15 @@ from stages.replay.referee import replay
 @dataclass(frozen=True)
 class Subject:
     """The step that plans are made of: its graph with the digest of that, its costs, the graph
-    condensed, and the `link` that plans may take, None for none."""
+    condensed, the `link` that plans may take, None for none, and the engine of the programs that
+    starts come from."""
 
     graph: Graph
     digest: str
     costs: Costs
     problem: Problem
     link: HostLink | None = None
+    engine: Engine = HIGHS
 
 
 def frontier(
@@ -102,7 +106,8 @@ def _linked(played: _Played, points: Sequence[Point], workers: int) -> Iterator[
     if subject.link is None or not plain:
         return
     problem, early = subject.problem, frees_early(subject.costs)
-    linker = Linker(problem, subject.link, leaving(subject.graph, problem), early)
+    given = leaving(subject.graph, problem)
+    linker = Linker(problem, subject.link, given, early, subject.engine)
     positions = played.opener.positions
 
     def source(budget: int) -> Point:
@@ -237,7 +242,7 @@ def _plans(
         for ceiling in (source.ceiling or peak, 0):
             yield _Plan(source, source.actions, in_place=True, ceiling=ceiling)
     unique: dict[tuple[int, ...], Polished] = {}
-    drafts = Moments(problem).drafts
+    drafts = Moments(problem, Limits(engine=subject.engine)).drafts
     polisher = Polisher(problem, views_of(subject.graph, subject.costs, problem))
     for polished in polisher.sweep(starts, least_peak(problem), workers, report, drafts):
         unique.setdefault((polished.peak, *polished.sequence), polished)

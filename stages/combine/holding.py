@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from schemas.actions import Loss
-from schemas.graph import Graph
+from schemas.graph import NONE, Graph, Op
 from schemas.plan import Fixed
+from schemas.problem import Problem
 from stages.replay.referee import Replay
 from stages.replay.walk import effects, there_after
 
@@ -28,15 +29,31 @@ def holding(graph: Graph, played: Replay, fixed: Fixed) -> str:
     if last.op is not None and not isinstance(step.action, Loss):
         read = {storage[value] for value in last.reads} & live
         own += _size(graph, read - gradients - outputs)
-        place = f" of {last.op.module}" if last.op.module else ""
-        line = f" (at {last.op.source})" if last.op.source else ""
-        name = f"{last.op.target.split('.')[1]}{place}{line}"
+        name = called(last.op)
     sizes = {"gradients": _size(graph, gradients), "outputs": _size(graph, outputs), name: own}
     kept = step.peak - sum(sizes.values())
     sizes |= {"what else is kept": kept, _parameters(graph): fixed.parameters}
     sizes |= {"inputs": fixed.inputs, "buffers": fixed.buffers}
     ranked = sorted(sizes.items(), key=lambda item: -item[1])
     return ", ".join(f"{name} {size:,}" for name, size in ranked if size > 0)
+
+
+def called(op: Op) -> str:
+    """An op by its operator, its submodule and its line."""
+    place = f" of {op.module}" if op.module else ""
+    line = f" (at {op.source})" if op.source else ""
+    return f"{op.target.split('.')[1]}{place}{line}"
+
+
+def needing(graph: Graph, problem: Problem, position: int) -> str:
+    """What the node at a position asks for, or the end of the step where that is NONE, as a
+    clause."""
+    if position == NONE:
+        return "which are there when the step ends"
+    name = "the loss"
+    if position != problem.loss:
+        name = called(graph.ops[problem.nodes[position].op])
+    return f"which {name} takes with what it reads"
 
 
 def _parameters(graph: Graph) -> str:

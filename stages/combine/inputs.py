@@ -7,6 +7,7 @@ from pathlib import Path
 
 from schemas.blocks import Blocks, read_blocks
 from schemas.costs import Costs, read_costs
+from schemas.engines import HIGHS, Engine
 from schemas.errors import ArtifactError
 from schemas.frontier import Frontier
 from schemas.graph import GRAPH, Graph, read_graph
@@ -40,6 +41,7 @@ class Inputs:
         options: Path | None,
         hierarchy: Path | None = None,
         machine: Path | None = None,
+        engine: Engine = HIGHS,
     ) -> Inputs:
         """Reads them; without options, hierarchy or machine only plans that take none can be made.
         Raises ConfigError where a machine has no link to another memory. With a link no node has
@@ -52,7 +54,7 @@ class Inputs:
         link = None if machine is None else link_of_step(machine, traced)
         problem = condense(traced, paid)
         problem = problem if link is None else problem.plain
-        step = TrainingStep(problem, chain, found, clusters, link, traced)
+        step = TrainingStep(problem, chain, found, clusters, link, traced, engine)
         return cls(traced, read(graph, GRAPH).digest, paid, step)
 
     def frontier(
@@ -64,8 +66,9 @@ class Inputs:
     ) -> Frontier:
         """The frontier of a strategy that supports the step, made as `about` says."""
         [keep_all] = strategy_of("unplanned").candidates(self.step)
-        link = self.step.link if about.links else None
-        subject = Subject(self.graph, self.digest, self.costs, self.step.problem, link)
+        step = self.step
+        link = step.link if about.links else None
+        subject = Subject(self.graph, self.digest, self.costs, step.problem, link, step.engine)
         candidates = strategy.candidates(self.step)
         return frontier(subject, about, candidates, keep_all, workers, report)
 

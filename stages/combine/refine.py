@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from schemas.costs import Costs
+from schemas.engines import HIGHS, Engine
 from schemas.errors import ArtifactError
 from schemas.frontier import Frontier, Point
 from schemas.graph import Graph
@@ -74,11 +75,12 @@ def refined(
     sequences: Sequence[Sequence[int]],
     effort: Effort = ASKED,
     least: float = math.inf,
+    engine: Engine = HIGHS,
 ) -> Point | None:
     """The frontier's point within a budget in bytes or, where that is faster, what a search finds
     from the points without transfers around the budget and from further `sequences` of node
-    positions, and with a link what is found from there with an `effort`. With `least`, seconds
-    that no plan goes below, the search is patient where it is not near to them.
+    positions, and with a link what is found from there with an `effort` and an `engine`. With
+    `least`, seconds that no plan goes below, the search is patient where it is not near to them.
 
     What is found counts as a plan that comes from the frontier's point, of the least peak where
     none fits. None where neither has one. Raises ArtifactError where a point costs something else
@@ -95,7 +97,8 @@ def refined(
     found = [point for point in (within, searched) if point is not None and point.peak <= budget]
     if player.link is not None:
         given = next_to(frontier.points, budget)
-        linked = _linked(player, player.link, searched, [*below, *above], budget, effort, given)
+        around = [*below, *above]
+        linked = _linked(player, player.link, searched, around, budget, effort, given, engine)
         found += [point for point in linked if point.peak <= budget]
     return min(found, key=lambda point: point.seconds, default=None)
 
@@ -131,12 +134,13 @@ def _linked(
     budget: int,
     effort: Effort,
     given: Sequence[Point],
+    engine: Engine,
 ) -> list[Point]:
     """What is found with transfers within a budget, from the best without and the points around,
     and from those with transfers that are `given`."""
     problem, positions = player.opener.problem, player.opener.positions
     early = frees_early(player.costs)
-    linker = Linker(problem, link, leaving(player.graph, problem), early)
+    linker = Linker(problem, link, leaving(player.graph, problem), early, engine)
     starts = [[positions[op] for op in point.executions] for point in (searched, *around)]
     placed = linker.plan(budget, starts, effort, [point.actions for point in given])
     if placed is None:

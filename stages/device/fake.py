@@ -19,6 +19,7 @@ def without_memory() -> Iterator[FakeTensorMode]:
     refuse; within this mode they put new parameters in the old ones' places, tied ones together.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode.__deepcopy__ = lambda _: mode  # copies of tensors are of this mode, too
     original = nn.Module._apply
     nn.Module._apply = _converter()  # type: ignore[method-assign]
     try:

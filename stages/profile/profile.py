@@ -91,10 +91,13 @@ def check_sizes(graph: Graph, costs: Costs) -> None:
         made = {graph.values[value].storage for value in op.outputs if value != NONE} - read
         size, measured = sum(graph.storages[storage] for storage in made), costs.of(graph, op).net
         if abs(measured - size) > slack * len(op.outputs):
+            remedy = "use another operator there"
+            if not op.inputs:
+                remedy += ", or make what it gives once and register it as a buffer"
             raise ModelError(
                 f"op {op.id} ({op.target}) of {graph.model}, at {op.source}, leaves {measured} "
                 f"bytes allocated where {size} were foretold, so that its memory cannot be planned:"
-                " use another operator there"
+                f" {remedy}"
             )
 
 

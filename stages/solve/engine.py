@@ -7,23 +7,18 @@ CBC, and does not know the status HiGHS gives at its limit on nodes.
 from __future__ import annotations
 
 import math
-import re
-import tempfile
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import pulp
 
+from schemas.cbc import run_cbc
 from schemas.engines import Engine
 from schemas.highs import Checks, ended_by_clock, has_solution, is_infeasible, proven
 
 Outcome = Literal["solved", "infeasible", "unknown"]
 TOLERANCE = 1e-6
-_PRINTED = 5e-4
-"""CBC prints its bounds with three decimals."""
 
 
 @dataclass(frozen=True)
@@ -105,37 +100,16 @@ def _solve_highs(program: pulp.LpProblem, limits: Limits, warm: bool) -> SolveVe
 
 
 def _solve_cbc(program: pulp.LpProblem, limits: Limits, warm: bool) -> SolveVerdict:
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        log = Path(folder) / "log"
-        solver = pulp.PULP_CBC_CMD(
-            msg=False,
-            threads=1,
-            timeLimit=limits.seconds,
-            gapRel=0.0,
-            gapAbs=max(limits.gap, TOLERANCE / 10),
-            maxNodes=limits.nodes,
-            warmStart=warm,
-            logPath=str(log),
-        )
-        solver.tmpDir = folder
-        status = program.solve(solver)
-        text = log.read_text()
-    if status == pulp.LpStatusInfeasible:
+    gap = max(limits.gap, TOLERANCE / 10)
+    run = run_cbc(program, gap, limits.nodes, limits.seconds, warm)
+    if run.infeasible:
         return SolveVerdict("infeasible", math.inf, math.inf, "")
-    limit = "clock" if "Exiting on maximum time" in text else "work"
-    if "Exiting on maximum" not in text:
-        limit = "gap"
-    found = re.findall(r"(?:Lower bound|best possible)[: ]+(-?[\d.]+(?:e[+-]?\d+)?)", text)
-    if program.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
-        return SolveVerdict(
-            "unknown", math.inf, float(found[-1]) - _PRINTED if found else 0.0, limit
-        )
+    if not run.found:
+        bound = run.bound if math.isfinite(run.bound) else 0.0
+        return SolveVerdict("unknown", math.inf, bound, run.limit)
     objective = pulp.value(program.objective) or 0.0
-    optimal = program.sol_status == pulp.LpSolutionOptimal
-    printed = float(found[-1]) - _PRINTED if found else -math.inf
-    bound = max(objective - max(limits.gap, TOLERANCE / 10), printed) if optimal else printed
-    return _solved(objective, bound, limit)
+    bound = max(objective - gap, run.bound) if run.optimal else run.bound
+    return _solved(objective, bound, run.limit)
 
 
 _SOLVERS: dict[Engine, Callable[[pulp.LpProblem, Limits, bool], SolveVerdict]] = {

@@ -20,6 +20,8 @@ from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import collect_metadata_analysis
 from torch.fx.experimental import proxy_tensor
 
+from stages.trace.source import short_path
+
 _KEPT = ("dropout", "native_batch_norm", "cudnn_batch_norm")
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 """Operators that eager runs by cuDNN on a GPU, with the addresses of the weights, which tensors
@@ -112,17 +114,32 @@ def _forget_choice(overload: torch._ops.OpOverload) -> None:
 @contextlib.contextmanager
 def compiling() -> Iterator[None]:
     """Within it a model that asks is told that it is being compiled, since it cannot look at the
-    data of its tensors; PyTorch's own code is told that it is not, and does what eager does."""
+    data of its tensors; PyTorch's own code is told that it is not, and does what eager does. An
+    error that leaves it has a note of where the model asked last."""
+    places: list[str] = []
 
     def asked(question: Callable[[], bool]) -> Callable[[], bool]:
         def answer() -> bool:
-            asking = sys._getframe(1).f_globals.get("__name__", "")
-            return question() or asking.partition(".")[0] != "torch"
+            frame: types.FrameType | None = sys._getframe(1)
+            if frame is None or frame.f_globals.get("__name__", "").partition(".")[0] == "torch":
+                return question()
+            while frame.f_back is not None and "compiling" in frame.f_code.co_name:
+                frame = frame.f_back
+            places[:] = [f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno}"]
+            return True
 
         return answer
 
-    with replaced(torch.compiler, "is_compiling", asked):
-        yield
+    try:
+        with replaced(torch.compiler, "is_compiling", asked):
+            yield
+    except Exception as error:
+        for place in places:
+            error.add_note(
+                f"at {place} it asks whether it is compiled, which is so while it is captured, and "
+                "may go on without what eager makes there, such as a mask: give it that"
+            )
+        raise
 
 
 @contextlib.contextmanager

@@ -90,6 +90,10 @@ def _place_constants(program: Program, mode: FakeTensorMode) -> None:
                 )
 
 
+_WINDOW = "_window."
+"""Of operators that make windows, which lie in a storage of an element more, without operands."""
+
+
 class Layout:
     """Runs calls on fake tensors, and mends strides and sizes that fake tensors get wrong.
 
@@ -147,7 +151,7 @@ class Layout:
             _restride(call)
             return
         operands = call.inputs()
-        if not operands:
+        if not operands and _WINDOW not in str(call.target):
             return
         shared = {storage_of(operand.fake) for operand in operands}
         made = call.made()

@@ -44,6 +44,8 @@ _UNFAKED = re.compile(
     r"|([\w:.]+): attempted to run this operator with Meta tensors"
     r"|UnsupportedOperatorException ([\w:.]+)"
 )
+_CLASSES = re.compile(r"<class '[\w.]*\.(FunctionalTensor|FakeTensor)'>")
+_GROUPED = "Expected inputs of BF16 type"
 UNDERIVED = r"(?!aten::)([\w:.]+): an autograd kernel was not registered"
 """How PyTorch's warning begins of an operator without a derivative that autograd meets."""
 _RAISED = re.compile(r"backward through ([\w:.]+) but no autograd formula")
@@ -96,13 +98,26 @@ def reason(model: nn.Module, error: BaseException) -> str:
             "the forward writes in place into a tensor that it has from elsewhere and that is no "
             "buffer, as a plain attribute or a global: register it as a buffer (register_buffer)"
         )
+    if _CLASSES.search(said):
+        return (
+            "a function that it calls chooses by the exact class of a tensor, which is another one "
+            "while it is captured: name the choice in the call (as einx's backend), or ask "
+            "isinstance(x, torch.Tensor)"
+        )
+    if _GROUPED in said:
+        return (
+            "PyTorch captures products of groups (grouped_mm) in bfloat16 alone: cast the model to "
+            "it, or run its experts otherwise, in transformers by "
+            'model.set_experts_implementation("batched_mm")'
+        )
     first = text.splitlines()[0] if text else ""
     if shapes_by_data(error):
         return (
             f"the shape of what {first or 'an operator'} gives depends on the data of a tensor: "
             f"{next((said for name, said in _SHAPED_BY.items() if name in first), _SHAPES)}"
         )
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+    raised = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    return "; ".join([raised, *getattr(error, "__notes__", ())])
 
 
 def shapes_by_data(error: BaseException) -> bool:

@@ -275,10 +275,10 @@ class Watcher:
         name = kept.shown.removeprefix("the global ").rpartition(".")[2].partition("[")[0]
         codes = self._reader.codes
         line = line_that(codes, "read", name) or line_that(codes, "name", name)
-        return (
-            f"the forward changes {kept.shown}{at(line)}, which a plan would not do; "
-            f"change it outside the model"
-        )
+        remedy = "change it outside the model"
+        if not isinstance(now, dict) and any(isinstance(item, torch.Tensor) for item in now):
+            remedy = "return the tensors that it puts there, or put them into a list of its own"
+        return f"the forward changes {kept.shown}{at(line)}, which a plan would not do; {remedy}"
 
     def _changes_of_fields(self, kept: Kept, now: dict[str, Any]) -> Iterator[tuple[Any, str]]:
         holder = self._reader.holders.get(("fields", id(kept.thing)))

@@ -113,7 +113,8 @@ def figures(shape: Shape, store: Path) -> dict[str, Any]:
 
 def _plan(graph: Graph, built: Built, budget: str, store: Path) -> str:
     """Predicted time beside that of keeping everything, the gap to the bound, and the bytes between
-    the predicted and the measured peak; the least budget where this one is below it."""
+    the predicted and the measured peak; the least budget where this one is below it, and the op
+    that no plan can do with less for."""
     import tightfit
     from stages.validate.measure import measure_memory
     from stages.validate.step import Stepper, fresh_sample
@@ -131,14 +132,20 @@ def _plan(graph: Graph, built: Built, budget: str, store: Path) -> str:
         )
     except tightfit.TightfitError as error:
         least = re.search(r"smallest budget known to work .*?([0-9.]+%)", str(error))
-        if least is None:
+        floor = re.search(r"no plan takes less than ([0-9.]+%).*?, which (.*)", str(error))
+        if least is None or floor is None:
             raise
-        return f"least {least[1]}"
+        return f"least {least[1]}, none below {floor[1]}: {_named(floor[2])}"
     sample = fresh_sample(built.samples[0])
     measured, _ = measure_memory(fitted, Stepper.of(graph, built), sample, "cpu")
     time, gap = made.time or 0.0, made.gap or 0.0
     off = measured.peak - (made.peak or 0)
     return f"{time / made.keep_all.time:.4f}, {gap:.2%}, {off}"
+
+
+def _named(asking: str) -> str:
+    """What asks for the least, without the line of the code that calls it."""
+    return re.sub(r" \(at [^)]*\)", "", asking).replace(" takes with what it reads", "")
 
 
 def _cpu_seconds() -> float:

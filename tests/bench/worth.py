@@ -10,6 +10,7 @@ from schemas.costs import read_costs
 from schemas.frontier import Frontier, read_frontier
 from schemas.graph import read_graph
 from schemas.problem import Problem
+from schemas.strategies import HIERARCHY
 from stages.replay.condense import condense
 from tests.bench.running import run_stage
 
@@ -51,7 +52,8 @@ def _prepare(layers: int, place: Path) -> None:
     run_stage("profile", *graph, *described, "--out", place / "costs.arrow")
     given: list[str | Path] = [*graph, "--costs", place / "costs.arrow"]
     run_stage("partition", *given, "--out", place / "blocks.arrow")
-    run_stage("partition", *given, "--hierarchy", place / "hierarchy.arrow")
+    limits = [word for name, most in HIERARCHY.items() for word in (f"--{name}", str(most))]
+    run_stage("partition", *given, "--hierarchy", place / "hierarchy.arrow", *limits)
     blocks: list[str | Path] = ["--blocks", place / "blocks.arrow", "--store", place / "store"]
     run_stage("solve", *blocks, "--engine", "highs", "--out", place / "options.arrow")
 

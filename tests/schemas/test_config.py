@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from schemas.budget import LARGEST, UNITS, parse_budget
 from schemas.config import SCHEMA_PATH, parse_config, read_config, require_folders
+from schemas.engines import SOLVERS
 from schemas.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +42,14 @@ def test_the_smallest_configuration_gets_every_default() -> None:
         ("checkpoint", "none"),
         ("auto", "50%"),
     ]
+
+
+def test_the_engine_solves_programs_of_steps_whether_or_not_it_solves_those_of_blocks() -> None:
+    found = {
+        engine: parse_config(minimal(solver={"engine": engine})).engine_of_steps
+        for engine in SOLVERS
+    }
+    assert found == {"highs": "highs", "cbc": "cbc", "none": "highs"}
 
 
 def test_a_model_may_have_its_own_budgets_and_strategies() -> None:

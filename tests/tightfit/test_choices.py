@@ -53,10 +53,24 @@ def test_infeasible_bytes_name_the_smallest_and_what_holds_it(store: Path) -> No
     assert made.smallest_budget is not None and made.smallest_budget <= smallest
 
 
+def test_a_refusal_names_what_no_plan_takes_less_than_and_the_op(store: Path) -> None:
+    for budget in ("1%", "1kB"):
+        said = refusal(store, budget)
+        sizes = [
+            int(size.replace(",", ""))
+            for size in re.findall(r"(?:auto is|less than) (?:\d+% \()?([\d,]+) bytes", said)
+        ]
+        smallest, floor = sizes
+        assert 1000 < floor <= smallest
+        assert re.search(
+            r", which \w+ of layers\.\d \(at .*\.py:\d+\) takes with what it reads", said
+        )
+
+
 def test_what_holds_the_smallest_adds_up_to_it(store: Path) -> None:
     said = refusal(store, "1kB")
     smallest = int(said.split("auto is ")[1].split(" bytes")[0].replace(",", ""))
-    held = said.split("takes the most, ")[1]
+    held = said.split("takes the most, ")[1].split("; no plan")[0]
     own = re.sub(r" \((?:the largest|at) [^)]*\)", "", held)
     assert (
         sum(int(size.replace(",", "")) for size in re.findall(r" ([\d,]+)(?:,|$)", own)) == smallest
@@ -76,6 +90,7 @@ def test_what_holds_the_smallest_has_no_line_where_none_is_known(
         return holding(replace(graph, ops=ops), played, fixed)
 
     monkeypatch.setattr("stages.combine.choose.holding", bare)
+    monkeypatch.setattr("stages.combine.choose.needing", lambda *_: "which an op takes")
     said = refusal(store, "2kB")
     assert "when it takes the most" in said and "(at" not in said
 

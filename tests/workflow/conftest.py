@@ -26,14 +26,15 @@ class Workplace:
     folder: Path
 
     def snakemake(
-        self, *options: str, profile: str = "default"
+        self, *options: str, profile: str = "default", logger: str = "tightfit"
     ) -> subprocess.CompletedProcess[str]:
-        """Runs the workflow with the configuration `config.yaml` of the folder."""
+        """Runs the workflow with the configuration `config.yaml` of the folder; the progress is
+        told by a `logger`, by Snakemake's own where that is ""."""
         profiles = self.checkout / "workflow/profiles"
         command = [
             str(Path(sys.executable).with_name("snakemake")),
             *("--snakefile", str(self.checkout / "Snakefile"), "--directory", str(self.folder)),
-            *("--profile", str(profiles / profile), "--logger", "tightfit"),
+            *("--profile", str(profiles / profile), *(("--logger", logger) if logger else ())),
             *("--configfile", str(self.folder / "config.yaml"), "--cores", "2", *options),
         ]
         return self._run(command, self.checkout / "workflow/progress")

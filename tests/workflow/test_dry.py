@@ -19,6 +19,18 @@ def test_the_shipped_configuration_gives_one_job_a_step(workplace: Workplace) ->
     assert not (workplace.folder / "results").exists()
 
 
+def test_the_engine_solves_blocks_and_whole_steps(
+    workplace: Workplace, tiny: dict[str, Any]
+) -> None:
+    workplace.configure({"models": {"tiny": tiny}, "solver": {"engine": "cbc"}})
+    result = workplace.snakemake("--dry-run", "--printshellcmds", logger="")
+    assert result.returncode == 0, result.stderr
+    lines = (result.stdout + result.stderr).splitlines()
+    for stage in ("solve", "combine", "choose"):
+        own = [line for line in lines if f"-m stages {stage} " in line]
+        assert own and all(" --engine cbc " in line for line in own), stage
+
+
 def test_errors_of_the_configuration_are_told_all_at_once(
     workplace: Workplace, tiny: dict[str, Any]
 ) -> None:

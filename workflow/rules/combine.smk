@@ -15,13 +15,14 @@ rule frontier:
         hierarchy=given_clusters,
         machine=linked_machine,
         link=described_link,
+        engine=SETTINGS.engine_of_steps,
         code=code_of("combine"),
     message:
         "{wildcards.model}: planning with {wildcards.strategy}"
     shell:
         "python -m stages combine --graph {input.graph:q} --costs {input.costs:q}"
         " --blocks {input.blocks:q} --options {input.options:q} --strategy {wildcards.strategy}"
-        " {params.hierarchy:q} {params.machine:q} --out {output:q} --error-file {log:q}"
+        " {params.hierarchy:q} {params.machine:q} --engine {params.engine:q} --out {output:q} --error-file {log:q}"
 
 
 rule choose:
@@ -41,13 +42,14 @@ rule choose:
         rival=given_rival,
         budget=lambda wildcards: SETTINGS.budget(wildcards.model, wildcards.budget),
         folder=subpath(output.plan, parent=True),
+        engine=SETTINGS.engine_of_steps,
         code=code_of("combine"),
     message:
         "{wildcards.model}: choosing {wildcards.strategy} for {params.budget}"
     shell:
         "python -m stages choose --frontier {input.frontier:q} --graph {input.graph:q}"
         " --costs {input.costs:q} {params.rival:q} --budget {params.budget:q}"
-        " --out {params.folder:q} --error-file {log:q}"
+        " --engine {params.engine:q} --out {params.folder:q} --error-file {log:q}"
 
 
 # Where kernels are fused, the plan is one of eager's where these are better or alone fit.

@@ -10,9 +10,10 @@ from typing import TypeAlias
 from schemas.blocks import problem_digest
 from schemas.problem import Problem
 from stages.combine.clusters.cluster import Cluster, local, throughout
+from stages.combine.clusters.sequence import by_sequence
 from stages.combine.clusters.treewidth import by_treewidth
 from stages.combine.clusters.ways import Option, Optional, tasks_of_clusters
-from stages.combine.moment.solver import Limits
+from stages.combine.moment.limits import Limits
 from stages.combine.unrolled.frontier import Solution, fastest, nodes_of
 from stages.combine.unrolled.program import Chosen
 from stages.combine.unrolled.starts import all_again, all_kept, seconds_of
@@ -118,6 +119,10 @@ class Options:
             _Start.of(problem, chosen)
             for chosen in (all_kept(tasks, stages), all_again(tasks, stages))
         ]
+        for chosen in by_sequence(tasks, stages, self.grid.peaks) if cluster.members else ():
+            starts.append(_Start.of(problem, chosen))
+            figures.append(starts[-1].figures)
+            yield starts[-1].option
         proven: list[tuple[int, int, float]] = []
         for peak, save in _limits(figures, self.grid):
             fits = [f.seconds for f in figures if f.within(peak, save)]

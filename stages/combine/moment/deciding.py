@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from schemas.problem import Problem
 from stages.combine.moment.draft import sequence_of
 from stages.combine.moment.intervals import Order
+from stages.combine.moment.limits import Limits
 from stages.combine.moment.matrix import SparseProgram
 from stages.combine.moment.program import Program, seconds_again, seconds_of_all
-from stages.combine.moment.solver import Limits, Solved, integral, relaxed
+from stages.combine.moment.solver import Solved, integral, relaxed
 from stages.combine.polish.views import Views
 from stages.replay.line import executions
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
+from schemas.engines import Engine
 from schemas.problem import Problem
 from schemas.strategies import STRATEGIES
 from stages.combine.bounds import least_peak
-from stages.combine.moment.solver import Limits
+from stages.combine.moment.limits import Limits
 from stages.combine.schedule.executions import runs
 from stages.combine.strategies.strategy import Candidate, TrainingStep
 from stages.combine.unrolled.frontier import Solution, fastest, nodes_of, worth
@@ -46,7 +48,7 @@ class CheckmateStrategy:
         problem = step.problem
         found = [(list(range(len(problem.nodes))), "captured order")]
         name, tasks, stages = _program(problem)
-        for solution in _solutions(problem, tasks, stages):
+        for solution in _solutions(problem, tasks, stages, step.engine):
             said = f"{name}, within {solution.peak} bytes, {worth(solution)}"
             found.append((nodes_of(solution.chosen), said))
         return [
@@ -67,20 +69,21 @@ def _program(problem: Problem) -> tuple[str, Tasks, list[ProgramStage]]:
 
 
 def _solutions(
-    problem: Problem, tasks: Tasks, stages: Sequence[ProgramStage]
+    problem: Problem, tasks: Tasks, stages: Sequence[ProgramStage], engine: Engine
 ) -> Iterator[Solution]:
     """Solutions of falling peaks, evenly spread, down to the first budget that has none. A program
     starts from making everything again, where that is within its budget."""
     highest = peak = _peak(problem, range(len(problem.nodes)))
     least = least_peak(problem)
     known = all_again(tasks, stages)
+    limits = replace(LIMITS, engine=engine)
     start = Solution(known, _peak(problem, nodes_of(known)), None, seconds_of(known), 0.0)
     for number in range(1, BUDGETS + 1):
         budget = min(highest - (highest - least) * number // BUDGETS, peak - 1)
         if budget < least:
             return
         fits = start if start.peak <= budget else None
-        solution = fastest(tasks, stages, budget, None, LIMITS, fits)
+        solution = fastest(tasks, stages, budget, None, limits, fits)
         if solution is None:
             return
         peak = _peak(problem, nodes_of(solution.chosen))

@@ -25,7 +25,7 @@ class HiRemate:
         assert step.hierarchy is not None
         problem = step.problem
         found = []
-        for plan in plans_of(problem, step.hierarchy):
+        for plan in plans_of(problem, step.hierarchy, engine=step.engine):
             ops = [problem.nodes[node].op for node in plan.sequence]
             found.append(Candidate(runs(problem, ops), [], plan.origin))
         return found

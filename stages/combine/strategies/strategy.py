@@ -9,6 +9,7 @@ from typing import Protocol
 
 from schemas.actions import Action, Run
 from schemas.blocks import Blocks
+from schemas.engines import HIGHS, Engine
 from schemas.graph import Graph
 from schemas.hierarchy import Hierarchy
 from schemas.link import HostLink
@@ -24,7 +25,8 @@ from stages.combine.chain.ways import Ways
 class TrainingStep:
     """A training step as strategies see it: the condensed graph, its blocks, the options of each
     distinct block by digest, and its hierarchy of clusters. Where plans may take a link to another
-    memory, the link and the graph itself, for the values that may take it."""
+    memory, the link and the graph itself, for the values that may take it. The `engine` solves the
+    integer programs that a strategy writes of the whole step."""
 
     problem: Problem
     blocks: Blocks
@@ -32,6 +34,7 @@ class TrainingStep:
     hierarchy: Hierarchy | None = None
     link: HostLink | None = None
     graph: Graph | None = None
+    engine: Engine = HIGHS
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,10 @@ from schemas.link import HostLink
 from schemas.problem import Problem
 from stages.combine.moment.deciding import GAIN, MOMENTS, WIDE, WORK, Moments
 from stages.combine.moment.draft import sequence_of
+from stages.combine.moment.limits import Limits
 from stages.combine.moment.matrix import SparseProgram
 from stages.combine.moment.program import Program, seconds_of_all
-from stages.combine.moment.solver import Limits, integral
+from stages.combine.moment.solver import integral
 from stages.combine.transfers.bound import least_seconds_linked
 from stages.combine.transfers.priced import Maker, Priced, parted, priced
 from stages.combine.transfers.program import LinkedProgram

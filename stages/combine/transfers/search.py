@@ -18,8 +18,10 @@ from itertools import accumulate
 
 from schemas.actions import Action
 from schemas.costs import Costs
+from schemas.engines import HIGHS, Engine
 from schemas.link import HostLink
 from schemas.problem import Problem
+from stages.combine.moment.limits import Limits
 from stages.combine.polish.polisher import Polisher, grid
 from stages.combine.transfers.deciding import LinkedMoments
 from stages.combine.transfers.moving import Mover
@@ -71,13 +73,20 @@ ASKED = Effort((1.0, 0.7, 0.4), 4, 5, 2, 400, 12, 1600)
 
 class Linker:
     """Plans of one problem over one link; `leaving` are the storages that may leave, with the
-    values by which they do, as late as they can, or `early` (`Placer`)."""
+    values by which they do, as late as they can, or `early` (`Placer`). The `engine` solves the
+    programs that starts come from."""
 
     def __init__(
-        self, problem: Problem, link: HostLink, leaving: Mapping[int, int], early: bool = False
+        self,
+        problem: Problem,
+        link: HostLink,
+        leaving: Mapping[int, int],
+        early: bool = False,
+        engine: Engine = HIGHS,
     ) -> None:
         self.problem = problem
         self.placer = Placer(problem, link, leaving, early)
+        self.limits = Limits(engine=engine)
         self.idle = link.bandwidth == 0 or not leaving
         self.makers = makers(problem, leaving)
         self.ends = list(accumulate(maker.size for maker in self.makers))
@@ -92,7 +101,8 @@ class Linker:
     @cached_property
     def moments(self) -> LinkedMoments:
         """The programs with the link."""
-        return LinkedMoments(self.problem, self.placer.link, self.placer.leaving)
+        placer = self.placer
+        return LinkedMoments(self.problem, placer.link, placer.leaving, self.limits)
 
     def plan(
         self,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stages.combine.moment.solver import Limits, integral
+from stages.combine.moment.limits import Limits
+from stages.combine.moment.solver import integral
 from stages.combine.unrolled.program import Chosen, Unrolled
 from stages.combine.unrolled.tasks import Tasks
 from stages.replay.unrolling import ProgramStage

@@ -103,6 +103,12 @@ def test_without_memory() -> None:
     assert all(isinstance(parameter, FakeTensor) for parameter in built.model.parameters())
 
 
+def test_copies_of_layers_are_of_the_same_mode() -> None:
+    built = build("data.zoo_graphs:transformer", {"layers": 2, "width": 8}, fake=True)
+    modes = {id(getattr(weight, "fake_mode", None)) for weight in built.model.parameters()}
+    assert modes == {id(built.fake_mode)}
+
+
 def test_conversions_work_without_memory_and_keep_ties() -> None:
     before = nn.Module._apply
     built = build(f"{HERE}:converted", {}, fake=True)

@@ -78,6 +78,7 @@ def test_ops_with_a_domain_are_measured(name: str, tmp_path: Path) -> None:
 
 LARGER: dict[str, Callable[[Tensor], Tensor]] = {
     "mean": lambda y: functional.binary_cross_entropy(y.sigmoid(), torch.full_like(y, 0.5)),
+    "window": lambda y: y * torch.hann_window(6),
     "columns": lambda y: functional.unfold(y.view(1, 1, 4, 6), 2),
     "maxima": lambda y: functional.embedding_bag(
         torch.tensor([[1, 2, 3], [0, 1, 2]]), y, mode="max"
@@ -104,6 +105,14 @@ def test_a_storage_of_another_size_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(
         ModelError, match=r"tanh\.default\) of model, at .*leaves 96 bytes .* 104 were foretold"
     ):
+        costs_of(graph, tmp_path)
+
+
+def test_what_is_made_of_nothing_can_be_a_buffer(tmp_path: Path) -> None:
+    graph = traced(lambda y: y * torch.arange(6))
+    op = next(op for op in graph.ops if op.target.startswith("aten.arange."))
+    graph.storages[graph.values[op.outputs[0]].storage] += 8
+    with pytest.raises(ModelError, match="make what it gives once and register it as a buffer"):
         costs_of(graph, tmp_path)
 
 

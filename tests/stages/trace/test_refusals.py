@@ -116,6 +116,25 @@ def changes_its_input(m: Any, x: Tensor) -> Tensor:
     return m(x)
 
 
+def goes_another_way_compiled(m: Any, x: Tensor) -> Tensor:
+    mask: Any = None if torch.compiler.is_compiling() else [2.0]
+    return m(x) * mask[0]
+
+
+def looks_up_a_class(m: Any, x: Tensor) -> Tensor:
+    y = m(x)
+    if type(y) is not Tensor:
+        raise KeyError(f"no backend takes {type(y)}")
+    return y
+
+
+def groups_products(m: Any, x: Tensor) -> Tensor:
+    y = m(x)
+    if torch.compiler.is_compiling():
+        raise RuntimeError("Expected inputs of BF16 type but got mat_a.dtype=torch.float32.")
+    return y
+
+
 class Model(nn.Module):
     """A linear layer and what `does` does with it."""
 
@@ -137,7 +156,18 @@ SENTENCES: list[tuple[Callable[[Any, Tensor], Any], str]] = [
     (distribution, "the model's output holds a Normal, which a plan cannot take apart: use"),
     (own_list, "the model's output holds a Texts, which a plan cannot take apart: use"),
     (fills_a_table, r"the forward changes \(3, 'x'\) in the global TABLES"),
-    (keeps_a_tensor, "the forward changes the global KEPT at .*test_refusals"),
+    (
+        keeps_a_tensor,
+        r"the forward changes the global KEPT at .*test_refusals.*; return the tensors that it "
+        "puts there, or put them into a list of its own",
+    ),
+    (
+        goes_another_way_compiled,
+        r"TypeError: 'NoneType' .*; at .*test_refusals\.py:\d+ it asks whether it is compiled, .* "
+        "such as a mask: give it that",
+    ),
+    (looks_up_a_class, "by the exact class of a tensor, .*: name the choice in the call"),
+    (groups_products, r"in bfloat16 alone: cast the model to it, or .*\(\"batched_mm\"\)"),
     (keeps_a_gradient, "KEPT"),
     (counts_in_a_part_of_a_tensor, r"is no buffer, .*: register it as a buffer"),
     (adds_to_a_tensor, r"is no buffer, .*: register it as a buffer"),

@@ -17,7 +17,7 @@ from stages.combine.clusters.options import Grid, Options, figures_of, selected,
 from stages.combine.clusters.plans import ClusterPlan, plans_of
 from stages.combine.clusters.treewidth import by_treewidth
 from stages.combine.clusters.ways import Option
-from stages.combine.moment.solver import Limits
+from stages.combine.moment.limits import Limits
 from stages.combine.schedule.opening import Opener
 from stages.partition.facts import Facts
 from stages.partition.hierarchy.flow import Limits as Sizes

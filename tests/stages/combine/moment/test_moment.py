@@ -12,8 +12,9 @@ from schemas.problem import Node, Problem
 from stages.combine.bounds import least_peak
 from stages.combine.moment.deciding import Moments
 from stages.combine.moment.intervals import Order
+from stages.combine.moment.limits import Limits
 from stages.combine.moment.program import Program, seconds_of_all
-from stages.combine.moment.solver import Limits, dual_bound, integral, relaxed
+from stages.combine.moment.solver import dual_bound, integral, relaxed
 from stages.combine.polish.polisher import Polisher
 from tests.stages.combine.moment.brute import TooLargeError, optimum
 from tests.stages.combine.polish.test_optimum import chain

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.problem import Node, Problem, Reuse
-from stages.combine.moment.solver import Limits
+from stages.combine.moment.limits import Limits
 from stages.combine.strategies.checkmate import LARGEST, STRATEGY
 from stages.combine.strategies.strategy import TrainingStep
 from stages.combine.unrolled.frontier import Solution, fastest, nodes_of, worth

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 
 from schemas.problem import Problem
-from stages.combine.moment.solver import Limits
+from stages.combine.moment.limits import Limits
 from stages.combine.strategies.checkmate import STRATEGY
 from stages.combine.strategies.strategy import TrainingStep
 from stages.combine.unrolled.frontier import Solution, fastest, nodes_of

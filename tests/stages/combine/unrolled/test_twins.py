@@ -1,5 +1,5 @@
-"""The two programs of a step that is unrolled, of blocks for any engine and of tasks for HiGHS
-alone, have one optimum."""
+"""The two programs of a step that is unrolled, of blocks through PuLP and of tasks as arrays, have
+one optimum."""
 
 from __future__ import annotations
 
