@@ -21,7 +21,7 @@ from typing import IO
 
 import torch
 
-from .slow import Reach, Ticket, Work, check_span
+from .slow import Access, Ticket, Work, check_span
 
 FOLDER = "TIGHTFIT_DISK"
 """The environment variable that names the folder, else that of temporary files."""
@@ -73,7 +73,7 @@ class Disk:
         self.moving.add(ticket)
         return ticket
 
-    def reach(self) -> Reach:
+    def reach(self) -> Access:
         """See `Slow.reach`."""
         return _Reach(self.file.fileno(), self.size)
 
@@ -205,19 +205,19 @@ def _check_whole(file: int, end: int) -> None:
 
 
 class _Reach:
-    """A file of `size` bytes for what computes beside it; see `Reach`."""
+    """A file of `size` bytes for what computes beside it; see `Access`."""
 
     def __init__(self, file: int, size: int) -> None:
         self.file = file
         self.size = size
 
     def read(self, buffer: torch.Tensor, offset: int) -> torch.Tensor:
-        """See `Reach.read`."""
+        """See `Access.read`."""
         self._move(_read, buffer, offset)
         return buffer
 
     def write(self, tensor: torch.Tensor, offset: int) -> None:
-        """See `Reach.write`."""
+        """See `Access.write`."""
         self._move(_write, tensor, offset)
 
     def _move(
@@ -230,7 +230,7 @@ class _Reach:
 
 
 def _work(
-    earlier: list[Future[tuple[float, float]]], work: Work, reach: Reach
+    earlier: list[Future[tuple[float, float]]], work: Work, reach: Access
 ) -> tuple[float, float]:
     """Does a work, and says when it began and ended."""
     for done in earlier:

@@ -15,7 +15,7 @@ import torch
 
 from .home import Home
 from .pieces import Piece, flat
-from .slow import Reach, Ticket, Work
+from .slow import Access, Ticket, Work
 from .spans import Span
 from .updating import Updates, shadow_of
 
@@ -91,7 +91,7 @@ class Bench:
         stored = any(piece in updates.ring.stored for piece in updates.pieces[number])
         place = updates.groups[number]
 
-        def work(reach: Reach) -> None:
+        def work(reach: Access) -> None:
             self.shadows[place].param_groups[0].update(settings)
             scalars: dict[str, Any] = {}
             with torch.no_grad():
@@ -106,7 +106,7 @@ class Bench:
         """The work that adds the gradient of a microbatch to the sum of earlier ones, of which it
         may be the `first`."""
 
-        def work(reach: Reach) -> None:
+        def work(reach: Access) -> None:
             with torch.no_grad():
                 for part in self.parts[number]:
                     whole = self._whole(reach, part, gradient, None if first else earlier)
@@ -115,7 +115,7 @@ class Bench:
         return work
 
     def _whole(
-        self, reach: Reach, part: Stretch, gradient: int | None, earlier: int | None
+        self, reach: Access, part: Stretch, gradient: int | None, earlier: int | None
     ) -> torch.Tensor:
         """The bytes of a part of a gradient, with what was added up before it."""
         added = None
@@ -131,7 +131,7 @@ class Bench:
         return found
 
     def _part(
-        self, reach: Reach, part: Stretch, parameter: int, gradient: torch.Tensor, stored: bool
+        self, reach: Access, part: Stretch, parameter: int, gradient: torch.Tensor, stored: bool
     ) -> dict[str, Any]:
         """Updates a part; returns the states of it that are numbers."""
         updates, dtype = self.updates, self._dtype(part)

@@ -20,7 +20,7 @@ class Ticket:
         self.tensor: torch.Tensor | None = tensor
 
 
-class Reach(Protocol):
+class Access(Protocol):
     """The bytes of such a memory for what computes beside it."""
 
     def read(self, buffer: torch.Tensor, offset: int) -> torch.Tensor:
@@ -31,7 +31,7 @@ class Reach(Protocol):
         """Puts a tensor's bytes to `offset`, unless that is where they are."""
 
 
-Work = Callable[[Reach], None]
+Work = Callable[[Access], None]
 """What is computed beside such a memory."""
 
 
@@ -55,7 +55,7 @@ class Slow(Protocol):
         """Computes beside the memory, on a thread of its own, once the tickets `after` are through:
         one work after the other, in the order of issue."""
 
-    def reach(self) -> Reach:
+    def reach(self) -> Access:
         """What such work is given."""
 
     def wait(self, ticket: Ticket) -> None:

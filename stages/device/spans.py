@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .slow import Reach, Slow, Ticket, Work, check_span
+from .slow import Access, Slow, Ticket, Work, check_span
 
 
 class Span:
@@ -44,7 +44,7 @@ class Span:
         is."""
         return self.memory.beside(work, *after)
 
-    def reach(self) -> Reach:
+    def reach(self) -> Access:
         """See `Slow.reach`."""
         return self.memory.reach()
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .slow import Reach, Ticket, Work, check_span
+from .slow import Access, Ticket, Work, check_span
 
 _ALIGNED = 64
 
@@ -45,7 +45,7 @@ class Host:
         self.moving.add(ticket)
         return ticket
 
-    def reach(self) -> Reach:
+    def reach(self) -> Access:
         """See `Slow.reach`."""
         return _Reach(self.bytes)
 
@@ -124,18 +124,18 @@ def _moment(stream: torch.cuda.Stream) -> torch.cuda.Event:
 
 
 class _Reach:
-    """The host's memory for what computes beside it; see `Reach`."""
+    """The host's memory for what computes beside it; see `Access`."""
 
     def __init__(self, whole: torch.Tensor) -> None:
         self.whole = whole
 
     def read(self, buffer: torch.Tensor, offset: int) -> torch.Tensor:
-        """See `Reach.read`; what begins at an odd place comes in the buffer."""
+        """See `Access.read`; what begins at an odd place comes in the buffer."""
         here = self._here(buffer, offset)
         return buffer.copy_(here) if offset % _ALIGNED else here
 
     def write(self, tensor: torch.Tensor, offset: int) -> None:
-        """See `Reach.write`."""
+        """See `Access.write`."""
         here = self._here(tensor, offset)
         if here.data_ptr() != tensor.data_ptr():
             here.copy_(tensor)
@@ -145,7 +145,7 @@ class _Reach:
         return self.whole[offset : offset + size]
 
 
-def _work(earlier: list[Any], work: Work, reach: Reach) -> None:
+def _work(earlier: list[Any], work: Work, reach: Access) -> None:
     for done in earlier:
         if isinstance(done, Future):
             done.result()

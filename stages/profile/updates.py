@@ -17,7 +17,7 @@ from stages.device.lane import PART_BYTES, Bench
 from stages.device.memories import slow_memory
 from stages.device.meter import measure, session, time_calls
 from stages.device.optimiser import PIECE_BYTES
-from stages.device.slow import Reach, Slow, Ticket, Work
+from stages.device.slow import Access, Slow, Ticket, Work
 from stages.device.spans import Span
 from stages.device.updating import Updates, settings_of
 
@@ -41,7 +41,7 @@ class _Nowhere:
     def beside(self, work: Work, *after: Ticket) -> Ticket:
         return Ticket(None, None)
 
-    def reach(self) -> Reach:
+    def reach(self) -> Access:
         raise AssertionError("there are no bytes")
 
     def wait(self, ticket: Ticket) -> None:
