@@ -93,7 +93,7 @@ def alike(one: Any, other: Any) -> bool:
     return torch.equal(one, other) if isinstance(one, Tensor) else bool(one == other)
 
 
-@pytest.mark.parametrize(("kind", "budget"), [(adamw, "min"), (momentum, 90_000), (adam, "100%")])
+@pytest.mark.parametrize(("kind", "budget"), [(adamw, "min"), (momentum, 90_000), (adam, 130_000)])
 def test_three_steps_are_those_of_torch_in_the_bytes_predicted(
     kind: Any, budget: Any, store: Path
 ) -> None:
@@ -109,7 +109,7 @@ def test_three_steps_are_those_of_torch_in_the_bytes_predicted(
     optimizer: Any = made.optimizer
     assert made.whole is not None and made.whole.remote > 20_000
     assert made.budget_total is not None and made.whole.total <= made.budget_total
-    assert budget != "min" or made.budget_total < 86_000
+    assert budget != "min" or made.budget_total < 90_000
     output = value = None
     schedules = [torch.optim.lr_scheduler.StepLR(o, 1, 0.5) for o in (expected, optimizer)]
     for number in range(3):
