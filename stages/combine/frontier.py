@@ -106,8 +106,8 @@ def _linked(played: _Played, points: Sequence[Point], workers: int) -> Iterator[
     if subject.link is None or not plain:
         return
     problem, early = subject.problem, frees_early(subject.costs)
-    given = leaving(subject.graph, problem)
-    linker = Linker(problem, subject.link, given, early, subject.engine)
+    values = leaving(subject.graph, problem)
+    linker = Linker(problem, subject.link, values, early, subject.engine)
     positions = played.opener.positions
 
     def source(budget: int) -> Point:

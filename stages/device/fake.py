@@ -19,7 +19,8 @@ def without_memory() -> Iterator[FakeTensorMode]:
     refuse; within this mode they put new parameters in the old ones' places, tied ones together.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    mode.__deepcopy__ = lambda _: mode  # copies of tensors are of this mode, too
+    # Copies of tensors are of this mode, too.
+    mode.__deepcopy__ = lambda _: mode  # type: ignore[attr-defined]
     original = nn.Module._apply
     nn.Module._apply = _converter()  # type: ignore[method-assign]
     try:
