@@ -84,8 +84,8 @@ def test_what_is_wrong_with_a_step_is_told(
     inside: Any = sys.modules[f"{package.__name__}.updating"]
     update = inside.Updates.update
 
-    def wrong(self: Any, number: int, group: dict[str, Any]) -> None:
-        update(self, number, {**group, "eps": 1e-7})
+    def wrong(self: Any, number: int, group: dict[str, Any], arriving: bool = False) -> None:
+        update(self, number, {**group, "eps": 1e-7}, arriving)
 
     monkeypatch.setattr(inside.Updates, "update", wrong)
     assert main(["validate", *words, "--out", out, "--pairs", "0"]) == 0
