@@ -44,7 +44,7 @@ def test_three_steps_are_compared_and_nothing_changes(planned: Any) -> None:
 def test_an_update_that_is_wrong_is_told(planned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     update = Updates.update
 
-    def wrong(self: Updates, number: int, group: dict[str, Any]) -> None:
+    def wrong(self: Updates, number: int, group: dict[str, Any], arriving: bool = False) -> None:
         update(self, number, {**group, "eps": 1e-7} if number == 2 else group)
 
     monkeypatch.setattr(Updates, "update", wrong)
