@@ -180,12 +180,15 @@ class Search:
         for _ in range(TRIES):
             self.lacking = 0
             found = self.look(choice)
-            if found is not None or not self.lacking:
+            if found is not None:
                 return found
+            if not self.lacking:
+                break
             self.closest_bytes = self.closest_bytes or self.task.budget + self.lacking
             less = choice.activations - (self.lacking + 1) / max(self.task.room, 1)
             choice = replace(choice, activations=less)
-        return None
+        least, room = self.view(True).least.peak, self.task.room - self.view(True).always
+        return self.look(replace(choice, activations=(least + 1) / room)) if least < room else None
 
     def look(self, choice: Choice) -> Found | None:
         """The plan of a choice, None where there is none."""

@@ -100,4 +100,5 @@ def test_a_share_and_the_least_are_budgets(given: list[str], tmp_path: Path) -> 
     totals = [plan.budget_total or 0 for plan in plans]
     assert totals == sorted(totals) and totals[2] == plans[2].keep_all_total
     assert plans[0].time >= plans[1].time >= plans[2].time  # type: ignore[operator]
+    assert main([*given, "--budget", str(totals[0] + 1000)]) == 0
     assert main([*given, "--budget", str(totals[0] * 9 // 10)]) == 1
