@@ -6,7 +6,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from schemas.errors import ConfigError
+from schemas.errors import ArtifactError, ConfigError
 from schemas.measured_link import MeasuredLink, read_link, write_link
 from schemas.store import read_json, write_json
 from stages.device.devices import device_named
@@ -36,7 +36,10 @@ def kept_link(
     path = _path(store, device, folder)
     with open_library(store, describe_device(device)):
         if path.exists() and not again:
-            return read_link(path)
+            try:
+                return read_link(path)
+            except ArtifactError as error:
+                raise ArtifactError(f"{error}; remove it, and the link is measured anew") from error
         try:
             found = measured(device, folder, KEPT_SIZE if size is None else size)
         except (RuntimeError, OSError) as error:
@@ -68,4 +71,4 @@ def _path(store: Path | str, device: str, folder: str | os.PathLike[str] | None)
     on_cpu = device_named(device).type == "cpu"
     place = str(Path(folder_of(folder)).resolve()) if on_cpu else ""
     name = f"{device_digest(describe_device(device))}.{hashlib.sha256(place.encode()).hexdigest()}"
-    return Path(store) / "profile" / f"{name[:49]}.link.json"
+    return Path(store) / "profile" / f"{name[:49]}.link-1.json"

@@ -129,9 +129,9 @@ def test_a_doctored_link_is_refused(
     changes: dict[str, Any], said: str, tmp_path: Path, measuring: list[str]
 ) -> None:
     kept_link(tmp_path, "cpu", tmp_path)
-    [path] = (tmp_path / "profile").glob("*.link.json")
+    [path] = (tmp_path / "profile").glob("*.link-1.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    with pytest.raises(ArtifactError, match=said):
+    with pytest.raises(ArtifactError, match=f"{said}.*; remove it, and the link is measured anew"):
         kept_link(tmp_path, "cpu", tmp_path)
 
 
