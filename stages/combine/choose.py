@@ -55,7 +55,6 @@ def choose(
     costs are of settings of CUDA's allocator that are not followed, ArtifactError when the frontier
     does not say what its plans replay to.
     """
-    problem = problem if frontier.link is None else problem.plain
     in_all = InAll.of_step(graph, costs, problem, frontier.link)
     elsewhere = total is not None
     if total is None and budget != NO_BUDGET:
@@ -218,7 +217,11 @@ def _within(
     if budget is not None:
         least, starts = proven.seconds, proven.sequences
         point = refined(player, frontier, budget, starts, least=least, engine=engine)
-    return point, _Limit(simple, proven if link is None else _linked(player, link, asked, engine))
+    if link is None:
+        return point, _Limit(simple, proven)
+    # The programs with a link know one form of a further run.
+    closer = None if problem.alternatives else _linked(player, link, asked, engine)
+    return point, _Limit(simple, closer)
 
 
 def _linked(player: Player, link: HostLink, budget: int, engine: Engine) -> Proven:

@@ -105,16 +105,15 @@ def _linked(played: _Played, points: Sequence[Point], workers: int) -> Iterator[
     subject = played.subject
     if subject.link is None or not plain:
         return
-    problem, early = subject.problem, frees_early(subject.costs)
+    problem, early = subject.problem.plain, frees_early(subject.costs)
     values = leaving(subject.graph, problem)
     linker = Linker(problem, subject.link, values, early, subject.engine)
-    positions = played.opener.positions
 
     def source(budget: int) -> Point:
         return next((point for point in plain if point.peak <= budget), plain[-1])
 
     def start(budget: int) -> list[int]:
-        return [positions[op] for op in source(budget).executions]
+        return played.opener.plain_positions(source(budget).executions)
 
     highest = max(point.peak for point in plain)
 

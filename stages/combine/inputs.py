@@ -44,8 +44,7 @@ class Inputs:
         engine: Engine = HIGHS,
     ) -> Inputs:
         """Reads them; without options, hierarchy or machine only plans that take none can be made.
-        Raises ConfigError where a machine has no link to another memory. With a link no node has
-        alternatives."""
+        Raises ConfigError where a machine has no link to another memory."""
         traced, paid = read_graph(graph), read_costs(costs)
         chain = read_blocks(blocks)
         found = {} if options is None else read_options(options)
@@ -53,7 +52,6 @@ class Inputs:
         clusters = None if hierarchy is None else read_hierarchy(hierarchy)
         link = None if machine is None else link_of_step(machine, traced)
         problem = condense(traced, paid)
-        problem = problem if link is None else problem.plain
         step = TrainingStep(problem, chain, found, clusters, link, traced, engine)
         return cls(traced, read(graph, GRAPH).digest, paid, step)
 

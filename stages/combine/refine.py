@@ -138,10 +138,9 @@ def _linked(
 ) -> list[Point]:
     """What is found with transfers within a budget, from the best without and the points around,
     and from those with transfers that are `given`."""
-    problem, positions = player.opener.problem, player.opener.positions
-    early = frees_early(player.costs)
+    problem, early = player.opener.problem.plain, frees_early(player.costs)
     linker = Linker(problem, link, leaving(player.graph, problem), early, engine)
-    starts = [[positions[op] for op in point.executions] for point in (searched, *around)]
+    starts = [player.opener.plain_positions(point.executions) for point in (searched, *around)]
     placed = linker.plan(budget, starts, effort, [point.actions for point in given])
     if placed is None:
         return []

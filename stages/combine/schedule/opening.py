@@ -65,6 +65,10 @@ class Opener:
         """
         return self._opened(executions, {}, in_place, ceiling)
 
+    def plain_positions(self, executions: Sequence[int]) -> list[int]:
+        """The positions of the nodes that run, by ops or alternatives."""
+        return [self.problem.node_at(self.positions[op]) for op in executions]
+
     def opened(self, point: Point) -> list[Step]:
         """The schedule of a point of a frontier."""
         return self.of_actions(point.actions, point.in_place, point.ceiling)

@@ -27,7 +27,8 @@ class OffMate:
         assert step.link is not None and step.graph is not None
         if step.link.bandwidth == 0:
             return found
-        problem, values = step.problem, leaving(step.graph, step.problem)
+        problem = step.problem.plain
+        values = leaving(step.graph, problem)
         planner = OffmatePlanner(problem, step.blocks, step.options, step.link, values)
         for plan in planner.plans():
             actions = planner.placer.actions(plan.placed)

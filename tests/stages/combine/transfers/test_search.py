@@ -188,7 +188,7 @@ def both(made: Problem, link: HostLink) -> tuple[Frontier, Frontier, Graph, Cost
 
 
 @settings(deadline=None, max_examples=6)
-@given(problems(forward=4), LINKS)
+@given(problems(forward=4, alternatives=True), LINKS)
 def test_a_frontier_with_a_link_is_never_slower(made: Problem, link: HostLink) -> None:
     plain, linked, graph, costs, problem = both(made, link)
     for point in plain.points:
@@ -210,7 +210,7 @@ def costs_before(graph: Graph) -> list[int]:
 
 
 @settings(deadline=None, max_examples=5)
-@given(problems(forward=3))
+@given(problems(forward=3, alternatives=True))
 def test_a_link_without_bandwidth_changes_nothing(made: Problem) -> None:
     plain, linked, graph, costs, problem = both(made, HostLink(0.0, device="cpu"))
     assert replace(linked, link=None) == plain
