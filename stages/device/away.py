@@ -133,7 +133,7 @@ def away_class(owner: Owner) -> type[torch.nn.Parameter]:
         if own is None:
             return NotImplemented
         number = owner.number(own)
-        if own is args[0]:
+        if args and own is args[0]:
             found = _answer(owner, number, func, args, kwargs or {})
             if found is not NotImplemented:
                 return found

@@ -70,16 +70,9 @@ class Updates:
         """Updates a parameter by its gradient, if it has one, and drops that. One that is
         `arriving` in a backward is handed to the lane of the other memory where that updates it."""
         parameter = self._unmoved(number)
-        gradient = parameter.grad
+        gradient = self._gradient(number)
         if gradient is None:
             return
-        if gradient.layout != torch.strided:
-            raise RuntimeError(
-                f"a parameter of shape {tuple(parameter.shape)} has a sparse gradient, which the "
-                f"optimisers known here do not take in pieces: use the optimiser after the backward"
-            )
-        if gradient.stride() != parameter.stride():
-            gradient = self.layouts[number].empty().copy_(gradient)
         settings = settings_of(group)
         if arriving and self.lane is not None and self.lane.takes(number):
             self.lane.hand(number, gradient, settings)
@@ -93,12 +86,29 @@ class Updates:
         self.keep(number, scalars)
         parameter.grad = None
 
+    def _gradient(self, number: int) -> torch.Tensor | None:
+        """The gradient of a parameter, if it has one, whose elements lie as the parameter's do."""
+        parameter = self.parameters[number]
+        gradient = parameter.grad
+        if gradient is None:
+            return None
+        if gradient.layout != torch.strided:
+            raise RuntimeError(
+                f"a parameter of shape {tuple(parameter.shape)} has a sparse gradient, which the "
+                f"optimisers known here do not take in pieces: use the optimiser after the backward"
+            )
+        if gradient.stride() != parameter.stride():
+            return self.layouts[number].empty().copy_(gradient)
+        return gradient
+
     def wait(self, number: int) -> None:
         """Gradients add up: that of a parameter stays, or is added up where that lives."""
-        parameter = self.parameters[number]
-        if self.lane is not None and self.lane.adding(number) and parameter.grad is not None:
-            self.lane.hand(number, parameter.grad, {})
-            parameter.grad = None
+        if self.lane is None or not self.lane.adding(number):
+            return
+        gradient = self._gradient(number)
+        if gradient is not None:
+            self.lane.hand(number, gradient, {})
+            self.parameters[number].grad = None
 
     def states(self, number: int) -> dict[str, Any]:
         """The states of a parameter as its optimiser keeps them, tensors of their own."""

@@ -34,6 +34,7 @@ def test_what_goes_around_the_class_computes_with_nothing() -> None:
             lambda w: copy.deepcopy(w),
             lambda w: torch.from_dlpack(w),
             lambda w: np.asarray(w),
+            lambda w: nn.functional.linear(input=torch.ones(1), weight=w),
         ):
             with pytest.raises(RuntimeError, match=rf"{path}\.weight are in another memory: use"):
                 use(weight)
