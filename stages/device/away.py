@@ -102,6 +102,7 @@ _ASKED = frozenset(
 _SET = frozenset(
     ("requires_grad", "grad", "_grad", "_backward_hooks", "_post_accumulate_grad_hooks")
 )
+_GRADIENTS = ("grad", "_grad")
 _CALLED = frozenset(
     (
         *("size", "dim", "numel", "nelement", "ndimension", "get_device", "is_inference"),
@@ -182,7 +183,17 @@ def _answer(owner: Owner, number: int, func: Any, args: Sequence[Any], kwargs: A
         return NotImplemented
     typed = owner.typed(number) if name == "__set__" else contextlib.nullcontext()
     with typed, torch._C.DisableTorchFunctionSubclass():
-        return func(*args, **kwargs)
+        found = func(*args, **kwargs)
+    return _turned(args[0], found, layout) if asked in _GRADIENTS and name == "__get__" else found
+
+
+def _turned(parameter: Any, gradient: Any, layout: MemoryLayout) -> Any:
+    """A parameter's gradient, which lies as the parameter does where it is there: autograd, which
+    sees what stands in for it, makes one in the order of its dimensions."""
+    if gradient is None or gradient.layout != torch.strided or gradient.stride() == layout.strides:
+        return gradient
+    parameter.grad = layout.empty().copy_(gradient.detach())
+    return parameter.grad
 
 
 def _leaves(args: Any, kwargs: Any) -> list[Any]:

@@ -7,6 +7,7 @@ its temporaries beside these. A processor beside its host's memory computes wher
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -46,6 +47,19 @@ def stretches_of(pieces: Sequence[Piece], itemsize: int, most: int) -> list[Stre
             own = replace(piece, begin=begin, end=end, last=piece.last and end == piece.end)
             found.append(Stretch(own, begin * itemsize, (end - begin) * itemsize, places))
     return found
+
+
+def _flushes() -> bool:
+    """Whether the thread takes what is smaller than the least normal number for zero, which
+    `torch.set_flush_denormal` says of each thread."""
+    least = sys.float_info.min
+    return least / 2 == 0
+
+
+def _flush(flushes: bool) -> None:
+    """The thread does as another one, which asked `_flushes`."""
+    if _flushes() is not flushes:
+        torch.set_flush_denormal(flushes)
 
 
 class Bench:
@@ -89,9 +103,10 @@ class Bench:
         with the settings of its group."""
         updates = self.updates
         stored = any(piece in updates.ring.stored for piece in updates.pieces[number])
-        place = updates.groups[number]
+        place, flushes = updates.groups[number], _flushes()
 
         def work(reach: Access) -> None:
+            _flush(flushes)
             self.shadows[place].param_groups[0].update(settings)
             scalars: dict[str, Any] = {}
             with torch.no_grad():
@@ -105,8 +120,10 @@ class Bench:
     def add(self, number: int, gradient: int, earlier: int, first: bool) -> Work:
         """The work that adds the gradient of a microbatch to the sum of earlier ones, of which it
         may be the `first`."""
+        flushes = _flushes()
 
         def work(reach: Access) -> None:
+            _flush(flushes)
             with torch.no_grad():
                 for part in self.parts[number]:
                     whole = self._whole(reach, part, gradient, None if first else earlier)

@@ -37,7 +37,7 @@ def kept_link(
     with open_library(store, describe_device(device)):
         if path.exists() and not again:
             try:
-                return read_link(path)
+                return _own(path, device, folder)
             except ArtifactError as error:
                 raise ArtifactError(f"{error}; remove it, and the link is measured anew") from error
         try:
@@ -67,8 +67,23 @@ def write_machine(path: Path, device: str, link: MeasuredLink) -> None:
         write_json(path, made)
 
 
-def _path(store: Path | str, device: str, folder: str | os.PathLike[str] | None) -> Path:
+def _own(path: Path, device: str, folder: str | os.PathLike[str] | None) -> MeasuredLink:
+    """What a store has of a link; raises ArtifactError where it is one to another memory."""
+    found, place = read_link(path), _place(device, folder)
+    memory = "disk" if place else "host"
+    if (found.memory, found.folder) != (memory, place):
+        one, other = f"{found.memory} {found.folder}".strip(), f"{memory} {place}".strip()
+        raise ArtifactError(f"{path}: is the link to the {one}, not to the {other}")
+    return found
+
+
+def _place(device: str, folder: str | os.PathLike[str] | None) -> str:
+    """The folder of the disk that is a device's slow memory, "" where that is the host's."""
     on_cpu = device_named(device).type == "cpu"
-    place = str(Path(folder_of(folder)).resolve()) if on_cpu else ""
+    return str(Path(folder_of(folder)).resolve()) if on_cpu else ""
+
+
+def _path(store: Path | str, device: str, folder: str | os.PathLike[str] | None) -> Path:
+    place = _place(device, folder)
     name = f"{device_digest(describe_device(device))}.{hashlib.sha256(place.encode()).hexdigest()}"
     return Path(store) / "profile" / f"{name[:49]}.link-1.json"

@@ -70,3 +70,13 @@ def test_what_goes_around_the_class_computes_with_nothing() -> None:
     home.close()
     torch.utils.swap_tensors(module[0].bias, nn.Parameter(torch.zeros(40)))
     assert module[0].bias.eq(0).all()  # type: ignore[operator]
+
+
+def test_a_gradient_lies_as_its_parameter_does_where_it_is_there() -> None:
+    module = nn.ParameterList([torch.arange(12.0).view(3, 4).t()])
+    home = home_of(module)
+    module[0].grad = torch.arange(12.0).view(4, 3)
+    found = module[0].grad
+    assert found is not None and found.stride() == (1, 4)
+    assert found is module[0].grad and torch.equal(found, torch.arange(12.0).view(4, 3))
+    home.close()

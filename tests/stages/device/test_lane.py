@@ -293,6 +293,24 @@ def test_what_is_done_with_a_gradient_comes_after_its_transfer(adding: bool) -> 
     found.close()
 
 
+def test_the_lane_takes_tiny_numbers_for_zero_where_its_caller_does() -> None:
+    own = nn.Linear(9, 33, bias=False)
+    home, found = lodged(own, torch.optim.SGD(own.parameters(), lr=1.0))
+    run(home, found, list(gradients_of(own, 0)), True)
+    found.step()
+    tiny = torch.full((33, 9), 1e-39)
+    for flushes in (True, False):
+        home.write(0, torch.zeros(33, 9))
+        assert torch.set_flush_denormal(flushes)
+        try:
+            run(home, found, [tiny], True)
+            found.step()
+        finally:
+            torch.set_flush_denormal(False)
+        assert home.read(0).eq(0).all() == flushes
+    found.close()
+
+
 def test_gradients_that_lie_otherwise_than_their_parameters_add_up() -> None:
     plain, own = (nn.ParameterList([torch.arange(12.0).view(3, 4).t()]) for _ in range(2))
     expected = torch.optim.AdamW(plain.parameters())

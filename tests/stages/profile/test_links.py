@@ -123,6 +123,8 @@ def test_the_machine_of_a_kept_link_is_the_same_file_each_time(
         ({"room": 10**400}, "room is none"),
         ({"memory": "tape"}, "does not say which memory"),
         ({"folder": None}, "does not say which memory"),
+        ({"memory": "host", "folder": ""}, "is the link to the host, not to the disk /"),
+        ({"folder": "/nowhere"}, "is the link to the disk /nowhere, not to the disk /"),
     ],
 )
 def test_a_doctored_link_is_refused(
