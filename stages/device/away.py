@@ -85,6 +85,9 @@ class Owner(Protocol):
     def refusal(self, number: int) -> str:
         """Why its values are not to be had, in a sentence."""
 
+    def check_gradient(self, number: int) -> None:
+        """Raises RuntimeError where its gradient is in another memory, too."""
+
     def served(self, name: str, args: Sequence[Any]) -> Any:
         """What a method gives while a `state_dict` is read or written, else NotImplemented."""
 
@@ -159,6 +162,8 @@ def _answer(owner: Owner, number: int, func: Any, args: Sequence[Any], kwargs: A
     name = getattr(func, "__name__", "")
     asked = getattr(getattr(func, "__self__", None), "__name__", "")
     layout = owner.layout(number)
+    if asked in _GRADIENTS:
+        owner.check_gradient(number)
     if name == "__set__":
         allowed = asked in _SET
     elif name == "__get__":

@@ -71,6 +71,7 @@ class Home:
         self.open = 0
         self.closed = False
         self.serving = False
+        self.giving = False
         self.kind = away_class(self)
         try:
             for number in range(len(self.parameters)):
@@ -109,6 +110,17 @@ class Home:
             f"optimizer.gathered(), which takes the bytes of all parameters, or train by the "
             f"planned module"
         )
+
+    def check_gradient(self, number: int) -> None:
+        """See `Owner.check_gradient`."""
+        if self.lane is not None and self.visit is None and not self.giving:
+            self.lane.check_gradient(number)
+
+    def give(self, number: int, gradient: torch.Tensor) -> None:
+        """A parameter has a gradient, beside what adds up in the memory."""
+        self.giving = True
+        self.parameters[number].grad = gradient
+        self.giving = False
 
     def served(self, name: str, args: Sequence[Any]) -> Any:
         """See `Owner.served`."""

@@ -287,7 +287,7 @@ class Lane:
             if n not in self.gradients:
                 self.gradients[n] = self._sent(n, place)
         for n in list(self.gradients):
-            self.home.parameters[n].grad = self.gradients.pop(n)
+            self.home.give(n, self.gradients.pop(n))
             self.home.untake(self.numbers[n])
         self.places.clear()
         self.sent.clear()
@@ -299,6 +299,14 @@ class Lane:
         copies = self.home.copies
         copies.wait(copies.read(flat(made).view(torch.uint8), place))
         return made
+
+    def check_gradient(self, n: int) -> None:
+        """Raises RuntimeError where what a parameter's gradient would be adds up here."""
+        if n in self.summed:
+            raise RuntimeError(
+                f"the gradient of {self.home.paths[n]} adds up in another memory: run the last "
+                f"backward of the step, or drop it by optimizer.zero_grad()"
+            )
 
     def forget(self) -> None:
         """What microbatches have added up is no more."""

@@ -180,14 +180,18 @@ class _InBackward(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As that of every optimiser; refused where a backward has taken gradients already."""
+        lane = self._updates.lane
+        if lane is not None:
+            # What a backward that was interrupted has not come to is a gradient again.
+            lane.settle()
         if self._taken:
             raise RuntimeError(
                 "zero_grad() comes before optimizer.step(), and the backward has updated the "
                 "parameters already: call it after the step"
             )
+        if lane is not None:
+            lane.forget()
         super().zero_grad(set_to_none)
-        if self._updates.lane is not None:
-            self._updates.lane.forget()
 
     def state_dict(self) -> Any:
         """As that of the class, with tensors of their own."""

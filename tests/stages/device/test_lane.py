@@ -311,20 +311,6 @@ def test_the_lane_takes_tiny_numbers_for_zero_where_its_caller_does() -> None:
     found.close()
 
 
-def test_gradients_that_lie_otherwise_than_their_parameters_add_up() -> None:
-    plain, own = (nn.ParameterList([torch.arange(12.0).view(3, 4).t()]) for _ in range(2))
-    expected = torch.optim.AdamW(plain.parameters())
-    home, found = lodged(own, torch.optim.AdamW(own.parameters()), sums=True)
-    gradients = [gradients_of(plain, number) for number in range(3)]
-    assert gradients[0][0].stride() != plain[0].stride()
-    for number, each in enumerate(gradients):
-        run(home, found, list(each), number == 2)
-    found.step()
-    plain_step(plain, expected, [list(each) for each in gradients])
-    found.close()
-    assert torch.equal(own[0], plain[0])
-
-
 @pytest.mark.cuda
 @pytest.mark.parametrize("parts", [1, 2])
 def test_the_host_of_a_gpu_updates_as_torch_optim_does_on_a_cpu(parts: int) -> None:
