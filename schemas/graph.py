@@ -265,7 +265,9 @@ def check_graph(graph: Graph, where: str) -> None:
     checks.ops()
     checks.interface()
     for op in graph.alternatives:
-        checks.arguments(op, f"op {op.id} ({op.target})")
+        what = f"op {op.id} ({op.target})"
+        checks.require(op.target != LOSS_TARGET, f"{what} is in the wrong phase")
+        checks.arguments(op, what)
     check_alternatives(graph, where)
 
 
