@@ -345,6 +345,7 @@ class _GraphCheck:
         )
 
     def arguments(self, op: Op, what: str) -> None:
+        self.require(all(op.target.partition(".")), f"{what} names no operator")
         call = read_arguments(op.arguments)
         self.require(call is not None, f"{what} has arguments that are not JSON of args and kwargs")
         args, kwargs = cast(Arguments, call)

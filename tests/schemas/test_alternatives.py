@@ -50,6 +50,7 @@ def test_a_graph_without_them_says_nothing_of_them(tmp_path: Path) -> None:
         ({"outputs": [77]}, "does not make what one op makes"),
         ({"outputs": [3]}, "which has no other forms"),
         ({"outputs": GRAPH_OF.alternatives[0].outputs * 2}, "makes a part of a storage"),
+        ({"target": "op"}, "names no operator"),
         ({"target": LOSS_TARGET}, "is in the wrong phase"),
         ({"phase": "backward"}, "does more than make values"),
         ({"in_place": [0]}, "does more than make values"),
