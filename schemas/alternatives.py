@@ -78,7 +78,8 @@ def _amiss(graph: Graph, op: Op, index: int, makers: Mapping[int, Op]) -> str:
     storage = [value.storage for value in graph.values]
     made = {storage[value] for value in op.outputs}
     whole = {value for value in origin.outputs if value >= 0 and storage[value] in made}
-    if whole != set(op.outputs) or not made.isdisjoint(storage[each] for each in origin.inputs):
+    read = {storage[value] for value in origin.inputs}
+    if sorted(op.outputs) != sorted(whole) or made & read:
         return "makes a part of a storage"
     fixed = graph.fixed_storages()
     for value in op.inputs:

@@ -265,7 +265,9 @@ def check_graph(graph: Graph, where: str) -> None:
     checks.ops()
     checks.interface()
     for op in graph.alternatives:
-        checks.arguments(op, f"op {op.id} ({op.target})")
+        what = f"op {op.id} ({op.target})"
+        checks.require(op.target != LOSS_TARGET, f"{what} is in the wrong phase")
+        checks.arguments(op, what)
     check_alternatives(graph, where)
 
 
@@ -343,6 +345,7 @@ class _GraphCheck:
         )
 
     def arguments(self, op: Op, what: str) -> None:
+        self.require(all(op.target.partition(".")), f"{what} names no operator")
         call = read_arguments(op.arguments)
         self.require(call is not None, f"{what} has arguments that are not JSON of args and kwargs")
         args, kwargs = cast(Arguments, call)

@@ -13,7 +13,7 @@ from schemas.budget import NO_BUDGET, parse_budget
 from schemas.config import BESIDE
 from schemas.costs import Costs, read_costs
 from schemas.errors import TightfitError
-from schemas.frontier import read_frontier
+from schemas.frontier import Frontier, read_frontier
 from schemas.graph import Graph, is_fused, read_graph
 from schemas.groups import run_groups
 from schemas.measurement import read_measurement
@@ -168,11 +168,20 @@ def _kernels(files: PlanFiles) -> Iterator[str]:
     if plan.budget != NO_BUDGET and not beside and _is_worse(plan, rival):
         yield f"{files.path}: is worse than the plan of {rival.kernels} kernels that it names"
     if files.rival is not None and plan.gpu is None:
-        other = cached(read_frontier, files.rival)
-        total = plan.fixed.there_before + other.keep_all_peak
-        if rival.keep_all_total != total:
-            said = f"takes {total} bytes, not {rival.keep_all_total}"
-            yield f"{files.path}: keeping everything with {rival.kernels} kernels {said}"
+        yield from _rival(files.path, plan, rival, cached(read_frontier, files.rival))
+
+
+def _rival(path: Path, plan: Plan, rival: Rival, frontier: Frontier) -> Iterator[str]:
+    """What a plan says of the other kernels is what their frontier says, or better."""
+    total = plan.fixed.there_before + frontier.keep_all_peak
+    if rival.keep_all_total != total:
+        said = f"takes {total} bytes, not {rival.keep_all_total}"
+        yield f"{path}: keeping everything with {rival.kernels} kernels {said}"
+    budget = frontier.points[0].peak if plan.budget_bytes is None else plan.budget_bytes
+    chosen = frontier.within(budget)
+    if chosen is not None and (rival.time is None or rival.time > chosen.seconds):
+        said = f"a plan of theirs takes {chosen.seconds} s, not {rival.time}"
+        yield f"{path}: with {rival.kernels} kernels {said}"
 
 
 def _is_worse(plan: Plan, rival: Rival) -> bool:

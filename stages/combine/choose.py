@@ -120,12 +120,14 @@ class _Asked:
         )  # fmt: skip
 
     def _floor(self, room: int) -> str:
-        """What no plan takes less than, as a share of `room` too, and what asks for that."""
+        """What no plan takes less than, as a share of `room` too where the budget is of this step,
+        and what asks for that."""
         player, fixed = self.in_all.player, self.in_all.fixed
         own, position = most_needed(player.opener.problem)
         size = fixed.there_before + own
         beyond = max(size - fixed.floor, 0)
-        share = f"{100 * beyond // room}%" if 0 <= beyond <= room and room else ""
+        known = 0 <= beyond <= room and room and not self.elsewhere
+        share = f"{100 * beyond // room}%" if known else ""
         what = needing(player.graph, player.opener.problem, position)
         return f"; no plan takes less than {_measured(self.budget, size, share)}, {what}"
 

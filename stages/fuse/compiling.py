@@ -109,7 +109,7 @@ def _with_alternatives(graph: Graph, device: torch.device, report: Report, jobs:
     return with_alternatives(
         graph,
         lambda body, part: exact_and_faster(body, part, device),
-        lambda done, total: tell_done(done),
+        lambda done, total: tell_done(done * len(wanted) // total),
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from schemas.costs import RANDOM_STATE_TARGET, REPEATED, ROOFLINE, Cost, Costs, op_key
 from schemas.costs import Device as CostDevice
 from schemas.dtypes import DTYPES
+from schemas.errors import ArtifactError
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op
 from schemas.machine import Device, read_machine
 from schemas.repeat import makes_of, reads_of
@@ -26,13 +27,22 @@ def roofline(graph: Graph, path: Path | str) -> Costs:
     CUDA and takes no time there. An op's peak is its outputs and its `temporaries`, in bytes, its
     spread 0. No op is run. A loss is one pass over what it reads
     and makes. Equal graphs and descriptions give equal costs. Raises ArtifactError or ConfigError
-    where the description is amiss.
+    where the description is amiss, or an op is given what its operator does not take.
     """
     machine = read_machine(path)
     device = machine.single(path)
-    rows = [_cost(graph, op, value, device) for op, value in distinct_forms(graph).values()]
+    rows = [_priced(graph, op, value, device) for op, value in distinct_forms(graph).values()]
     rows.append(Cost(RANDOM_STATE_KEY, RANDOM_STATE_TARGET, NONE, device.latency, 0.0, 0, 0))
     return Costs(rows, CostDevice(device.kind, machine.name, "", 0, ROOFLINE, device.memory))
+
+
+def _priced(graph: Graph, op: Op, in_place: int, device: Device) -> Cost:
+    """The cost of a form of an op, whose arguments nobody has looked at."""
+    try:
+        return _cost(graph, op, in_place, device)
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        said = f"op {op.id} ({op.target}) is given what its operator does not take"
+        raise ArtifactError(said) from error
 
 
 def _cost(graph: Graph, op: Op, in_place: int, device: Device) -> Cost:

@@ -13,7 +13,7 @@ import pytest
 from schemas import store
 from schemas.arguments import encode_arguments
 from schemas.errors import ArtifactError
-from schemas.graph import GRAPH, Graph, read_graph, write_graph
+from schemas.graph import GRAPH, LOSS_TARGET, Graph, read_graph, write_graph
 from tests.stages.replay.graphs import two_ways
 
 GRAPH_OF, _ = two_ways()
@@ -49,6 +49,9 @@ def test_a_graph_without_them_says_nothing_of_them(tmp_path: Path) -> None:
         ({"outputs": []}, "does not make what one op makes"),
         ({"outputs": [77]}, "does not make what one op makes"),
         ({"outputs": [3]}, "which has no other forms"),
+        ({"outputs": GRAPH_OF.alternatives[0].outputs * 2}, "makes a part of a storage"),
+        ({"target": "op"}, "names no operator"),
+        ({"target": LOSS_TARGET}, "is in the wrong phase"),
         ({"phase": "backward"}, "does more than make values"),
         ({"in_place": [0]}, "does more than make values"),
         ({"random": True}, "does more than make values"),

@@ -84,8 +84,8 @@ class Moments:
             if not worst or idle or work < 0:
                 break
             moments = sorted([*moments, *worst])
-        unit = seconds_of_all(self.problem)
-        return Decided(unit * (1.0 + bound), sequences, clock)
+        once = sum(node.seconds for node in self.problem.nodes)
+        return Decided(once + seconds_of_all(self.problem) * bound, sequences, clock)
 
     def _program(self, moments: Sequence[int], budget: int) -> tuple[Program, SparseProgram]:
         program = Program(self.problem, self.order.intervals(moments), budget, self.again)

@@ -197,6 +197,8 @@ def doctored(folder: Path, **changes: Any) -> list[str]:
     ("place", "changes", "said"),
     [
         (POINT, {"rival__time": 1e-9}, "is worse than the plan of fused kernels that it names"),
+        (POINT, {"rival__time": 1e9}, "with fused kernels a plan of theirs takes"),
+        ("unplanned/none", {"rival__time": None}, "with eager kernels a plan of theirs takes"),
         (POINT, {"rival__keep_all_total": 10**6}, "keeping everything with fused kernels takes"),
         (POINT, {"rival__kernels": "eager"}, "was compared with a plan of the same kernels"),
         ("unplanned/none", {"groups": 99}, "runs 99 groups as"),

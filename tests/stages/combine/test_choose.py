@@ -30,12 +30,12 @@ def step() -> Step:
     return graph, costs, condense(graph, costs)
 
 
-def chosen(step: Step, budget: str = "80%") -> Plan:
+def chosen(step: Step, budget: str = "80%", total: int | None = None) -> Plan:
     graph, costs, problem = step
     captured = Candidate(runs(problem, [node.op for node in problem.nodes]), [], "plain")
     about = strategy("rockmate").about
     made = frontier(Subject(graph, "digest", costs, problem), about, [], captured)
-    return room.choose(graph, costs, problem, made, budget)[0]
+    return room.choose(graph, costs, problem, made, budget, total=total)[0]
 
 
 def test_the_bound_is_that_of_the_budget_that_is_asked(step: Step) -> None:
@@ -47,6 +47,13 @@ def test_the_bound_is_that_of_the_budget_that_is_asked(step: Step) -> None:
     assert (plan.lower_bound, proven.clock) == (proven.seconds, False)
     assert least_seconds(graph, costs, problem, plan.budget_bytes) < proven.seconds <= plan.time
     assert "clock" not in plan.sentence and "fault" not in plan.sentence
+
+
+def test_shares_of_another_step_than_the_budgets_are_not_told(step: Step) -> None:
+    said = chosen(step, "1%").sentence
+    assert "no plan takes less than" in said and said.count("%") > 2
+    said = chosen(step, "1%", total=1).sentence
+    assert "no plan takes less than" in said and said.count("%") == 1
 
 
 def test_a_bound_above_a_plan_is_not_believed(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,8 @@ from stages.device.evaluate import evaluate
 from stages.device.groups import forms_of, kernel
 from stages.device.kernels import Kernel, zeros_of
 from stages.fuse import alternatives as parted
-from stages.fuse.alternatives import _parts, exact_and_faster, with_alternatives
+from stages.fuse import compiling
+from stages.fuse.alternatives import _parts, distinct_parts, exact_and_faster, with_alternatives
 from stages.fuse.fusing import fuse
 from stages.fuse.parts import Part, parts_of
 from stages.generate.package import timeless
@@ -155,6 +156,20 @@ def test_what_saves_little_is_not_compiled(normed: tuple[Graph, Any]) -> None:
     large = [10**9 if at == other else size for at, size in enumerate(graph.storages)]
     found = with_alternatives(replace(graph, storages=large), lambda body, part: True)
     assert found.alternatives == []
+
+
+def test_no_more_are_told_than_there_are(
+    normed: tuple[Graph, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal parts of several groups are compiled once, and judged for each group."""
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(compiling, "compile_together", lambda *_: None)
+    monkeypatch.setattr(compiling, "exact_and_faster", lambda *_: False)
+    monkeypatch.setattr(compiling, "distinct_parts", lambda graph: distinct_parts(graph)[:1])
+    plain = replace(normed[0], alternatives=[])
+    compiling._with_alternatives(plain, CPU, lambda *counts: told.append(counts), 1)
+    assert len(told) > 1
+    assert all(done <= total for done, total in told)
 
 
 def failing(given: Sequence[Tensor]) -> list[Tensor]:

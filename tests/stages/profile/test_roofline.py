@@ -14,6 +14,7 @@ from torch import nn
 
 from schemas.arguments import encode_arguments
 from schemas.costs import Cost, Costs
+from schemas.errors import ArtifactError
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op, Value
 from stages.device.factory import check_result
 from stages.profile.roofline import roofline
@@ -191,3 +192,17 @@ def _made(graph: Graph, costs: Costs) -> bool:
         assert row.net == sum(graph.storages[storage] for storage in made), op.target
         assert (row.seconds > 0) != graph.is_view(op) and row.peak >= row.net
     return any(op.target == LOSS_TARGET for op in graph.ops)
+
+
+@pytest.mark.parametrize(
+    ("target", "given"),
+    [
+        ("aten.mm.default", [2.0]),
+        ("aten.addmm.default", [[2, 3]]),
+        ("aten.convolution.default", [[1, 2, 3, 3], [2, 2, 1, 1]]),
+        (f"{FLASH}.default", [[3], [3], [3]]),
+    ],
+)
+def test_an_op_of_other_arguments_is_refused(target: str, given: list[Any], tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"op 0 \(.*\) is given what its operator does not"):
+        cost(graph_of(target, given, [[2, 2]]), tmp_path)

@@ -19,7 +19,7 @@ from stages.combine.polish.polisher import Polisher
 from tests.stages.combine.moment.brute import TooLargeError, optimum
 from tests.stages.combine.polish.test_optimum import chain
 from tests.stages.combine.polish.test_optimum import optimum as optimum_of_chain
-from tests.stages.combine.problems import problems, sequences
+from tests.stages.combine.problems import problems, sequences, two_layers
 
 EXACT = Limits(gap=0.0, nodes=10_000, checks=1_000_000)
 
@@ -65,6 +65,13 @@ def test_no_program_is_worth_more_than_the_optimum(problem: Problem, data: st.Da
         assert arrays.possible
         assert unit * (1 + whole.bound) <= best + 1e-9
         assert least.seconds <= best + 1e-9
+
+
+def test_no_bound_of_a_step_without_seconds_is_above_zero() -> None:
+    problem = two_layers()
+    nodes = [with_fields(node, seconds=0.0) for node in problem.nodes]
+    idle = with_fields(problem, nodes=nodes)
+    assert Moments(idle).decide(Polisher(idle).measure(range(4))[0]).seconds <= 0.0
 
 
 @settings(max_examples=100, deadline=None)
