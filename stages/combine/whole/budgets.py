@@ -25,7 +25,8 @@ def planned(task: Task, written: str) -> tuple[Task, Found]:
 
 def total_of(task: Task, written: str) -> int:
     """The bytes of a budget that is a size or a share; raises ConfigError where it is none."""
-    return parse_budget(written).total(task.fixed + task.always_staged, everything(task))
+    staged = task.always_staged
+    return parse_budget(written).total(task.fixed + staged, everything(task) + staged)
 
 
 def smallest(task: Task) -> tuple[Task, Found]:
