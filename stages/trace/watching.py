@@ -276,7 +276,7 @@ class Watcher:
         codes = self._reader.codes
         line = line_that(codes, "read", name) or line_that(codes, "name", name)
         remedy = "change it outside the model"
-        if not isinstance(now, dict) and any(isinstance(item, torch.Tensor) for item in now):
+        if isinstance(now, list) and any(isinstance(item, torch.Tensor) for item in now):
             remedy = "return the tensors that it puts there, or put them into a list of its own"
         return f"the forward changes {kept.shown}{at(line)}, which a plan would not do; {remedy}"
 

@@ -185,7 +185,7 @@ def test_all_errors_are_told_at_once_with_path_and_expectation() -> None:
         'pairs: "many" was found, expected a whole number from 1 to 1000',
         "stroe: is no known key, did you mean store",
         'strategies[0]: "magic" was found, expected unplanned, checkpoint, auto, rotor, '
-        "rockmate, frees, floating, join, checkmate, tw_remat, hiremate or offload",
+        "rockmate, frees, floating, join, checkmate, tw_remat, hiremate, offload or offmate",
     ]
     assert len(found) == len(expected), found
     for sentence in expected:
