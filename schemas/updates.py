@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from schemas.chain import MOST_BYTES
 from schemas.errors import ArtifactError
 from schemas.graph import Graph
 from schemas.link import HostLink, link_of
@@ -242,10 +243,10 @@ def _plausible(made: Updates) -> bool:
         *([] if far is None else [far.buffers, *far.values]),
     ]
     for cost in made.costs.values():
-        sizes += [*cost.pieces, cost.peak, cost.away_peak, *cost.first]
+        sizes += [*cost.pieces, cost.peak, cost.net, cost.away_peak, *cost.first]
     texts = all(isinstance(cost.path, str) for cost in made.costs.values())
     texts = texts and isinstance(made.optimizer, str)
-    whole = all(type(size) is int and size >= 0 for size in sizes)
+    whole = all(type(size) is int and 0 <= size < MOST_BYTES for size in sizes)
     numbers = all(not isinstance(t, bool) and t >= 0 for t in (*times, *more))
     return (
         whole

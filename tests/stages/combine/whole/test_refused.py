@@ -83,6 +83,8 @@ def test_optimisers(given: list[str], tmp_path: Path, capsys: pytest.CaptureFixt
     for optimizer, change, words in (
         ("Lamb", lambda rows: None, "'Lamb' is no optimiser that is known: SGD, Adam, AdamW"),
         ("AdamW", lambda rows: rows[1].update(path=twice), f"{twice!r} is updated twice"),
+        ("AdamW", lambda rows: rows[0].update(net=-(10**9)), "what it says of an optimiser is no"),
+        ("AdamW", lambda rows: rows[0].update(peak=10**30), "what it says of an optimiser is none"),
         ("AdamW", lambda rows: rows.pop(0), f"{twice} has a gradient, and is not among the param"),
     ):
         path = updates(tmp_path, optimizer, change)
