@@ -125,7 +125,9 @@ def reported(model):
 def graphs(wildcards):
     """The graphs that a plan may be of: where kernels are fused that of eager's, too."""
     folders = [MODEL, RIVAL] if wildcards.model in FUSED else [MODEL]
-    return expand([f"{folder}/graph.arrow" for folder in folders], model=wildcards.model)
+    return expand(
+        [f"{folder}/graph.arrow" for folder in folders], model=wildcards.model
+    )
 
 
 def given_rival(wildcards, input, output):
