@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
+from torch._C import _len_torch_function_stack
+from torch.overrides import _pop_mode_temporarily
 from torch.utils._python_dispatch import _disable_current_modes
 
 
@@ -16,7 +18,8 @@ def plain_state() -> Iterator[None]:
     and float32 as the default dtype. What it was before comes back at the end."""
     dtype = torch.get_default_dtype()
     with ExitStack() as stack:
-        stack.enter_context(torch._C.DisableTorchFunction())
+        for _ in range(_len_torch_function_stack()):
+            stack.enter_context(_pop_mode_temporarily())
         stack.enter_context(_disable_current_modes())
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())
