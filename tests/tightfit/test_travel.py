@@ -27,23 +27,11 @@ from stages.validate.load import load_package
 from stages.validate.measure import measure_memory
 from stages.validate.step import Stepper
 from tests.stages.fuse.compilers import without_compiler
+from tests.tightfit.wave import Wave
 from tightfit import carried
 from tightfit.kernels import Rivals
 
 ROWS = torch.linspace(-1, 1, 8 * 16).reshape(8, 16)
-
-
-class Wave(nn.Module):
-    """A group in the forward, and one in the backward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        inner = self.first(x)
-        made: Tensor = self.last(inner.sigmoid() * inner.tanh() * 0.5)
-        return made
 
 
 def wave() -> Wave:

@@ -7,13 +7,12 @@ from stages.combine.polish.arrays import Arrays
 from stages.combine.polish.moves import (
     can_make,
     cascade,
-    chain_of,
     draw,
     draw_run,
     drop_idle,
-    put,
+    put_chain,
 )
-from stages.combine.polish.state import NOTED, USED, State, free_copy, open_gap
+from stages.combine.polish.state import NOTED, State
 from stages.combine.polish.uncounted import inlined, inner
 
 
@@ -71,20 +70,6 @@ def draw_again_in_all(s: State, a: Arrays) -> None:
     for k in range(0, s.figures[NOTED], 2):
         if s.slot[s.note[k]] >= 0:
             drop_idle(s, a, s.note[k])
-
-
-@inlined
-def put_chain(s: State, a: Arrays, storage: int, reader: int) -> None:
-    """Puts what makes a storage again right before a run that reads it."""
-    count = chain_of(s, a, storage, s.slot[reader])
-    if count == 0 or s.figures[USED] + count + 2 > s.at.size:
-        return
-    for i in range(count):
-        if free_copy(s, s.chain[i]) < 0:
-            return
-    slot = open_gap(s, s.slot[reader], count) - count
-    for i in range(count):
-        put(s, a, free_copy(s, s.chain[i]), slot + i)
 
 
 @inner

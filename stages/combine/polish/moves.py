@@ -184,19 +184,27 @@ def chain_of(s: State, a: Arrays, storage: int, slot: int) -> int:
     return count
 
 
+@inlined
+def put_chain(s: State, a: Arrays, storage: int, reader: int) -> int:
+    """Puts what makes a storage again right before a run that reads it; returns how many runs."""
+    count = chain_of(s, a, storage, s.slot[reader])
+    if count == 0 or s.figures[USED] + count + 2 > s.at.size:
+        return 0
+    for i in range(count):
+        if free_copy(s, s.chain[i]) < 0:
+            return 0
+    slot = open_gap(s, s.slot[reader], count) - count
+    for i in range(count):
+        put(s, a, free_copy(s, s.chain[i]), slot + i)
+    return count
+
+
 @inner
 def make_again(s: State, a: Arrays, storage: int, event: int) -> None:
     """Makes a storage again right before an event that reads it."""
     user = s.owner[event]
-    count = chain_of(s, a, storage, s.slot[user])
-    if count == 0 or s.figures[USED] + count + 2 > s.at.size:
-        return
-    for i in range(count):
-        if free_copy(s, s.chain[i]) < 0:
-            return
-    slot = open_gap(s, s.slot[user], count) - count
-    for i in range(count):
-        put(s, a, free_copy(s, s.chain[i]), slot + i)
+    count = put_chain(s, a, storage, user)
+    slot = s.slot[user] - count
     for i in range(count):
         drop_idle(s, a, s.at[slot + i])
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from schemas import store
 from schemas.costs import Cost
@@ -26,19 +25,7 @@ from stages.profile import measure
 from stages.report.load import load_model
 from stages.report.page import model_page
 from tests.stages.audit.towers import stage
-
-
-class Wave(nn.Module):
-    """A group in the forward, and one in the backward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        inner = self.first(x)
-        made: Tensor = self.last(inner.sigmoid() * inner.tanh() * 0.5)
-        return made
+from tests.tightfit.wave import Wave
 
 
 def wave() -> tuple[Any, ...]:
