@@ -46,4 +46,4 @@ rule link:
         "measuring the link of {params.device} to its slow memory"
     shell:
         "python -m stages machine --device {params.device:q} --library {params.store:q}"
-        " --disk {params.disk:q} --out {output:q} --error-file {log:q}"
+        " --disk={params.disk:q} --out {output:q} --error-file {log:q}"
