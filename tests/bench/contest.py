@@ -34,13 +34,18 @@ class Result:
 
 
 def contest(
-    contestants: Sequence[Contestant], stepper: Stepper, sample: Sample, rounds: int
+    contestants: Sequence[Contestant],
+    stepper: Stepper,
+    sample: Sample,
+    rounds: int,
+    waiting: bool = False,
 ) -> list[Result]:
-    """Results in the order given; the first contestant is the reference of ratios and bits."""
+    """Results in the order given; the first contestant is the reference of ratios and bits. Steps
+    that are `waiting` for something are timed by the clock on the wall."""
     reference = _state_after(contestants[0], stepper, sample)
     exact = [_same(_state_after(c, stepper, sample), reference) for c in contestants]
     peaks = [_peaks(contestant, stepper, sample) for contestant in contestants]
-    seconds = _seconds(contestants, stepper, sample, rounds)
+    seconds = _seconds(contestants, stepper, sample, rounds, waiting)
     results = []
     for index, contestant in enumerate(contestants):
         ratios = [own / first for own, first in zip(seconds[index], seconds[0], strict=True)]
@@ -112,13 +117,19 @@ def _peaks(contestant: Contestant, stepper: Stepper, sample: Sample) -> tuple[in
 
 
 def _seconds(
-    contestants: Sequence[Contestant], stepper: Stepper, sample: Sample, rounds: int
+    contestants: Sequence[Contestant],
+    stepper: Stepper,
+    sample: Sample,
+    rounds: int,
+    waiting: bool,
 ) -> list[list[float]]:
     """Seconds of a step by contestant and round; within a round all take turns.
 
-    With one thread these are seconds of its processor, which other work hardly changes.
+    With one thread these are seconds of its processor, which other work hardly changes, but where
+    steps are `waiting`: what other threads do beside a step is not of its time.
     """
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    alone = torch.get_num_threads() == 1 and not waiting
+    clock = time.process_time if alone else time.perf_counter
     seconds: list[list[float]] = [[] for _ in contestants]
     for turn in range(rounds):
         order = range(len(contestants))

@@ -56,7 +56,7 @@ def table_of_waiting(folder: Path, rounds: int) -> str:
             contestants.append(Contestant(name, fitted, None, made.peak, made.time))
     graph = next((folder / "store" / "calls").rglob("graph.arrow"))
     stepper = Stepper.of(read_graph(graph), built)
-    table = result_table(contest(contestants, stepper, built.samples[0], rounds))
+    table = result_table(contest(contestants, stepper, built.samples[0], rounds, waiting=True))
     machine = kept_machine(folder / "store", "cpu", folder)
     described = json.loads(machine.read_text())["sources"]["links"]
     return "\n".join([described, "", table, "", *(_waits(*each) for each in sending)])
