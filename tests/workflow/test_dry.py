@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
+import shlex
 import shutil
 from typing import Any
 
+import pytest
+
+from stages.profile.machine import add_arguments
 from tests.workflow.conftest import ROOT, Workplace
 
 
@@ -62,14 +67,22 @@ def test_folders_that_cannot_be_are_told_in_a_sentence(
 
 
 def test_the_link_is_measured_once_where_a_strategy_takes_it(
-    workplace: Workplace, tiny: dict[str, Any]
+    workplace: Workplace, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where no folder of a disk is named, which is an empty argument of the command."""
     models = {"one": {**tiny, "strategies": ["offload"]}, "other": tiny}
-    workplace.configure({"models": models, "strategies": ["offload", "auto"], "disk": "."})
-    result = workplace.snakemake("--dry-run")
+    workplace.configure({"models": models, "strategies": ["offload", "auto"]})
+    monkeypatch.delenv("TIGHTFIT_DISK", raising=False)
+    result = workplace.snakemake("--dry-run", "--printshellcmds", logger="")
     assert result.returncode == 0, result.stderr
-    assert result.stderr.count("measuring the link of cpu to its slow memory") == 1
-    assert "other: planning with offload" in result.stderr
+    lines = (result.stdout + result.stderr).splitlines()
+    assert any(" --strategy offload " in line and "results/other/" in line for line in lines)
+    [command] = [line for line in lines if "-m stages machine " in line]
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    parser.add_argument("--error-file")
+    options = parser.parse_args(shlex.split(command.partition("-m stages machine ")[2]))
+    assert (options.disk, options.out) == ("", "results/machine.json")
 
 
 def test_the_workflow_is_tidy(workplace: Workplace, tiny: dict[str, Any]) -> None:
