@@ -9,11 +9,12 @@ sentence on standard error), 2 wrong arguments, 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from schemas.errors import ConfigError, TightfitError
 
@@ -45,7 +46,24 @@ STAGES = {
 LONGEST = 2000
 """Characters of the longest sentence of an error."""
 
+UNENDED = "came to no end: it was killed, as where memory runs out, unless it still runs"
+"""What the file for errors says while a stage runs, and after one that could say nothing."""
+READING = ("report",)
+"""Stages that read such files, their own among them."""
+
 HEADER = "usage: tightfit STAGE [--debug] ...\n\nMakes PyTorch training fit a memory budget.\n"
+
+
+class _Parser(argparse.ArgumentParser):
+    """One that keeps what is wrong with arguments in the file for errors, too."""
+
+    words: Sequence[str] = ()
+
+    def error(self, message: str) -> NoReturn:
+        file = dict(zip(self.words, self.words[1:], strict=False)).get("--error-file")
+        stage = self.prog.rpartition(" ")[2]
+        _keep(Path(file) if file else None, f"{stage}: wrong arguments: {message}")
+        super().error(message)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -72,13 +90,18 @@ def run_stage(stage: str, arguments: Sequence[str]) -> int:
     """Parses a stage's arguments and runs it, telling its errors in one sentence."""
     module_name, purpose = STAGES[stage]
     module = import_module(module_name)
-    parser = argparse.ArgumentParser(prog=f"tightfit {stage}", description=purpose.capitalize())
+    parser = _Parser(prog=f"tightfit {stage}", description=purpose.capitalize())
+    parser.words = arguments
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     parser.add_argument(
         "--error-file", type=Path, help="a file to keep the sentence of an error in"
     )
     module.add_arguments(parser)
     options = parser.parse_args(arguments)
+    if stage not in READING:
+        # Where this cannot be kept, neither can an error, and that is told.
+        with contextlib.suppress(TightfitError):
+            _write(options.error_file, f"{stage}: {UNENDED}")
     try:
         module.run(options)
         if hasattr(module, "derived"):
@@ -92,6 +115,8 @@ def run_stage(stage: str, arguments: Sequence[str]) -> int:
             raise
         return 1
     except KeyboardInterrupt:
+        if options.error_file is not None:
+            options.error_file.unlink(missing_ok=True)
         print(f"tightfit {stage}: interrupted", file=sys.stderr)
         return 130
     except Exception as error:
@@ -121,14 +146,17 @@ def record(stage: str, derived: Iterable[Derived]) -> None:
 
 def _keep(error_file: Path | None, sentence: str) -> None:
     """Keeps the sentence of an error; where that fails too, as on a full disk, says so."""
-    if error_file is None:
-        return
-    from schemas.store import write_bytes
-
     try:
-        write_bytes(error_file, f"{sentence}\n".encode())
+        _write(error_file, sentence)
     except TightfitError as error:
         print(f"tightfit: {error}", file=sys.stderr)
+
+
+def _write(error_file: Path | None, sentence: str) -> None:
+    from schemas.store import write_bytes
+
+    if error_file is not None:
+        write_bytes(error_file, f"{sentence}\n".encode())
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.__main__ import LONGEST, STAGES, main
+from stages.__main__ import LONGEST, STAGES, UNENDED, main
 
 ROOT = Path(__file__).parents[1]
 
@@ -52,6 +52,22 @@ def test_an_error_is_one_sentence_and_is_kept(tmp_path: Path) -> None:
     assert result.stderr == f"tightfit partition: {sentence}\n"
     assert kept.read_text() == f"partition: {sentence}\n"
     assert not Path("y").exists()
+
+
+def test_a_stage_that_is_killed_and_wrong_arguments_leave_a_sentence_too(tmp_path: Path) -> None:
+    kept, pipe = tmp_path / "error.txt", tmp_path / "graph.arrow"
+    words = ["partition", "--costs", "x", "--out", str(tmp_path / "y"), "--error-file", str(kept)]
+    code = "import os, sys; from stages.__main__ import main; import stages.partition.cli as cli;"
+    code += f"cli.run = lambda _: os.kill(os.getpid(), 9); main({[*words, '--graph', str(pipe)]!r})"
+    run_it = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False)
+    assert run_it.returncode == -9
+    assert kept.read_text() == f"partition: {UNENDED}\n"
+    with pytest.raises(SystemExit) as stopped:
+        main([*words, "--graph"])
+    assert stopped.value.code == 2
+    assert (
+        kept.read_text() == "partition: wrong arguments: argument --graph: expected one argument\n"
+    )
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from schemas.derived import Derived
 from schemas.errors import ConfigError
 
 PATTERN = "pattern.arrow"
+DONE = "report.done"
+"""The mark of a model whose page is done."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,6 +21,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--index", type=Path, help="all results of a run, to write their index")
     what.add_argument(
         "--failed", type=Path, help="all results of a run, to write what a failed run leaves"
+    )
+    parser.add_argument(
+        "--planned",
+        type=Path,
+        nargs="*",
+        default=[],
+        help="the plan.json of each plan that the run was for, with --failed",
     )
     what.add_argument("--pipeline", type=Path, help="what `split` wrote, to write its page")
     what.add_argument("--perfetto", type=Path, help="a schedule.arrow, to write a trace of it")
@@ -62,7 +71,7 @@ def run(options: argparse.Namespace) -> None:
 
 def derived(options: argparse.Namespace) -> list[Derived]:
     """What `run` made of what."""
-    from stages.report.load import files_of_model, files_of_run
+    from stages.report.load import PAGE, files_of_model, files_of_run
 
     if options.pipeline is not None:
         from schemas.pipeline import FILE
@@ -81,10 +90,7 @@ def derived(options: argparse.Namespace) -> list[Derived]:
         return [Derived([options.out], files_of_model(options.model_dir))]
     if options.index is not None:
         return [Derived([options.out], files_of_run(options.index))]
-    pages = [
-        Derived([folder / "report.html"], files_of_model(folder))
-        for folder in _failed_models(options.failed)
-    ]
+    pages = [Derived([folder / PAGE], files_of_model(folder)) for folder in _failed_models(options)]
     return [*pages, Derived([options.out], files_of_run(options.failed))]
 
 
@@ -117,41 +123,59 @@ def _pipeline(options: argparse.Namespace) -> None:
         write_bytes(options.trace, json.dumps(document, separators=(",", ":")).encode())
 
 
-def _model(folder: Path, path: Path) -> None:
+def _model(folder: Path, path: Path, planned: Sequence[str] = ()) -> None:
     from schemas.store import write_bytes
     from stages.report.load import load_model
     from stages.report.page import model_page
     from stages.report.render import render_model
 
-    write_bytes(path, render_model(model_page(load_model(folder))).encode())
+    write_bytes(path, render_model(model_page(load_model(folder, planned=planned))).encode())
 
 
-def _index(folder: Path, path: Path) -> None:
+def _index(folder: Path, path: Path, planned: Mapping[str, Sequence[str]] | None = None) -> None:
     from schemas.store import write_bytes
     from stages.report.index import run_index
     from stages.report.load import load_run
     from stages.report.render import render_index
 
-    write_bytes(path, render_index(run_index(load_run(folder))).encode())
+    write_bytes(path, render_index(run_index(load_run(folder, planned))).encode())
 
 
 def _failed(options: argparse.Namespace) -> None:
-    """The pages of the models that failed and the index, without the marks that they are done."""
-    for folder in _failed_models(options.failed):
-        _model(folder, folder / "report.html")
-        (folder / "report.done").unlink(missing_ok=True)
+    """The pages of the models that are not done and the index, without the marks that they are
+    done."""
+    from stages.report.load import PAGE
+
+    planned = _planned(options)
+    for folder in _failed_models(options):
+        _model(folder, folder / PAGE, planned.get(folder.name, ()))
+        (folder / DONE).unlink(missing_ok=True)
     (options.failed / "index.done").unlink(missing_ok=True)
-    _index(options.failed, options.out)
+    _index(options.failed, options.out, planned)
 
 
-def _failed_models(results: Path) -> list[Path]:
+def _failed_models(options: argparse.Namespace) -> list[Path]:
+    """The folders of models of which something failed, or whose page a run has not come to."""
     from stages.report.load import load_run
 
-    return [
-        results / model.name
-        for model in load_run(results)
-        if model.error or model.failures or any(plan.error for plan in model.plans)
-    ]
+    folders = []
+    for model in load_run(options.failed, _planned(options)):
+        folder = options.failed / model.name
+        failed = model.error or model.failures or any(plan.error for plan in model.plans)
+        if failed or not (folder / DONE).exists():
+            folders.append(folder)
+    return folders
+
+
+def _planned(options: argparse.Namespace) -> dict[str, list[str]]:
+    """The points that a run was for, as strategy/budget, by model."""
+    points: dict[str, list[str]] = {}
+    for path in options.planned:
+        if len(path.parts) < 4:
+            raise ConfigError(f"--planned {path}: expected MODEL/STRATEGY/BUDGET/plan.json")
+        model, strategy, budget = path.parts[-4:-1]
+        points.setdefault(model, []).append(f"{strategy}/{budget}")
+    return points
 
 
 def _trace(options: argparse.Namespace) -> None:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
 from schemas.budget import NO_BUDGET
 from stages.report.curve import frontiers_of, inks, relative_points, strategy_order
-from stages.report.load import ModelResults, PlanResult
+from stages.report.load import PAGE, ModelResults, PlanResult
 from stages.report.page import panel_id
 from stages.report.scales import Scale, spanning, stairs
 from stages.report.verdicts import Severity, outcome, proof, unvalidated
-
-REPORT = "report.html"
-"""The page of a model, in the model's folder."""
 
 _MARGIN = 0.08
 
@@ -30,8 +28,9 @@ class Spark:
 
 @dataclass(frozen=True)
 class IndexRow:
-    """One plan, or one failure where there is no plan. `spark` names the model's small curve and
-    `dot` is where the plan lies on it, in thousandths; "" and None where there is none."""
+    """One plan, or one failure where there is no plan. `link` leads to the model's page, `spark`
+    names its small curve and `dot` is where the plan lies on it, in thousandths; "" and None where
+    there is none."""
 
     model: str
     strategy: str
@@ -102,7 +101,7 @@ def _rows(
     model: ModelResults, colours: dict[str, int], spark: str, scales: tuple[Scale, Scale] | None
 ) -> list[IndexRow]:
     order = strategy_order(model)
-    link = f"{quote(model.name)}/{REPORT}"
+    link = f"{quote(model.name)}/{PAGE}" if model.shown else ""
     rows = []
     if model.error:
         rows.append(_failure(model.name, "", "", link, 0, model.error))
@@ -129,7 +128,7 @@ def _failure(
     return IndexRow(
         model=model,
         strategy=strategy,
-        budget=budget,
+        budget=_written(budget),
         budget_bytes=None,
         link=link,
         ink=ink,
@@ -164,7 +163,7 @@ def _row(
         strategy=plan.strategy,
         budget="" if plan.budget == NO_BUDGET else plan.budget,
         budget_bytes=plan.budget_bytes,
-        link=f"{link}#{quote(panel_id(result.folder))}",
+        link=f"{link}#{quote(panel_id(result.folder))}" if link else "",
         ink=colours[plan.strategy],
         state=found.state,
         word=found.word,
@@ -176,6 +175,11 @@ def _row(
         spark=spark,
         dot=dot,
     )
+
+
+def _written(directory: str) -> str:
+    """A budget as it was written, of the name of its folder."""
+    return "" if directory == NO_BUDGET else re.sub("pct$", "%", directory)
 
 
 def _words(result: PlanResult) -> str:

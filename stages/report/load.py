@@ -3,7 +3,7 @@ failed, a budget that no plan meets and a plan not yet measured all still have a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -22,15 +22,21 @@ from schemas.options import Option, read_options
 from schemas.plan import Plan, read_plan
 from schemas.schedule import Step, read_schedule, schedule_link, schedule_updates
 from schemas.sequence import Operation, read_sequence
-from schemas.strategies import UNPLANNED
+from schemas.strategies import STRATEGIES, UNPLANNED
 from schemas.updates import Updates
 
 T = TypeVar("T")
 
 ERRORS = "logs/*.txt"
 """Beside what a stage makes: its error, one file a stage, empty or absent where it went well."""
+PAGE = "report.html"
+"""The page of a model, in the model's folder."""
 BEFORE_PLANS = ("trace", "fuse", "profile", "partition", "solve")
 """The stages of a model that its plans are made from."""
+OF_STRATEGIES = ("hierarchy", "solve_linked")
+"""Those that some strategies alone wait for."""
+UNTOLD = "the run ended before this was planned, and no step says why"
+"""What is told of a plan that is not there, where no log of what it waits for has an error."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,7 @@ class ModelResults:
     """All that a run found out about one model. `error` is the sentence of a stage that failed for
     the whole model, `failures` those for a strategy or a point that has no plan, by folder;
     `digests` are those of the artifacts by file. Where kernels are fused, `beside` is what was
-    planned with eager's."""
+    planned with eager's. It is `shown` where it has a page."""
 
     name: str
     error: str
@@ -80,6 +86,7 @@ class ModelResults:
     plans: list[PlanResult]
     digests: dict[str, str]
     beside: Beside | None = None
+    shown: bool = False
 
     @property
     def pace(self) -> float:
@@ -109,23 +116,23 @@ class Beside:
     frontiers: dict[str, Frontier]
 
 
-def load_model(folder: Path | str, whole: bool = True) -> ModelResults:
+def load_model(folder: Path | str, whole: bool = True, planned: Iterable[str] = ()) -> ModelResults:
     """The results of one model; raises ArtifactError for a damaged file and for a directory that
     holds nothing of a run. Without `whole`, only what an index needs: frontiers and plans without
-    schedules."""
+    schedules. Of the points `planned`, by folder, each that has no plan is a failure."""
     folder = Path(folder)
     if not folder.is_dir():
         raise ArtifactError(f"{folder}: there is no such directory of results")
     plans = sorted(folder.glob("*/*/plan.json"))
     frontiers = sorted(folder.glob("*/frontier.arrow"))
-    error = error_of(folder)
+    error = sentence_in(log_of(folder, without=OF_STRATEGIES))
     described = _described(folder)
     if not _is_model(folder):
         raise ArtifactError(f"{folder}: holds no results of a model")
     return ModelResults(
         name=folder.name,
         error=error,
-        failures=_failures(folder),
+        failures=_failures(folder, planned),
         graph=_maybe(folder / "graph.arrow", read_graph) if whole else None,
         costs=_maybe(folder / "costs.arrow", read_costs) if whole else None,
         blocks=_maybe(folder / "blocks.arrow", read_blocks) if whole else None,
@@ -134,15 +141,23 @@ def load_model(folder: Path | str, whole: bool = True) -> ModelResults:
         plans=_paced(folder, [_plan(path.parent, whole, described) for path in plans]),
         digests=_digests(folder) if whole else {},
         beside=_beside(folder / BESIDE, whole) if _is_fused(folder) else None,
+        shown=(folder / PAGE).exists(),
     )
 
 
-def load_run(folder: Path | str) -> list[ModelResults]:
-    """The results of all models of a run, by name, without their large artifacts."""
+def load_run(
+    folder: Path | str, planned: Mapping[str, Iterable[str]] | None = None
+) -> list[ModelResults]:
+    """The results of all models of a run, by name, without their large artifacts; `planned` are
+    the points that it was for, by model."""
     folder = Path(folder)
     if not folder.is_dir():
         raise ArtifactError(f"{folder}: there is no such directory of results")
-    return [load_model(path, whole=False) for path in sorted(folder.iterdir()) if _is_model(path)]
+    return [
+        load_model(path, whole=False, planned=(planned or {}).get(path.name, ()))
+        for path in sorted(folder.iterdir())
+        if _is_model(path)
+    ]
 
 
 def files_of_model(folder: Path | str) -> list[Path]:
@@ -228,32 +243,75 @@ def _outdated(folder: Path) -> str:
 
 
 def error_before(folder: Path) -> str:
-    """The error of a stage that the point in a folder waits for: its strategy's or its model's,
-    also with eager's kernels where fused ones are compared with these."""
-    model = folder.parent.parent
-    own = error_of(folder.parent) or error_of(model, BEFORE_PLANS)
-    beside = model / BESIDE
-    return own or error_of(beside / folder.parent.name) or error_of(beside, BEFORE_PLANS)
+    """The error of a stage that the point in a folder waits for; see `log_before`."""
+    return sentence_in(log_before(folder))
+
+
+def log_before(folder: Path) -> Path | None:
+    """The log with the error of a stage that the point in a folder waits for: its strategy's or
+    its model's, also with eager's kernels where fused ones are compared with these, or that of the
+    link; None where all went well."""
+    model, strategy = folder.parent.parent, folder.parent.name
+    about, beside = STRATEGIES.get(strategy), model / BESIDE
+    stages = [*BEFORE_PLANS]
+    if about is not None:
+        taken = zip(OF_STRATEGIES, (about.clusters, about.sends), strict=True)
+        stages += [name for name, takes in taken if takes]
+    return (
+        log_of(folder.parent)
+        or log_of(model, stages)
+        or log_of(beside / strategy)
+        or log_of(beside, stages)
+        or (_link_log(folder.parent) if about is not None and about.links else None)
+    )
+
+
+def _link_log(strategy: Path) -> Path | None:
+    """The log of the link that a strategy takes, where measuring it failed since the strategy's
+    plans were made, if they were."""
+    log, made = log_of(strategy.parent.parent, ("link",)), strategy / "frontier.arrow"
+    if log is None or not made.exists():
+        return log
+    return log if log.stat().st_mtime_ns > made.stat().st_mtime_ns else None
 
 
 def _maybe(path: Path, reader: Callable[[Path], T]) -> T | None:
     return reader(path) if path.exists() else None
 
 
-def error_of(folder: Path, stages: Container[str] | None = None) -> str:
-    """The latest error of a stage that worked in a folder, of those named only, "" where all went
-    well."""
+def error_of(folder: Path) -> str:
+    """The latest error of a stage that worked in a folder, "" where all went well."""
+    return sentence_in(log_of(folder))
+
+
+def log_of(
+    folder: Path, stages: Container[str] | None = None, without: Container[str] = ()
+) -> Path | None:
+    """The log with the latest error of a stage that worked in a folder, of those named only, and
+    `without` others; None where all went well."""
     logs = [path for path in folder.glob(ERRORS) if stages is None or path.stem in stages]
-    told = [path for path in logs if path.stat().st_size]
-    latest = max(told, key=lambda path: (path.stat().st_mtime_ns, path.name), default=None)
-    return latest.read_text(encoding="utf-8", errors="replace").strip() if latest else ""
+    told = [path for path in logs if path.stem not in without and path.stat().st_size]
+    return max(told, key=lambda path: (path.stat().st_mtime_ns, path.name), default=None)
 
 
-def _failures(folder: Path) -> dict[str, str]:
-    """Sentences of strategies and points that have come to no plan, by their folder."""
+def sentence_in(log: Path | None) -> str:
+    """The error that a log has, "" of none."""
+    return "" if log is None else log.read_text(encoding="utf-8", errors="replace").strip()
+
+
+def _failures(folder: Path, planned: Iterable[str]) -> dict[str, str]:
+    """Sentences of strategies and points that have come to no plan, by their folder. What was
+    `planned` has one for each point, unless the whole model failed."""
     folders = sorted(path for path in (*folder.glob("*"), *folder.glob("*/*")) if path.is_dir())
     errors = {path: error_of(path) for path in folders if not (path / "plan.json").exists()}
-    return {str(path.relative_to(folder)): error for path, error in errors.items() if error}
+    found = {str(path.relative_to(folder)): error for path, error in errors.items() if error}
+    missing = [point for point in planned if not (folder / point / "plan.json").exists()]
+    if not missing or log_of(folder, BEFORE_PLANS) is not None:
+        return found
+    told = {BESIDE, *(point.partition("/")[0] for point in missing)}
+    found = {name: error for name, error in found.items() if name not in told}
+    reasons = {point: error_of(folder / point) or error_before(folder / point) for point in missing}
+    return found | {point: reason or UNTOLD for point, reason in reasons.items()}
 
 
 def _digests(folder: Path) -> dict[str, str]:

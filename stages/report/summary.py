@@ -11,9 +11,24 @@ from schemas.budget import NO_BUDGET
 from schemas.config import Config, read_config
 from schemas.errors import ConfigError
 from schemas.plan import Plan
-from stages.report.gpu_table import GpuLine, gpu_table
-from stages.report.load import ModelResults, PlanResult, error_before, error_of, load_model
-from stages.report.slow_table import SlowLine, slow_table
+from stages.report.load import (
+    PAGE,
+    ModelResults,
+    PlanResult,
+    load_model,
+    log_before,
+    log_of,
+    sentence_in,
+)
+from stages.report.tables import (
+    GPU_HEADS,
+    GPU_TITLE,
+    SLOW_HEADS,
+    SLOW_TITLE,
+    GpuRow,
+    SlowRow,
+    table_of,
+)
 from stages.report.verdicts import outcome, unvalidated
 from stages.report.words import percent, ratio, size
 
@@ -40,8 +55,8 @@ class Line:
     report: str
     state: str
     note: str = ""
-    gpu: GpuLine | None = None
-    slow: SlowLine | None = None
+    gpu: GpuRow | None = None
+    slow: SlowRow | None = None
     kernels: str = ""
 
 
@@ -54,7 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Prints the table and, below it, a sentence for each plan that failed."""
+    """Prints the table and, below it, a sentence for each plan that failed, with the log that has
+    it."""
     config = read_config(options.configuration) if options.configuration else None
     if options.results is None and config is None:
         raise ConfigError("summary needs a folder of results or --configuration")
@@ -108,12 +124,14 @@ def show(lines: list[Line], folder: Path) -> None:
     console.print(table)
     on_gpu = [line.gpu for line in lines if line.gpu is not None]
     if on_gpu:
-        console.print(gpu_table(on_gpu))
+        console.print(table_of(GPU_TITLE, GPU_HEADS, on_gpu))
     sending = [line.slow for line in lines if line.slow is not None]
     if sending:
-        console.print(slow_table(sending))
+        console.print(table_of(SLOW_TITLE, SLOW_HEADS, sending))
     for sentence, places in _notes(lines).items():
-        console.print(f"{', '.join(places)}: {sentence}", markup=False, highlight=False)
+        console.print(
+            f"{', '.join(places)}: {sentence}", markup=False, highlight=False, soft_wrap=True
+        )
     if (folder / "index.html").exists():
         console.print(f"All reports: {folder / 'index.html'}", markup=False, highlight=False)
 
@@ -148,31 +166,31 @@ def _lines(folder: Path, config: Config | None) -> Iterator[Line]:
     """The lines of one model: the points of the configuration, or whatever was planned."""
     results = _load(folder)
     plans = {plan.folder: plan for plan in results.plans} if results else {}
-    report = str(folder / "report.html") if (folder / "report.html").exists() else ""
+    report = str(folder / PAGE) if (folder / PAGE).exists() else ""
     if config is None:
         for plan in plans.values():
-            yield _line(folder.name, plan, report)
+            yield _line(folder, plan, report)
         return
     for request in config.requests(folder.name):
         plan_here = plans.get(f"{request.strategy}/{request.directory}")
         if plan_here is not None:
-            yield _line(folder.name, plan_here, report)
+            yield _line(folder, plan_here, report)
         else:
             place = folder / request.strategy / request.directory
-            error = error_of(place) or error_before(place)
+            log = log_of(place) or log_before(place)
             budget = _budget(request.budget)
             yield Line(
                 folder.name,
                 request.strategy,
                 budget,
-                "failed" if error else "not planned",
+                "not planned" if log is None else "failed",
                 "",
                 "",
                 "",
                 "",
                 report,
                 "bad",
-                error,
+                "" if log is None else f"{sentence_in(log)} (see {log})",
             )
 
 
@@ -180,20 +198,24 @@ def _load(folder: Path) -> ModelResults | None:
     return load_model(folder, whole=False) if list(folder.glob("*/*/plan.json")) else None
 
 
-def _line(model: str, result: PlanResult, report: str) -> Line:
+def _line(folder: Path, result: PlanResult, report: str) -> Line:
+    model, place = folder.name, folder / result.folder
     plan, found, validated = result.plan, outcome(result), result.measurement
     measured = validated.measured_peak if validated else None
     note = found.sentence if found.state == "bad" else ""
+    if result.error:
+        note += f" (see {log_of(place) or log_before(place)})"
     note = note or (unvalidated(result) if plan.feasible else "")
     if not note and validated is not None and measured is not None and not validated.bits_equal:
         note = validated.sentence
     budget = _budget(plan.budget)
+    named = (model, plan.strategy, budget)
     gpu = None
     if plan.gpu is not None and plan.feasible:
-        gpu = GpuLine(model, plan.strategy, budget, plan.gpu, validated)
+        gpu = GpuRow(named, plan.gpu, validated)
     slow = None
     if plan.transfers is not None and plan.feasible:
-        slow = SlowLine(model, plan.strategy, budget, plan, validated)
+        slow = SlowRow(named, plan, validated)
     return Line(
         model,
         plan.strategy,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -48,13 +49,17 @@ Finished = tuple[Workplace, subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="module")
 def finished(workplace: Workplace, tiny: dict[str, Any]) -> Finished:
-    """A run of a model that can be planned, with a budget that is too small, of one whose factory
-    raises, of one that calls operators which are not PyTorch's own, and of one with fused
-    kernels."""
+    """A run of a model that can be planned, with a budget that is too small and a strategy whose
+    disk is not there, of one whose factory raises, of one that calls operators which are not
+    PyTorch's own, and of one with fused kernels."""
     (workplace.folder / "mine.py").write_text(FACTORIES)
     shutil.copy2(OPERATORS, workplace.folder / "mine_operators.py")
     models = {
-        "tiny": {**tiny, "budgets": ["50%", "1kB"], "strategies": ["unplanned", "rockmate"]},
+        "tiny": {
+            **tiny,
+            "budgets": ["50%", "1kB"],
+            "strategies": ["unplanned", "rockmate", "offload"],
+        },
         "broken": {"factory": "mine:broken", "strategies": ["unplanned"]},
         "fused": {
             "factory": "mine:wave",
@@ -67,7 +72,7 @@ def finished(workplace: Workplace, tiny: dict[str, Any]) -> Finished:
         "calling": {"factory": "mine_operators:calling", "strategies": ["unplanned"]},
     }
     document = {"models": models, "solver": {"peaks": 2, "saves": 2}, "pairs": 2}
-    workplace.configure({**document, "operators": {"mine": "mine_operators"}})
+    workplace.configure({**document, "operators": {"mine": "mine_operators"}, "disk": "nowhere"})
     return workplace, workplace.snakemake()
 
 
@@ -80,6 +85,35 @@ def test_a_broken_factory_is_one_sentence_and_stops_no_other_model(finished: Fin
     assert (folder / "results/broken/logs/trace.txt").read_text() == f"trace: {sentence}\n"
     assert (folder / "results/tiny/report.html").exists()
     assert sentence in (folder / "results/index.html").read_text().replace("&#39;", "'")
+
+
+def test_a_strategy_that_failed_is_a_row_and_stops_no_page(finished: Finished) -> None:
+    """What plans with a link wait for belongs to no model: the measurement of that link."""
+    folder = finished[0].folder / "results"
+    said = f"disk: tensors cannot wait in files of {finished[0].folder}/nowhere (No such file"
+    for page in ("index.html", "tiny/report.html"):
+        assert said in (folder / page).read_text()
+    rows = re.findall(
+        r'<tr data-model="tiny" data-strategy="offload" data-verdict="(\w+)".*?</tr>',
+        (folder / "index.html").read_text(),
+        re.DOTALL,
+    )
+    assert rows == ["failed", "failed"]
+    links = re.findall(r'href="([^"#]+)', (folder / "index.html").read_text())
+    assert len(set(links)) == 4 and all((folder / link).exists() for link in links)
+    table = finished[0].stage("summary", "--configuration", "config.yaml").stdout
+    [told] = [line for line in table.splitlines() if line.startswith("tiny offload 50%, ")]
+    assert told.startswith(f"tiny offload 50%, tiny offload 1kB: machine: {said}")
+    assert told.endswith("(see results/logs/link.txt)")
+
+
+def test_the_end_names_the_steps_that_failed_and_their_logs(finished: Finished) -> None:
+    lines = finished[1].stderr.splitlines()
+    assert sorted(line for line in lines if line.startswith("Failed")) == [
+        "Failed: broken: tracing the training step (results/broken/logs/trace.txt says why)",
+        "Failed: measuring the link of cpu to its slow memory (results/logs/link.txt says why)",
+    ]
+    assert lines[-1].startswith("Failed") and "WorkflowError" not in finished[1].stderr
 
 
 def test_progress_is_told_in_the_words_of_the_rules(finished: Finished) -> None:
@@ -189,6 +223,13 @@ def test_a_failure_is_not_forgotten(finished: Finished) -> None:
         "broken: writing the trace of unplanned none",
         "broken: running unplanned none against the model",
         "broken: writing the report",
+        "measuring the link of cpu to its slow memory",
+        "tiny: planning with offload",
+        *(f"tiny: choosing offload for {budget}" for budget in ("50%", "1kB")),
+        *(f"tiny: writing the module of offload {budget}" for budget in ("50pct", "1kB")),
+        *(f"tiny: running offload {budget} against the model" for budget in ("50pct", "1kB")),
+        *(f"tiny: writing the trace of offload {budget}" for budget in ("50pct", "1kB")),
+        "tiny: writing the report",
         "writing the index",
     }
 

@@ -1,6 +1,7 @@
 # Configuration, folders and fingerprints that the rules share.
 
 import os
+import subprocess
 import sys
 from functools import cache
 from pathlib import Path

@@ -41,6 +41,7 @@ rule report:
 rule index:
     input:
         expand(f"{MODEL}/report.done", model=SETTINGS.models),
+        expand(f"{MODEL}/report.html", model=SETTINGS.models),
         [path for model in SETTINGS.models for path in compared(model)],
     output:
         page=f"{SETTINGS.results}/index.html",
@@ -58,7 +59,21 @@ rule index:
 
 # What failed has a page too, without the mark that it is done: the next run tries again.
 onerror:
-    shell(
-        "python -m stages report --failed {SETTINGS.results:q}"
-        " --out {SETTINGS.results:q}/index.html"
+    subprocess.run(
+        [
+            *(
+                sys.executable,
+                "-m",
+                "stages",
+                "report",
+                "--failed",
+                SETTINGS.results,
+            ),
+            *("--out", f"{SETTINGS.results}/index.html", "--planned"),
+            *(
+                path
+                for name in SETTINGS.models
+                for path in of_plans(name, "plan.json")
+            ),
+        ]
     )

@@ -8,6 +8,8 @@ shell command, tracebacks of its own) is left to its log file.
 import logging
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
@@ -26,6 +28,10 @@ class LogHandlerSettings(LogHandlerSettingsBase):
     )
 
 
+_SOME = "job did not complete successfully"
+"""What Snakemake says at the end where jobs failed, without their names."""
+
+
 class LogHandler(LogHandlerBase):
     """Writes `[done/total] message` to standard error when a job begins."""
 
@@ -40,13 +46,16 @@ class LogHandler(LogHandlerBase):
         self.total = 0
         self.targets = 0
         self.jobs: list[Job] = []
+        self.messages: dict[int, str] = {}
+        self.failed: dict[int, str] = {}
         self.why = isinstance(self.settings, LogHandlerSettings) and self.settings.why
 
     def close(self) -> None:
-        """Says why, if asked to."""
-        if self.jobs:
-            print("\n".join(told(self.jobs)), file=sys.stderr, flush=True)
-            self.jobs = []
+        """Says which steps failed and, if asked to, why there are steps to do."""
+        lines = [*told(self.jobs), *self.failed.values()]
+        if lines:
+            print("\n".join(lines), file=sys.stderr, flush=True)
+        self.jobs, self.failed = [], {}
         super().close()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -69,7 +78,13 @@ class LogHandler(LogHandlerBase):
             wildcards = dict(data.get("wildcards") or {})
             self.jobs.append(Job(data["rule_name"], wildcards, data["reason"], logs))
         elif event == LogEvent.JOB_INFO:
+            self.messages[data.get("jobid", 0)] = data.get("rule_msg") or data.get("rule_name", "")
             return self._job(data.get("rule_msg"))
+        elif event == LogEvent.JOB_ERROR:
+            self.failed[data["jobid"]] = self._failure(data)
+        elif event == LogEvent.JOB_FINISHED:
+            # One that was tried again, and did it.
+            self.failed.pop(data["job_id"], None)
         elif event in (None, LogEvent.ERROR):
             return self._other(record)
         return ""
@@ -78,8 +93,15 @@ class LogHandler(LogHandlerBase):
         width = len(str(self.total))
         return f"[{self.done:>{width}}/{self.total}] {message}" if message else ""
 
+    def _failure(self, data: dict[str, Any]) -> str:
+        """Which step failed, and where its log is."""
+        logs = [str(log) for log in data.get("log") or () if Path(str(log)).is_file()]
+        why = f"{logs[0]} says why" if logs else "it has left no log"
+        return f"Failed: {self.messages.get(data['jobid'], data['rule_name'])} ({why})"
+
     def _other(self, record: logging.LogRecord) -> str:
         text = record.getMessage().strip()
-        told = "CalledProcessError" in text  # by the stage itself
+        # By the stage itself, and at the end by name.
+        told = "CalledProcessError" in text or (self.failed and _SOME in text)
         wanted = record.levelno >= logging.WARNING or text.startswith("Nothing to be done")
         return text if wanted and not told else ""

@@ -1,0 +1,198 @@
+"""What pages and index say of what failed, and of what is not there."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from schemas.errors import ArtifactError, ConfigError
+from schemas.graph import write_graph
+from stages.report import cli
+from stages.report.index import run_index
+from stages.report.load import UNTOLD, error_before, load_model, load_run
+from stages.report.verdicts import outcome
+from tests.stages.report.cases import small_graph
+from tests.stages.report.pages import Page, index_of, page_of, write_error
+
+
+def test_a_model_that_failed_has_a_page(tmp_path: Path) -> None:
+    folder = tmp_path / "broken"
+    write_error(folder, "trace: the factory data.models:none does not exist\n")
+    _, page = page_of(folder)
+    assert "the factory data.models:none does not exist" in page.text
+    assert "There is no traced graph" in page.text
+
+
+@pytest.mark.parametrize(
+    ("missing", "gone"),
+    [
+        ("graph.arrow", ("path", "band")),
+        ("costs.arrow", ("div", "tree")),
+        ("blocks.arrow", ("table", "matrix")),
+        ("rockmate/50pct/line.arrow", ("nothing", "")),
+        ("rockmate/50pct/schedule.arrow", ("nothing", "")),
+        ("rockmate/50pct/sequence.arrow", ("nothing", "")),
+        ("rockmate/50pct/measurement.arrow", ("nothing", "")),
+        ("rockmate/frontier.arrow", ("nothing", "")),
+        ("options.arrow", ("nothing", "")),
+    ],
+)
+def test_parts_that_are_missing(
+    results: Path, tmp_path: Path, missing: str, gone: tuple[str, str]
+) -> None:
+    folder = tmp_path / "small"
+    shutil.copytree(results / "small", folder)
+    (folder / missing).unlink()
+    _, page = page_of(folder)
+    assert not page.all(*gone)
+    assert len(page.all("section", "card")) == 3
+
+
+def test_a_folder_without_plans_has_a_page(tmp_path: Path) -> None:
+    write_graph(tmp_path / "new" / "graph.arrow", small_graph())
+    _, page = page_of(tmp_path / "new")
+    assert "No plan was chosen yet." in page.text
+
+
+def test_a_damaged_artifact_is_one_sentence(results: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "small"
+    shutil.copytree(results / "small", folder)
+    path = folder / "rockmate" / "50pct" / "schedule.arrow"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+    with pytest.raises(ArtifactError, match=r"schedule\.arrow"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("place", "stage", "outdated"),
+    [
+        ("small", "trace", {"rockmate", "unplanned"}),
+        ("small", "solve", {"rockmate", "unplanned"}),
+        ("small", "report", set()),
+        ("small/rockmate", "frontier", {"rockmate"}),
+    ],
+)
+def test_a_plan_that_could_not_be_made_anew_does_not_fit(
+    results: Path, tmp_path: Path, place: str, stage: str, outdated: set[str]
+) -> None:
+    shutil.copytree(results, tmp_path / "results")
+    write_error(tmp_path / "results" / place, "no operator", stage)
+    plans = load_model(tmp_path / "results" / "small").plans
+    assert {plan.plan.strategy for plan in plans} == {"rockmate", "unplanned"}
+    for plan in plans:
+        old = plan.plan.strategy in outdated
+        assert plan.error == ("no operator (this plan is from an earlier run)" if old else "")
+        assert (outcome(plan).word == "failed") == old
+
+
+def test_index_has_a_row_for_every_plan_and_failure(results: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    shutil.copytree(results, folder)
+    write_error(folder / "broken", "the model cannot be traced")
+    write_error(folder / "small" / "rotor", "rotor: no options")
+    (folder / "not a model").mkdir()
+    index = run_index(load_run(folder))
+    assert [(row.model, row.strategy, row.word) for row in index.rows] == [
+        ("broken", "", "failed"),
+        ("small", "rotor", "failed"),
+        ("small", "rockmate", "should fit"),
+        ("small", "rockmate", "fits"),
+        ("small", "rockmate", "infeasible"),
+        ("small", "unplanned", "baseline"),
+    ]
+    assert dict(index.tally) == {
+        "models": 2,
+        "plans": 4,
+        "fits": 1,
+        "should fit": 1,
+        "infeasible": 1,
+        "failed": 2,
+    }
+    fitting = index.rows[3]
+    assert fitting.link == "" and not index_of(folder)[1].all("a")
+    (folder / "small" / "report.html").touch()
+    fitting = run_index(load_run(folder)).rows[3]
+    assert fitting.link == "small/report.html#plan-rockmate-50pct"
+    assert fitting.dot and all(0 <= place <= 1000 for place in fitting.dot)
+    assert index.rows[4].dot is None
+    _, page = index_of(folder)
+    assert len(page.all("svg", "spark")) == 3
+    assert len([a for a in page.all("tr") if "data-text" in a]) == 6
+
+
+def test_an_empty_folder_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="no results of a model"):
+        load_model(tmp_path)
+
+
+PLANNED = ["rockmate/50pct", "offload/50pct", "offmate/10pct", "hiremate/none", "auto/50pct"]
+"""Points that a run was for; the results have the first one alone."""
+
+
+def failing(results: Path, folder: Path) -> Path:
+    """Results of which plans wait for a link, options and clusters that failed."""
+    shutil.copytree(results, folder)
+    write_error(folder, "machine: the disk is full", "link")
+    write_error(folder / "small", "solve: no option", "solve_linked")
+    (folder / "small" / "logs" / "hierarchy.txt").write_text("partition: no cluster")
+    return folder
+
+
+def test_what_was_planned_and_is_not_there_has_the_reason(results: Path, tmp_path: Path) -> None:
+    folder = failing(results, tmp_path / "results")
+    found = load_model(folder / "small", planned=PLANNED)
+    assert found.error == "" and not any(plan.error for plan in found.plans)
+    assert found.failures == {
+        "offload/50pct": "machine: the disk is full",
+        "offmate/10pct": "solve: no option",
+        "hiremate/none": "partition: no cluster",
+        "auto/50pct": UNTOLD,
+    }
+    write_error(folder / "small" / "auto", "combine: no plan", "frontier")
+    assert load_model(folder / "small").failures == {"auto": "combine: no plan"}
+    found = load_model(folder / "small", planned=PLANNED)
+    assert found.failures["auto/50pct"] == "combine: no plan" and "auto" not in found.failures
+    (folder / "small" / "logs" / "trace.txt").write_text("trace: no model")
+    found = load_model(folder / "small", planned=PLANNED)
+    assert found.error == "trace: no model" and list(found.failures) == ["auto"]
+
+
+def test_a_link_that_failed_is_told_of_older_plans_alone(results: Path, tmp_path: Path) -> None:
+    folder = failing(results, tmp_path / "results") / "small"
+    shutil.copytree(folder / "rockmate", folder / "offload")
+    made, log = folder / "offload" / "frontier.arrow", folder.parent / "logs" / "link.txt"
+    for later, said in ((-1, "the disk is full"), (1, "")):
+        os.utime(made, ns=(log.stat().st_mtime_ns + later,) * 2)
+        assert said in error_before(folder / "offload" / "50pct")
+        assert bool(error_before(folder / "offload" / "50pct")) == bool(said)
+
+
+def test_a_failed_run_has_a_page_of_each_model_that_is_not_done(
+    results: Path, tmp_path: Path
+) -> None:
+    folder = failing(results, tmp_path / "results")
+    for other in ("done", "begun"):
+        shutil.copytree(results / "small", folder / other)
+    for name in ("small", "done"):
+        (folder / name / "report.done").touch()
+    parser = argparse.ArgumentParser()
+    cli.add_arguments(parser)
+    planned = [str(folder / "small" / point / "plan.json") for point in PLANNED]
+    words = ["--failed", str(folder), "--out", str(folder / "index.html"), "--planned", *planned]
+    cli.run(parser.parse_args(words))
+    assert not (folder / "small" / "report.done").exists()
+    assert "machine: the disk is full" in (folder / "small" / "report.html").read_text()
+    assert (folder / "begun" / "report.html").exists()
+    assert not (folder / "done" / "report.html").exists() and (folder / "done/report.done").exists()
+    page = Page((folder / "index.html").read_text())
+    assert {a["href"].partition("/")[0] for a in page.all("a") if a["href"]} == {"small", "begun"}
+    rows = [(a["data-strategy"], a["data-verdict"]) for a in page.all("tr") if "data-text" in a]
+    assert ("offload", "failed") in rows and ("auto", "failed") in rows
+    with pytest.raises(ConfigError, match=r"--planned plan\.json: expected MODEL/STRATEGY"):
+        cli.run(parser.parse_args([*words, "plan.json"]))

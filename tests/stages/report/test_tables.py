@@ -1,0 +1,75 @@
+"""The tables of a run in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from schemas.measurement import read_measurement, write_measurement
+from schemas.plan import GpuMemory, Transfers, read_plan, write_plan
+from stages.report import summary
+from tests.stages.report.pages import page_of
+
+
+def test_the_table_tells_the_gap_of_each_plan(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(results / "small", tmp_path / "small")
+    path = tmp_path / "small" / "rockmate" / "50pct" / "plan.json"
+    write_plan(path, replace(read_plan(path), gap=0.4321))
+    summary.run(argparse.Namespace(results=tmp_path, configuration=None))
+    told = capsys.readouterr().out.splitlines()
+    assert any(" gap " in line for line in told)
+    [row] = [line for line in told if "rockmate" in line and " 50% " in line]
+    assert " 43.2% " in row
+
+
+def test_what_plans_take_of_a_gpu_is_a_table_of_its_own(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(results / "small", tmp_path / "small")
+    plans = argparse.Namespace(results=tmp_path, configuration=None)
+    summary.run(plans)
+    assert "Of the GPU in all" not in capsys.readouterr().out
+    place = tmp_path / "small" / "rockmate" / "50pct"
+    gpu = GpuMemory(8_000_001, 8_100_000, 8_300_000, 10_000_000, 0, 9_000_000, 2_097_152)
+    write_plan(place / "plan.json", replace(read_plan(place / "plan.json"), gpu=gpu))
+    measured = read_measurement(place / "measurement.arrow")
+    taken = {"allocated_peak": 8_200_000, "reserved_peak": 8_400_000, "context": 300_000_000}
+    write_measurement(place / "measurement.arrow", replace(measured, **taken))  # type: ignore[arg-type]
+    summary.run(plans)
+    told = capsys.readouterr().out
+    table = told[told.index("Of the GPU in all") :]
+    for said in ("8.0 MB", "8.1 MB, measured 8.2 MB", "8.3 MB, measured 8.4 MB"):
+        assert said in table
+    for said in ("10.0 MB", "2.1 MB", "300.0 MB"):
+        assert said in table
+
+
+def test_what_plans_send_is_a_table_of_its_own(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(results / "small", tmp_path / "small")
+    plans = argparse.Namespace(results=tmp_path, configuration=None)
+    place = tmp_path / "small" / "rockmate" / "50pct"
+    sent = Transfers(5_000_000, 5_000_000, 3_000_000, 0.004)
+    write_plan(place / "plan.json", replace(read_plan(place / "plan.json"), transfers=sent))
+    measured = read_measurement(place / "measurement.arrow")
+    more = {"slow_memory": "disk", "predicted_slow": 3_000_000, "slow_peak": 3_000_000}
+    waits = {"predicted_waited": 0.004, "waited": 0.006}
+    write_measurement(place / "measurement.arrow", replace(measured, **more, **waits))  # type: ignore[arg-type]
+    summary.run(plans)
+    told = capsys.readouterr().out
+    table = told[told.index("Transfers to another memory, predicted and measured") :]
+    assert table.count("3.0 MB") == 2 and "4.0 ms" in table and "6.0 ms" in table
+    html = page_of(tmp_path / "small")[0]
+    for said in (
+        "3,000,000 bytes at most, 5.0 MB leave in a step, waited for 4.0 ms",
+        "3,000,000 bytes, as predicted to the byte",
+        "6.0 ms a step where 4.0 ms was predicted",
+    ):
+        assert said in html
