@@ -15,6 +15,7 @@ from schemas.errors import ConfigError, ModelError
 from schemas.updates import Updates, WholeStep
 from tightfit.choices import ChosenPlan
 from tightfit.route import FUSED, Route
+from tightfit.settings import check_folder
 from tightfit.whole import Updating, measured
 
 if TYPE_CHECKING:
@@ -174,10 +175,11 @@ def load_whole(
     file of the folder `disk`, on a GPU in the host's memory.
 
     Raises ArtifactError where the folder holds no such package, or one for another model or
-    optimiser, or where the other memory has no room.
+    optimiser, or where the other memory has no room, ConfigError where `disk` is no folder's path.
     """
     from stages.validate.load import load_lodged
 
+    check_folder("load_whole", disk)
     folder = None if disk is None else str(disk)
     return load_lodged(package, model, optimizer, folder, otherwise=otherwise)
 

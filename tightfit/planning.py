@@ -29,6 +29,7 @@ from tightfit.settings import (
     check_accumulating,
     check_cuda_graphs,
     check_disk,
+    check_folder,
     check_kernels,
     check_settings,
     check_travelling,
@@ -278,6 +279,7 @@ def load(
     from tightfit.carried import loader, shapes_of_package
 
     load_one = partial(loader, libraries=libraries, without_compiler=without_compiler)
+    check_folder("load", disk)
     load_one = partial(load_one, disk=whole_path(disk))
     folders = [package] if isinstance(package, str | Path) else list(package)
     if not folders:

@@ -113,12 +113,17 @@ def check_kernels(kernels: str) -> None:
         raise ConfigError(f'plan: kernels is {kernels!r}, expected "eager" or "fused"')
 
 
+def check_folder(call: str, disk: object) -> None:
+    """Raises ConfigError where the disk that a call is given is no folder's path."""
+    if disk is not None and (not isinstance(disk, str | os.PathLike) or not str(disk)):
+        raise ConfigError(f"{call}: disk is {disk!r}, expected the path of a folder")
+
+
 def check_disk(disk: object, strategy: str, optimizer: object) -> None:
     """Raises ConfigError where nothing would be in the folder of a disk, or it is none."""
+    check_folder("plan", disk)
     if disk is None:
         return
-    if not isinstance(disk, str | os.PathLike) or not str(disk):
-        raise ConfigError(f"plan: disk is {disk!r}, expected the path of a folder")
     if optimizer is None and not STRATEGIES[strategy].links:
         raise ConfigError(
             f"plan: disk is for the states of an optimizer and for strategies that send what waits "

@@ -13,6 +13,7 @@ from schemas.errors import ConfigError
 from schemas.link import HostLink
 from schemas.updates import LinkSpeed, UpdateCost, Updates, WholeStep
 from tightfit.choices import ChosenPlan
+from tightfit.settings import check_folder
 from tightfit.variants import Variant, totals_of
 
 if TYPE_CHECKING:
@@ -147,10 +148,11 @@ def in_backward(
     in the backward, with its states in a file of the folder `disk`, or in the host's memory for
     parameters on a GPU. The states of `optimizer` move.
 
-    Raises ConfigError where it cannot step in the backward, or the disk has no room.
+    Raises ConfigError where it cannot step in the backward, or the disk has no room, or is none.
     """
     from stages.device.optimiser import in_backward
 
+    check_folder("in_backward", disk)
     try:
         return in_backward(optimizer, disk)
     except RuntimeError as error:

@@ -17,6 +17,7 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import IO
 
 import torch
@@ -32,8 +33,36 @@ _UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
 
 def folder_of(folder: str | os.PathLike[str] | None) -> str:
-    """The folder that files go to where `folder` is given or not."""
-    return os.fspath(folder) if folder else os.environ.get(FOLDER) or tempfile.gettempdir()
+    """The folder that files go to where `folder` is given or not; raises ValueError where it is
+    none."""
+    if folder is None or folder == "":
+        return os.environ.get(FOLDER) or tempfile.gettempdir()
+    found = os.fspath(folder) if isinstance(folder, str | os.PathLike) else None
+    if not isinstance(found, str):
+        raise ValueError(f"disk is {folder!r}, it can be the path of a folder")
+    return found
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The folder of a disk, and whether it was `given` where the disk was made."""
+
+    path: str
+    given: bool
+
+    def sentence(self, error: OSError, size: int | None = None) -> str:
+        """What an error means, and what to do; where a file has no `size` bytes, of these."""
+        why = error.strerror or str(error)
+        way = "as disk" if self.given else f"as disk, or in {FOLDER}"
+        if size is not None:
+            return (
+                f"the disk of {self.path} does not give the {size} bytes that wait there during a "
+                f"step ({why}): free some, or name another folder {way}"
+            )
+        return (
+            f"tensors cannot wait in files of {self.path} ({why}): name a folder of a disk that "
+            f"can be written {way}"
+        )
 
 
 class Disk:
@@ -47,7 +76,7 @@ class Disk:
             file.close()
         self.size = size
         self.process = os.getpid()
-        self.folder = folder_of(folder)
+        self.folder = Folder(folder_of(folder), bool(folder))
         self.file = _made(self.folder, size)
         self.lanes = [
             ThreadPoolExecutor(1, f"tightfit-{name}")
@@ -85,7 +114,7 @@ class Disk:
             ticket.done.result()
         except OSError as error:
             self.sound = False
-            raise RuntimeError(_sentence(self.folder, error)) from error
+            raise RuntimeError(self.folder.sentence(error)) from error
         except Exception:
             self.sound = False
             raise
@@ -150,17 +179,17 @@ class Disk:
         return ticket
 
 
-def _made(folder: str, size: int) -> IO[bytes]:
+def _made(folder: Folder, size: int) -> IO[bytes]:
     """A file without a name that has its bytes of the disk."""
     try:
-        file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - it stays open
+        file = tempfile.TemporaryFile(dir=folder.path, buffering=0)  # noqa: SIM115 - it stays open
     except OSError as error:
-        raise RuntimeError(_sentence(folder, error)) from error
+        raise RuntimeError(folder.sentence(error)) from error
     try:
         _take(file.fileno(), size)
     except OSError as error:
         file.close()
-        raise RuntimeError(_sentence(folder, error, size)) from error
+        raise RuntimeError(folder.sentence(error, size)) from error
     return file
 
 
@@ -283,16 +312,3 @@ def _end(
         return
     _settle(moving)
     file.close()
-
-
-def _sentence(folder: str, error: OSError, size: int | None = None) -> str:
-    why = error.strerror or str(error)
-    if size is not None:
-        return (
-            f"the disk of {folder} does not give the {size} bytes that wait there during a step "
-            f"({why}): free some, or name another folder in {FOLDER}"
-        )
-    return (
-        f"tensors cannot wait in files of {folder} ({why}): name a folder of a disk that can be "
-        f"written in {FOLDER}"
-    )

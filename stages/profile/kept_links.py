@@ -28,10 +28,10 @@ def kept_link(
 ) -> MeasuredLink:
     """The link of a device to its slow memory, on the CPU to the disk of a folder: what the store
     has of it or, where it has nothing or `again` says so, what is measured over `size` bytes
-    (unless given `KEPT_SIZE`).
+    (unless given `KEPT_SIZE`, or what the disk has room for).
 
-    Raises ConfigError where the disk cannot be written, ArtifactError where what the store has is
-    damaged, or nothing can be kept there.
+    Raises ConfigError where the disk cannot be written or is too full, ArtifactError where what the
+    store has is damaged, or nothing can be kept there.
     """
     path = _path(store, device, folder)
     with open_library(store, describe_device(device)):
@@ -41,7 +41,7 @@ def kept_link(
             except ArtifactError as error:
                 raise ArtifactError(f"{error}; remove it, and the link is measured anew") from error
         try:
-            found = measured(device, folder, KEPT_SIZE if size is None else size)
+            found = measured(device, folder, size or KEPT_SIZE, exact=size is not None)
         except (RuntimeError, OSError) as error:
             raise ConfigError(f"disk: {error}") from error
         write_link(path, found)

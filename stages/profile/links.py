@@ -79,15 +79,39 @@ def speed_of(moved: int, to: float, back: float, both: float, latency: float) ->
 
 
 def measured(
-    device: torch.device | str, folder: str | os.PathLike[str] | None = None, size: int = 256 << 20
+    device: torch.device | str,
+    folder: str | os.PathLike[str] | None = None,
+    size: int = 256 << 20,
+    exact: bool = False,
 ) -> MeasuredLink:
     """The link of a device to its slow memory with the room there: on the CPU that of the disk of a
-    folder, else that of the host. See `measure_link`."""
+    folder, else that of the host. See `measure_link`.
+
+    Over fewer bytes than `size` where less than twice that is free on the disk, which then has half
+    of its room taken, unless the size is to be `exact`. Raises RuntimeError, in one sentence, where
+    there is no room to measure, and as `slow_memory` does.
+    """
     if device_named(device).type != "cpu":
         return MeasuredLink(measure_link(device, None, size), "host", _host_bytes())
     place = str(Path(folder_of(folder)).resolve())
-    speed = measure_link(device, place, size)
+    if Path(place).is_dir():
+        size = _within(place, size, exact)
+    speed = measure_link(device, place if folder else None, size)
     return MeasuredLink(speed, "disk", max(shutil.disk_usage(place).free, 1), place)
+
+
+def _within(place: str, size: int, exact: bool) -> int:
+    """The bytes to move each way that a disk has room for, which takes twice as many."""
+    free, needed = shutil.disk_usage(place).free, 2 * max(size // PIECE, 1) * PIECE
+    if needed <= free:
+        return size
+    least = needed if exact else 2 * PIECE
+    if free < least:
+        raise RuntimeError(
+            f"the disk of {place} has {free} bytes free, and to measure its link takes {least}: "
+            f"free some, or name another folder as disk"
+        )
+    return max(free // (4 * PIECE), 1) * PIECE
 
 
 def machine_of(device: torch.device | str, link: MeasuredLink) -> dict[str, Any]:

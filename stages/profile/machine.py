@@ -26,7 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--library", help="store that keeps what is measured with the profile of the device"
     )
     parser.add_argument("--remeasure", action="store_true", help="measure what --library has, too")
-    parser.add_argument("--size", type=int, help="MiB to move (default: 256, 64 with --library)")
+    parser.add_argument(
+        "--size",
+        type=int,
+        help="MiB to move each way (default: 256, 64 with --library, less on a disk without room)",
+    )
     parser.add_argument("--out", required=True, help="machine.json to write")
 
 
@@ -66,6 +70,7 @@ def _link(options: argparse.Namespace) -> MeasuredLink:
         size = None if options.size is None else options.size * _MIB
         return kept_link(options.library, options.device, options.disk, again, size)
     try:
-        return measured(options.device, options.disk, (options.size or _ALONE) * _MIB)
+        exact = options.size is not None
+        return measured(options.device, options.disk, (options.size or _ALONE) * _MIB, exact)
     except (RuntimeError, OSError) as error:
         raise ConfigError(f"--disk: {error}") from error

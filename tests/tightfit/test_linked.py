@@ -89,3 +89,20 @@ def test_what_waits_is_on_the_disk_that_was_named(
 def test_a_disk_that_cannot_be_is_refused(more: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=said):
         planned(tmp_path / "store", **{"disk": tmp_path, **more})
+
+
+def test_what_is_no_folder_is_refused_by_every_call(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for disk in (7, ""):
+        given: dict[str, Any] = {"disk": disk}
+        for name, call in (
+            ("load", lambda given=given: tightfit.load(tmp_path, model, **given)),
+            (
+                "load_whole",
+                lambda given=given: tightfit.load_whole(tmp_path, model, optimizer, **given),
+            ),
+            ("in_backward", lambda given=given: tightfit.in_backward(optimizer, **given)),
+        ):
+            with pytest.raises(ConfigError, match=f"^{name}: disk is {disk!r}, expected the path"):
+                call()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -54,6 +55,8 @@ def wrap(
     """
     if otherwise not in ("error", "original", "copy"):
         raise ValueError(f'otherwise is {otherwise!r}, it can be "error", "original" or "copy"')
+    if disk is not None and (not isinstance(disk, str | os.PathLike) or not os.fspath(disk)):
+        raise ValueError(f"disk is {disk!r}, it can be the path of a folder")
     if not isinstance(model, torch.nn.Module):
         raise RuntimeError(f"load is given a {type(model).__name__} instead of a torch module")
     base = class_of(model)

@@ -121,9 +121,15 @@ def test_nothing_is_left_where_a_process_is_killed(tmp_path: Path) -> None:
     assert ended.returncode == -signal.SIGKILL and not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match=rf"files of {tmp_path}/gone \(No such file"):
+def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RuntimeError, match=rf"files of {tmp_path}/gone \(No such file.* as disk$"):
         Disk(16, tmp_path / "gone")
+    monkeypatch.setenv(FOLDER, str(tmp_path / "other"))
+    with pytest.raises(RuntimeError, match=r"/other .* written as disk, or in TIGHTFIT_DISK$"):
+        Disk(16)
+    for none in (7, b"/tmp", True):
+        with pytest.raises(ValueError, match=f"disk is {none!r}, it can be the path of a folder"):
+            Disk(16, none)  # type: ignore[arg-type]
     (tmp_path / "file").write_text("kept")
     with pytest.raises(RuntimeError, match="Not a directory"):
         Disk(16, tmp_path / "file")

@@ -129,6 +129,9 @@ def test_a_disk_that_fails_is_told_and_the_next_step_goes_well(
     graph, built = traced(MODELS["shared"](), "shared")
     costs = timeless(graph)
     package_ = packaged(graph, costs, leaves(graph, costs, 2, 1.0), tmp_path / "package")
+    for none in (7, "", b"/tmp"):
+        with pytest.raises(ValueError, match=f"disk is {none!r}, it can be the path of a folder"):
+            package_.load(built.model, disk=none)
     module, stepper = package_.load(built.model), Stepper.of(graph, built)
     with monkeypatch.context() as broken:
         broken.setattr(os, "pwrite", lambda *_: (_ for _ in ()).throw(OSError(28, "No space")))

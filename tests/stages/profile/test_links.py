@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from schemas.machine import read_machine
 from schemas.measured_link import MeasuredLink, read_link, write_link
 from schemas.updates import LinkSpeed
 from stages.__main__ import main
-from stages.profile import kept_links
+from stages.profile import kept_links, links
 from stages.profile.kept_links import kept_link, kept_machine
 from stages.profile.links import machine_of, measure_link, speed_of
 
@@ -69,6 +71,44 @@ def test_what_cannot_be_measured(
     assert said in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("free", "taken"), [(1 << 30, 128), (100, 48), (9, 8), (8, 8)], ids=lambda each: str(each)
+)
+def test_a_disk_with_little_room_is_measured_over_less(
+    free: int, taken: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In MiB: as much as is asked for, or half of what there is."""
+    made: list[int] = []
+
+    def memory(device: Any, size: int, folder: str) -> Any:
+        made.append(size >> 20)
+        raise RuntimeError("enough")
+
+    monkeypatch.setattr(links, "slow_memory", memory)
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=free << 20))
+    with pytest.raises(ConfigError, match="enough"):
+        kept_link(tmp_path, "cpu", tmp_path)
+    assert made == [taken]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_disk_without_room_to_measure_is_told_in_bytes(
+    kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    free = [7 << 20]
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=free[0]))
+    words = ["machine", "--disk", str(tmp_path), "--out", str(tmp_path / "machine.json")]
+    words += ["--library", str(tmp_path)] if kept else []
+    for more, needed in (([], 8 << 20), (["--size", "8"], 16 << 20)):
+        assert main([*words, *more]) == 1
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1 and said.endswith(
+            f"disk: the disk of {tmp_path} has {free[0]} bytes free, and to measure its link takes "
+            f"{needed}: free some, or name another folder as disk\n"
+        )
+        free[0] = 15 << 20
+
+
 SPEED = LinkSpeed(4e9, 6e9, (3.5e9, 6e9), 1e-5)
 
 
@@ -77,7 +117,7 @@ def measuring(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The folders that were measured; each time the disk has another room."""
     found: list[str] = []
 
-    def measured(device: str, folder: str | Path | None, size: int) -> MeasuredLink:
+    def measured(device: str, folder: str | Path | None, size: int, exact: bool) -> MeasuredLink:
         found.append(str(folder))
         return MeasuredLink(SPEED, "disk", 1000 - len(found), str(folder))
 
