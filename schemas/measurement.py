@@ -29,7 +29,8 @@ class Measurement:
 
     `verdict` is the plan's own, or "failed" where the measurement contradicts the plan; `sentence`
     explains either. Peaks are bytes above what was allocated when the step began: `measured_peak`
-    and `unplanned_peak` with `.grad` absent, the `accumulate` ones with `.grad` already there;
+    and `unplanned_peak` with `.grad` absent, the `accumulate` ones with `.grad` already there, of a
+    whole step of microbatches the most of all but its last one;
     `unplanned` is the original model, whose figures are None where its step does not fit, as are
     the differences then. `allocated_peak` and `reserved_peak` are what PyTorch's allocator gave of
     its blocks and had taken of a GPU at most, parameters and inputs included, where nothing else

@@ -51,7 +51,7 @@ def check_lodged(
     a sentence with the first that differs. Nothing is compared on a GPU, or where the model adds in
     no fixed order. Model, optimiser and random numbers stay as they are.
     """
-    if graph.device != "cpu" or unordered(graph):
+    if incomparable(graph):
         return ""
     stepper = Stepper.of(graph, built)
     trails = []
@@ -64,6 +64,14 @@ def check_lodged(
         if not same_bits(mine, other):
             return sentence(f"in {STEPS} steps of {kind}, {name} differs")
     return ""
+
+
+def incomparable(graph: Graph) -> str:
+    """Why the bits of two steps are not compared, "" where they are."""
+    if graph.device != "cpu":
+        return "since the model is on a GPU"
+    blamed = unordered(graph)
+    return f"since {', '.join(blamed)} adds in no fixed order" if blamed else ""
 
 
 def _trail(
@@ -230,7 +238,7 @@ def validate_lodged(
         with session(device):
             twin = copy.deepcopy(built.model)
         ours = Steps(stepper, sample, *load(twin, made(twin)), count)
-        return _measured(base, lodging, ours, theirs, said, pairs, device)
+        return _measured(base, lodging, ours, theirs, said, incomparable(graph), pairs, device)
     except ModelError:
         raise
     except Exception as error:
@@ -244,6 +252,7 @@ def _measured(
     ours: Steps,
     theirs: Steps,
     said: str,
+    uncompared: str,
     pairs: int,
     device: str,
 ) -> Validation:
@@ -252,7 +261,8 @@ def _measured(
     slow = ours.optimizer.slow_bytes
     predicted_slow = lodging.parameters + lodging.states + lodging.copies + lodging.sums
     theirs.run()
-    unplanned = max(theirs.usages(device), key=lambda usage: usage.peak)
+    plain = theirs.usages(device)
+    unplanned = max(plain, key=lambda usage: usage.peak)
     times: list[tuple[float, float]] = []
     begin = ours.waited
     for _ in range(pairs):
@@ -271,16 +281,19 @@ def _measured(
     beside = (base.predicted_peak or 0) - max(lodging.peak, lodging.adding_peak)
     # What the first of several microbatches leaves is there in all others.
     most = max(usage.peak for usage in later[1:] or later) + beside
+    same = not said and not uncompared
     filled = replace(
         base,
         measured_peak=most,
         unplanned_peak=unplanned.peak,
+        accumulate_peak=max((usage.peak for usage in later[:-1]), default=None),
+        unplanned_accumulate_peak=max((usage.peak for usage in plain[:-1]), default=None),
         within_budget=base.budget_bytes is None or most <= base.budget_bytes,
         peak_as_predicted=as_predicted,
-        bits_equal=not said,
-        output_difference=0.0 if not said else None,
-        gradient_difference=0.0 if not said else None,
-        buffer_difference=0.0 if not said else None,
+        bits_equal=same,
+        output_difference=0.0 if same else None,
+        gradient_difference=0.0 if same else None,
+        buffer_difference=0.0 if same else None,
         predicted_slow=predicted_slow,
         slow_peak=slow,
         waited=waited,
@@ -300,17 +313,32 @@ def _measured(
         )
     if complaints:
         filled = replace(filled, verdict=FAILED, sentence=sentence("; ".join(complaints)))
-    elif waited is not None:
-        more = f"measured, a step waits for the other memory for {waited:.3g} s"
-        if base.predicted_waited is not None:
-            more += f" where {base.predicted_waited:.3g} s were predicted"
-        filled = replace(filled, sentence=f"{filled.sentence}; {more}")
+    else:
+        told = [filled.sentence, *_told(filled, lodging, uncompared)]
+        filled = replace(filled, sentence="; ".join(told))
     lines = [
         LinePoint(run, seconds, live)
         for run, usage in (("planned", steady), ("unplanned", unplanned))
         for seconds, live in thin(usage.line)
     ]
     return Validation(filled, lines)
+
+
+def _told(found: Measurement, lodging: Any, uncompared: str) -> list[str]:
+    """What is to be said of a step that takes what was predicted."""
+    told = []
+    if lodging.microbatches > 1:
+        told.append(f"each of its {lodging.microbatches} microbatches takes the bytes predicted")
+    if found.waited is not None:
+        waits = f"a step waits for the other memory for {found.waited:.3g} s"
+        if found.predicted_waited is not None:
+            waits += f" where {found.predicted_waited:.3g} s were predicted"
+        told.append(waits)
+    if told:
+        told[0] = f"measured, {told[0]}"
+    if uncompared:
+        told.append(f"bits were not compared with those of {lodging.optimizer}, {uncompared}")
+    return told
 
 
 def _bytes_of(lodging: Any, first: list[Usage], steady: list[Usage]) -> list[tuple[str, int, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from schemas.errors import ArtifactError
 from schemas.graph import read_graph
 from schemas.measured_updates import read_measured, write_measured
-from schemas.measurement import read_measurement
+from schemas.measurement import Measurement, read_measurement
 from schemas.plan import read_plan
 from schemas.schedule import (
     SCHEDULE,
@@ -167,7 +168,7 @@ def test_a_check_leaves_all_as_it_was(made: Any) -> None:
 @pytest.fixture(scope="module")
 def away(made: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The folder of two plans of updates of which those on the device are said to take long: of one
-    microbatch and of two; and what names the graph."""
+    microbatch and of three; and what names the graph."""
     folder, words = made
     own = tmp_path_factory.mktemp("away")
     known = read_measured(folder / "updates.json")
@@ -182,7 +183,7 @@ def away(made: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     given += ["--updates", str(own / "updates.json")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("stages.combine.whole.command.LEAST", 1 << 10)
-        assert main(["whole", *given, "--out", str(own / "plan"), "--microbatches", "2"]) == 0
+        assert main(["whole", *given, "--out", str(own / "plan"), "--microbatches", "3"]) == 0
     return own / "plan", folder / "plan", graph[:2], words[:-6]
 
 
@@ -191,21 +192,70 @@ def generated(plan: Path, graph: list[str], out: Path, *more: str) -> int:
     return main(["generate", *graph, *named, "--out", str(out), *more])
 
 
-def test_updates_on_disk_are_judged_to_the_byte(away: Any, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def parts(away: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The module of a plan of three microbatches, and what judges it by so many timed pairs."""
     plan, _, graph, model = away
-    module = str(tmp_path / "module")
+    module = tmp_path_factory.mktemp("parts") / "module"
     adding = ["--microbatch", str(plan / "microbatch.arrow")]
-    assert generated(plan, graph, tmp_path / "module", *adding) == 0
-    lodging = load_package(module).LODGING
-    assert len(lodging.away) > 4 and lodging.microbatches == 2
-    out = ["--out", str(tmp_path / "measurement.arrow"), "--pairs", "1"]
-    given = ["--plan", str(plan / "plan.json"), "--module", module]
-    assert main(["validate", *model, *graph, *given, *out]) == 0
-    found = read_measurement(tmp_path / "measurement.arrow")
+    assert generated(plan, graph, module, *adding) == 0
+    words = [*model, *graph, "--plan", str(plan / "plan.json"), "--module", str(module)]
+
+    def judged(folder: Path, pairs: int = 0) -> Measurement:
+        out = folder / "measurement.arrow"
+        assert main(["validate", *words, "--out", str(out), "--pairs", str(pairs)]) == 0
+        return read_measurement(out)
+
+    return load_package(module), judged
+
+
+def test_updates_on_disk_are_judged_to_the_byte(parts: Any, tmp_path: Path) -> None:
+    package, judged = parts
+    lodging = package.LODGING
+    assert len(lodging.away) > 4 and lodging.microbatches == 3
+    found = judged(tmp_path, 1)
     assert found.verdict == "feasible", found.sentence
     assert found.peak_as_predicted and found.within_budget and found.bits_equal
     assert found.slow_peak == found.predicted_slow
+    assert found.accumulate_peak == max(lodging.adding_peak, lodging.first_adding_peak)
+    assert "measured, each of its 3 microbatches takes the bytes predicted; a st" in found.sentence
     assert "waits for the other memory for" in found.sentence
+
+
+def test_other_bytes_of_a_microbatch_are_told(
+    parts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a step whose bits are those of the optimiser: these are compared elsewhere."""
+    package, judged = parts
+    said, lodge = package.LODGING, package.lodge
+    facts = ("first_adding_peak", "adding_peak", "peak", "first_peak", "sums")
+    wrong = {fact: getattr(said, fact) + 64 for fact in facts}
+    monkeypatch.setattr("stages.validate.lodged.check_lodged", lambda *_: "")
+    monkeypatch.setattr(package, "lodge", lambda one, other, _, disk: lodge(one, other, said, disk))
+    monkeypatch.setattr(package, "LODGING", replace(said, **wrong))
+    found = judged(tmp_path)
+    assert found.verdict == "failed" and not found.peak_as_predicted
+    told = re.sub(r"\d+ bytes where \d+ were predicted", "", found.sentence.lower())
+    assert told.rstrip(".").split(" ; ") == [
+        "the first step takes", "a step takes", "microbatch 1 takes", "microbatch 2 takes",
+        "microbatch 1 takes", "microbatch 2 takes", "the other memory has ",
+    ]  # fmt: skip
+
+
+def test_gradients_that_add_up_otherwise_are_told(
+    parts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, judged = parts
+    lane: Any = sys.modules[f"{package.__name__}.lane"]
+    add = lane.Bench.add
+
+    def forgetting(self: Any, number: int, gradient: int, earlier: int, first: bool) -> Any:
+        return add(self, number, gradient, earlier, first=True)
+
+    monkeypatch.setattr(lane.Bench, "add", forgetting)
+    found = judged(tmp_path)
+    assert found.verdict == "failed" and not found.bits_equal and found.peak_as_predicted
+    assert found.sentence.startswith("In 3 steps of AdamW, an output of step 2 differs")
 
 
 def test_plans_of_microbatches_replay_to_what_they_say(made: Any, away: Any) -> None:
@@ -247,7 +297,7 @@ def test_schedules_of_microbatches_that_do_not_belong_together_are_refused(
     digest = read(adding, SCHEDULE).metadata["graph"]
     steps = read_schedule(adding)
     assert updates is not None and away_of(steps)
-    for changed in (replace(updates, there=frozenset()), replace(updates, microbatches=3)):
+    for changed in (replace(updates, there=frozenset()), replace(updates, microbatches=4)):
         path = tmp_path / "other.arrow"
         write_schedule(path, steps, digest, link, changed)
         refused("is that of another step", plan, "--microbatch", str(path))
