@@ -2,14 +2,15 @@
 refused.
 
 Such a parameter stays the object that it was, of a class that says its shape, dtype and gradient
-and hands no function its values: it has none. Between steps what goes around the class, as
-`torch.tensor`, C++ and DLPack do, finds a dtype that nothing computes with. Within a step, where
-autograd looks at it, it is of its own dtype, and no number.
+and hands no function its values: it has none. What goes around the class, as `torch.tensor`, C++
+and DLPack do, finds a dtype that nothing computes with, within a step and between steps: autograd
+gives gradients of the dtype that the parameter names for them (`grad_dtype`), which stays its own.
+It gives complex ones to complex parameters alone: those are of their dtype within a step, and no
+number.
 """
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -79,9 +80,6 @@ class Owner(Protocol):
     def layout(self, number: int) -> MemoryLayout:
         """How it lies where it is there."""
 
-    def typed(self, number: int) -> contextlib.AbstractContextManager[None]:
-        """Within it a parameter is of its own dtype, as autograd wants it."""
-
     def refusal(self, number: int) -> str:
         """Why its values are not to be had, in a sentence."""
 
@@ -95,7 +93,7 @@ class Owner(Protocol):
 _ASKED = frozenset(
     (
         *("shape", "device", "layout", "requires_grad", "grad", "is_leaf", "grad_fn"),
-        *("ndim", "output_nr", "retains_grad", "_version", "names"),
+        *("ndim", "output_nr", "retains_grad", "_version", "names", "grad_dtype"),
         *("is_cuda", "is_cpu", "is_meta", "is_sparse", "is_nested", "is_quantized", "is_mkldnn"),
         *("is_xla", "is_xpu", "is_mps", "is_sparse_csr", "is_ipu", "is_vulkan", "is_maia"),
         *("_backward_hooks", "_post_accumulate_grad_hooks", "_grad", "_grad_fn", "_base"),
@@ -186,8 +184,7 @@ def _answer(owner: Owner, number: int, func: Any, args: Sequence[Any], kwargs: A
         allowed = name in _CALLED
     if not allowed:
         return NotImplemented
-    typed = owner.typed(number) if name == "__set__" else contextlib.nullcontext()
-    with typed, torch._C.DisableTorchFunctionSubclass():
+    with torch._C.DisableTorchFunctionSubclass():
         found = func(*args, **kwargs)
     return _turned(args[0], found, layout) if asked in _GRADIENTS and name == "__get__" else found
 

@@ -54,8 +54,13 @@ class Home:
         self.layouts = [MemoryLayout.of(parameter) for parameter in parameters]
         self.places = places_of([layout.bytes for layout in self.layouts])
         self.numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
-        self.stand_ins = [layout.stand_in() for layout in self.layouts]
         self.blanks = [layout.blank() for layout in self.layouts]
+        self.stand_ins = {
+            number: layout.stand_in()
+            for number, layout in enumerate(self.layouts)
+            if layout.dtype.is_complex
+        }
+        """What takes the place of blanks within a step, where autograd asks for that."""
         self.values = {number: parameter.data for number, parameter in enumerate(parameters)}
         """Those that are on the device, as plain tensors, but for what `gathered` shows."""
         self.unswapped = kept_from_swapping(self.parameters)
@@ -158,8 +163,8 @@ class Home:
             )
         self.settle()
         self.visit = weakref.ref(visit)
-        for number in range(len(self.parameters)):
-            self._place(number)
+        for number, stand_in in self.stand_ins.items():
+            self._put(number, stand_in)
 
     def prefetch(self, number: int) -> torch.Tensor:
         """A parameter's bytes are taken, and it begins to come."""
@@ -168,7 +173,6 @@ class Home:
         earlier = [self.moving[number]] if number in self.moving else []
         self.moving[number] = self.memory.read(whole, self.places[number], *earlier)
         self.values[number] = layout.view(whole)
-        self._place(number)
         return self.values[number]
 
     def wait(self, number: int) -> None:
@@ -185,7 +189,6 @@ class Home:
         """A parameter's bytes of the device are free."""
         self.values.pop(number, None)
         self.older.discard(number)
-        self._place(number)
 
     def updated(self, number: int, ticket: Ticket) -> None:
         """A parameter begins to be updated in the memory."""
@@ -202,8 +205,8 @@ class Home:
     def leave(self) -> None:
         """A step has done all that it does with parameters."""
         self.visit = None
-        for number in range(len(self.parameters)):
-            self._place(number)
+        for number in self.stand_ins:
+            self._put(number, self.blanks[number])
 
     def tensor(self, number: int) -> torch.Tensor:
         """A parameter that is on the device, as a plain tensor of the same bytes."""
@@ -337,28 +340,11 @@ class Home:
             parameter.data = self.values.pop(number)
 
     def _hide(self, number: int) -> None:
-        """A parameter has no values any more."""
-        self.parameters[number].__class__ = self.kind
-        self._place(number)
-
-    def _place(self, number: int) -> None:
-        """A parameter that has no values is what autograd wants within a step, and blank outside;
-        one that was not hidden yet, or no more, is left alone."""
-        if type(self.parameters[number]) is not self.kind:
-            return
-        if self.visit is None:
-            self._put(number, self.blanks[number])
-        else:
-            self._put(number, self.values.get(number, self.stand_ins[number]))
-
-    @contextlib.contextmanager
-    def typed(self, number: int) -> Iterator[None]:
-        """See `Owner.typed`."""
-        self._put(number, self.stand_ins[number])
-        try:
-            yield
-        finally:
-            self._place(number)
+        """A parameter has no values any more. The dtype of its gradients, which is else that of the
+        values, is named first."""
+        parameter = self.parameters[number]
+        parameter.grad_dtype, parameter.__class__ = parameter.grad_dtype, self.kind
+        self._put(number, self.blanks[number])
 
     def _put(self, number: int, values: torch.Tensor) -> None:
         with torch._C.DisableTorchFunctionSubclass():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ import pytest
 import tightfit
 from schemas.errors import ConfigError
 from stages.device.meter import session
-from tests.tightfit.test_away import _small, adamw, alike, deep
-from tests.tightfit.test_whole import loss
+from tests.tightfit.steps import Measured, alike, loss
+from tests.tightfit.test_away import _small, adamw, deep
 
 __all__ = ["_small"]
 
@@ -34,28 +33,12 @@ def test_microbatches_take_the_bytes_that_the_budget_counts(
     optimizer: Any = made.optimizer
     whole = made.whole
     assert whole is not None and whole.total == whole.accumulating_total <= budget
-    output = value = None
-
-    def usage(last: bool) -> int:
-        nonlocal output, value
-        del output, value
-        gc.collect()
-        with session("cpu", lines=True) as running:
-            running.mark("begin")
-            if last:
-                output = fitted(*args)
-                value = loss(output)
-                value.backward()
-            else:
-                with optimizer.accumulating():
-                    output = fitted(*args)
-                    value = loss(output)
-                    value.backward()
-            running.mark("end")
-        return running.usage("begin", "end").peak
-
+    measured = Measured(fitted)
     for number in range(2):
-        found = [usage(last=False), usage(last=False), usage(last=True)]
+        found = [
+            measured.peak(args, None if last else optimizer.accumulating())
+            for last in (False, False, True)
+        ]
         for _ in range(3):
             loss(plain(*args)).backward()
         for each in (optimizer, expected):

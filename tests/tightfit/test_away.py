@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import tightfit
 from schemas.errors import ConfigError
 from stages.device.meter import session
-from tests.tightfit.test_whole import loss
+from tests.tightfit.steps import alike, check_three_steps, loss
 
 SETTINGS: dict[str, Any] = {"progress": False, "parameters": "away"}
 
@@ -84,15 +84,6 @@ def train(module: Any, optimizer: Any, args: Any, steps: int = 3) -> list[Tensor
     return found
 
 
-def alike(one: Any, other: Any) -> bool:
-    """Whether two state_dicts have the same keys and bits."""
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(alike(one[key], other[key]) for key in one)
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(alike, one, other))
-    return torch.equal(one, other) if isinstance(one, Tensor) else bool(one == other)
-
-
 @pytest.mark.parametrize(("kind", "budget"), [(adamw, "min"), (momentum, 90_000), (adam, 130_000)])
 def test_three_steps_are_those_of_torch_in_the_bytes_predicted(
     kind: Any, budget: Any, store: Path
@@ -110,30 +101,7 @@ def test_three_steps_are_those_of_torch_in_the_bytes_predicted(
     assert made.whole is not None and made.whole.remote > 20_000
     assert made.budget_total is not None and made.whole.total <= made.budget_total
     assert budget != "min" or made.budget_total < 90_000
-    output = value = None
-    schedules = [torch.optim.lr_scheduler.StepLR(o, 1, 0.5) for o in (expected, optimizer)]
-    for number in range(3):
-        wanted = loss(plain(*args))
-        wanted.backward()
-        del output, value
-        gc.collect()
-        with session("cpu", lines=True) as running:
-            running.mark("begin")
-            output = fitted(*args)
-            value = loss(output)
-            value.backward()
-            running.mark("end")
-        for each in (expected, optimizer):
-            each.step()
-            each.zero_grad()
-        for each in schedules:
-            each.step()
-        assert torch.equal(value, wanted)
-        foretold = made.whole.peak if number else made.whole.first_peak
-        assert running.usage("begin", "end").peak == foretold
-    assert alike(dict(fitted.state_dict()), dict(plain.state_dict()))
-    assert alike(optimizer.state_dict(), expected.state_dict())
-    assert optimizer.slow_bytes == made.whole.slow
+    check_three_steps(fitted, optimizer, plain, expected, args, made.whole)
     assert all(map(lambda one, other: one is other, before, model.parameters()))
     optimizer.close()
     assert all(map(torch.equal, model.parameters(), plain.parameters()))
@@ -188,6 +156,14 @@ def test_what_asks_for_values_elsewhere_is_refused_or_right(package: Path) -> No
     assert "in another memory" in repr(weight) and weight.requires_grad and weight.is_leaf
     train(fitted, optimizer, args, 1)
     train(plain, expected, args, 1)
+    value, other = loss(fitted(*args)), loss(plain(*args))
+    with pytest.warns(UserWarning, match="To copy construct"):
+        copied = torch.tensor(weight)
+    with pytest.raises(RuntimeError, match=r"not implemented|Float4"):
+        copied.sum()
+    value.backward(), other.backward()
+    optimizer.step(), expected.step()
+    expected.zero_grad()
     with optimizer.gathered(), torch.no_grad():
         assert torch.equal(model.eval()(*args), plain.eval()(*args))
         weight.mul_(2)

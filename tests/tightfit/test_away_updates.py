@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import gc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,8 @@ import tightfit
 import tightfit.away
 from stages.device.meter import session
 from tests.tightfit import test_away as away
-from tests.tightfit.test_away import SETTINGS, adamw, alike, deep, loss
+from tests.tightfit.steps import Measured, alike, check_three_steps, loss
+from tests.tightfit.test_away import SETTINGS, adamw, deep
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -70,29 +70,7 @@ def test_updates_on_disk_are_those_of_torch_in_the_bytes_predicted(
     optimizer: Any = made.optimizer
     whole = made.whole
     assert whole is not None and whole.total <= budget and whole.away > 10_000 and whole.bench
-    schedules = [torch.optim.lr_scheduler.StepLR(o, 1, 0.5) for o in (expected, optimizer)]
-    output = value = None
-    for number in range(3):
-        wanted = loss(plain(*args))
-        wanted.backward()
-        del output, value
-        gc.collect()
-        with session("cpu", lines=True) as running:
-            running.mark("begin")
-            output = fitted(*args)
-            value = loss(output)
-            value.backward()
-            running.mark("end")
-        for each in (expected, optimizer):
-            each.step()
-            each.zero_grad()
-        for each in schedules:
-            each.step()
-        assert torch.equal(value, wanted)
-        assert running.usage("begin", "end").peak == (whole.peak if number else whole.first_peak)
-    assert alike(dict(fitted.state_dict()), dict(plain.state_dict()))
-    assert alike(optimizer.state_dict(), expected.state_dict())
-    assert optimizer.slow_bytes == whole.slow
+    check_three_steps(fitted, optimizer, plain, expected, args, whole)
     optimizer.close()
     assert all(map(torch.equal, model.parameters(), plain.parameters()))
 
@@ -127,19 +105,10 @@ def test_gradients_that_add_up_on_the_device_leave_with_the_last_one(
     """Where a step was planned as one microbatch, `accumulating_peak` is that of the last one."""
     package, whole = one_microbatch
     fitted, optimizer, plain, expected = planned(package)
-    peaks = []
+    measured, peaks = Measured(fitted), []
     for part in range(2):
         args = inputs_of(part)
-        output = value = None
-        gc.collect()
-        waits = contextlib.nullcontext() if part else optimizer.accumulating()
-        with waits, session("cpu", lines=True) as running:
-            running.mark("begin")
-            output = fitted(*args)
-            value = loss(output)
-            value.backward()
-            running.mark("end")
-        peaks.append(running.usage("begin", "end").peak)
+        peaks.append(measured.peak(args, None if part else optimizer.accumulating()))
         loss(plain(*args)).backward()
     optimizer.step()
     expected.step()
@@ -202,21 +171,12 @@ def test_gradients_of_microbatches_add_up_on_disk(microbatches: tuple[Path, Any]
 def test_each_microbatch_takes_the_bytes_predicted(microbatches: tuple[Path, Any]) -> None:
     package, whole = microbatches
     fitted, optimizer, _, _ = planned(package)
+    measured = Measured(fitted)
     for number in range(2):
-        peaks = []
-        for part in range(3):
-            output = value = None
-            gc.collect()
-            waits = optimizer.accumulating() if part < 2 else contextlib.nullcontext()
-            args = inputs_of(part)
-            with waits, session("cpu", lines=True) as running:
-                running.mark("begin")
-                output = fitted(*args)
-                value = loss(output)
-                value.backward()
-                running.mark("end")
-            peaks.append(running.usage("begin", "end").peak)
-        del output, value
+        peaks = [
+            measured.peak(inputs_of(part), optimizer.accumulating() if part < 2 else None)
+            for part in range(3)
+        ]
         optimizer.step()
         optimizer.zero_grad()
         last = whole.peak if number else whole.first_peak

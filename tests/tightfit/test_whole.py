@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,9 @@ from schemas.costs import read_costs
 from schemas.errors import ConfigError
 from schemas.graph import read_graph
 from schemas.schedule import read_schedule, schedule_link, schedule_updates
-from stages.device.meter import session
 from stages.generate.package import package
 from stages.replay.referee import replay
+from tests.tightfit.steps import Measured, check_three_steps, loss
 from tightfit.whole import _largest
 
 SETTINGS: dict[str, Any] = {"strategy": "checkpoint", "progress": False}
@@ -52,10 +51,6 @@ def tied() -> tuple[nn.Module, tuple[Tensor]]:
     return Tied(), (torch.randint(0, 60, (4, 16)),)
 
 
-def loss(output: Tensor) -> Tensor:
-    return output.square().mean()
-
-
 def adamw(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=0.01)
 
@@ -71,43 +66,13 @@ def test_three_steps_are_those_of_torch_in_the_bytes_predicted(kind: Any, store:
     expected, given = kind(plain), kind(model)
     fitted, made = tightfit.plan(model, args, loss=loss, optimizer=given, store=store, **SETTINGS)
     assert made.whole is not None and made.optimizer is not None
-    output = value = None
-    for number in range(3):
-        loss(plain(*args)).backward()
-        expected.step()
-        expected.zero_grad()
-        del output, value
-        gc.collect()
-        with session("cpu", lines=True) as running:
-            running.mark("begin")
-            output = fitted(*args)
-            value = loss(output)
-            value.backward()
-            running.mark("end")
-        made.optimizer.step()
-        made.optimizer.zero_grad()
-        foretold = made.whole.peak if number else made.whole.first_peak
-        assert running.usage("begin", "end").peak == foretold
-    for mine, other in zip(model.parameters(), plain.parameters(), strict=True):
-        assert torch.equal(mine, other)
-    states = zip(
-        made.optimizer.state_dict()["state"].values(),
-        expected.state_dict()["state"].values(),
-        strict=True,
-    )
-    assert all(torch.equal(mine[key], other[key]) for mine, other in states for key in other)
+    check_three_steps(fitted, made.optimizer, plain, expected, args, made.whole)
+    assert all(map(torch.equal, model.parameters(), plain.parameters()))
     with made.optimizer.accumulating():  # type: ignore[attr-defined]
         loss(fitted(*args)).backward()
-    del output, value
-    gc.collect()
-    with session("cpu") as running, running.section("last"):
-        output = fitted(*args)
-        value = loss(output)
-        value.backward()
+    assert Measured(fitted).peak(args) == made.whole.accumulating_peak
     made.optimizer.step()
-    assert running.section_usage("last").peak == made.whole.accumulating_peak
     assert made.optimizer.staging_bytes == made.whole.staging  # type: ignore[attr-defined]
-    assert made.optimizer.slow_bytes == made.whole.slow  # type: ignore[attr-defined]
     assert made.whole.places["optimiser states"].startswith("disk")
     made.optimizer.close()  # type: ignore[attr-defined]
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from stages.device.disk import FOLDER
+from stages.generate.runtime.visit import Visit
 from tests.stages.device.test_home import home_of, model
 
 
@@ -22,9 +23,15 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:To copy construct")
-def test_what_goes_around_the_class_computes_with_nothing() -> None:
+@pytest.mark.parametrize("within", [False, True])
+def test_what_goes_around_the_class_computes_with_nothing(within: bool) -> None:
+    """Between steps and `within` one, where some values are on the device."""
     module = model()
     home = home_of(module, there=[2])
+    visit = Visit(home) if within else None
+    if visit is not None:
+        visit.prefetch(4)
+        visit.wait(4)
     weights: list[Any] = [module[1].weight, module[2].weight]
     for path, weight in zip(("1", "2"), weights, strict=True):
         for use in (
@@ -67,6 +74,8 @@ def test_what_goes_around_the_class_computes_with_nothing() -> None:
         assert weight.grad.dtype == torch.float32
         with pytest.raises(RuntimeError, match="dtype"):
             weight.grad = torch.ones(weight.shape, dtype=torch.float64)
+    if visit is not None:
+        visit.leave()
     home.close()
     torch.utils.swap_tensors(module[0].bias, nn.Parameter(torch.zeros(40)))
     assert module[0].bias.eq(0).all()  # type: ignore[operator]
@@ -80,3 +89,32 @@ def test_a_gradient_lies_as_its_parameter_does_where_it_is_there() -> None:
     assert found is not None and found.stride() == (1, 4)
     assert found is module[0].grad and torch.equal(found, torch.arange(12.0).view(4, 3))
     home.close()
+
+
+class Handing(torch.autograd.Function):
+    """Hands a gradient over, as a slice of a backward does."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        ctx.gradient = gradient
+        return torch.zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, token: torch.Tensor) -> Any:
+        return ctx.gradient, None
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.complex64])
+def test_gradients_are_of_the_dtype_of_the_parameter(dtype: torch.dtype) -> None:
+    module = nn.ParameterList([torch.ones(4, 3, dtype=dtype)])
+    home, gradient = home_of(module), torch.full((4, 3), 2, dtype=dtype)
+    own: Any = module[0]
+    own.grad = gradient.clone()
+    for _ in range(2):
+        visit = Visit(home)
+        value: Any = Handing.apply(own, gradient)
+        value.backward()
+        visit.leave()
+    assert own.grad.dtype == own.grad_dtype == dtype and torch.equal(own.grad, 3 * gradient)
+    home.close()
+    assert torch.equal(own, torch.ones(4, 3, dtype=dtype))
