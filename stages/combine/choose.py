@@ -110,7 +110,7 @@ class _Asked:
         sentence = (
             f"infeasible: {self.budget} is {self.total:,} bytes, the smallest budget known to work "
             f"for {player.graph.model} with {frontier.strategy} is {measured}; "
-            f"of its bytes hold, when it takes the most, {parts}{margin(memory)}"
+            f"at the peak of the step these are {parts}{margin(memory)}"
             f"{self._floor(room)}{_described(player.costs)}{_clock(frontier)}"
         )
         return Plan(

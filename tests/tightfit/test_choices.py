@@ -45,7 +45,9 @@ def test_an_infeasible_percentage_names_the_smallest(store: Path) -> None:
 
 def test_infeasible_bytes_name_the_smallest_and_what_holds_it(store: Path) -> None:
     said = refusal(store, "1kB")
-    found = re.search(r"with auto is ([\d,]+) bytes \(\d+%\); of its bytes hold, .*, (.*)$", said)
+    found = re.search(
+        r"with auto is ([\d,]+) bytes \(\d+%\); at the peak of the step these are .*, (.*)$", said
+    )
     assert found is not None and "\n" not in said, said
     smallest = int(found[1].replace(",", ""))
     made = plan(store, smallest)
@@ -70,7 +72,7 @@ def test_a_refusal_names_what_no_plan_takes_less_than_and_the_op(store: Path) ->
 def test_what_holds_the_smallest_adds_up_to_it(store: Path) -> None:
     said = refusal(store, "1kB")
     smallest = int(said.split("auto is ")[1].split(" bytes")[0].replace(",", ""))
-    held = said.split("takes the most, ")[1].split("; no plan")[0]
+    held = said.split("peak of the step these are ")[1].split("; no plan")[0]
     own = re.sub(r" \((?:the largest|at) [^)]*\)", "", held)
     assert (
         sum(int(size.replace(",", "")) for size in re.findall(r" ([\d,]+)(?:,|$)", own)) == smallest
@@ -92,7 +94,7 @@ def test_what_holds_the_smallest_has_no_line_where_none_is_known(
     monkeypatch.setattr("stages.combine.choose.holding", bare)
     monkeypatch.setattr("stages.combine.choose.needing", lambda *_: "which an op takes")
     said = refusal(store, "2kB")
-    assert "when it takes the most" in said and "(at" not in said
+    assert "at the peak of the step" in said and "(at" not in said
 
 
 def test_the_least_budget(store: Path) -> None:
