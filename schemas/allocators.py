@@ -12,7 +12,8 @@ class AllocatorAbout:
 
     `summary` is a line for people. A `contiguous` one gives each device one stage, so that only
     neighbours need a link. One with `turns` makes k-periodic patterns and takes k. One with
-    `inside` can compute again inside of stages. A `blind` one looks at memory afterwards, so that
+    `inside` can compute again inside of stages. One that `solves` integer programs takes the
+    engine that does. A `blind` one looks at memory afterwards, so that
     it may find nothing where something fits. `optimal_in` names the class that its plans are
     optimal in where its bound is reached.
     """
@@ -22,6 +23,7 @@ class AllocatorAbout:
     contiguous: bool = False
     turns: bool = False
     inside: bool = False
+    solves: bool = False
     blind: bool = False
     optimal_in: str = ""
 
@@ -54,6 +56,7 @@ _ALL = [
         "pipeline_ilp",
         "any layers on any device, by integer programs for allocation and schedule; for short "
         "chains",
+        solves=True,
         optimal_in="1-periodic patterns",
     ),
     AllocatorAbout(
@@ -61,6 +64,7 @@ _ALL = [
         "one stage a device but for a special one, by a dynamic program, with the schedule by an "
         "integer program; never slower than `one_f_one_b`",
         inside=True,
+        solves=True,
         optimal_in="all allocations",
     ),
 ]

@@ -9,6 +9,8 @@ Solver = Literal[Engine, "none"]
 """An engine, or "none" where no integer program of a block is solved."""
 HIGHS: Engine = "highs"
 ENGINES: tuple[Engine, ...] = get_args(Engine)
+TITLES: dict[Engine, str] = {"highs": "HiGHS", "cbc": "CBC"}
+"""As plans name them."""
 SOLVERS: tuple[Solver, ...] = get_args(Solver)
 
 

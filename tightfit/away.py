@@ -119,7 +119,8 @@ def _fastest(
         updating = replace(updating, accumulates=accumulating)
         try:
             route.progress.stage("combine")
-            task, best = planned(_task(graph, costs, updating, disk, count), written)
+            task = replace(_task(graph, costs, updating, disk, count), engine=route.engine)
+            task, best = planned(task, written)
         except ConfigError as error:
             refused = refused or error
         else:

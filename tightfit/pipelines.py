@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from schemas.allocators import ALLOCATORS
-from schemas.engines import Solver
+from schemas.engines import SOLVERS, Solver
 from schemas.errors import ArtifactError, ConfigError
 from schemas.pipeline_plan import PipelinePlan, read_pipeline_plan
 from schemas.store import read_bytes
@@ -22,8 +22,6 @@ from tightfit.settings import builts, samples_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-SOLVER: tuple[Solver, str, str] = ("none", "4", "6")
 
 
 @dataclass(frozen=True)
@@ -52,6 +50,7 @@ def plan_pipeline(
     loss: Callable[[Any], Tensor] | None = None,
     inside: Literal["", "rotor", "rockmate"] = "",
     weight_copies: int = 2,
+    engine: Solver = "none",
     store: Path | str | None = None,
     operators: Iterable[str] = (),
     jobs: int | None = None,
@@ -63,10 +62,12 @@ def plan_pipeline(
     `machine` is the path of a `tightfit.machine/1`. `loss` is a function from the model's output to
     a scalar, needed unless the output is one. With `inside` stages compute again what they do not
     store. Parameters count `weight_copies` times: themselves, their gradients, and what the
-    optimiser keeps. What was found out is kept in `store`, unless given the folder `tightfit` in
-    the user's cache folder; `operators` and `jobs` are as in `plan`. Gives the plan; `module` is
-    the folder that `load_pipeline` takes, or that is copied. Raises ConfigError where nothing fits,
-    with what is known to work, ModelError where the model cannot be captured or be a pipeline.
+    optimiser keeps. `engine` solves the integer programs of the allocator and of the blocks of
+    `inside="rockmate"`; with "none" the blocks have none, and HiGHS solves the others. What was
+    found out is kept in `store`, unless given the folder `tightfit` in the user's cache folder;
+    `operators` and `jobs` are as in `plan`. Gives the plan; `module` is the folder that
+    `load_pipeline` takes, or that is copied. Raises ConfigError where nothing fits, with what is
+    known to work, ModelError where the model cannot be captured or be a pipeline.
     """
     import torch
 
@@ -75,6 +76,7 @@ def plan_pipeline(
     if strategy not in ALLOCATORS:
         known = ", ".join(ALLOCATORS)
         raise ConfigError(f"plan_pipeline: strategy is {strategy!r}, expected one of {known}")
+    _check_engine(engine, strategy, inside)
     place = default_store() if store is None else Path(store)
     telling = Progress(progress, stages=PIPELINE_STAGES)
     with (
@@ -88,7 +90,7 @@ def plan_pipeline(
         [built], device = builts(model, samples_of(args, kwargs, None), loss, None)
         if device != "cpu":
             raise ConfigError(f"pipelines run on CPUs so far, and the model is on {device}")
-        route = Route(place, device, strategy, SOLVER, jobs, telling)
+        route = Route(place, device, strategy, (engine, "4", "6"), jobs, telling)
         graph = route.trace(built)
         costs = route.profile(built, graph)
         settings = {
@@ -96,8 +98,21 @@ def plan_pipeline(
             "microbatches": microbatches,
             "inside": inside,
             "weight_copies": weight_copies,
+            "engine": engine,
         }
         return _planned(route, graph, costs, Path(machine), settings)
+
+
+def _check_engine(engine: str, strategy: str, inside: str) -> None:
+    """Raises ConfigError where an engine is none, or has nothing to solve."""
+    if engine not in SOLVERS:
+        raise ConfigError(
+            f"plan_pipeline: engine is {engine!r}, expected one of {', '.join(SOLVERS)}"
+        )
+    if engine != "none" and not ALLOCATORS[strategy].solves and inside != "rockmate":
+        raise ConfigError(
+            f"plan_pipeline: engine is {engine!r}, and {strategy} solves no integer program"
+        )
 
 
 def _planned(
@@ -118,7 +133,10 @@ def _planned(
         route.run("solve", *solving, "--out", place / "options.arrow")
     inside = ("--inside", settings["inside"]) if settings["inside"] else ()
     copies = ("--weight-copies", settings["weight_copies"])
-    asked = ("--machine", machine, "--strategy", settings["strategy"], *copies, *inside, *options)
+    solves = ALLOCATORS[settings["strategy"]].solves
+    by = ("--engine", route.engine) if solves else ()
+    own = ("--machine", machine, "--strategy", settings["strategy"])
+    asked = (*own, *copies, *inside, *options, *by)
     route.run("chain", "--chain", chain, *asked, "--out", plan)
     made = read_pipeline_plan(plan / "plan.json")
     if made.verdict == "infeasible":

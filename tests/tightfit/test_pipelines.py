@@ -39,6 +39,10 @@ def test_what_cannot_be_a_pipeline_is_told(
         tightfit.ConfigError, match="strategy is 'magic', expected one of pipedream"
     ):
         tightfit.plan_pipeline(model, args, loss=loss, strategy="magic", **given)
+    with pytest.raises(tightfit.ConfigError, match="engine is 'glpk', expected one of highs, cbc"):
+        tightfit.plan_pipeline(model, args, loss=loss, **{**given, "engine": "glpk"})
+    with pytest.raises(tightfit.ConfigError, match="'cbc', and pipedream solves no integer"):
+        tightfit.plan_pipeline(model, args, loss=loss, strategy="pipedream", engine="cbc", **given)
     with pytest.raises(
         tightfit.ConfigError, match=r"2 devices of 1000 bytes; .* are known to work"
     ):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from schemas.allocators import AllocatorAbout
+from schemas.engines import HIGHS, Engine
 from stages.combine.allocate.allocation import Allocation, Timing
 from stages.combine.allocate.layers import Layers
 
@@ -14,14 +15,15 @@ from stages.combine.allocate.layers import Layers
 @dataclass(frozen=True)
 class AllocationInstance:
     """What is asked of an allocator: layers, the names of equal devices with `memory` bytes each,
-    the ticks that a batch is to take (`period`, None for the fewest), and the k of k-periodic
-    patterns (None for any)."""
+    the ticks that a batch is to take (`period`, None for the fewest), the k of k-periodic patterns
+    (None for any), and the engine that solves its integer programs."""
 
     layers: Layers
     names: tuple[str, ...]
     memory: int
     period: int | None = None
     k: int | None = None
+    engine: Engine = HIGHS
 
     @property
     def lower_bound(self) -> float:

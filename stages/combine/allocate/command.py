@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schemas.derived import Derived
+from schemas.engines import ENGINES, HIGHS
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,11 +46,16 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser) -> None:
         "options of blocks in --options (rockmate)",
     )
     group.add_argument("--k", type=int, help="leave out every (k+1)-th batch (k_periodic)")
+    group.add_argument(
+        "--engine",
+        choices=ENGINES,
+        help="what solves the integer programs of allocators that have some (default: highs)",
+    )
 
 
 def check_no_pipeline(options: argparse.Namespace) -> None:
     """Raises ConfigError where an option is given that only a pipeline takes."""
-    for name in ("period", "weight_copies", "buffers", "inside", "k"):
+    for name in ("period", "weight_copies", "buffers", "inside", "k", "engine"):
         if getattr(options, name) is not None:
             raise ConfigError(f"--{name.replace('_', '-')} is for pipelines, and needs --machine")
 
@@ -80,6 +86,10 @@ def run_pipeline(options: argparse.Namespace) -> None:
     settings = settings_of(options)
     if settings.k is not None and not chosen.about.turns:
         raise ConfigError(f"--strategy {options.strategy} takes no --k")
+    if options.engine is not None and not chosen.about.solves:
+        raise ConfigError(
+            f"--strategy {options.strategy} takes no --engine: it solves no integer program"
+        )
     if settings.inside and not chosen.about.inside:
         raise ConfigError(f"--strategy {options.strategy} takes no --inside")
     path = options.chain[0]
@@ -112,14 +122,15 @@ def settings_of(options: argparse.Namespace) -> Settings:
         raise ConfigError(f"--period {period}: expected a number of seconds above 0")
     inside = options.inside or ""
     blocks = read_options(options.options) if inside == "rockmate" else None
-    return Settings(period, copies, bool(options.buffers), options.k, inside, blocks)
+    engine = options.engine or HIGHS
+    return Settings(period, copies, bool(options.buffers), options.k, inside, blocks, engine)
 
 
 def derived_pipeline(options: argparse.Namespace) -> list[Derived]:
     """What `run_pipeline` made of what."""
     settings = {
         name: getattr(options, name)
-        for name in ("strategy", "period", "weight_copies", "buffers", "inside", "k")
+        for name in ("strategy", "period", "weight_copies", "buffers", "inside", "k", "engine")
     }
     outputs = [path for name in (PATTERN, SEQUENCE, PLAN) if (path := options.out / name).exists()]
     read = [*options.chain, options.machine, *([options.options] if options.options else [])]

@@ -1,5 +1,5 @@
-"""Integer programs of the allocators, written row by row and solved by HiGHS: one thread, limits by
-counted work, bounds that hold."""
+"""Integer programs of the allocators, written row by row and solved by an engine: one thread,
+limits by counted work, bounds that hold."""
 
 from __future__ import annotations
 
@@ -9,30 +9,28 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from schemas.highs import (
-    ProgramColumns,
-    ProgramRows,
-    ended_by_clock,
-    has_solution,
-    is_infeasible,
-    loosened,
-    pass_program,
-    proven,
-    silent_model,
-)
+from schemas.engines import HIGHS, Engine
+from schemas.highs import loosened
+from stages.combine.moment.limits import Limits
+from stages.combine.moment.matrix import SparseProgram
+from stages.combine.moment.solver import ENGINES
 
 MARGIN = 1e-6
-"""What a bound is loosened by: the tolerance of HiGHS."""
+"""What a bound is loosened by: the tolerance of the engines."""
+MOST = 2**31 - 1
+"""More iterations than a program takes: what counts are nodes and questions."""
 
 
 @dataclass(frozen=True)
 class IntegerLimits:
     """When a solve ends before the optimum is proven: after `nodes` of the search tree, when HiGHS
-    has asked `checks` times whether to go on, and, as the last guard, after `seconds`."""
+    has asked `checks` times whether to go on, and, as the last guard, after `seconds`. The `engine`
+    is the one that solves."""
 
     nodes: int = 5_000
     checks: int = 2_000
     seconds: float = 20.0
+    engine: Engine = HIGHS
 
 
 @dataclass(frozen=True)
@@ -47,14 +45,14 @@ class IntegerSolution:
 
 @dataclass
 class IntegerProgram:
-    """Minimises costs over columns within bounds, whole numbers where `integral`; each row is from
-    `low` to `high`."""
+    """Minimises costs over columns within bounds, whole numbers where `integral`; each row is at
+    least its number."""
 
     costs: list[float] = field(default_factory=list)
     lows: list[float] = field(default_factory=list)
     highs: list[float] = field(default_factory=list)
     integral: list[bool] = field(default_factory=list)
-    rows: list[tuple[float, Mapping[int, float], float]] = field(default_factory=list)
+    rows: list[tuple[float, Mapping[int, float]]] = field(default_factory=list)
 
     def column(self, low: float, high: float, integral: bool = False, cost: float = 0.0) -> int:
         """A new column, by its number."""
@@ -66,45 +64,39 @@ class IntegerProgram:
 
     def at_least(self, low: float, weights: Mapping[int, float]) -> None:
         """Adds a row that is at least `low`."""
-        self.rows.append((low, weights, math.inf))
+        self.rows.append((low, weights))
 
     def at_most(self, high: float, weights: Mapping[int, float]) -> None:
         """Adds a row that is at most `high`."""
-        self.rows.append((-math.inf, weights, high))
+        self.rows.append((-high, {column: -weight for column, weight in weights.items()}))
 
     def solve(self, limits: IntegerLimits, start: Sequence[float] = ()) -> IntegerSolution:
         """Solves it, from the solution `start` where one is given."""
-        import highspy
-
-        model = silent_model(
-            {
-                "time_limit": limits.seconds,
-                "mip_rel_gap": 0.0,
-                "mip_abs_gap": MARGIN / 10,
-                "mip_max_nodes": limits.nodes,
-            }
+        own = Limits(
+            gap=MARGIN / 10,
+            nodes=limits.nodes,
+            checks=limits.checks,
+            iterations=MOST,
+            seconds=limits.seconds,
+            engine=limits.engine,
         )
-        columns = ProgramColumns(
-            np.array(self.costs), np.array(self.lows), np.array(self.highs), self.integral
-        )
-        pass_program(model, columns, self._rows(), limits.checks)
-        if len(start):
-            solution = highspy.HighsSolution()
-            solution.col_value = list(start)
-            model.setSolution(solution)
-        model.run()
-        if is_infeasible(model):
+        ended = ENGINES[own.engine](self._sparse(), own, True, list(enumerate(start)))
+        if ended.infeasible:
             return IntegerSolution((), math.inf, False)
-        values = list(model.getSolution().col_value) if has_solution(model) else ()
-        return IntegerSolution(values, loosened(proven(model), MARGIN), ended_by_clock(model))
+        return IntegerSolution(ended.values.tolist(), loosened(ended.bound, MARGIN), ended.clock)
 
-    def _rows(self) -> ProgramRows:
-        sizes = [len(weights) for _, weights, _ in self.rows]
-        weighted = [pair for _, weights, _ in self.rows for pair in weights.items()]
-        return ProgramRows(
-            np.array([low for low, _, _ in self.rows]),
-            np.array([high for _, _, high in self.rows]),
-            np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32),
-            np.array([column for column, _ in weighted], np.int32),
-            np.array([value for _, value in weighted], np.float64),
+    def _sparse(self) -> SparseProgram:
+        """The program as arrays, in which each row is at least something."""
+        sizes = [len(weights) for _, weights in self.rows]
+        weighted = [pair for _, weights in self.rows for pair in weights.items()]
+        return SparseProgram(
+            cost=np.array(self.costs),
+            low=np.array(self.lows),
+            high=np.array(self.highs),
+            integral=np.array(self.integral, np.bool_),
+            least=np.array([least for least, _ in self.rows]),
+            start=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32),
+            column=np.array([column for column, _ in weighted], np.int32),
+            value=np.array([value for _, value in weighted], np.float64),
+            possible=True,
         )

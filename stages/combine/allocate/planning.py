@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from schemas.chain import Chain
+from schemas.engines import HIGHS, Engine
 from schemas.options import Option
 from schemas.pattern import Pattern
 from schemas.pipeline_plan import PipelinePlan, PlannedDevice, PlannedStage
@@ -33,7 +34,8 @@ class Settings:
     A batch may take the seconds of `period`, None for the fewest. The parameters are stored as many
     times as `weight_copies` say (3 as in M, 1 with a flush). Cuts may take `buffers`. `k` is that
     of k-periodic patterns. `inside` is how stages compute again: not at all (""), by blocks that
-    keep everything or nothing ("rotor"), or by `options` of blocks ("rockmate")."""
+    keep everything or nothing ("rotor"), or by `options` of blocks ("rockmate"). The `engine`
+    solves the allocator's integer programs."""
 
     period: float | None = None
     weight_copies: int = 3
@@ -41,6 +43,7 @@ class Settings:
     k: int | None = None
     inside: str = ""
     options: Mapping[str, list[Option]] | None = None
+    engine: Engine = HIGHS
 
 
 def plan_pipeline(
@@ -53,7 +56,8 @@ def plan_pipeline(
     if inner is not None:
         layers = replace(layers, menu=menu_of(inner, layers))
     period = None if settings.period is None else layers.ticks(settings.period)
-    instance = AllocationInstance(layers, fleet.names, fleet.memory, period, settings.k)
+    asked = (period, settings.k, settings.engine)
+    instance = AllocationInstance(layers, fleet.names, fleet.memory, *asked)
     answer = allocator.allocate(instance)
     if answer is None:
         return _infeasible(instance, machine, allocator, settings), None, []
@@ -145,8 +149,7 @@ def _infeasible(
     name, layers = allocator.about.name, instance.layers
     shorter = None
     if instance.period is not None:
-        free = AllocationInstance(layers, instance.names, instance.memory, None, instance.k)
-        shorter = allocator.allocate(free)
+        shorter = allocator.allocate(replace(instance, period=None))
     memory = devices = None
     if shorter is not None:
         least = shorter.ticks * layers.tick

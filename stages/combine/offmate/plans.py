@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from schemas.blocks import Blocks
+from schemas.engines import HIGHS, Engine
 from schemas.link import HostLink
 from schemas.options import Option
 from schemas.problem import Problem
 from schemas.sequence import Operation
 from stages.combine.bounds import least_peak
 from stages.combine.offmate.positions import OffmateChain, offmate_chain
-from stages.combine.offmate.program import ChosenOption, OffmateSolution, solve_offmate
+from stages.combine.offmate.program import (
+    LIMITS,
+    ChosenOption,
+    OffmateSolution,
+    solve_offmate,
+)
 from stages.combine.schedule.executions import executions_of
 from stages.combine.transfers.placing import Placed, Placer
 from stages.replay.line import FASTEST, executions
@@ -33,8 +39,8 @@ class OffmatePlan:
 
 
 class OffmatePlanner:
-    """Plans of a step with a link; `leaving` are the storages that may leave, with the values by
-    which they do."""
+    """Plans of a step with a link, by the program of an engine; `leaving` are the storages that may
+    leave, with the values by which they do."""
 
     def __init__(
         self,
@@ -43,9 +49,11 @@ class OffmatePlanner:
         options: Mapping[str, list[Option]],
         link: HostLink,
         leaving: Mapping[int, int],
+        engine: Engine = HIGHS,
     ) -> None:
         self.problem, self.blocks, self.options, self.link = problem, blocks, options, link
         self.placer = Placer(problem, link, leaving)
+        self.limits = replace(LIMITS, engine=engine)
         self.positions = {node.op: index for index, node in enumerate(problem.nodes)}
 
     def plans(self) -> Iterator[OffmatePlan]:
@@ -58,7 +66,7 @@ class OffmatePlanner:
         while met > least and closer <= CLOSER:
             step = (met - missed) // 2 if missed else -((least - highest) // BUDGETS)
             budget = max(met - step, least)
-            solution = solve_offmate(self.chain, self.link, budget)
+            solution = self._solution(budget)
             if solution is None:
                 missed = budget
             else:
@@ -70,8 +78,11 @@ class OffmatePlanner:
     def within(self, budget: int) -> OffmatePlan | None:
         """The plan for a budget in bytes, None where the program has no solution or its transfers
         cannot be placed."""
-        solution = solve_offmate(self.chain, self.link, budget)
+        solution = self._solution(budget)
         return None if solution is None else self._plan(solution)
+
+    def _solution(self, budget: int) -> OffmateSolution | None:
+        return solve_offmate(self.chain, self.link, budget, self.limits)
 
     @cached_property
     def chain(self) -> OffmateChain:

@@ -29,7 +29,8 @@ class OffMate:
             return found
         problem = step.problem.plain
         values = leaving(step.graph, problem)
-        planner = OffmatePlanner(problem, step.blocks, step.options, step.link, values)
+        given = (problem, step.blocks, step.options, step.link, values)
+        planner = OffmatePlanner(*given, engine=step.engine)
         for plan in planner.plans():
             actions = planner.placer.actions(plan.placed)
             ceiling = plan.placed.ceiling

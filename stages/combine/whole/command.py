@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schemas.derived import Derived
+from schemas.engines import ENGINES, HIGHS
 from schemas.errors import ConfigError, ScheduleError
 
 if TYPE_CHECKING:
@@ -61,6 +62,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         help="the bytes of the device for everything, such as 12GB; a share, such as 30%%, of what "
         "is not there all the time; or min, the least that a plan is known for",
+    )
+    parser.add_argument(
+        "--engine",
+        choices=ENGINES,
+        default=HIGHS,
+        help="what solves the integer programs that plans start from (default: highs)",
     )
     parser.add_argument("--out", type=Path, required=True, help="the folder to write into")
 
@@ -151,6 +158,7 @@ def read_task(
         updates = costs_by_value(graph, measured.costs)
     own = replace(link, device=graph.device)
     task = task_of(graph, costs, own, updates, device.memory, LEAST, microbatches, measured)
+    task = replace(task, engine=options.engine)
     budget = device.memory if options.budget == SMALLEST else total_of(task, options.budget)
     if budget > device.memory:
         raise ConfigError(
@@ -188,6 +196,7 @@ def derived(options: argparse.Namespace) -> list[Derived]:
                 "budget": options.budget,
                 "optimizer": options.optimizer or "",
                 "microbatches": options.microbatches or [],
+                "engine": options.engine,
             },
         )
     ]

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from schemas.engines import Engine
 from schemas.errors import ConfigError
 from schemas.link import HostLink
 from schemas.problem import Problem
@@ -18,6 +19,7 @@ from schemas.schedule import Step
 from schemas.updates import Updates
 from stages.combine.bounds import least_peak
 from stages.combine.moment.deciding import Moments
+from stages.combine.moment.limits import Limits
 from stages.combine.polish.polisher import Polished, Polisher
 from stages.combine.schedule.executions import runs
 from stages.combine.schedule.leaving import leaving
@@ -78,12 +80,14 @@ class Found:
 @dataclass(frozen=True)
 class View:
     """How activations are planned: the problem, what polishes its sequences, and what opens them.
-    `always` are the bytes of the room that they do not share."""
+    `always` are the bytes of the room that they do not share; the `engine` solves the programs of
+    drafts."""
 
     problem: Problem
     polisher: Polisher
     opener: Opener
     always: int
+    engine: Engine
 
     @classmethod
     def of(cls, task: Task, close: bool) -> View:
@@ -92,13 +96,17 @@ class View:
         opened = replace(problem, storages=task.problem.storages) if close else task.problem
         updates = task.played(frozenset(), here=task.first_here, away=not task.first_here)
         always = updates.staging + updates.bench + task.kept_numbers if close else 0
-        return cls(problem, Polisher(problem), Opener(task.graph, opened, SLICES), always)
+        opener = Opener(task.graph, opened, SLICES)
+        return cls(problem, Polisher(problem), opener, always, task.engine)
+
+    def drafts(self, budget: int) -> list[list[int]]:
+        """Sequences that integer programs say to start from for a budget."""
+        return Moments(self.problem, Limits(engine=self.engine)).drafts(budget)
 
     @cached_property
     def sweep(self) -> list[Polished]:
         """Sequences for budgets from the least that one is known for up to that of keeping all."""
-        drafts = Moments(self.problem).drafts
-        return self.polisher.sweep([], least_peak(self.problem), 1, drafts=drafts)
+        return self.polisher.sweep([], least_peak(self.problem), 1, drafts=self.drafts)
 
     @property
     def least(self) -> Polished:
@@ -321,7 +329,8 @@ class Search:
         return opener.of_actions(runs(self.task.problem, ops), True, polished.ceiling)
 
     def _linked(self, polished: Polished, close: bool, link: HostLink) -> list[Step] | None:
-        linker = Linker(self.view(close).problem, link, self.leaving)
+        problem, engine = self.view(close).problem, self.task.engine
+        linker = Linker(problem, link, self.leaving, engine=engine)
         found = linker.plan(polished.ceiling, [polished.sequence], PRICES)
         if found is None or not found.stays:
             return None
@@ -341,7 +350,7 @@ class Search:
             polisher = view.polisher
             starts = [polisher.keep_all]
             if polisher.measure(polisher.keep_all)[0] > budget:
-                starts = [*Moments(view.problem).drafts(budget), *starts]
+                starts = [*view.drafts(budget), *starts]
                 fitting = [each for each in view.sweep if each.peak <= budget] if close else []
                 fastest = min(fitting, key=lambda each: each.seconds, default=None)
                 starts = starts if fastest is None else [fastest.sequence, *starts]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from schemas.contributions import contributions
 from schemas.costs import Costs
 from schemas.dtypes import DTYPES
+from schemas.engines import HIGHS, Engine
 from schemas.errors import ConfigError
 from schemas.graph import FIXED_KINDS, Graph, Value
 from schemas.held import held_storages
@@ -38,7 +39,8 @@ class Task:
     `budget` are the bytes of the device for everything. Of several `microbatches` each runs the
     graph, and the last one updates. Some states are in a third memory, where they are `far`.
     Updates that were `measured` are run: all states live in the other memory then. Where gradients
-    of microbatches are `accumulating` on the device, the budget counts their bytes.
+    of microbatches are `accumulating` on the device, the budget counts their bytes. The `engine`
+    solves the integer programs of drafts.
     """
 
     graph: Graph
@@ -52,6 +54,7 @@ class Task:
     far: Far | None = None
     measured: MeasuredUpdates | None = None
     accumulating: bool = False
+    engine: Engine = HIGHS
 
     @property
     def small(self) -> frozenset[int]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from schemas.allocators import ALLOCATORS
+from schemas.engines import TITLES
 from stages.combine.allocate.allocation import Stage
 from stages.combine.allocate.allocator import AllocationInstance, Answer
 from stages.combine.allocate.allocators.one_f_one_b import ALLOCATOR as CONTIGUOUS
@@ -37,6 +38,7 @@ class Madpipe:
 
     def _best(self, instance: AllocationInstance) -> Answer | None:
         layers, memory = instance.layers, instance.memory
+        limits = replace(LIMITS, engine=instance.engine)
         contiguous = CONTIGUOUS.allocate(replace(instance, period=None))
         best = None if contiguous is None else (contiguous.allocation, contiguous.timing)
         below = max(layers.longest, 1) + 1 if best is None else best[1].period
@@ -49,13 +51,13 @@ class Madpipe:
             if least >= below or len(seen) == SCHEDULES or key in seen:
                 continue
             seen.add(key)
-            found = schedule(allocation, memory, below, LIMITS)
+            found = schedule(allocation, memory, below, limits)
             clock = clock or found.clock
             if found.timing is not None:
                 best, below = (allocation, found.timing), found.timing.period
         if best is None or (instance.period is not None and best[1].period > instance.period):
             return None
-        solver = "dynamic program, HiGHS" if seen else "dynamic program, 1F1B*"
+        solver = f"dynamic program, {TITLES[instance.engine] if seen else '1F1B*'}"
         return Answer(*best, instance.lower_bound, solver, clock)
 
 

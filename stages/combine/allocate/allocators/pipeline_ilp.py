@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from schemas.allocators import ALLOCATORS
+from schemas.engines import TITLES
 from stages.combine.allocate.allocation import Allocation
 from stages.combine.allocate.allocator import AllocationInstance, Answer
 from stages.combine.allocate.allocators.madpipe import ALLOCATOR as MADPIPE
@@ -19,8 +20,11 @@ from stages.combine.allocate.periodic import schedule
 
 ALLOCATIONS = 400
 """Allocations that are tried at most."""
-SCHEDULE = IntegerLimits(nodes=20_000, checks=2_000, seconds=30.0)
-ASSIGN = IntegerLimits(nodes=100_000, checks=2_000, seconds=60.0)
+LIMITS = (
+    IntegerLimits(nodes=100_000, checks=2_000, seconds=60.0),
+    IntegerLimits(nodes=20_000, checks=2_000, seconds=30.0),
+)
+"""Those of an assignment, and of a schedule."""
 
 
 class PipelineIlp:
@@ -31,6 +35,7 @@ class PipelineIlp:
     def allocate(self, instance: AllocationInstance) -> Answer | None:
         """The best allocation and schedule found, None where none fits."""
         layers, names, memory = instance.layers, instance.names, instance.memory
+        assigning, scheduling = (replace(each, engine=instance.engine) for each in LIMITS)
         start = MADPIPE.allocate(replace(instance, period=None))
         best = None if start is None else (start.allocation, start.timing)
         # Far above what one device takes for all, or the margin of a bound would rule that out.
@@ -41,16 +46,16 @@ class PipelineIlp:
             if instance.period is not None and best and best[1].period <= instance.period:
                 bound = min(bound, instance.lower_bound)
                 break
-            found = assign(layers, names, memory, below, excluded, ASSIGN)
+            found = assign(layers, names, memory, below, excluded, assigning)
             clock = clock or found.clock
             if found.allocation is None or found.bound >= below * (1 - 2 * MARGIN):
                 bound = min(bound, found.bound)
                 break
-            whole = schedule(found.allocation, memory, below, SCHEDULE)
+            whole = schedule(found.allocation, memory, below, scheduling)
             if whole.timing is not None:
                 best, below = (found.allocation, whole.timing), whole.timing.period
             parts = found.allocation.layer_by_layer()
-            split = schedule(parts, memory, below, SCHEDULE)
+            split = schedule(parts, memory, below, scheduling)
             if split.timing is not None:
                 best, below = (parts, split.timing), split.timing.period
             clock = clock or whole.clock or split.clock
@@ -61,7 +66,7 @@ class PipelineIlp:
         if best is None or (instance.period is not None and best[1].period > instance.period):
             return None
         bound = max(min(bound, best[1].period), instance.lower_bound)
-        return Answer(*best, bound, "HiGHS, integer programs", clock)
+        return Answer(*best, bound, f"{TITLES[instance.engine]}, integer programs", clock)
 
 
 ALLOCATOR = PipelineIlp()

@@ -11,6 +11,7 @@ import pytest
 
 from schemas.allocators import ALLOCATORS
 from schemas.chain import Chain, Position, write_chain
+from schemas.engines import ENGINES, TITLES, Engine
 from schemas.options import Option, write_options
 from schemas.pattern import read_pattern
 from schemas.pipeline_plan import PipelinePlan, read_pipeline_plan
@@ -18,6 +19,7 @@ from schemas.sequence import read_sequence
 from stages.__main__ import main
 from stages.audit.folder import audit
 from tests.stages.combine.allocate.pipelines import cases, chain_of_case
+from tests.stages.combine.engines import engines_asked
 
 CASE = next(c for c in cases("pipeline_contiguous") if c["expected_period_memory"] == 42)
 """The case whose memory binds: 20 without it, 42 with it, at two devices."""
@@ -72,6 +74,16 @@ def test_every_allocator_plans_from_files(tmp_path: Path, strategy: str) -> None
     assert all(device.peak <= device.memory == CASE["memory"] for device in plan.devices)
     assert [plan.stages[0].first, plan.stages[-1].last] == [1, CASE["L"]]
     assert (plan.optimal_in != "") == (plan.verdict == "optimal")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("strategy", [name for name, about in ALLOCATORS.items() if about.solves])
+def test_the_engine_that_is_asked_for_solves(tmp_path: Path, strategy: str, engine: Engine) -> None:
+    with engines_asked() as asked:
+        given = (chain_of_case(CASE), strategy, 2, CASE["memory"], "--engine", engine)
+        plan = plan_of(tmp_path, *given)
+    assert plan.period == pytest.approx(35)
+    assert asked == {engine} and TITLES[engine] in plan.solver
 
 
 def test_an_audit_reads_them(tmp_path: Path) -> None:
@@ -172,6 +184,10 @@ def test_wrong_options_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[st
         ),
         (["--k", "2"], "--strategy madpipe takes no --k"),
         (["--k", "0"], "--k 0: expected 1 to 1000"),
+        (
+            ["--engine", "cbc", "--strategy", "k_periodic"],
+            "--strategy k_periodic takes no --engine: it solves no integer program",
+        ),
         (["--period", "0"], "--period 0.0: expected a number of seconds above 0"),
         (["--period", "nan"], "--period nan: expected a number of seconds above 0"),
         (["--weight-copies", "-1"], "--weight-copies -1: expected 0 to 1000"),
@@ -189,6 +205,7 @@ def test_wrong_options_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[st
         ["--inside", "rotor"],
         ["--period", "1"],
         ["--weight-copies", "1"],
+        ["--engine", "highs"],
     ):
         said = refusal(capsys, [*rotor, "--budget", "1GB", *given])
         assert f"{given[0]} is for pipelines, and needs --machine" in said

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 
 from schemas.errors import ArtifactError, ConfigError
 from schemas.frontier import Frontier
@@ -30,6 +30,7 @@ from stages.partition.facts import Facts
 from stages.replay.condense import condense
 from stages.replay.referee import replay
 from stages.solve.search import Grid, solve_block
+from tests.stages.combine.engines import engines_asked
 from tests.stages.combine.strategies.test_strategies import blocks_of
 from tests.stages.partition.steps import random_steps
 from tests.stages.replay.graphs import graph_of
@@ -143,6 +144,16 @@ def test_plans_stay_within_what_they_were_made_for(facts: Facts) -> None:
         assert played.peak <= candidate.ceiling
         placed = mover.placed(mover.of_actions(candidate.actions), candidate.ceiling)
         assert placed is not None and placed.seconds <= played.seconds * (1 + 1e-9)
+
+
+@settings(deadline=None, max_examples=2)
+@given(random_steps(4))
+def test_the_engine_of_the_step_solves(facts: Facts) -> None:
+    step, _ = step_of(facts, HostLink(2.0, device="cpu"))
+    with engines_asked() as asked:
+        strategy("offmate").candidates(replace(step, engine="cbc"))
+    assume(asked)
+    assert asked == {"cbc"}
 
 
 @settings(deadline=None, max_examples=1)

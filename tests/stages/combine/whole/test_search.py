@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,12 +20,14 @@ from schemas.machine import Device
 from schemas.plan import read_plan
 from schemas.schedule import read_schedule, schedule_link, schedule_updates
 from stages.__main__ import main
+from stages.combine.whole import command
 from stages.combine.whole.bound import least_whole_seconds
 from stages.combine.whole.described import described_costs
 from stages.combine.whole.plans import plan_of
 from stages.combine.whole.search import Choice, Found, Search
 from stages.combine.whole.task import Task, task_of
 from stages.replay.referee import replay
+from tests.stages.combine.engines import engines_asked
 from tests.stages.report.cases import WEIGHT, WIDE, small_costs, small_graph
 
 DEVICE = Device("cpu", 10**9, {"": 1e12}, 1e9, 1e-5)
@@ -203,3 +207,19 @@ def test_the_command_writes_a_plan_and_its_schedule(
         given[given.index("--machine") + 1] = str(small)
         assert main(["whole", *given, "--budget", "6MB"]) == 1
         assert "take 4500000 bytes in host/memory" in capsys.readouterr().err
+
+
+def test_the_engine_that_is_asked_for_solves(files: Path, tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    traced, paid = files / "graph.arrow", files / "costs.arrow"
+    given = ["--graph", str(traced), "--costs", str(paid), "--machine", str(machine(tmp_path))]
+    options = parser.parse_args([*given, "--budget", "7MB", "--engine", "cbc", "--out", "plan"])
+    own, _ = command.read_task(options, traced, paid, 1)
+    assert own.engine == "cbc"
+    search = Search(replace(task(6_500_000), engine=own.engine))
+    with engines_asked() as asked:
+        search.look(Choice(0.5))
+        search.look(Choice(0.5, linked=0.4))
+        assert search.view(True).sweep
+    assert asked == {"cbc"}
