@@ -81,7 +81,8 @@ def _counts(microbatches: Microbatches, shapes: int) -> list[int]:
             raise ConfigError(f"plan: microbatches is {count!r}, expected a number from 1 on")
     if several and len(counts) != shapes:
         raise ConfigError(
-            f"plan: there are {len(counts)} numbers of microbatches and samples of {shapes} shapes"
+            f"plan: microbatches needs a number for each shape of samples: given are {len(counts)} "
+            f"for {shapes}"
         )
     return counts
 

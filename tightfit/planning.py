@@ -31,6 +31,7 @@ from tightfit.settings import (
     check_disk,
     check_folder,
     check_kernels,
+    check_optimizer,
     check_settings,
     check_travelling,
     folder_of,
@@ -147,6 +148,7 @@ def plan(
         allowing(operators),
     ):
         given, device = builts(model, samples_of(args, kwargs, samples), loss, device, ones)
+        check_optimizer(optimizer, model)
         check_cuda_graphs(cuda_graphs, device, len(given))
         check_travelling(kernels, with_eager, with_libraries, optimizer, device)
         solver = (engine, str(peaks), str(saves))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,10 @@ def builts(
 
     for args, kwargs in samples:
         check_call(model, args, kwargs)
+    if loss is not None and not callable(loss):
+        raise ModelError(
+            f"plan: loss is a {type(loss).__name__}, expected a function of the output"
+        )
     groups: dict[Any, list[Any]] = {}
     for args, kwargs in samples:
         alike = likeness(args, kwargs), _are_ones((args, kwargs)) if ones else ()
@@ -136,6 +140,26 @@ def whole_path(folder: Path | str | None) -> str | None:
     return None if folder is None else str(Path(folder).resolve())
 
 
+def check_optimizer(optimizer: object, model: nn.Module) -> None:
+    """Raises ConfigError where an optimiser is none, or none of the model."""
+    import torch
+
+    if optimizer is None:
+        return
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        given = optimizer.__name__ if isinstance(optimizer, type) else type(optimizer).__name__
+        raise ConfigError(
+            f"plan: optimizer is given {given}, expected one of the parameters, as "
+            "torch.optim.AdamW(model.parameters())"
+        )
+    own = {id(parameter) for parameter in model.parameters()}
+    if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
+        raise ConfigError(
+            "plan: optimizer has no parameter of the model: make it of the parameters of the model "
+            "that is planned, not of those of a copy"
+        )
+
+
 def check_accumulating(accumulating: bool, optimizer: object, microbatches: object) -> None:
     """Raises ConfigError where no budget can count gradients of microbatches."""
     if not isinstance(accumulating, bool):
@@ -198,9 +222,11 @@ def check_call(model: Any, args: Any, kwargs: Any) -> None:
 
 def samples_of(args: Any, kwargs: Any, samples: Sequence[Sample] | None) -> list[Sample]:
     """All samples that `plan` was given; raises ModelError where they are none."""
+    kwargs = {} if kwargs is None else kwargs
     if samples is None:
-        return [(args, kwargs or {})]
-    given: list[Sample] = [(args, kwargs or {})] if args or kwargs else []
+        return [(args, kwargs)]
+    asked = any(not isinstance(each, Sized) or len(each) for each in (args, kwargs))
+    given: list[Sample] = [(args, kwargs)] if asked else []
     if not isinstance(samples, Sequence):
         raise ModelError("plan is given samples that are not a list of (args, kwargs)")
     for sample in samples:

@@ -299,6 +299,11 @@ def _changed(before: dict[str, Any], now: dict[str, Any]) -> str:
 def check(optimizer: torch.optim.Optimizer) -> None:
     """Raises RuntimeError where an optimiser cannot step in the backward."""
     kind = type(optimizer)
+    if isinstance(optimizer, _InBackward):
+        raise RuntimeError(
+            "this optimiser steps in the backward of a plan already: take its state_dict(), "
+            "close() it, and give a new one that loads that"
+        )
     if kind not in KNOWN:
         known = ", ".join(each.__name__ for each in KNOWN)
         raise RuntimeError(

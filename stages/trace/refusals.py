@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from traceback import walk_tb
 from typing import Any
 
 import torch
@@ -83,7 +84,7 @@ def reason(model: nn.Module, error: BaseException) -> str:
     text = str(error).strip()
     said = f"{type(error).__name__} {text}"
     if looks(error):
-        return _looking(model)
+        return _looking(model, error)
     if any(word in said for word in _COMPILED):
         return "torch.compile is within it: plan it as it is without, and compile what plan gives"
     if match := _UNFAKED.search(said):
@@ -146,7 +147,14 @@ def _underived(operator: str) -> str:
     )
 
 
-def _looking(model: nn.Module) -> str:
+def _looking(model: nn.Module, error: BaseException) -> str:
+    for frame, _ in walk_tb(error.__traceback__):
+        if frame.f_code.co_name == "_detect_is_causal_mask":
+            return (
+                "nn.Transformer compares a mask with a causal one, which depends on the data of a "
+                "tensor: call it with tgt_is_causal=True (of an encoder is_causal=True) where the "
+                "mask is causal, else with False"
+            )
     for path, module in model.named_modules():
         tracking = isinstance(module, _BATCH_NORM) and module.track_running_stats
         if tracking and module.training and module.momentum is None:

@@ -218,7 +218,10 @@ def test_the_fastest_number_of_microbatches_is_taken(store: Path) -> None:
     given: dict[str, Any] = {"samples": samples, "loss": loss, "optimizer": adamw(model)}
     given |= {"budget": 170_000, "store": store, "check": False, **SETTINGS}
     for words, more in (
-        ("there are 1 numbers of microbatches and samples of 2 shapes", {"microbatches": [1]}),
+        (
+            "a number for each shape of samples: given are 1 for 2",
+            {"microbatches": [1]},
+        ),
         ("is for samples of one shape, or for as many numbers", {}),
         ("microbatches is 0, expected a number from 1 on", {"microbatches": [1, 0]}),
         ("microbatches is 'a', expected a number from 1 on", {"microbatches": "a"}),

@@ -82,6 +82,7 @@ def test_a_budget_too_small_and_one_that_is_none(store: Path) -> None:
             r"^Linear: tensors on the device 'meta' have no values",
         ),
         ((torch.nn.Linear(2, 2), (), [torch.ones(2)]), "no keyword arguments as kwargs"),
+        ((torch.nn.Linear(2, 2), (), torch.ones(2)), "no keyword arguments as kwargs"),
         ((torch.nn.Linear(2, 2).requires_grad_(False), (torch.ones(2),)), "^Linear: no parameter"),
     ],
 )
@@ -93,6 +94,11 @@ def test_what_is_no_call_of_a_model(arguments: Any, words: str, store: Path) -> 
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
+        ({"optimizer": torch.optim.AdamW}, "optimizer is given AdamW, expected one of the parameters"),
+        (
+            {"optimizer": torch.optim.SGD([torch.ones(2)])},
+            "optimizer has no parameter of the model",
+        ),
         ({"peaks": 0}, "peaks: 0"),
         ({"saves": 1.5}, "saves: 1.5"),
         ({"jobs": 0}, "jobs is 0, expected a number of at least 1"),
@@ -112,6 +118,11 @@ def test_settings_that_are_none(setting: dict[str, Any], words: str, store: Path
         stages.plan(
             torch.nn.Linear(2, 2), (torch.ones(2),), **{"store": store, **SETTINGS, **setting}
         )
+
+
+def test_a_loss_that_is_no_function() -> None:
+    with pytest.raises(ModelError, match="plan: loss is a str, expected a function"):
+        stages.plan(torch.nn.Linear(2, 2), (torch.ones(2),), loss="mse")  # type: ignore[arg-type]
 
 
 def test_a_loss_is_planned_too(store: Path) -> None:

@@ -74,6 +74,8 @@ def test_three_steps_are_those_of_torch_in_the_bytes_predicted(kind: Any, store:
     made.optimizer.step()
     assert made.optimizer.staging_bytes == made.whole.staging  # type: ignore[attr-defined]
     assert made.whole.places["optimiser states"].startswith("disk")
+    with pytest.raises(ConfigError, match=r"in the backward of a plan already: .* close\(\) it"):
+        tightfit.plan(model, args, optimizer=made.optimizer, store=store, **SETTINGS)
     made.optimizer.close()  # type: ignore[attr-defined]
 
 

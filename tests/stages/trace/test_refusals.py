@@ -189,6 +189,15 @@ def test_a_lazy_module_is_run_first() -> None:
         trace(built_of((model, ((X,), {}))), "m")
 
 
+def test_a_mask_that_is_compared_with_a_causal_one() -> None:
+    model = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(4, 1, 4), 1, enable_nested_tensor=False
+    )
+    mask = nn.Transformer.generate_square_subsequent_mask(3)
+    with pytest.raises(ModelError, match=r"with a causal one, .* \(of an encoder is_causal=True\)"):
+        trace(built_of((model, ((torch.ones(3, 2, 4), mask), {}))), "m")
+
+
 def test_sparse_gradients() -> None:
     model = nn.Embedding(5, 3, sparse=True)
     with pytest.raises(ModelError, match=r"not strided, .*sparse=False"):
