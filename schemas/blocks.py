@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -24,7 +23,7 @@ import pyarrow as pa
 
 from schemas import store
 from schemas.arrow import integer, integers, number, records, text
-from schemas.chain import MOST_BYTES
+from schemas.chain import MOST_BYTES, are_times
 from schemas.errors import ArtifactError
 from schemas.graph import NONE, PHASES
 from schemas.problem import PROBLEM_FIELDS, Node, Problem, Repeat, Reuse, Storage
@@ -222,7 +221,7 @@ def _check(chain: Blocks, where: str) -> None:
     counted = [chain.held_bytes, *(size for block in chain.blocks for size in _sizes(block))]
     if min(counted) < 0 or not _are_bytes([chain.loss_peak, *map(_grown, chain.blocks), *counted]):
         raise ArtifactError(f"{where}: has a size that no memory has")
-    if not _are_times([chain.prelude_seconds, chain.loss_seconds]):
+    if not are_times([chain.prelude_seconds, chain.loss_seconds]):
         raise ArtifactError(f"{where}: has a time that is no number of seconds")
     for digest, problem in chain.distinct.items():
         if problem_digest(problem) != digest:
@@ -264,10 +263,6 @@ def _are_bytes(sizes: Iterable[int]) -> bool:
     return all(-MOST_BYTES < size < MOST_BYTES for size in sizes)
 
 
-def _are_times(times: Iterable[float]) -> bool:
-    return all(0 <= time < math.inf for time in times)
-
-
 def _check_problem(problem: Problem, what: str) -> None:
     phases = [node.phase for node in problem.nodes]
     if (
@@ -295,7 +290,7 @@ def _check_problem(problem: Problem, what: str) -> None:
 def _check_costs(node: Node, what: str) -> None:
     """Times are finite, and sizes some that a memory could have."""
     forms = [node, node.form(True), *node.reuses]
-    if not _are_times(form.seconds for form in forms):
+    if not are_times(form.seconds for form in forms):
         raise ArtifactError(f"{what} takes a time that is no number of seconds")
     if node.peak < 0 or not _are_bytes(form.peak for form in forms):
         raise ArtifactError(f"{what} takes a size that no memory has")

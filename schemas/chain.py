@@ -8,6 +8,7 @@ output (S ch. 2: Shilova's thesis, Table 2.1).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -20,6 +21,13 @@ from schemas.errors import ArtifactError
 MOST_BYTES = 2**60
 """More bytes than there are anywhere. Sizes that come to less together can be added up, in any
 order, in 64 bits."""
+MOST_SECONDS = 1e18
+"""More than any step takes. Times up to that can be added up and multiplied by counts."""
+
+
+def are_times(times: Iterable[float]) -> bool:
+    """Whether all of these are seconds that something could take."""
+    return all(0 <= time <= MOST_SECONDS for time in times)
 
 
 @dataclass(frozen=True)
@@ -101,9 +109,9 @@ def read_chain(path: Path | str) -> Chain:
 
 
 def check_chain(chain: Chain, where: str) -> None:
-    """Raises ArtifactError unless positions run from 1 in order, times are finite, nothing is
-    negative, what a position keeps includes its output, and all sizes together are some that a
-    memory could have."""
+    """Raises ArtifactError unless positions run from 1 in order, times are some that a step could
+    take, nothing is negative, what a position keeps includes its output, and all sizes together are
+    some that a memory could have."""
     if not chain.positions:
         raise ArtifactError(f"{where}: the chain has no positions, the loss is missing")
     if chain.a_0 < 0 or chain.delta_0 < 0:
@@ -120,6 +128,11 @@ def check_chain(chain: Chain, where: str) -> None:
                     f"{where}: position {expected} has {name} = {getattr(row, name)}, "
                     "which is negative or not finite"
                 )
+        if not are_times((row.u_f, row.u_b)):
+            raise ArtifactError(
+                f"{where}: position {expected} takes {row.u_f} and {row.u_b} seconds, longer than "
+                "anything does"
+            )
         if row.abar < row.a:
             raise ArtifactError(
                 f"{where}: position {expected} has abar = {row.abar}, less than its output a = "

@@ -19,6 +19,7 @@ import pyarrow as pa
 from schemas import store
 from schemas.arguments import decode_arguments
 from schemas.arrow import integer, number, text
+from schemas.chain import MOST_BYTES, are_times
 from schemas.errors import ArtifactError
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op
 
@@ -176,13 +177,15 @@ def write_costs(path: Path | str, costs: Costs) -> str:
 
 
 def read_costs(path: Path | str) -> Costs:
-    """Reads costs; raises ArtifactError when they are damaged or negative."""
+    """Reads costs; raises ArtifactError when they are damaged, or nothing could take them."""
     artifact = store.read(path, COSTS)
     known = _allocations(path, artifact.metadata.get("allocations", "{}"))
     rows = [Cost(**row, allocations=known.get(row["key"])) for row in artifact.rows]
     for row in rows:
         if not (row.seconds >= 0 and row.peak >= row.net >= 0):
             raise ArtifactError(f"{path}: the cost of {row.target} is negative or exceeds its peak")
+        if not are_times([row.seconds]) or row.peak >= MOST_BYTES:
+            raise ArtifactError(f"{path}: the cost of {row.target} is more than anything takes")
     return Costs(rows, _device(path, artifact.metadata))
 
 

@@ -29,7 +29,6 @@ of that is taken off the sizes above: where blocks are combined is decided how m
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -39,6 +38,7 @@ import pyarrow as pa
 
 from schemas import store
 from schemas.arrow import integer, integers, number, text
+from schemas.chain import are_times
 from schemas.errors import ArtifactError
 
 Status = Literal["optimal", "feasible"]
@@ -162,7 +162,7 @@ def _check(options: list[Option], where: str) -> None:
             sizes = (row.save, row.forward_peak, row.backward_peak, *row.forward, *row.backward)
             sizes += (*row.leaves, row.leaving_bytes)
             times = (row.forward_seconds, row.backward_seconds, row.output_seconds, row.gap)
-            if min(sizes) < 0 or not all(0 <= time < math.inf for time in times):
+            if min(sizes) < 0 or not are_times(times):
                 raise ArtifactError(
                     f"{what} has a negative size, time or node, or a time without end"
                 )

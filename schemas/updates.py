@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from schemas.chain import MOST_BYTES
+from schemas.chain import MOST_BYTES, are_times
 from schemas.errors import ArtifactError
 from schemas.graph import Graph
 from schemas.link import HostLink, link_of
@@ -228,9 +228,9 @@ def _cost(row: dict[str, Any]) -> UpdateCost:
 def _plausible(made: Updates) -> bool:
     speed = made.speed
     times = [speed.latency, *(cost.seconds for cost in made.costs.values())]
-    more = [speed.to, speed.back, *speed.both]
-    for cost in made.costs.values():
-        more += [cost.away_seconds, cost.add_seconds]
+    speeds = [speed.to, speed.back, *speed.both]
+    there = [t for c in made.costs.values() for t in (c.away_seconds, c.add_seconds)]
+    more = [*speeds, *there]
     flags = (made.first, made.adds, made.summed)
     far = made.far
     sizes = [
@@ -252,7 +252,7 @@ def _plausible(made: Updates) -> bool:
         whole
         and numbers
         and texts
-        and all(map(math.isfinite, times))
+        and are_times([*times, *(each for each in there if each != math.inf)])
         and (all(isinstance(flag, bool) for flag in flags) and made.there <= made.remote)
         and made.microbatches > 0
         and (far is None or (far.buffers > 0 and far.values <= made.costs.keys()))

@@ -127,6 +127,7 @@ def chain_with(problem: Problem, **changes: object) -> Blocks:
         (chain_with(PROBLEM, output_bytes=-1), "a size that no memory has"),
         (chain_with(PROBLEM, gradient_bytes=-(2**60)), "a size that no memory has"),
         (replace(CHAIN, loss_seconds=float("inf")), "a time that is no number of seconds"),
+        (replace(CHAIN, loss_seconds=1e300), "a time that is no number of seconds"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(tmp_path: Path, chain: Blocks, words: str) -> None:

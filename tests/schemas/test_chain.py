@@ -42,6 +42,7 @@ def test_the_fields_are_those_other_programs_write(tmp_path: Path) -> None:
         ({"u_f": -1.0}, "u_f = -1.0"),
         ({"u_b": float("nan")}, "u_b = nan"),
         ({"u_b": float("inf")}, "u_b = inf"),
+        ({"u_b": 1e308}, "takes 1.0 and 1e+308 seconds, longer than anything does"),
         ({"o_b": -1}, "o_b = -1"),
         ({"grad": -5}, "grad = -5"),
         ({"abar": 9}, "less than its output a = 10"),

@@ -143,7 +143,16 @@ def test_costs_come_back_in_the_order_of_keys(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"seconds": -1.0}, {"peak": 10}, {"net": -1}, {"seconds": float("nan")}]
+    "change",
+    [
+        {"seconds": -1.0},
+        {"peak": 10},
+        {"net": -1},
+        {"seconds": float("nan")},
+        {"seconds": float("inf")},
+        {"seconds": 1e300},
+        {"peak": 2**62},
+    ],
 )
 def test_impossible_costs_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     row = Cost("b", "aten.mm.default", NONE, 0.25, 0.1, 30, 20)

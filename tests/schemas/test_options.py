@@ -92,6 +92,7 @@ def test_groups_keep_the_order() -> None:
         ([ZERO, replace(ONE, gap=-0.1)], "negative"),
         ([ZERO, replace(ONE, backward_seconds=float("nan"))], "negative"),
         ([ZERO, replace(ONE, forward_seconds=float("inf"))], "a time without end"),
+        ([ZERO, replace(ONE, backward_seconds=1e300)], "a time without end"),
         ([ZERO, replace(ONE, save=25)], "saves more than its forward ever holds"),
         ([ZERO, replace(ONE, output_only=[3])], "that it does not run"),
         ([ZERO, replace(ONE, status="best")], "unknown status"),  # type: ignore[arg-type]

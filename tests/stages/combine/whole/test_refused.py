@@ -85,6 +85,7 @@ def test_optimisers(given: list[str], tmp_path: Path, capsys: pytest.CaptureFixt
         ("AdamW", lambda rows: rows[1].update(path=twice), f"{twice!r} is updated twice"),
         ("AdamW", lambda rows: rows[0].update(net=-(10**9)), "what it says of an optimiser is no"),
         ("AdamW", lambda rows: rows[0].update(peak=10**30), "what it says of an optimiser is none"),
+        ("AdamW", lambda rows: rows[0].update(seconds=1e300), "it says of an optimiser is none"),
         ("AdamW", lambda rows: rows.pop(0), f"{twice} has a gradient, and is not among the param"),
     ):
         path = updates(tmp_path, optimizer, change)
