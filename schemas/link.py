@@ -59,7 +59,7 @@ class HostLink:
 
 def host_link(machine: Machine, path: Path | str) -> HostLink:
     """The link that a chain's activations take: from the machine's one device to the memory
-    `host`, or to its only other memory.
+    `host`, or to its only other memory, those behind that aside.
 
     Raises ConfigError, which names the file, where there are several devices, no such memory or
     not one link to it.
@@ -69,6 +69,11 @@ def host_link(machine: Machine, path: Path | str) -> HostLink:
             f"{path}: describes {len(machine.devices)} devices, and one is offloaded from"
         )
     device, memories = machine.devices[0], {memory.name: memory for memory in machine.memories}
+    if HOST not in memories and len(memories) > 1:
+        near = {
+            end for link in machine.links if device.name in link.between for end in link.between
+        }
+        memories = {name: memory for name, memory in memories.items() if name in near}
     if HOST not in memories and len(memories) != 1:
         raise ConfigError(f"{path}: names no memory {HOST!r} to offload to")
     memory = memories[HOST if HOST in memories else next(iter(memories))]

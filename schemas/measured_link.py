@@ -12,6 +12,8 @@ from schemas.store import read_json, write_json
 from schemas.updates import LinkSpeed
 
 ARTIFACT = "tightfit.link/1"
+FAR = "far-disk"
+"""The name of a third memory, a disk behind the slow one."""
 _MOST_BYTES = 1 << 16
 _KEYS = {"artifact", "to", "back", "both", "latency", "memory", "room", "folder"}
 _SPEEDS = (1.0, 1e18)
@@ -22,12 +24,14 @@ _SIZES = (1, 10**18)
 @dataclass(frozen=True)
 class MeasuredLink:
     """The `speed` of a link to the slow `memory` ("disk" or "host"), which had `room` for so many
-    bytes then; `folder` is that of a disk, "" for the host's memory."""
+    bytes then; `folder` is that of a disk, "" for the host's memory. A third memory (`FAR`) is
+    `behind` another one: the folder of a disk, or "host"."""
 
     speed: LinkSpeed
     memory: str
     room: int
     folder: str = ""
+    behind: str = ""
 
 
 def write_link(path: Path | str, link: MeasuredLink) -> None:
@@ -35,13 +39,14 @@ def write_link(path: Path | str, link: MeasuredLink) -> None:
     speed = link.speed
     figures = {"to": speed.to, "back": speed.back, "both": list(speed.both)}
     more = {"latency": speed.latency, "memory": link.memory, "room": link.room}
-    write_json(path, {"artifact": ARTIFACT, **figures, **more, "folder": link.folder})
+    more |= {"folder": link.folder, **({"behind": link.behind} if link.behind else {})}
+    write_json(path, {"artifact": ARTIFACT, **figures, **more})
 
 
 def read_link(path: Path | str) -> MeasuredLink:
     """Reads a link; raises ArtifactError where the file holds none."""
     found = read_json(path, _MOST_BYTES)
-    if found.get("artifact") != ARTIFACT or set(found) != _KEYS:
+    if found.get("artifact") != ARTIFACT or set(found) - {"behind"} != _KEYS:
         raise ArtifactError(f"{path}: is no {ARTIFACT}")
     both = found["both"]
     if not isinstance(both, list) or len(both) != 2:
@@ -50,11 +55,13 @@ def read_link(path: Path | str) -> MeasuredLink:
     one, other = (_number(path, "both", each, _SPEEDS) for each in both)
     latency = _number(path, "latency", found["latency"], _LATENCIES)
     room = _number(path, "room", found["room"], _SIZES)
-    texts = isinstance(found["folder"], str) and found["memory"] in ("disk", "host")
-    if not texts or room != int(room):
+    behind = found.get("behind", "")
+    texts = isinstance(found["folder"], str) and isinstance(behind, str)
+    known = found["memory"] == FAR if behind else found["memory"] in ("disk", "host")
+    if not (texts and known) or room != int(room):
         raise ArtifactError(f"{path}: does not say which memory has how much room")
     speed = LinkSpeed(to, back, (one, other), latency)
-    return MeasuredLink(speed, found["memory"], int(room), found["folder"])
+    return MeasuredLink(speed, found["memory"], int(room), found["folder"], behind)
 
 
 def _number(path: Path | str, name: str, value: Any, within: tuple[float, float]) -> float:

@@ -132,8 +132,9 @@ class Updates:
 
     @property
     def staging(self) -> int:
-        """The bytes of the staging buffers."""
-        apart = self.on_device | self.elsewhere
+        """The bytes of the staging buffers. Where updates are run they are as large as any piece:
+        what a caller asks for passes through them, wherever it lives."""
+        apart = frozenset() if self.optimizer else self.on_device | self.elsewhere
         passing = [cost for value, cost in self.costs.items() if value not in apart]
         return self.buffers * max((max(cost.pieces) for cost in passing if cost.pieces), default=0)
 
@@ -276,6 +277,8 @@ class WholeStep:
     are updated there have `away` bytes, and on a CPU that takes `bench` bytes of the device. A step
     of several `microbatches` takes `seconds` for all of them; `peak` is that of the last one,
     `microbatch_peak` that of the others, of which the first one takes `first_microbatch_peak`.
+    Where states are in a third memory, which is called `far_memory`, `far` are their bytes;
+    `resident` are those of states that stay on the device.
     """
 
     optimizer: str
@@ -303,15 +306,23 @@ class WholeStep:
     opening_peak: int = 0
     adding_peak: int = 0
     accumulating_total: int = 0
+    far_memory: str = ""
+    far: int = 0
+    resident: int = 0
 
     @property
     def places(self) -> dict[str, str]:
         """Which memory each part of the step lives in."""
         device = "device"
+        states = f"{self.slow_memory}, pieces of them on the {device}"
+        if self.far:
+            states += f"; {self.far_memory}, pieces of them in the {self.slow_memory}"
+        if self.resident:
+            states += f"; {device}"
         return {
             "parameters": f"{self.slow_memory}, each on the {device} while it is used"
             if self.remote
             else device,
             "gradients": f"{device}, each until its parameter is updated",
-            "optimiser states": f"{self.slow_memory}, pieces of them on the {device}",
+            "optimiser states": states,
         }

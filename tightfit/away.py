@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from schemas.budget import LARGEST
 from schemas.errors import ConfigError, ModelError
 from schemas.updates import Updates, WholeStep
 from tightfit.choices import ChosenPlan
+from tightfit.memories import Memories, free_bytes
 from tightfit.route import FUSED, Route
 from tightfit.settings import check_folder
 from tightfit.whole import Updating, measured
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 Parameters = Literal["device", "away"]
 Microbatches = int | Sequence[int]
 """How many microbatches make a step: of the sample, or of each shape, of which one is chosen."""
+ROOMS = 4
+"""How often a plan is looked for with less room in the other memory where one takes too much."""
 SMALL = 1 << 20
 """Parameters of fewer bytes stay on the device."""
 
@@ -97,6 +99,7 @@ class _Planned:
     updating: Updating
     task: Task
     found: Found
+    whole: WholeStep
 
 
 def _fastest(
@@ -104,32 +107,54 @@ def _fastest(
     given: Sequence[Built],
     written: str,
     optimizer: torch.optim.Optimizer,
-    disk: Path | str | None,
+    memories: Memories,
     counts: Sequence[int],
     accumulating: bool,
 ) -> _Planned:
     """The fastest plan of a step that is so many microbatches of each shape; raises the first
     ConfigError where none is found."""
-    from stages.combine.whole.budgets import planned
-
     found, refused = [], None
     for built, count in zip(given, counts, strict=True):
         graph = route.trace(built)
         costs = route.profile(built, graph)
-        updating = measured(route, graph, built.model, optimizer, disk, away=not accumulating)
+        disk, away = memories.disk, not accumulating
+        updating = measured(route, graph, built.model, optimizer, disk, away=away)
         updating = replace(updating, accumulates=accumulating)
         try:
             route.progress.stage("combine")
-            task = replace(_task(graph, costs, updating, disk, count), engine=route.engine)
-            task, best = planned(task, written)
+            task = replace(_task(graph, costs, updating, memories, count), engine=route.engine)
+            beyond = _beyond(route, task.link, memories)
+            best = _within_room(task, beyond, updating, written)
         except ConfigError as error:
             refused = refused or error
         else:
-            found.append(_Planned(built, graph, costs, updating, task, best))
+            found.append(_Planned(built, graph, costs, updating, *best))
     if not found:
         assert refused is not None
         raise refused
     return min(found, key=lambda each: each.found.seconds)
+
+
+def _within_room(
+    task: Task, beyond: HostLink | None, updating: Updating, written: str
+) -> tuple[Task, Found, WholeStep]:
+    """The fastest plan with the fewest states behind a link `beyond` the other memory, and what is
+    predicted of it. What a step sends takes places there, which can be more bytes than are ever
+    sent at once: a plan that takes more than there is room for is looked for anew with less. Raises
+    ConfigError where none is found."""
+    from stages.combine.whole.command import planned
+
+    room, sized = task.link.room, task
+    for _ in range(ROOMS):
+        own, found = planned(sized, beyond, written)
+        whole = _whole(own, found, updating, "")
+        if whole.slow <= room:
+            return own, found, whole
+        less = sized.link.room - (whole.slow - room)
+        sized = replace(sized, link=replace(sized.link, room=less))
+    raise ConfigError(
+        f"the step takes {whole.slow} bytes in {task.link.other}, which has {int(room)}"
+    )
 
 
 def planned_away(
@@ -139,7 +164,7 @@ def planned_away(
     otherwise: str,
     check: bool,
     optimizer: torch.optim.Optimizer,
-    disk: Path | str | None,
+    memories: Memories,
     microbatches: Microbatches = 1,
     accumulating: bool = False,
 ) -> tuple[nn.Module, ChosenPlan]:
@@ -149,17 +174,18 @@ def planned_away(
     from stages.validate.load import load_lodged
 
     counts = _counts(microbatches, len(given))
-    best = _fastest(route, given, written, optimizer, disk, counts, accumulating)
+    best = _fastest(route, given, written, optimizer, memories, counts, accumulating)
     built, graph, task, found = best.built, best.graph, best.task, best.found
-    place = best.costs.parent / "whole" / _digest(found.updates, written)
+    place = best.costs.parent / "whole" / _digest(found.updates, written, memories)
     plan = write_found(place, task, found, written, _digest_of(graph))
     module = route.module(graph, place)
-    folder = None if disk is None else str(disk)
+    disk, far = memories.folders
     if check:
-        _check(route, read_graph(graph), built, module, optimizer, folder, task.microbatches)
-    fitted, stepping = load_lodged(module, built.model, optimizer, folder, otherwise=otherwise)
+        own = read_graph(graph)
+        _check(route, own, built, module, optimizer, memories, task.microbatches)
+    fitted, stepping = load_lodged(module, built.model, optimizer, disk, far, otherwise=otherwise)
     made = ChosenPlan.of(plan, _no_frontier, lambda _: [], module)
-    whole = _whole(task, found, best.updating, str(place / "schedule.arrow"))
+    whole = replace(best.whole, schedule=str(place / "schedule.arrow"))
     object.__setattr__(made, "whole", whole)
     object.__setattr__(made, "optimizer", stepping)
     return fitted, made
@@ -171,10 +197,12 @@ def load_whole(
     optimizer: torch.optim.Optimizer,
     disk: Path | str | None = None,
     otherwise: Literal["error", "copy"] = "error",
+    far_disk: Path | str | None = None,
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
     """The module that takes the place of `model`, and the optimiser that takes the place of
     `optimizer`, by the generated package of a plan whose parameters live in another memory: in a
-    file of the folder `disk`, on a GPU in the host's memory.
+    file of the folder `disk`, on a GPU in the host's memory. Where the plan has states in a third
+    one, these are in a file of the folder `far_disk`.
 
     Raises ArtifactError where the folder holds no such package, or one for another model or
     optimiser, or where the other memory has no room, ConfigError where `disk` is no folder's path.
@@ -182,15 +210,16 @@ def load_whole(
     from stages.validate.load import load_lodged
 
     check_folder("load_whole", disk)
-    folder = None if disk is None else str(disk)
-    return load_lodged(package, model, optimizer, folder, otherwise=otherwise)
+    check_folder("load_whole", far_disk, "far_disk")
+    folders = Memories(disk, far_disk).folders
+    return load_lodged(package, model, optimizer, *folders, otherwise=otherwise)
 
 
 def _task(
     graph: Path,
     costs: Path,
     updating: Updating,
-    disk: Path | str | None,
+    memories: Memories,
     microbatches: int,
 ) -> Task:
     """The task without a bound on what the device has."""
@@ -205,7 +234,7 @@ def _task(
     task = task_of(
         traced,
         paid,
-        _link(updating, traced.device, disk),
+        _link(updating, traced.device, memories),
         costs_by_value(traced, updating.costs),
         LARGEST,
         SMALL,
@@ -220,13 +249,26 @@ def _task(
     return replace(task, accumulating=updating.accumulates)
 
 
-def _link(updating: Updating, device: str, disk: Path | str | None) -> HostLink:
-    """The link, as it was measured, with the room that the other memory has now."""
+def _link(updating: Updating, device: str, memories: Memories) -> HostLink:
+    """The link, as it was measured, with the room that the other memory has now, or as much of it
+    as was said."""
     from stages.device.disk import folder_of
 
     own = updating.link(device)
-    room = shutil.disk_usage(folder_of(disk)).free if own.to == "disk" else math.inf
-    return replace(own, room=room)
+    free = free_bytes(folder_of(memories.disk), "disk") if own.to == "disk" else math.inf
+    return replace(own, room=free if memories.room is None else min(free, memories.room))
+
+
+def _beyond(route: Route, link: HostLink, memories: Memories) -> HostLink | None:
+    """The link to a third memory, where there is one, with the room that it has now."""
+    from schemas.link import HostLink
+    from stages.profile.kept_links import kept_far_link
+
+    if memories.far is None:
+        return None
+    far = kept_far_link(route.store, route.device, memories.disk, memories.far)
+    each, room = min(far.speed.both), free_bytes(memories.far, "far_disk")
+    return HostLink(each, far.speed.latency, False, room, link.to, link.room, far.memory)
 
 
 def _check(
@@ -235,7 +277,7 @@ def _check(
     built: Built,
     module: Path,
     optimizer: torch.optim.Optimizer,
-    folder: str | None,
+    memories: Memories,
     microbatches: int,
 ) -> None:
     """Raises ModelError where steps of the module do not do what those of the model do."""
@@ -246,7 +288,7 @@ def _check(
     said = check_lodged(
         graph,
         built,
-        lambda model, own: load_lodged(module, model, own, folder),
+        lambda model, own: load_lodged(module, model, own, *memories.folders),
         optimizer,
         microbatches,
     )
@@ -278,6 +320,10 @@ def _whole(task: Task, found: Found, updating: Updating, schedule: str) -> Whole
         copies, sums = max(copies, copies_bytes(graph, found.adding.steps, earlier)), own
     most = max(peak, first, adding, first_adding - task.sums)
     alone = replace(task, accumulating=False).fixed + updates.staging + updates.bench
+    resident = sum(updates.costs[value].states for value in updates.on_device)
+    far, slow = updates.far, updating.slow - resident
+    if far is not None:
+        slow += far.staging(updates.costs) - far.states(updates.costs)
     return WholeStep(
         optimizer=updating.optimizer,
         total=alone + (adds.most if adds and task.accumulating else there + most),
@@ -289,7 +335,7 @@ def _whole(task: Task, found: Found, updating: Updating, schedule: str) -> Whole
         first_peak=first,
         accumulating_peak=last.peak - there,
         slow_memory=updating.slow_memory,
-        slow=updating.slow + own + copies + sums,
+        slow=slow + own + copies + sums,
         moved=transfers.left if transfers else 0,
         seconds=found.seconds,
         waited=transfers.waited if transfers else 0.0,
@@ -304,11 +350,20 @@ def _whole(task: Task, found: Found, updating: Updating, schedule: str) -> Whole
         opening_peak=adds.opening - there if adds else 0,
         adding_peak=adds.adding - there if adds else 0,
         accumulating_total=alone + adds.most if adds else 0,
+        far_memory="" if far is None else far.link.to,
+        far=0 if far is None else far.states(updates.costs),
+        resident=resident,
     )
 
 
-def _digest(updates: Updates, written: str) -> str:
-    return hashlib.sha256(f"{written} {updates.text()}".encode()).hexdigest()[:32]
+def _digest(updates: Updates, written: str, memories: Memories) -> str:
+    far = updates.far
+    if far is not None:
+        # The free bytes of disks change all the time.
+        link = replace(far.link, room=math.inf, memory=math.inf)
+        updates = replace(updates, far=replace(far, link=link))
+    asked = written if memories.room is None else f"{written} {memories.room}"
+    return hashlib.sha256(f"{asked} {updates.text()}".encode()).hexdigest()[:32]
 
 
 def _digest_of(graph: Path) -> str:

@@ -21,6 +21,7 @@ from tightfit.away import Microbatches, Parameters, check_parameters, planned_aw
 from tightfit.checked import check_plan, check_updates
 from tightfit.choices import Choice, ChosenPlan
 from tightfit.kernels import Rivals, plans_of
+from tightfit.memories import memories_of
 from tightfit.progress import FUSED_STAGES, STAGES, Progress
 from tightfit.route import ALONE, FUSED, Route
 from tightfit.settings import (
@@ -82,6 +83,8 @@ def plan(
     kernels: Kernels = "eager",
     with_eager: bool = False,
     with_libraries: bool = False,
+    far_disk: Path | str | None = None,
+    room: int | str | None = None,
 ) -> tuple[nn.Module, ChosenPlan]:
     """Plans the training step `model(*args, **kwargs)` under a budget.
 
@@ -114,7 +117,10 @@ def plan(
     come to the device for as long as a step uses them: their values are to be had within
     `made.optimizer.gathered()`, see docs/offloading.md; of several `microbatches`, each of the
     sample's shape, all but the last run within `made.optimizer.accumulating()`, and their gradients
-    add up there, too; of samples of several shapes with a number each the fastest is taken. With
+    add up there, too; of samples of several shapes with a number each the fastest is taken. Of
+    that memory a plan takes `room` at most ("20GB", unless given the free bytes of the disk); what
+    optimiser states have no room there are in a third one, a file of the folder `far_disk` of
+    another disk, as few as have to, and their parameters are updated beside the second one. With
     `accumulating` a budget in bytes counts the gradients of several microbatches, too, which add up
     on the device. With `kernels` "fused" groups of small ops run as single compiled kernels, see
     docs/fused.md: `check` holds the step to the bits of these kernels unplanned, and to a few times
@@ -158,8 +164,10 @@ def plan(
         check_accumulating(accumulating, optimizer, microbatches)
         shapes = len(given)
         check_parameters(parameters, optimizer, route, otherwise, cuda_graphs, shapes, microbatches)
+        on = device.partition(":")[0]
+        memories = memories_of(disk, far_disk, room, parameters, accumulating, on)
         if optimizer is not None and parameters == "away":
-            more = (check, optimizer, disk, microbatches, accumulating)
+            more = (check, optimizer, memories, microbatches, accumulating)
             return planned_away(route, given, written, otherwise, *more)
         if optimizer is not None:
             own = (check, optimizer, disk, accumulating)

@@ -117,10 +117,10 @@ def check_kernels(kernels: str) -> None:
         raise ConfigError(f'plan: kernels is {kernels!r}, expected "eager" or "fused"')
 
 
-def check_folder(call: str, disk: object) -> None:
+def check_folder(call: str, disk: object, named: str = "disk") -> None:
     """Raises ConfigError where the disk that a call is given is no folder's path."""
     if disk is not None and (not isinstance(disk, str | os.PathLike) or not str(disk)):
-        raise ConfigError(f"{call}: disk is {disk!r}, expected the path of a folder")
+        raise ConfigError(f"{call}: {named} is {disk!r}, expected the path of a folder")
 
 
 def check_disk(disk: object, strategy: str, optimizer: object) -> None:

@@ -45,15 +45,16 @@ def folder_of(folder: str | os.PathLike[str] | None) -> str:
 
 @dataclass(frozen=True)
 class Folder:
-    """The folder of a disk, and whether it was `given` where the disk was made."""
+    """The folder of a disk, whether it was `given` where the disk was made, and as what."""
 
     path: str
     given: bool
+    named: str = "disk"
 
     def sentence(self, error: OSError, size: int | None = None) -> str:
         """What an error means, and what to do; where a file has no `size` bytes, of these."""
         why = error.strerror or str(error)
-        way = "as disk" if self.given else f"as disk, or in {FOLDER}"
+        way = f"as {self.named}" if self.given else f"as {self.named}, or in {FOLDER}"
         if size is not None:
             return (
                 f"the disk of {self.path} does not give the {size} bytes that wait there during a "
@@ -67,16 +68,19 @@ class Folder:
 
 class Disk:
     """`size` bytes of a disk; see `Slow`. Raises RuntimeError, in one sentence, where the folder
-    cannot be written, the disk is full, or the file was cut off."""
+    cannot be written, the disk is full, or the file was cut off, and as what another one is
+    `named`."""
 
-    def __init__(self, size: int, folder: str | os.PathLike[str] | None = None) -> None:
+    def __init__(
+        self, size: int, folder: str | os.PathLike[str] | None = None, named: str = "disk"
+    ) -> None:
         while _left:
             moving, file = _left.pop()
             _settle(moving)
             file.close()
         self.size = size
         self.process = os.getpid()
-        self.folder = Folder(folder_of(folder), bool(folder))
+        self.folder = Folder(folder_of(folder), bool(folder), named)
         self.file = _made(self.folder, size)
         self.lanes = [
             ThreadPoolExecutor(1, f"tightfit-{name}")
@@ -96,15 +100,15 @@ class Disk:
 
     def beside(self, work: Work, *after: Ticket) -> Ticket:
         """See `Slow.beside`: what it reads comes in buffers, and what it writes goes back."""
-        self._check_open()
-        earlier = [ticket.done for ticket in after]
-        ticket = Ticket(self.lanes[2].submit(_work, earlier, work, self.reach()), None)
-        self.moving.add(ticket)
-        return ticket
+        return self._work(2, work, after)
+
+    def passing(self, leaves: bool, work: Work, *after: Ticket) -> Ticket:
+        """As `beside`, in the lane of a direction: `leaves` for what is written here."""
+        return self._work(0 if leaves else 1, work, after)
 
     def reach(self) -> Access:
         """See `Slow.reach`."""
-        return _Reach(self.file.fileno(), self.size)
+        return _Reach(self.file.fileno(), self.size, self.folder)
 
     def wait(self, ticket: Ticket) -> None:
         """Returns when a transfer is through; the tensor is then no longer held. Where the wait is
@@ -153,10 +157,18 @@ class Disk:
                 "uses them in this process"
             )
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raises RuntimeError where nothing waits there any more, or not in this process."""
         if self.file.closed:
             raise RuntimeError("the disk has its bytes back, and what waited there is gone")
         self._check_process()
+
+    def _work(self, lane: int, work: Work, after: tuple[Ticket, ...]) -> Ticket:
+        self.check_open()
+        earlier = [ticket.done for ticket in after]
+        ticket = Ticket(self.lanes[lane].submit(_work, earlier, work, self.reach()), None)
+        self.moving.add(ticket)
+        return ticket
 
     def _issue(
         self,
@@ -168,7 +180,7 @@ class Disk:
     ) -> Ticket:
         # A thread that held the tensor could be the last to do so, and free it at some later time.
         size = check_span(tensor, offset, self.size)
-        self._check_open()
+        self.check_open()
         earlier = [ticket.done for ticket in after]
         place = (offset, self.size)
         done = self.lanes[lane].submit(
@@ -234,11 +246,17 @@ def _check_whole(file: int, end: int) -> None:
 
 
 class _Reach:
-    """A file of `size` bytes for what computes beside it; see `Access`."""
+    """A file of `size` bytes in a folder for what computes beside it; see `Access`."""
 
-    def __init__(self, file: int, size: int) -> None:
+    def __init__(self, file: int, size: int, folder: Folder) -> None:
         self.file = file
         self.size = size
+        self.folder = folder
+
+    def here(self, buffer: torch.Tensor, offset: int) -> torch.Tensor:
+        """See `Access.here`."""
+        check_span(buffer, offset, self.size)
+        return buffer
 
     def read(self, buffer: torch.Tensor, offset: int) -> torch.Tensor:
         """See `Access.read`."""
@@ -253,9 +271,13 @@ class _Reach:
         self, move: Callable[[int, int, int, int], None], tensor: torch.Tensor, offset: int
     ) -> None:
         size = check_span(tensor, offset, self.size)
-        _check_whole(self.file, self.size)
-        if size:
-            move(self.file, tensor.data_ptr(), size, offset)
+        try:
+            _check_whole(self.file, self.size)
+            if size:
+                move(self.file, tensor.data_ptr(), size, offset)
+        except OSError as error:
+            # Said here, since work may reach several disks.
+            raise RuntimeError(self.folder.sentence(error)) from error
 
 
 def _work(

@@ -64,7 +64,8 @@ def _flush(flushes: bool) -> None:
 
 class Bench:
     """What updates the parameters of some `numbers` part by part, as `updates` have them, where
-    their `states` lie in a memory. Offsets are those of the whole memory."""
+    their `states` lie in a memory, or pass through buffers there. Offsets are those of the whole
+    memory."""
 
     def __init__(
         self, updates: Updates, numbers: Sequence[int], states: Span, sums: bool, most: int
@@ -72,10 +73,9 @@ class Bench:
         self.updates = updates
         self.states = states
         self.parts = {
-            number: stretches_of(
-                updates.pieces[number], updates.layouts[number].dtype.itemsize, most
-            )
+            piece: stretches_of([piece], updates.layouts[number].dtype.itemsize, most)
             for number in numbers
+            for piece in updates.pieces[number]
         }
         every = [part for parts in self.parts.values() for part in parts]
         largest = max((part.own for part in every), default=0)
@@ -110,9 +110,9 @@ class Bench:
             self.shadows[place].param_groups[0].update(settings)
             scalars: dict[str, Any] = {}
             with torch.no_grad():
-                for part in self.parts[number]:
-                    whole = self._whole(reach, part, gradient, earlier)
-                    scalars = self._part(reach, part, parameter, whole, stored)
+                for piece in updates.pieces[number]:
+                    given = (parameter, gradient, earlier)
+                    scalars = self._piece(reach, piece, given, stored)
             updates.keep(number, scalars)
 
         return work
@@ -125,11 +125,33 @@ class Bench:
         def work(reach: Access) -> None:
             _flush(flushes)
             with torch.no_grad():
-                for part in self.parts[number]:
-                    whole = self._whole(reach, part, gradient, None if first else earlier)
-                    reach.write(whole, earlier + part.begin)
+                for piece in self.updates.pieces[number]:
+                    for part in self.parts[piece]:
+                        whole = self._whole(reach, part, gradient, None if first else earlier)
+                        reach.write(whole, earlier + part.begin)
 
         return work
+
+    def _piece(
+        self,
+        reach: Access,
+        piece: Piece,
+        given: tuple[int, int | None, int | None],
+        stored: bool,
+    ) -> dict[str, Any]:
+        """Updates a piece of the parameter at a place by what is given beside it; returns the
+        states of it that are numbers. Those of a third memory come into a buffer and go back."""
+        far, (parameter, gradient, earlier) = self.updates.far, given
+        hold = far.arrive(piece, stored) if far is not None and far.has(piece) else None
+        begin = self.states.at(0) if hold is None else hold.area.begin - piece.place
+        scalars: dict[str, Any] = {}
+        kept = False
+        for part in self.parts[piece]:
+            whole = self._whole(reach, part, gradient, earlier)
+            scalars, kept = self._part(reach, part, parameter, whole, stored, begin)
+        if far is not None and hold is not None:
+            far.leave(piece, hold, kept)
+        return scalars
 
     def _whole(
         self, reach: Access, part: Stretch, gradient: int | None, earlier: int | None
@@ -148,26 +170,33 @@ class Bench:
         return found
 
     def _part(
-        self, reach: Access, part: Stretch, parameter: int, gradient: torch.Tensor, stored: bool
-    ) -> dict[str, Any]:
-        """Updates a part; returns the states of it that are numbers."""
+        self,
+        reach: Access,
+        part: Stretch,
+        parameter: int,
+        gradient: torch.Tensor,
+        stored: bool,
+        states: int,
+    ) -> tuple[dict[str, Any], bool]:
+        """Updates a part, whose states are as far as `states` from their place among all; returns
+        those of it that are numbers, and whether there are any."""
         updates, dtype = self.updates, self._dtype(part)
         place = parameter + part.begin
         own = reach.read(self.own[: part.own], place)
-        at = [self.states.at(offset) for offset in part.states]
+        at = [states + offset for offset in part.states]
         buffers = [buffer[: part.own] for buffer in self.passing[: len(at)]]
         passing = [reach.read(*each) for each in zip(buffers, at, strict=True)]
         typed = own.view(dtype)
         typed.grad = gradient.view(dtype)
-        states = [state.view(dtype) for state in passing]
-        given = updates.given(part.piece.parameter, states) if stored else {}
+        tensors = [state.view(dtype) for state in passing]
+        given = updates.given(part.piece.parameter, tensors) if stored else {}
         shadow = self.shadows[updates.groups[part.piece.parameter]]
-        scalars, kept = updates.stepped(part.piece, typed, given, shadow, states)
+        scalars, kept = updates.stepped(part.piece, typed, given, shadow, tensors)
         reach.write(own, place)
         for state, offset in zip(passing, at, strict=True):
             if kept:
                 reach.write(state, offset)
-        return scalars
+        return scalars, kept
 
     def _dtype(self, part: Stretch) -> torch.dtype:
         return self.updates.layouts[part.piece.parameter].dtype

@@ -176,7 +176,7 @@ class _InBackward(torch.optim.Optimizer):
                 self._updates.update(number, self.taking(number))
         self._taken.clear()
         self._settings.clear()
-        self._updates.ring.begin()
+        self._updates.begin()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As that of every optimiser; refused where a backward has taken gradients already."""
@@ -255,10 +255,20 @@ class _InBackward(torch.optim.Optimizer):
     def slow_bytes(self) -> int:
         """Bytes of the slow memory that the states have, and parameters that live there."""
         home = self._updates.home
-        own = self._updates.ring.memory.size
+        own = self._updates.slow_bytes
         lane = self._updates.lane
         own += 0 if lane is None else lane.sums.size
         return own if home is None else own + home.memory.size + home.copies.size
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of the device that states have which stay there."""
+        return self._updates.resident.bytes
+
+    @property
+    def far_bytes(self) -> int:
+        """Bytes of a third memory that states have."""
+        return self._updates.far_bytes
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise RuntimeError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -39,13 +39,21 @@ def states_of(kind: type[torch.optim.Optimizer], group: dict[str, Any]) -> int:
 
 
 def pieces_of(
-    parameters: Sequence[torch.Tensor], states: Sequence[int], piece_bytes: int
+    parameters: Sequence[torch.Tensor],
+    states: Sequence[int],
+    piece_bytes: int,
+    behind: Sequence[Collection[int]] = (),
 ) -> list[list[Piece]]:
-    """The pieces of each parameter, of `piece_bytes` at most, one after the other."""
+    """The pieces of each parameter, of `piece_bytes` at most, one after the other; those of some
+    numbers have their places `behind` all others, and each such set behind the one before it."""
+
+    def turn(number: int) -> int:
+        return max((n for n, own in enumerate(behind, 1) if number in own), default=0)
+
     place = 0
-    pieces = []
-    for number, (parameter, count) in enumerate(zip(parameters, states, strict=True)):
-        own = []
+    pieces: list[list[Piece]] = [[] for _ in parameters]
+    for number in sorted(range(len(parameters)), key=turn):
+        parameter, count, own = parameters[number], states[number], pieces[number]
         whole = parameter.numel()
         most = max(piece_bytes // parameter.element_size() // _ALIGNED, 1) * _ALIGNED
         for begin in range(0, max(whole, 1), most):
@@ -53,7 +61,6 @@ def pieces_of(
             stride = -(-(end - begin) * parameter.element_size() // _ALIGNED) * _ALIGNED
             own.append(Piece(number, begin, end, place, stride, count, end == whole))
             place += stride * count
-        pieces.append(own)
     return pieces
 
 

@@ -8,19 +8,58 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
 from .pieces import Piece
-from .slow import Slow, Ticket
+from .slow import Ticket
+
+
+class Buffer(Protocol):
+    """What the states of one piece pass through, and the transfers that it is in."""
+
+    moving: list[Ticket]
+
+    def part(self, size: int) -> Any:
+        """The first bytes of it, as its memory moves them."""
+
+
+class Passed(Protocol):
+    """A memory that states come from and go back to; see `Slow`."""
+
+    def write(self, part: Any, offset: int, *after: Ticket) -> Ticket:
+        """See `Slow.write`."""
+
+    def read(self, part: Any, offset: int, *after: Ticket) -> Ticket:
+        """See `Slow.read`."""
+
+    def wait(self, ticket: Ticket) -> None:
+        """See `Slow.wait`."""
+
+    def close(self) -> None:
+        """See `Slow.close`."""
+
+
+Own = TypeVar("Own", bound=Buffer)
 
 
 class Staging:
-    """Bytes of the device for the states of one piece, and the transfers that it is in."""
+    """Bytes of the device for the states of one piece, and the transfers that they are in."""
 
-    def __init__(self, size: int, device: torch.device) -> None:
-        self.bytes = torch.empty(size, dtype=torch.uint8, device=device)
+    def __init__(self, own: torch.Tensor) -> None:
+        self.bytes = own
         self.moving: list[Ticket] = []
+
+    @classmethod
+    def of(cls, size: int, device: torch.device) -> Staging:
+        """So many bytes of their own."""
+        return cls(torch.empty(size, dtype=torch.uint8, device=device))
+
+    def part(self, size: int) -> torch.Tensor:
+        """See `Buffer.part`."""
+        return self.bytes[:size]
 
     def state(self, piece: Piece, number: int, dtype: torch.dtype) -> torch.Tensor:
         """The state of a number, flat."""
@@ -29,20 +68,20 @@ class Staging:
         return self.bytes[begin : begin + size].view(dtype)
 
 
-class Ring:
+class Ring(Generic[Own]):
     """The staging buffers of an optimiser. A piece `arrive`s, is updated, and `leave`s; `waited`
     are the seconds for which the host stood still for transfers."""
 
-    def __init__(self, memory: Slow, count: int, size: int, device: torch.device) -> None:
+    def __init__(self, memory: Passed, buffers: Iterable[Own]) -> None:
         self.memory = memory
-        self.free = deque(Staging(size, device) for _ in range(count))
-        self.coming: deque[tuple[Piece, Staging]] = deque()
+        self.free = deque(buffers)
+        self.coming: deque[tuple[Piece, Own]] = deque()
         self.expected: deque[Piece] = deque()
         self.order: list[Piece] = []
         self.stored: dict[Piece, Ticket] = {}
         self.waited = 0.0
 
-    def arrive(self, piece: Piece) -> Staging:
+    def arrive(self, piece: Piece) -> Own:
         """The buffer with the states of a piece; anything may be there where none were stored."""
         if self.coming and self.coming[0][0] is not piece:
             self.forget()
@@ -55,13 +94,17 @@ class Ring:
         self._through(staging)
         return staging
 
-    def leave(self, piece: Piece, staging: Staging) -> None:
+    def leave(self, piece: Piece, staging: Own) -> None:
         """Stores what is in a buffer, and fetches what is next."""
         self.free.append(staging)
-        self.stored[piece] = self.memory.write(staging.bytes[: piece.size], piece.place)
+        self.stored[piece] = self.memory.write(staging.part(piece.size), piece.place)
         staging.moving.append(self.stored[piece])
         self.order.append(piece)
         self.ahead()
+
+    def drop(self, staging: Own) -> None:
+        """A buffer is free; what is in it is not stored."""
+        self.free.append(staging)
 
     def ahead(self) -> None:
         """Begins to fetch what is expected, as far as there are buffers."""
@@ -92,8 +135,8 @@ class Ring:
         self.memory.close()
         self.coming.clear()
 
-    def _fetch(self, piece: Piece, staging: Staging) -> None:
-        target = staging.bytes[: piece.size]
+    def _fetch(self, piece: Piece, staging: Own) -> None:
+        target = staging.part(piece.size)
         earlier = (*staging.moving, self.stored[piece])
         try:
             staging.moving.append(self.memory.read(target, piece.place, *earlier))
@@ -101,7 +144,7 @@ class Ring:
             self.free.append(staging)
             raise
 
-    def _through(self, staging: Staging) -> None:
+    def _through(self, staging: Own) -> None:
         """Waits for a buffer's transfers. Where one failed, or the wait is interrupted, the buffer
         is free again, and whoever takes it next waits for the rest."""
         begin = time.perf_counter()
@@ -115,3 +158,26 @@ class Ring:
             self.free.append(staging)
             raise
         self.waited += time.perf_counter() - begin
+
+
+class Resident:
+    """The states of some pieces, which stay on a device; as a `Ring` that moves nothing."""
+
+    def __init__(self, pieces: Sequence[Piece], device: torch.device) -> None:
+        sizes = [piece.size for piece in pieces]
+        self.bytes = sum(sizes)
+        whole = torch.empty(self.bytes, dtype=torch.uint8, device=device)
+        own = map(Staging, whole.split(sizes)) if sizes else ()
+        self.buffers = dict(zip(pieces, own, strict=True))
+        self.stored: dict[Piece, None] = {}
+
+    def arrive(self, piece: Piece) -> Staging:
+        """See `Ring.arrive`."""
+        return self.buffers[piece]
+
+    def leave(self, piece: Piece, staging: Staging) -> None:
+        """See `Ring.leave`."""
+        self.stored[piece] = None
+
+    def drop(self, staging: Staging) -> None:
+        """See `Ring.drop`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -20,8 +21,20 @@ class Ticket:
         self.tensor: torch.Tensor | None = tensor
 
 
+@dataclass(frozen=True)
+class Area:
+    """`size` bytes of such a memory from `begin` on."""
+
+    begin: int
+    size: int
+
+
 class Access(Protocol):
     """The bytes of such a memory for what computes beside it."""
+
+    def here(self, buffer: torch.Tensor, offset: int) -> torch.Tensor:
+        """Where as many bytes as a buffer has, from `offset` on, are to be put: their place, where
+        a processor writes them there, else the buffer."""
 
     def read(self, buffer: torch.Tensor, offset: int) -> torch.Tensor:
         """As many bytes as a buffer has, from `offset` on: as they are there where a processor

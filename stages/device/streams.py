@@ -129,6 +129,10 @@ class _Reach:
     def __init__(self, whole: torch.Tensor) -> None:
         self.whole = whole
 
+    def here(self, buffer: torch.Tensor, offset: int) -> torch.Tensor:
+        """See `Access.here`; what begins at an odd place is put into the buffer."""
+        return buffer if offset % _ALIGNED else self._here(buffer, offset)
+
     def read(self, buffer: torch.Tensor, offset: int) -> torch.Tensor:
         """See `Access.read`; what begins at an odd place comes in the buffer."""
         here = self._here(buffer, offset)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,10 +17,10 @@ from .away import MemoryLayout
 from .home import Home
 from .memories import slow_memory
 from .pieces import Piece, flat, pieces_of, states_of
-from .ring import Ring, Staging
-from .slow import Slow
+from .ring import Passed, Resident, Ring, Staging
 
 if TYPE_CHECKING:
+    from .far import FarStates
     from .lane import Lane
 
 KNOWN = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
@@ -31,7 +31,9 @@ STAGING = 4
 class Updates:
     """The states of the parameters of some groups, and how they are updated; `memory` makes what
     they are stored in, of that many bytes, where that is not the device's slow memory. Those
-    of the parameters that live in a `home` come from there, and the `lane` updates some there.
+    of the parameters that live in a `home` come from there, and the `lane` updates some there;
+    the states of some of these, of the numbers `apart`, are `far` away, behind all others. Those
+    that are `resident` stay on the device.
 
     `keys` are the names of the states of each parameter that has been updated, `scalars` those that
     are numbers: these stay in memory. `staging` are the bytes of the staging buffers.
@@ -43,24 +45,29 @@ class Updates:
         groups: Sequence[dict[str, Any]],
         folder: str | None,
         piece_bytes: int,
-        memory: Callable[[int], Slow] | None = None,
+        memory: Callable[[int], Passed] | None = None,
         home: Home | None = None,
+        apart: Collection[int] = (),
+        resident: Collection[int] = (),
     ) -> None:
         self.parameters = [p for group in groups for p in group["params"]]
         self.layouts = [MemoryLayout.of(parameter) for parameter in self.parameters]
         self.home = home
         self.lane: Lane | None = None
+        self.far: FarStates | None = None
         self.kind = kind
         self.groups = [number for number, group in enumerate(groups) for _ in group["params"]]
         counts = [states_of(kind, groups[number]) for number in self.groups]
-        self.pieces = pieces_of(self.parameters, counts, piece_bytes)
-        every = [piece for own in self.pieces for piece in own]
+        self.pieces = pieces_of(self.parameters, counts, piece_bytes, (apart, resident))
+        every = [p for number, own in enumerate(self.pieces) for p in own if number not in resident]
         device = self.parameters[0].device
-        size = sum(piece.size for piece in every)
-        most = max(piece.size for piece in every)
+        self.size = sum(piece.size for piece in every)
+        most = max(piece.size for own in self.pieces for piece in own)
         self.staging = STAGING * most
-        slow = slow_memory(device, size, folder) if memory is None else memory(size)
-        self.ring = Ring(slow, STAGING, most, device)
+        slow = slow_memory(device, self.size, folder) if memory is None else memory(self.size)
+        self.ring = Ring(slow, [Staging.of(most, device) for _ in range(STAGING)])
+        stay = [p for number in sorted(resident) for p in self.pieces[number]]
+        self.resident = Resident(stay, device)
         self.keys: dict[int, tuple[str, ...]] = {}
         self.scalars: dict[int, dict[str, Any]] = {}
         self.shadows = [shadow_of(kind, group, self.parameters[0]) for group in groups]
@@ -101,6 +108,23 @@ class Updates:
             return self.layouts[number].empty().copy_(gradient)
         return gradient
 
+    def begin(self) -> None:
+        """A step has ended: the next one is expected to take the states in the same order."""
+        self.ring.begin()
+        if self.far is not None:
+            self.far.begin()
+
+    @property
+    def slow_bytes(self) -> int:
+        """The bytes of the slow memory for states and for what those of a third one pass
+        through."""
+        return self.size if self.far is None else self.size - self.far_bytes + self.far.through
+
+    @property
+    def far_bytes(self) -> int:
+        """The bytes of states in a third memory."""
+        return 0 if self.far is None else self.far.behind.size
+
     def wait(self, number: int) -> None:
         """Gradients add up: that of a parameter stays, or is added up where that lives."""
         if self.lane is None or not self.lane.adding(number):
@@ -120,7 +144,7 @@ class Updates:
             for place, tensor in enumerate(tensors.values()):
                 part = flat(tensor)[piece.begin : piece.end]
                 part.copy_(staging.state(piece, place, tensor.dtype))
-            self.ring.free.append(staging)
+            self._ring(piece).drop(staging)
         scalars = {key: _copied(value) for key, value in self.scalars[number].items()}
         return {key: tensors.get(key, scalars.get(key)) for key in self.keys[number]}
 
@@ -129,7 +153,7 @@ class Updates:
         self.ring.forget()
         parameter = self._unmoved(number)
         for piece in self.pieces[number]:
-            self.ring.stored.pop(piece, None)
+            self._ring(piece).stored.pop(piece, None)
         self.keys.pop(number, None)
         self.scalars.pop(number, None)
         states = {key: value for key, value in states.items() if value is not None}
@@ -150,7 +174,7 @@ class Updates:
                 )
                 part = flat(same)[piece.begin : piece.end]
                 staging.state(piece, place, parameter.dtype).copy_(part)
-            self.ring.leave(piece, staging)
+            self._ring(piece).leave(piece, staging)
         self.ring.order = []
 
     def _unmoved(self, number: int) -> torch.Tensor:
@@ -178,26 +202,31 @@ class Updates:
     def _each(self, number: int) -> Iterator[tuple[Piece, Staging]]:
         self.ring.forget()
         for piece in self.pieces[number]:
-            yield piece, self.ring.arrive(piece)
+            yield piece, self._ring(piece).arrive(piece)
+
+    def _ring(self, piece: Piece) -> Ring[Staging] | Resident:
+        """Where the states of a piece come from."""
+        return self.resident if piece in self.resident.buffers else self.ring
 
     def _piece(self, piece: Piece, whole: torch.Tensor, gradient: torch.Tensor) -> dict[str, Any]:
         """Updates a piece; returns the states of it that are numbers."""
-        staging = self.ring.arrive(piece)
+        ring = self._ring(piece)
+        staging = ring.arrive(piece)
         try:
             part = whole[piece.begin : piece.end]
             part.grad = gradient[piece.begin : piece.end]
-            stored = piece in self.ring.stored
+            stored = piece in ring.stored
             own = [staging.state(piece, place, part.dtype) for place in range(piece.states)]
             given = self.given(piece.parameter, own) if stored else {}
             shadow = self.shadows[self.groups[piece.parameter]]
             scalars, kept = self.stepped(piece, part, given, shadow, own)
         except BaseException:
-            self.ring.free.append(staging)
+            ring.drop(staging)
             raise
         if kept:
-            self.ring.leave(piece, staging)
+            ring.leave(piece, staging)
         else:
-            self.ring.free.append(staging)
+            ring.drop(staging)
         return scalars
 
     def given(self, number: int, own: Sequence[torch.Tensor]) -> dict[str, Any]:

@@ -13,8 +13,10 @@ from schemas.contributions import contributions
 from schemas.errors import ScheduleError
 from schemas.graph import Graph
 from schemas.held import held_storages
+from schemas.link import HOST, HostLink
 from schemas.schedule import Step
 from schemas.updates import LinkSpeed, UpdateCost, Updates
+from stages.device.far import BUFFERS
 from stages.generate.naming import comment
 from stages.generate.remote import away_of
 from stages.generate.transfers import places
@@ -24,8 +26,8 @@ _RUNTIME = Path(__file__).parent / "runtime"
 _DEVICE = Path(__file__).parents[1] / "device"
 _OWN = ("lodged.py", "visit.py")
 _SHARED = (
-    *("away.py", "disk.py", "home.py", "lane.py", "lodging.py", "memories.py", "optimiser.py"),
-    *("pieces.py", "ring.py", "slow.py", "spans.py", "streams.py", "updating.py"),
+    *("away.py", "disk.py", "far.py", "home.py", "lane.py", "lodging.py", "memories.py"),
+    *("optimiser.py", "pieces.py", "ring.py", "slow.py", "spans.py", "streams.py", "updating.py"),
 )
 ADDING = "microbatch_"
 """What the names of the files begin with of the program that all microbatches but the last run."""
@@ -41,27 +43,29 @@ def check_whole(graph: Graph, steps: Sequence[Step], updates: Updates | None) ->
         if away_of(steps):
             raise ScheduleError("the schedule updates in another memory, where no parameters live")
         return
-    if updates.far is not None:
-        raise ScheduleError(
-            f"the schedule has states in {updates.far.link.other}, a third memory, which no "
-            "program does yet"
-        )
-    if updates.on_device:
-        some = graph.values[min(updates.on_device)].path
-        raise ScheduleError(
-            f"the states of {some} stay on the device, which no program does yet: plan with "
-            "measured updates (`tightfit profile --optimizer`)"
-        )
     if not updates.optimizer or not updates.piece:
         raise ScheduleError(
             "the schedule has described updates, which say of no optimiser what its states take: "
             "plan with measured ones (`tightfit profile --optimizer`)"
         )
+    if odd := sorted(updates.on_device - updates.costs.keys()):
+        raise ScheduleError(f"the states of {graph.values[odd[0]].path} stay, and it has none")
     trained = {gradient.value for gradient in graph.gradients}
     for value in sorted(trained):
         described = graph.values[value]
         if described.kind == "parameter" and value not in updates.costs:
             raise ScheduleError(f"{described.path} has a gradient, and is not updated")
+    if updates.far is not None and updates.far.buffers != BUFFERS:
+        raise ScheduleError(
+            f"states of a third memory pass through {updates.far.buffers} buffers in the schedule, "
+            f"and through {BUFFERS} in a program"
+        )
+    away = set(away_of(steps))
+    if not updates.adds and (odd := sorted(updates.elsewhere - away)):
+        raise ScheduleError(
+            f"the states of {graph.values[odd[0]].path} are in a third memory, and it is not "
+            "updated in the other one"
+        )
     _check_away(graph, steps)
 
 
@@ -104,7 +108,10 @@ def played(updates: Updates) -> Updates:
     """The optimiser for the referee where only the order of steps and sizes matter."""
     nothing = {value: _timeless(cost) for value, cost in updates.costs.items()}
     fast = LinkSpeed(float("inf"), float("inf"), (float("inf"), float("inf")), 0.0)
-    return replace(updates, costs=nothing, speed=fast)
+    far = updates.far
+    if far is not None:
+        far = replace(far, link=HostLink(float("inf"), device=HOST, to=far.link.to))
+    return replace(updates, costs=nothing, speed=fast, far=far)
 
 
 def _timeless(cost: UpdateCost) -> UpdateCost:
@@ -195,6 +202,14 @@ def lodging_text(
     if away:
         facts["away"] = tuple(n for n, value in enumerate(values) if value in away)
         facts["bench"] = updates.bench
+    if updates.far is not None:
+        facts["far"] = tuple(n for n, value in enumerate(values) if value in updates.elsewhere)
+        facts["far_states"] = updates.far.states(updates.costs)
+        facts["far_staging"] = updates.far.staging(updates.costs)
+    if updates.on_device:
+        stay = sorted(updates.on_device)
+        facts["resident"] = tuple(graph.values[value].path for value in stay)
+        facts["resident_states"] = sum(updates.costs[value].states for value in stay)
     if adding is not None:
         others, adds = adding
         assert adds is not None
@@ -248,12 +263,13 @@ __all__ = ["PlanMismatch", "load"]
 {constants}LODGING = {lodging}
 
 
-def load(model, optimizer, disk=None, otherwise="error"):
+def load(model, optimizer, disk=None, otherwise="error", far_disk=None):
     """A module that takes the place of `model`, and an optimiser that takes that of `optimizer`.
 
     Parameters named in LODGING, and all states of the optimiser, live in another memory: in a file
     without a name in the folder `disk` (that which TIGHTFIT_DISK names, else that of temporary
-    files), on a GPU in the host's memory. A step brings what it needs. The backward updates each
+    files), on a GPU in the host's memory. States of those that LODGING has `far` are in a file of
+    the folder `far_disk` behind that. A step brings what it needs. The backward updates each
     parameter as soon as its gradient is whole; `optimizer.step()` ends the step. Parameters stay
     the objects that they were. Their values are to be had within `optimizer.gathered()`, and in
     `state_dict()` of module and optimiser; all else that asks for them is refused.
@@ -267,7 +283,7 @@ def load(model, optimizer, disk=None, otherwise="error"):
             "the original model needs all parameters on the device, and the plan has them in "
             "another memory: leave otherwise out"
         )
-    home, stepping = lodge(model, optimizer, LODGING, disk)
+    home, stepping = lodge(model, optimizer, LODGING, disk, far_disk)
     try:
         lodged = Lodged(home, INTERFACE.remote{adding})
         planned = wrap(model, INTERFACE, step, otherwise, load, lodged=lodged)

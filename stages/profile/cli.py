@@ -52,6 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a folder of the disk, for --link and for updates beside it (default: that of "
         "TIGHTFIT_DISK)",
     )
+    parser.add_argument(
+        "--far-disk",
+        help="a folder of another disk, for --link: a third memory behind the slow one",
+    )
     parser.add_argument("--factory", help="the model's factory, where the graph has a loss")
     parser.add_argument("--arguments", default="{}", help="JSON object of the factory's arguments")
     parser.add_argument("--search-path", action="append", default=[], help="where factories are")
@@ -76,6 +80,8 @@ def run(options: argparse.Namespace) -> None:
         with registered(options.operators, options.search_path):
             costs = _measure(graph, options)
     write_costs(options.out, costs)
+    if options.far_disk and options.link is None:
+        raise ConfigError("--far-disk: is for --link, which says how fast it is")
     if options.link is not None:
         _measure_link(options)
     if options.optimizer is not None:
@@ -85,7 +91,7 @@ def run(options: argparse.Namespace) -> None:
 def _measure_link(options: argparse.Namespace) -> None:
     """Writes the description of this machine with the link to the slow memory of the device."""
     from stages.device.devices import require_device
-    from stages.profile.kept_links import kept_link, write_machine
+    from stages.profile.kept_links import kept_far_link, kept_link, write_machine
 
     if options.source == "roofline":
         raise ConfigError("--link: is measured, and a described device has links of its own")
@@ -93,7 +99,12 @@ def _measure_link(options: argparse.Namespace) -> None:
         raise ConfigError("--library is needed for --link")
     require_device(options.device)
     link = kept_link(options.library, options.device, options.disk, options.remeasure)
-    write_machine(Path(options.link), options.device, link)
+    far = None
+    if options.far_disk:
+        far = kept_far_link(
+            options.library, options.device, options.disk, options.far_disk, options.remeasure
+        )
+    write_machine(Path(options.link), options.device, link, far)
 
 
 def _measure_updates(graph: Graph, options: argparse.Namespace) -> None:
@@ -142,6 +153,8 @@ def derived(options: argparse.Namespace) -> list[Derived]:
         settings["optimizer"] = options.optimizer
     if options.link is not None:
         outputs.append(options.link)
+    if options.far_disk is not None:
+        settings["far_disk"] = options.far_disk
     if options.disk is not None and (options.link, options.optimizer) != (None, None):
         settings["disk"] = options.disk
     return [Derived(outputs, read, settings, options.factory or "", options.search_path)]

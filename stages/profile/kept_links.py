@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from schemas.errors import ArtifactError, ConfigError
-from schemas.measured_link import MeasuredLink, read_link, write_link
+from schemas.link import HOST
+from schemas.measured_link import FAR, MeasuredLink, read_link, write_link
 from schemas.store import read_json, write_json
 from stages.device.devices import device_named
 from stages.device.disk import folder_of
 from stages.profile.device import describe_device
 from stages.profile.library import device_digest, open_library
-from stages.profile.links import machine_of, measured
+from stages.profile.links import machine_of, measured, measured_far
 
 KEPT_SIZE = 64 << 20
 """Bytes that are moved each way to measure a link that is kept."""
@@ -33,17 +35,54 @@ def kept_link(
     Raises ConfigError where the disk cannot be written or is too full, ArtifactError where what the
     store has is damaged, or nothing can be kept there.
     """
-    path = _path(store, device, folder)
+    ends, exact = _ends(device, folder), size is not None
+    moved = size or KEPT_SIZE
+    return _kept(store, device, ends, "disk", lambda: measured(device, folder, moved, exact), again)
+
+
+def kept_far_link(
+    store: Path | str,
+    device: str,
+    folder: str | os.PathLike[str] | None,
+    far_folder: str | os.PathLike[str],
+    again: bool = False,
+    size: int | None = None,
+) -> MeasuredLink:
+    """The link from the slow memory of a device to the disk of `far_folder` behind it, kept as that
+    of `kept_link`, by both ends; raises as that does."""
+    place = str(Path(far_folder).resolve())
+    ends = (FAR, place, _place(device, folder) or HOST)
+
+    def measure() -> MeasuredLink:
+        return measured_far(device, folder, far_folder, size or KEPT_SIZE, size is not None)
+
+    return _kept(store, device, ends, "far_disk", measure, again)
+
+
+Ends = tuple[str, str, str]
+"""The memory that a link leads to, its folder, and what it is behind; "" for none."""
+
+
+def _kept(
+    store: Path | str,
+    device: str,
+    ends: Ends,
+    key: str,
+    measure: Callable[[], MeasuredLink],
+    again: bool,
+) -> MeasuredLink:
+    """What the store has of a link, or what is measured; `key` is where its folder is named."""
+    path = _path(store, device, ends)
     with open_library(store, describe_device(device)):
         if path.exists() and not again:
             try:
-                return _own(path, device, folder)
+                return _own(path, ends)
             except ArtifactError as error:
                 raise ArtifactError(f"{error}; remove it, and the link is measured anew") from error
         try:
-            found = measured(device, folder, size or KEPT_SIZE, exact=size is not None)
+            found = measure()
         except (RuntimeError, OSError) as error:
-            raise ConfigError(f"disk: {error}") from error
+            raise ConfigError(f"{key}: {error}") from error
         write_link(path, found)
         return found
 
@@ -54,27 +93,35 @@ def kept_machine(
     """The path of the description, in the store, of this machine with its link; raises as
     `kept_link` does."""
     link = kept_link(store, device, folder)
-    path = _path(store, device, folder).with_suffix(".machine.json")
+    path = _path(store, device, _ends(device, folder)).with_suffix(".machine.json")
     write_machine(path, device, link)
     return path
 
 
-def write_machine(path: Path, device: str, link: MeasuredLink) -> None:
-    """Writes the description of this machine with a link, unless the file has it: a store may be
-    one that is only read."""
-    made = machine_of(device, link)
+def write_machine(
+    path: Path, device: str, link: MeasuredLink, far: MeasuredLink | None = None
+) -> None:
+    """Writes the description of this machine with a link, and one to a third memory, unless the
+    file has it: a store may be one that is only read."""
+    made = machine_of(device, link, far)
     if not path.exists() or read_json(path) != made:
         write_json(path, made)
 
 
-def _own(path: Path, device: str, folder: str | os.PathLike[str] | None) -> MeasuredLink:
+def _own(path: Path, ends: Ends) -> MeasuredLink:
     """What a store has of a link; raises ArtifactError where it is one to another memory."""
-    found, place = read_link(path), _place(device, folder)
-    memory = "disk" if place else "host"
-    if (found.memory, found.folder) != (memory, place):
-        one, other = f"{found.memory} {found.folder}".strip(), f"{memory} {place}".strip()
+    found = read_link(path)
+    if (found.memory, found.folder, found.behind) != ends:
+        memory, folder, _ = ends
+        one, other = f"{found.memory} {found.folder}".strip(), f"{memory} {folder}".strip()
         raise ArtifactError(f"{path}: is the link to the {one}, not to the {other}")
     return found
+
+
+def _ends(device: str, folder: str | os.PathLike[str] | None) -> Ends:
+    """Where the link of a device leads."""
+    place = _place(device, folder)
+    return "disk" if place else HOST, place, ""
 
 
 def _place(device: str, folder: str | os.PathLike[str] | None) -> str:
@@ -83,7 +130,9 @@ def _place(device: str, folder: str | os.PathLike[str] | None) -> str:
     return str(Path(folder_of(folder)).resolve()) if on_cpu else ""
 
 
-def _path(store: Path | str, device: str, folder: str | os.PathLike[str] | None) -> Path:
-    place = _place(device, folder)
-    name = f"{device_digest(describe_device(device))}.{hashlib.sha256(place.encode()).hexdigest()}"
+def _path(store: Path | str, device: str, ends: Ends) -> Path:
+    _, place, behind = ends
+    written = f"{place}\0{behind}" if behind else place
+    own = hashlib.sha256(written.encode()).hexdigest()
+    name = f"{device_digest(describe_device(device))}.{own}"
     return Path(store) / "profile" / f"{name[:49]}.link-1.json"

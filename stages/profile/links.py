@@ -12,12 +12,16 @@ from typing import Any
 
 import torch
 
+from schemas.link import HOST
 from schemas.machine import ARTIFACT
-from schemas.measured_link import MeasuredLink
+from schemas.measured_link import FAR, MeasuredLink
 from schemas.updates import LinkSpeed
 from stages.device.devices import device_named, wait_for
 from stages.device.disk import folder_of
+from stages.device.far import FAR_DISK, Behind
 from stages.device.memories import slow_memory
+from stages.device.ring import Passed
+from stages.device.slow import Area
 
 PIECE = 4 << 20
 """Bytes of one transfer."""
@@ -39,6 +43,30 @@ def measure_link(
     count = max(size // PIECE, 1)
     memory = slow_memory(place, 2 * count * PIECE, folder)
     one, other = (torch.zeros(PIECE, dtype=torch.uint8, device=place) for _ in range(2))
+    return _speed(place, memory, count, one, other, one[:_SHORT])
+
+
+def measure_far_link(
+    device: torch.device | str, folder: str | None, far_folder: str, size: int = 256 << 20
+) -> LinkSpeed:
+    """The speed of the link from the slow memory of a device to the disk of `far_folder` behind it,
+    as `measure_link`."""
+    place = device_named(device)
+    count = max(size // PIECE, 1)
+    memory = slow_memory(place, 2 * PIECE, folder)
+    one, other = Area(0, PIECE), Area(PIECE, PIECE)
+    try:
+        behind = Behind(memory, 2 * count * PIECE, far_folder)
+        return _speed(place, behind, count, one, other, Area(0, _SHORT))
+    finally:
+        memory.close()
+
+
+def _speed(
+    place: torch.device, memory: Passed, count: int, one: Any, other: Any, least: Any
+) -> LinkSpeed:
+    """The speed at which two parts of a memory leave for another one, which is closed then, and
+    come from there, so many times each; `least` is a short one."""
 
     def leave() -> list[Any]:
         return [memory.write(one, number * PIECE) for number in range(count)]
@@ -47,7 +75,7 @@ def measure_link(
         return [memory.read(other, (count + number) * PIECE) for number in range(count)]
 
     def short() -> list[Any]:
-        return [memory.write(one[:_SHORT], 0)]
+        return [memory.write(least, 0)]
 
     def seconds(*issue: Callable[[], list[Any]]) -> float:
         wait_for(place)
@@ -100,7 +128,7 @@ def measured(
     return MeasuredLink(speed, "disk", max(shutil.disk_usage(place).free, 1), place)
 
 
-def _within(place: str, size: int, exact: bool) -> int:
+def _within(place: str, size: int, exact: bool, named: str = "disk") -> int:
     """The bytes to move each way that a disk has room for, which takes twice as many."""
     free, needed = shutil.disk_usage(place).free, 2 * max(size // PIECE, 1) * PIECE
     if needed <= free:
@@ -109,35 +137,68 @@ def _within(place: str, size: int, exact: bool) -> int:
     if free < least:
         raise RuntimeError(
             f"the disk of {place} has {free} bytes free, and to measure its link takes {least}: "
-            f"free some, or name another folder as disk"
+            f"free some, or name another folder as {named}"
         )
     return max(free // (4 * PIECE), 1) * PIECE
 
 
-def machine_of(device: torch.device | str, link: MeasuredLink) -> dict[str, Any]:
-    """A description (`tightfit.machine/1`) of this machine, with one device and its link."""
-    place, speed = device_named(device), link.speed
+def measured_far(
+    device: torch.device | str,
+    folder: str | os.PathLike[str] | None,
+    far_folder: str | os.PathLike[str],
+    size: int = 256 << 20,
+    exact: bool = False,
+) -> MeasuredLink:
+    """The link from the slow memory of a device to the disk of a folder, with the room there; as
+    `measured`."""
+    on_cpu = device_named(device).type == "cpu"
+    own = str(Path(folder_of(folder)).resolve()) if on_cpu else ""
+    place = str(Path(far_folder).resolve())
+    if Path(place).is_dir():
+        size = _within(place, size, exact, FAR_DISK)
+    speed = measure_far_link(device, own if folder else None, place, size)
+    room = max(shutil.disk_usage(place).free, 1)
+    return MeasuredLink(speed, FAR, room, place, own or HOST)
+
+
+def machine_of(
+    device: torch.device | str, link: MeasuredLink, far: MeasuredLink | None = None
+) -> dict[str, Any]:
+    """A description (`tightfit.machine/1`) of this machine, with one device, its link and that from
+    its slow memory to a third one, where there is one."""
+    place = device_named(device)
     name, own = "cpu", _host_bytes()
     if place.type == "cuda":
         name, own = str(place), torch.cuda.get_device_properties(place).total_memory
-    shared = speed.to > SHARED * speed.both[0]
-    alone = f"{speed.to:.3g} bytes a second leave and {speed.back:.3g} return alone"
-    beside = f"{speed.both[0]:.3g} and {speed.both[1]:.3g} both at once"
+    found = [(name, link), *([] if far is None else [(link.memory, far)])]
+    sources = {"links": f"measured here: {_figures(link.speed)}"}
+    if far is not None:
+        sources[far.memory] = f"measured here: {_figures(far.speed)}"
     return {
         "artifact": ARTIFACT,
         "name": "here",
         "devices": [{"name": name, "memory": own}],
-        "memories": [{"name": link.memory, "memory": link.room}],
-        "links": [
-            {
-                "between": [name, link.memory],
-                "bandwidth": round(_bandwidth(speed, shared)),
-                "latency": speed.latency,
-                "shared": shared,
-            }
-        ],
-        "sources": {"links": f"measured here: {alone}, {beside}"},
+        "memories": [{"name": each.memory, "memory": each.room} for _, each in found],
+        "links": [_described(near, each) for near, each in found],
+        "sources": sources,
     }
+
+
+def _described(near: str, link: MeasuredLink) -> dict[str, Any]:
+    """A link from a place in the description of a machine."""
+    shared = link.speed.to > SHARED * link.speed.both[0]
+    return {
+        "between": [near, link.memory],
+        "bandwidth": round(_bandwidth(link.speed, shared)),
+        "latency": link.speed.latency,
+        "shared": shared,
+    }
+
+
+def _figures(speed: LinkSpeed) -> str:
+    """All that was measured, for people."""
+    alone = f"{speed.to:.3g} bytes a second leave and {speed.back:.3g} return alone"
+    return f"{alone}, {speed.both[0]:.3g} and {speed.both[1]:.3g} both at once"
 
 
 def _host_bytes() -> int:

@@ -23,6 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="the device to measure (default: cpu)")
     parser.add_argument("--disk", help="a folder of the disk (default: that of TIGHTFIT_DISK)")
     parser.add_argument(
+        "--far-disk", help="a folder of another disk: a third memory behind the slow one"
+    )
+    parser.add_argument(
         "--library", help="store that keeps what is measured with the profile of the device"
     )
     parser.add_argument("--remeasure", action="store_true", help="measure what --library has, too")
@@ -44,20 +47,37 @@ def run(options: argparse.Namespace) -> None:
     if options.library is None and options.remeasure:
         raise ConfigError("--remeasure: is for what --library has")
     require_device(options.device)
-    write_machine(Path(options.out), options.device, _link(options))
-    [link] = read_machine(options.out).links
-    shared = "shared by both ways" if link.shared else "each way"
-    print(
-        f"{link.between[0]} to {link.between[1]}: {link.bandwidth / 1e9:.2f} GB/s {shared}, "
-        f"{link.latency * 1e6:.0f} microseconds a transfer"
-    )
+    far = _far_link(options) if options.far_disk else None
+    write_machine(Path(options.out), options.device, _link(options), far)
+    for link in read_machine(options.out).links:
+        shared = "shared by both ways" if link.shared else "each way"
+        print(
+            f"{link.between[0]} to {link.between[1]}: {link.bandwidth / 1e9:.2f} GB/s {shared}, "
+            f"{link.latency * 1e6:.0f} microseconds a transfer"
+        )
 
 
 def derived(options: argparse.Namespace) -> list[Derived]:
     """What `run` made, of nothing but the machine."""
-    names = ("device", "disk", "library", "size")
+    names = ("device", "disk", "far_disk", "library", "size")
     settings = {name: getattr(options, name) for name in names if getattr(options, name)}
     return [Derived([options.out], [], settings)]
+
+
+def _far_link(options: argparse.Namespace) -> MeasuredLink:
+    """The link behind the slow memory, as `_link`."""
+    from stages.profile.kept_links import kept_far_link
+    from stages.profile.links import measured_far
+
+    more = (options.device, options.disk, options.far_disk)
+    if options.library is not None:
+        again = options.remeasure or options.size is not None
+        size = None if options.size is None else options.size * _MIB
+        return kept_far_link(options.library, *more, again, size)
+    try:
+        return measured_far(*more, (options.size or _ALONE) * _MIB, options.size is not None)
+    except (RuntimeError, OSError) as error:
+        raise ConfigError(f"--far-disk: {error}") from error
 
 
 def _link(options: argparse.Namespace) -> MeasuredLink:

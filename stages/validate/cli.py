@@ -47,6 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="the device to run on (default: cpu)")
     parser.add_argument("--threads", type=int, help="threads of the CPU (default: PyTorch's)")
     parser.add_argument("--pairs", type=int, default=15, help="timed pairs of steps (default: 15)")
+    parser.add_argument(
+        "--far-disk", help="the folder of a third memory, where the plan has states in one"
+    )
     parser.add_argument("--plan-seconds", type=float, help="how long planning took, to record")
     parser.add_argument(
         "--out", required=True, help="measurement.arrow to write, of a pipeline measurement.json"
@@ -91,7 +94,13 @@ def run(options: argparse.Namespace) -> None:
         digest = module_digest(options.module)
         if plan.get("verdict") != "infeasible" and is_lodged(options.module):
             result = validate_lodged(
-                graph, built, plan, options.module, options.pairs, options.device
+                graph,
+                built,
+                plan,
+                options.module,
+                options.pairs,
+                options.device,
+                far_folder=options.far_disk,
             )
             write_line(_line(options), result.line)
             write_measurement(options.out, result.measurement, digest)
@@ -172,6 +181,7 @@ def derived(options: argparse.Namespace) -> list[Derived]:
         "pairs": options.pairs,
         **operators_settings(options),
         **({} if options.threads is None else {"threads": options.threads}),
+        **({} if options.far_disk is None else {"far_disk": options.far_disk}),
     }
     from schemas.module import graph_of
 

@@ -58,16 +58,24 @@ def planned_by(package: Any, directory: Path | str, model: nn.Module, **options:
 
 
 def load_lodged(
-    directory: Path | str, model: nn.Module, optimizer: Any, folder: str | None, **options: Any
+    directory: Path | str,
+    model: nn.Module,
+    optimizer: Any,
+    folder: str | None,
+    far_folder: str | None = None,
+    **options: Any,
 ) -> tuple[nn.Module, Any]:
     """The planned module that the package of a whole step makes of a model, and the optimiser that
-    takes the place of another one; `folder` is where the file of the other memory goes.
+    takes the place of another one; `folder` is where the file of the other memory goes, and
+    `far_folder` that of a third one.
 
     Raises ArtifactError where the directory is no such package, or refuses model or optimiser.
     """
     package = load_package(directory)
     if not hasattr(package, "LODGING"):
         raise ArtifactError(f"{directory}: its plan has all parameters on the device")
+    if far_folder is not None:
+        options["far_disk"] = far_folder
     try:
         planned, stepping = package.load(model, optimizer, folder, **options)
     except Exception as error:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from schemas.errors import ModelError
+from schemas.errors import ConfigError, ModelError
 from schemas.graph import Graph
 from schemas.measurement import FAILED, LinePoint, Measurement, thin
 from stages.device.devices import kept_random_states, wait_for
@@ -211,19 +211,23 @@ def validate_lodged(
     pairs: int,
     device: str,
     folder: str | None = None,
+    far_folder: str | None = None,
 ) -> Validation:
     """Runs a planned step beside a plain one with an optimiser of `torch.optim`, on copies of the
     model, and measures both.
 
     The verdict is "failed" where a bit differs, or the first or a later step takes other bytes than
-    predicted, or the other memory others. Raises ModelError where there is no such optimiser.
+    predicted, or the other memory others. Raises ModelError where there is no such optimiser, and
+    ConfigError where the plan has states in a third memory, and no folder is named for it.
     """
     base = replace(base_of(graph, plan, None), slow_memory=slow_memory_of(graph.device))
     package: Any = load_package(module)
     lodging = package.LODGING
+    if lodging.far and not far_folder:
+        raise ConfigError("--far-disk: the plan has states in a third memory, name its folder")
 
     def load(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, Any]:
-        return load_lodged(module, model, optimizer, folder)
+        return load_lodged(module, model, optimizer, folder, far_folder)
 
     def made(model: nn.Module) -> torch.optim.Optimizer:
         return optimizer_of(lodging, model)
@@ -258,7 +262,7 @@ def _measured(
 ) -> Validation:
     begun, later = ours.usages(device), ours.usages(device)
     steady = later[-1]
-    slow = ours.optimizer.slow_bytes
+    slow, far = ours.optimizer.slow_bytes, ours.optimizer.far_bytes
     predicted_slow = lodging.parameters + lodging.states + lodging.copies + lodging.sums
     theirs.run()
     plain = theirs.usages(device)
@@ -277,6 +281,8 @@ def _measured(
     as_predicted = not wrong
     if slow != predicted_slow:
         wrong.append(f"the other memory has {slow} bytes where {predicted_slow} were predicted")
+    if far != lodging.far_states:
+        wrong.append(f"the third memory has {far} bytes where {lodging.far_states} were predicted")
     complaints += wrong
     beside = (base.predicted_peak or 0) - max(lodging.peak, lodging.adding_peak)
     # What the first of several microbatches leaves is there in all others.
@@ -327,6 +333,8 @@ def _measured(
 def _told(found: Measurement, lodging: Any, uncompared: str) -> list[str]:
     """What is to be said of a step that takes what was predicted."""
     told = []
+    if lodging.far_states:
+        told.append(f"{lodging.far_states:,} bytes of states are in the third memory, as predicted")
     if lodging.microbatches > 1:
         told.append(f"each of its {lodging.microbatches} microbatches takes the bytes predicted")
     if found.waited is not None:

@@ -94,7 +94,10 @@ def test_what_is_no_call_of_a_model(arguments: Any, words: str, store: Path) -> 
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ({"optimizer": torch.optim.AdamW}, "optimizer is given AdamW, expected one of the parameters"),
+        (
+            {"optimizer": torch.optim.AdamW},
+            "optimizer is given AdamW, expected one of the parameters",
+        ),
         (
             {"optimizer": torch.optim.SGD([torch.ones(2)])},
             "optimizer has no parameter of the model",

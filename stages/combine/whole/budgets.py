@@ -8,6 +8,7 @@ from schemas.budget import LEAST, parse_budget
 from schemas.errors import ConfigError
 from stages.combine.whole.needs import check_needs
 from stages.combine.whole.plans import everything
+from stages.combine.whole.resident import with_resident_states
 from stages.combine.whole.search import TRIES, Found, Search
 from stages.combine.whole.task import Task
 
@@ -20,7 +21,8 @@ def planned(task: Task, written: str) -> tuple[Task, Found]:
         return smallest(task)
     sized = replace(task, budget=total_of(task, written))
     check_needs(sized)
-    return sized, Search(sized).best()
+    search = Search(sized)
+    return with_resident_states(search, search.best())
 
 
 def total_of(task: Task, written: str) -> int:

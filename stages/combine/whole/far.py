@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from schemas.errors import ConfigError
@@ -28,10 +28,23 @@ def with_states_far(task: Task, link: HostLink | None) -> Iterator[Task]:
         tried.add(values)
 
 
+def spread(values: Sequence[int], sizes: Sequence[int], wanted: float) -> list[int]:
+    """Some of the values, evenly along their order, of about so many bytes."""
+    whole = sum(sizes)
+    due, chosen, left = 0.0, [], wanted
+    for value, size in zip(values, sizes, strict=True):
+        due += size * wanted / whole if whole else 0.0
+        if left > 0 and due >= size / 2:
+            chosen.append(value)
+            due -= size
+            left -= size
+    return chosen
+
+
 def _far(task: Task, link: HostLink, share: float) -> Far | None:
     """What has no room, and a share of the rest, evenly along the backward."""
-    costs = task.updates
-    candidates = [value for value in task.remote.values() if value in costs and costs[value].states]
+    costs, may = task.updates, task.leaving
+    candidates = [v for v in task.remote.values() if v in costs and v in may and costs[v].states]
     whole = sum(costs[value].states for value in candidates)
     stays = task.played(frozenset(), here=False).stays(task.graph)
     everything = Far(link, frozenset(candidates), BUFFERS)
@@ -39,14 +52,10 @@ def _far(task: Task, link: HostLink, share: float) -> Far | None:
     if stays <= task.link.room and not share:
         return None
     wanted = min(lacking + share * max(whole - lacking, 0), whole)
-    due, chosen, left = 0.0, [], wanted
-    for value in reversed(candidates):
-        due += costs[value].states * wanted / whole
-        if left > 0 and due >= costs[value].states / 2:
-            chosen.append(value)
-            due -= costs[value].states
-            left -= costs[value].states
-    for value in reversed(candidates):
+    candidates.reverse()
+    chosen = spread(candidates, [costs[value].states for value in candidates], wanted)
+    left = wanted - sum(costs[value].states for value in chosen)
+    for value in candidates:
         if left > 0 and value not in chosen:
             chosen.append(value)
             left -= costs[value].states

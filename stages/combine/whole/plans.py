@@ -46,7 +46,7 @@ def plan_of(task: Task, found: Found, budget: str) -> Plan:
     beside = task.fixed - (fixed.there_before - moving)
     fixed = replace(fixed, parameters=fixed.parameters - moving + beside)
     seconds = found.seconds
-    bound = min(least_whole_seconds(task), seconds)
+    bound = min(least_whole_seconds(replace(task, resident=frozenset())), seconds)
     gap = gap_of(seconds, bound)
     all_of_it = together(played, found.adding, task.microbatches)
     most = all_of_it.peak
@@ -55,7 +55,7 @@ def plan_of(task: Task, found: Found, budget: str) -> Plan:
     parts = f" in {count} microbatches" if count > 1 else ""
     waited = there.waited if there else 0.0
     sentence = (
-        f"feasible: {total:,} bytes of the device for the whole step{parts}, in "
+        f"feasible: {total:,} bytes of the device{_staying(task)} for the whole step{parts}, in "
         f"{seconds / task.unconstrained:.3f} times the predicted time of having everything "
         f"there{_beside(task, found)}, no plan is more than {gap:.1%} faster; "
         f"{there.host_peak if there else 0:,} bytes in {task.link.other}{_beyond(task)}, and "
@@ -94,6 +94,12 @@ def _beside(task: Task, found: Found) -> str:
         f" and updated there, while {away} of {len(task.updates)} updates are done beside "
         f"{task.link.other} meanwhile"
     )
+
+
+def _staying(task: Task) -> str:
+    """What a sentence says of states that were chosen to stay on the device."""
+    size = sum(task.updates[value].states for value in task.resident)
+    return f", {size:,} of them for states that stay there," if size else ""
 
 
 def _beyond(task: Task) -> str:

@@ -8,7 +8,7 @@ changed as long as that helps.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from schemas.engines import Engine
@@ -81,13 +81,16 @@ class Found:
 class View:
     """How activations are planned: the problem, what polishes its sequences, and what opens them.
     `always` are the bytes of the room that they do not share; the `engine` solves the programs of
-    drafts."""
+    drafts. What was found for budgets is here: the `sequences`, and the `bases`, also by the part
+    of the link that they take."""
 
     problem: Problem
     polisher: Polisher
     opener: Opener
     always: int
     engine: Engine
+    sequences: dict[int, Polished] = field(default_factory=dict)
+    bases: dict[tuple[int, float], Base | None] = field(default_factory=dict)
 
     @classmethod
     def of(cls, task: Task, close: bool) -> View:
@@ -115,7 +118,8 @@ class View:
 
 
 class Search:
-    """Plans of one task; `views` may be those of another one that differs in its budget."""
+    """Plans of one task; `views` may be those of another one that differs in its budget, or in
+    which states stay on the device."""
 
     def __init__(self, task: Task, views: dict[bool, View] | None = None) -> None:
         self.task = task
@@ -125,8 +129,6 @@ class Search:
         every = leaving(task.graph, task.loose)
         self.leaving = {storage: every[storage] for storage in every if storage not in parts}
         self.tried: dict[Choice, Found | None] = {}
-        self.bases: dict[tuple[bool, float, float], Base | None] = {}
-        self.sequences: dict[tuple[bool, float], Polished] = {}
         self.lacking = 0
         """Bytes by which the last plan that was tried did not fit, where that is known."""
         self.closest_bytes = 0
@@ -290,7 +292,7 @@ class Search:
         """A part of the parameters, by bytes, evenly along the backward."""
         far = self.task.far.values if self.task.far else frozenset()
         values = {value: s for s, value in self.task.remote.items() if value not in far}
-        stay = values.keys() - self.can_leave
+        stay = values.keys() - self.can_leave | values.keys() & self.task.resident
         due, found = 0.0, sorted(stay & base.wholes.keys())
         for value in sorted(base.wholes, key=base.wholes.__getitem__):
             if value not in values or value in stay:
@@ -303,16 +305,17 @@ class Search:
         return frozenset(found)
 
     def _base(self, choice: Choice) -> Base | None:
-        key = (choice.close, choice.activations, choice.linked)
-        if key not in self.bases:
+        bases = self.view(choice.close).bases
+        key = (self.budget(choice.close, choice.activations), choice.linked)
+        if key not in bases:
             steps = self._opened(choice)
             task = self.task
-            self.bases[key] = (
+            bases[key] = (
                 None
                 if steps is None
                 else base_of(task.graph, task.costs, steps, task.remote, task.link)
             )
-        return self.bases[key]
+        return bases[key]
 
     def _opened(self, choice: Choice) -> list[Step] | None:
         """The schedule of the activations alone; gradients do not stay in what it may take."""
@@ -342,11 +345,14 @@ class Search:
             self.views[close] = View.of(self.task, close)
         return self.views[close]
 
+    def budget(self, close: bool, activations: float) -> int:
+        """The bytes of a part of the room."""
+        return int(activations * (self.task.room - self.view(close).always))
+
     def polished(self, close: bool, activations: float) -> Polished:
         """The sequence of a part of the room, or the least that is known above it."""
-        if (close, activations) not in self.sequences:
-            view = self.view(close)
-            budget = int(activations * (self.task.room - view.always))
+        view, budget = self.view(close), self.budget(close, activations)
+        if budget not in view.sequences:
             polisher = view.polisher
             starts = [polisher.keep_all]
             if polisher.measure(polisher.keep_all)[0] > budget:
@@ -354,8 +360,8 @@ class Search:
                 fitting = [each for each in view.sweep if each.peak <= budget] if close else []
                 fastest = min(fitting, key=lambda each: each.seconds, default=None)
                 starts = starts if fastest is None else [fastest.sequence, *starts]
-            self.sequences[close, activations] = polisher.refine(starts, budget)
-        return self.sequences[close, activations]
+            view.sequences[budget] = polisher.refine(starts, budget)
+        return view.sequences[budget]
 
 
 def _fastest(found: Sequence[Found | None]) -> Found | None:

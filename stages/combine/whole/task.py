@@ -26,6 +26,8 @@ from stages.replay.condense import condense
 DISK = "disk"
 PART_BYTES = 1 << 18
 """Bytes of a parameter that are updated together on a disk (`stages/device/lane.py`)."""
+BOUNCE = 1 << 18
+"""Bytes of the host that pass between two disks in each direction (`stages/device/far.py`)."""
 BUFFERS = 4
 """Staging buffers: of one the states are updated, two come, and one goes back."""
 
@@ -38,9 +40,10 @@ class Task:
     storage, in the order of their first use. The small others stay on the device with their states.
     `budget` are the bytes of the device for everything. Of several `microbatches` each runs the
     graph, and the last one updates. Some states are in a third memory, where they are `far`.
-    Updates that were `measured` are run: all states live in the other memory then. Where gradients
-    of microbatches are `accumulating` on the device, the budget counts their bytes. The `engine`
-    solves the integer programs of drafts.
+    Updates that were `measured` are run: all states live in the other memory then, but for those of
+    the `resident` parameters, which are updated on the device. Where gradients of microbatches are
+    `accumulating` on the device, the budget counts their bytes. The `engine` solves the integer
+    programs of drafts.
     """
 
     graph: Graph
@@ -55,6 +58,7 @@ class Task:
     measured: MeasuredUpdates | None = None
     accumulating: bool = False
     engine: Engine = HIGHS
+    resident: frozenset[int] = frozenset()
 
     @property
     def small(self) -> frozenset[int]:
@@ -64,7 +68,7 @@ class Task:
     @property
     def on_device(self) -> frozenset[int]:
         """Those whose states live on the device, too."""
-        return self.small if self.measured is None else frozenset()
+        return self.small if self.measured is None else self.resident
 
     @property
     def fixed(self) -> int:
@@ -104,7 +108,9 @@ class Task:
 
     def updated_here(self, most: bool) -> frozenset[int]:
         """The parameters whose updates have to be the device's; with `most` all whose may be."""
-        return frozenset(self.updates) if most or not self.computes_away else self.small
+        if not most and self.computes_away:
+            return self.small | self.resident
+        return frozenset(self.updates) - (self.far.values if self.far else frozenset())
 
     @property
     def always_staged(self) -> int:
@@ -142,15 +148,15 @@ class Task:
             far=self.far,
             optimizer="" if self.measured is None else self.measured.optimizer,
             piece=0 if self.measured is None else self.measured.piece,
-            bench=self.bench if away else 0,
+            bench=self.bench if away or self.far is not None else 0,
             microbatches=self.microbatches,
         )
 
     @property
     def bench(self) -> int:
         """The most bytes of the device that updates in the other memory take where that is a disk:
-        buffers that a part of parameter, gradient, states and sum passes through, and what an
-        update takes beside these."""
+        buffers that a part of parameter, gradient, states and sum passes through, what an update
+        takes beside these, and what passes between that disk and a third memory."""
         trained = [value for value in self.remote.values() if value in self.updates]
         if self.measured is None or self.link.to != DISK or not trained:
             return 0
@@ -160,6 +166,8 @@ class Task:
         parts = [min(_part(self.graph.values[v], most), self.size(v)) for v in trained]
         states = max(_states(self.updates[v], self.size(v)) for v in trained)
         buffers = max(parts) * (2 + states + (self.microbatches > 1))
+        if self.far is not None:
+            buffers += 2 * min(BOUNCE, self.far.staging(self.updates) // self.far.buffers)
         return buffers + max(self.updates[value].away_peak for value in trained)
 
     def size(self, value: int) -> int:

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from stages.device.disk import FOLDER
+from stages.device.far import BUFFERS
 from stages.device.home import Home
 from stages.device.lodging import Lodging, lodge
 from stages.device.meter import session
@@ -36,14 +37,24 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lodged(
-    module: nn.Module, optimizer: Any, sums: bool = False, there: Any = (), bench: int = 1 << 20
+    module: nn.Module,
+    optimizer: Any,
+    sums: bool = False,
+    there: Any = (),
+    bench: int = 1 << 20,
+    far: Any = (),
+    far_folder: Any = None,
 ) -> Any:
-    """The home of all parameters of a module, which updates each of them, and the optimiser."""
+    """The home of all parameters of a module, which updates each of them, and the optimiser; the
+    states of those that are `far` are on another disk."""
     paths, parameters = zip(*module.named_parameters(), strict=True)
     groups = optimizer.param_groups
     ordered = [p for group in groups for p in group["params"]]
     counts = [states_of(type(optimizer), group) for group in groups for _ in group["params"]]
     pieces = [piece for own in pieces_of(ordered, counts, PIECE) for piece in own]
+    named = [id(parameters[n]) for n in far]
+    apart = [piece.size for piece in pieces if id(ordered[piece.parameter]) in named]
+    through = BUFFERS * max(apart, default=0)
     size = sum(p.numel() * p.element_size() for p in parameters)
     lodging = Lodging(
         optimizer=type(optimizer).__name__,
@@ -53,15 +64,18 @@ def lodged(
         piece=PIECE,
         staging=STAGING * max(piece.size for piece in pieces),
         parameters=size,
-        states=sum(piece.size for piece in pieces),
+        states=sum(piece.size for piece in pieces) - sum(apart) + through,
         copies=size,
         peak=0,
         first_peak=0,
         away=tuple(range(len(paths))),
         bench=bench,
         sums=size if sums else 0,
+        far=tuple(far),
+        far_states=sum(apart),
+        far_staging=through,
     )
-    return lodge(module, optimizer, lodging)
+    return lodge(module, optimizer, lodging, far_folder=far_folder)
 
 
 def gradients_of(module: nn.Module, step: int) -> list[torch.Tensor]:

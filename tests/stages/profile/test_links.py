@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,13 +12,13 @@ from typing import Any
 import pytest
 
 from schemas.errors import ArtifactError, ConfigError
-from schemas.link import host_link
+from schemas.link import host_link, link_beyond
 from schemas.machine import read_machine
 from schemas.measured_link import MeasuredLink, read_link, write_link
 from schemas.updates import LinkSpeed
 from stages.__main__ import main
 from stages.profile import kept_links, links
-from stages.profile.kept_links import kept_link, kept_machine
+from stages.profile.kept_links import kept_far_link, kept_link, kept_machine
 from stages.profile.links import machine_of, measure_link, speed_of
 
 
@@ -181,6 +182,45 @@ def test_a_link_is_read_as_it_was_written(tmp_path: Path) -> None:
     for link in (MeasuredLink(SPEED, "disk", 5, "/data"), MeasuredLink(SPEED, "host", 1 << 40)):
         write_link(tmp_path / "link.json", link)
         assert read_link(tmp_path / "link.json") == link
+
+
+def test_a_link_to_a_third_memory_is_kept_by_both_ends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("near", "far"):
+        (tmp_path / name).mkdir()
+    near, far, store = tmp_path / "near", tmp_path / "far", tmp_path / "store"
+    first = kept_far_link(store, "cpu", near, far, size=1)
+    assert (first.memory, first.folder, first.behind) == ("far-disk", str(far), str(near))
+    assert min(first.speed.to, first.speed.back, *first.speed.both) > 0
+    [path] = (store / "profile").glob("*.link-1.json")
+    assert read_link(path) == first and not [*near.iterdir(), *far.iterdir()]
+    write_link(path, replace(first, room=7))
+    assert kept_far_link(store, "cpu", near, far, size=1).room == 7
+    assert kept_far_link(store, "cpu", far, far, size=1).room != 7
+    own = MeasuredLink(SPEED, "disk", 9, str(near))
+    for changed in (own, replace(first, behind="/x")):
+        write_link(path, changed)
+        with pytest.raises(ArtifactError, match="; remove it, and the link is measured anew"):
+            kept_far_link(store, "cpu", near, far, size=1)
+    for doctored in ({"behind": 7}, {"behind": ""}, {"memory": "disk"}):
+        path.write_text(json.dumps(json.loads(path.read_text()) | doctored))
+        with pytest.raises(ArtifactError, match="does not say which memory"):
+            kept_far_link(store, "cpu", near, far, size=1)
+        write_link(path, first)
+    with pytest.raises(ConfigError, match="far_disk: tensors cannot wait in files of /nowhere"):
+        kept_far_link(store, "cpu", near, "/nowhere", size=1)
+    words = ["--disk", str(near), "--far-disk", str(far), "--library", str(store), "--size", "4"]
+    assert main(["machine", *words, "--out", str(tmp_path / "three.json")]) == 0
+    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == [
+        "cpu to disk",
+        "disk to far-disk",
+    ]
+    machine = read_machine(tmp_path / "three.json")
+    link = host_link(machine, "it")
+    beyond = link_beyond(machine, link, "it")
+    assert link.to == "disk" and beyond is not None and beyond.to == "far-disk"
+    assert beyond.bandwidth > 0 and beyond.room > 0
 
 
 def test_a_disk_that_cannot_be_written_is_told(tmp_path: Path) -> None:

@@ -1,0 +1,77 @@
+"""Which states of an optimiser stay on the device, where that saves more than their room would."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from schemas.actions import Optimise
+from stages.combine.whole.far import spread
+from stages.combine.whole.search import Choice, Found, Search
+from stages.combine.whole.task import Task
+
+SHARES = (0.05, 0.15, 0.35, 0.6, 0.9)
+"""Parts of the room that states may have, which are tried beside what a plan leaves of it."""
+
+
+def with_resident_states(search: Search, best: Found) -> tuple[Task, Found]:
+    """The task and the fastest plan: the best one of a search or, where updates are run, one in
+    which the states of some parameters stay on the device, if that is faster. These are updated
+    there, and their states take no link."""
+    task = search.task
+    fastest, found = search, best
+    tried: set[frozenset[int]] = {task.resident}
+    for size in _sizes(search, best) if task.measured is not None else ():
+        resident = _resident(task, best, size)
+        if resident in tried:
+            continue
+        tried.add(resident)
+        own = Search(replace(task, resident=resident), search.views)
+        for choice in _alike(search, own, best.choice):
+            other = own.look(choice)
+            if other is not None and other.seconds < found.seconds:
+                fastest, found = own, other
+    if fastest is not search:
+        found = fastest.improved(found)
+    return fastest.task, found
+
+
+def _sizes(search: Search, best: Found) -> Iterator[int]:
+    """The bytes that states may have: what the plan leaves free, and parts of the room."""
+    room, updates = search.task.room, best.updates
+    spare = room - best.replay.peak - updates.staging - updates.bench
+    yield from (max(spare, 0), *(int(share * room) for share in SHARES))
+
+
+def _resident(task: Task, best: Found, most: int) -> frozenset[int]:
+    """Parameters whose states take `most` bytes at most: small ones, which would wait longest for
+    few bytes, then some of those that the plan updates on the device, evenly along the backward."""
+    far = task.far.values if task.far else frozenset()
+    last = [step.action.value for step in best.replay.steps if isinstance(step.action, Optimise)]
+    may = [v for v in last if v not in far and task.updates[v].states]
+    if task.microbatches > 1:
+        may = [value for value in may if value in task.small]
+    found: list[int] = []
+    left = most
+    small = sorted((v for v in may if v in task.small), key=lambda v: task.updates[v].states)
+    others = [value for value in may if value not in task.small]
+    room = max(most - sum(task.updates[value].states for value in small), 0)
+    chosen = spread(others, [task.updates[value].states for value in others], room)
+    for value in (*small, *chosen, *others):
+        size = task.updates[value].states
+        if value not in found and size <= left:
+            found.append(value)
+            left -= size
+    return frozenset(found)
+
+
+def _alike(before: Search, now: Search, choice: Choice) -> Iterator[Choice]:
+    """A choice with as many bytes for activations as before, and with so many less as there are
+    states."""
+    view = now.view(choice.close)
+    whole = now.task.room - view.always
+    taken = before.task.room - now.task.room
+    known = before.budget(choice.close, choice.activations)
+    for budget in (known, known - taken):
+        if 0 < budget < whole:
+            yield replace(choice, activations=(budget + 0.5) / whole)

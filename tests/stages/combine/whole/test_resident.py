@@ -1,0 +1,57 @@
+"""Optimiser states that stay on the device: within the bytes of the budget, and never slower."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from schemas.actions import Optimise
+from schemas.measured_updates import MeasuredUpdates
+from stages.combine.whole.bound import least_whole_seconds
+from stages.combine.whole.plans import plan_of
+from stages.combine.whole.resident import with_resident_states
+from stages.combine.whole.search import Search
+from stages.combine.whole.task import Task
+from stages.replay.referee import replay
+from tests.stages.combine.whole.test_search import COSTS, GRAPH, task
+from tests.stages.report.cases import WEIGHT
+
+STATES = 2 * WEIGHT
+
+
+def measured(budget: int, bandwidth: float = 1e8) -> Task:
+    """A task whose updates are said to be measured; all are the device's."""
+    own = task(budget, bandwidth, host=None)
+    costs = {cost.path: cost for cost in own.updates.values()}
+    return replace(own, measured=MeasuredUpdates("AdamW", 1 << 20, costs))
+
+
+def test_states_stay_where_there_is_room_and_no_plan_is_slower() -> None:
+    slower = None
+    for budget in (9_000_000, 14_000_000, 40_000_000):
+        search = Search(measured(budget))
+        best = search.best()
+        own, found = with_resident_states(search, best)
+        assert found.seconds <= best.seconds and (slower is None or found.seconds <= slower)
+        slower = found.seconds
+        assert own.resident == found.updates.on_device
+        states = len(own.resident) * STATES
+        assert own.fixed == search.task.fixed + states
+        played = found.replay
+        assert own.fixed + played.peak + found.updates.staging + found.updates.bench <= budget
+        again = replay(GRAPH, COSTS, played.steps, link=own.link, updates=found.updates)
+        assert again.steps == played.steps
+        here = {s.action.value for s in played.steps if isinstance(s.action, Optimise)}
+        assert own.resident <= here
+        assert least_whole_seconds(replace(own, resident=frozenset())) <= found.seconds
+        said = f"{states:,} of them for states that stay there" in plan_of(own, found, "").sentence
+        assert said == bool(states)
+        stays = found.updates.slow_states
+        assert stays == 6 * STATES - states
+    assert len(own.resident) == 6 and found.seconds < best.seconds
+
+
+def test_states_stay_for_nothing_where_the_link_takes_no_time() -> None:
+    search = Search(measured(14_000_000, float("inf")))
+    search.task = replace(search.task, link=replace(search.task.link, latency=0.0))
+    best = search.best()
+    assert with_resident_states(search, best) == (search.task, best)

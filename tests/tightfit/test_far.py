@@ -1,0 +1,169 @@
+"""Plans with states on a disk behind the one that parameters live on: trained as without, in the
+bytes predicted of all three memories, or refused."""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tightfit
+from schemas.graph import read_graph
+from stages.device.meter import session
+from stages.validate.load import load_lodged, load_package
+from stages.validate.lodged import check_lodged
+from tests.tightfit import test_away as away
+from tests.tightfit.steps import alike, check_three_steps, loss
+from tests.tightfit.test_away import SETTINGS, adamw, deep
+from tests.tightfit.test_away_updates import train_parts
+from tightfit.settings import builts
+
+ROOM = 45_000
+"""Bytes of the second memory: parameters take some 21 kB, their states 36."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of the third memory, beside that of the second one."""
+    found = tmp_path_factory.mktemp("far")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TIGHTFIT_DISK", str(tmp_path_factory.mktemp("disk")))
+        patch.setattr("stages.profile.kept_links.KEPT_SIZE", 4 << 20)
+        patch.setattr("tightfit.away.SMALL", 1 << 10)
+        patch.setattr("stages.device.optimiser.PIECE_BYTES", 512)
+        yield found
+
+
+def made_of(model: Any, args: Any, folder: Path, store: Path, **more: Any) -> Any:
+    given = {"budget": 200_000, "check": False, "room": ROOM, "far_disk": folder, **SETTINGS}
+    optimizer = more.pop("optimizer", None) or adamw(model)
+    return tightfit.plan(
+        model, args, loss=loss, optimizer=optimizer, store=store, **{**given, **more}
+    )
+
+
+def test_three_steps_are_those_of_torch_in_the_bytes_predicted(folder: Path, store: Path) -> None:
+    model, args = deep()
+    plain = copy.deepcopy(model)
+    with session("cpu"):
+        model = copy.deepcopy(model)
+    expected = adamw(plain)
+    fitted, made = made_of(model, args, folder, store, check=True)
+    optimizer, whole = made.optimizer, made.whole
+    assert whole.total <= 200_000 and 0 < whole.slow <= ROOM
+    assert whole.far > 0 and whole.far_memory == "far-disk"
+    assert f"and {whole.far:,} in far-disk/memory" in made.sentence
+    assert "far-disk, pieces of them in the disk" in whole.places["optimiser states"]
+    check_three_steps(fitted, optimizer, plain, expected, args, whole)
+    far = optimizer._updates.far.behind.disk.file.fileno()
+    near = optimizer._updates.home.memory.memory.file.fileno()
+    assert (os.fstat(near).st_size, os.fstat(far).st_size) == (whole.slow, whole.far)
+    assert optimizer.far_bytes == whole.far
+    with optimizer.gathered():
+        assert all(map(torch.equal, model.parameters(), plain.parameters()))
+    optimizer.close()
+    assert all(map(torch.equal, model.parameters(), plain.parameters()))
+    assert not list(folder.iterdir())
+
+
+def test_as_few_states_as_have_to_are_there(folder: Path, store: Path, package: Path) -> None:
+    """Where there is room none, and the tighter the more."""
+    model, args = deep()
+    found = []
+    for room in (10**9, ROOM + 9_000):
+        _, made = made_of(copy.deepcopy(model), args, folder, store, room=room)
+        found.append(made.whole.far)
+        assert made.whole.slow <= room
+        made.optimizer.close()
+    tightest: Any = load_package(package).LODGING
+    assert found[0] == 0 < found[1] < tightest.far_states
+
+
+@pytest.fixture(scope="module")
+def package(folder: Path, store: Path) -> Path:
+    model, args = deep()
+    _, made = made_of(model, args, folder, store)
+    made.optimizer.close()
+    return Path(made.module)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        away.test_what_asks_for_values_elsewhere_is_refused_or_right,
+        away.test_gradients_of_microbatches_add_up_and_are_clipped,
+        away.test_a_forward_without_its_backward_changes_nothing,
+        away.test_a_backward_that_is_interrupted_leaves_whole_parameters,
+    ],
+)
+def test_parameters_with_states_there_are_used_as_others(
+    use: Any, package: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tightfit, "load_whole", partial(tightfit.load_whole, far_disk=folder))
+    use(package)
+
+
+def test_state_dicts_are_those_of_torch(
+    package: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tightfit, "load_whole", partial(tightfit.load_whole, far_disk=folder))
+    away.test_state_dicts_are_those_of_torch(package, tmp_path)
+
+
+def test_gradients_of_microbatches_add_up_beside_it(folder: Path, store: Path) -> None:
+    model, args = deep()
+    plain = copy.deepcopy(model)
+    expected = adamw(plain)
+    fitted, made = made_of(model, args, folder, store, room=70_000, microbatches=2)
+    assert made.whole.far > 0 and made.whole.slow <= 70_000 and made.whole.microbatches == 2
+    counts = (2, 3, 1)
+    mine = train_parts(fitted, made.optimizer, counts)
+    other = train_parts(plain, expected, counts)
+    assert all(map(torch.equal, mine, other))
+    assert alike(dict(fitted.state_dict()), dict(plain.state_dict()))
+    assert alike(made.optimizer.state_dict(), expected.state_dict())
+    assert made.optimizer.slow_bytes == made.whole.slow
+    made.optimizer.close()
+
+
+def test_what_cannot_be_is_told(folder: Path, store: Path, package: Path) -> None:
+    model, args = deep()
+
+    def refused(words: str, **more: Any) -> None:
+        with pytest.raises(tightfit.ConfigError, match=words):
+            made_of(model, args, folder, store, **more)
+
+    refused(r'far_disk is for plans whose .*: parameters="away"', parameters="device")
+    refused(r"far_disk is 7, expected the path of a folder", far_disk=7)
+    refused(r"with accumulating all are updated on the device", accumulating=True)
+    refused(r"room is '50%', expected bytes or a size such as '20GB'", room="50%")
+    refused(r"room: 'much' is no size", room="much")
+    refused("far_disk: tensors cannot wait in files of /nowhere", far_disk="/nowhere")
+    refused("parameters and states take .* in disk/memory, which has 45000", far_disk=None)
+    refused("parameters and states take .* in disk/memory, which has 20000", room=20_000)
+    with pytest.raises(tightfit.ArtifactError, match="name its folder, far_disk"):
+        tightfit.load_whole(package, model, adamw(model))
+    assert loss(model(*args)).isfinite()
+
+
+def test_the_check_compares_states_there(folder: Path, store: Path, package: Path) -> None:
+    model, args = deep()
+    [built], _ = builts(model, [(args, {})], loss, None)
+    [graph] = store.rglob("graph.arrow")
+
+    def load(twin: Any, own: Any) -> Any:
+        return load_lodged(package, twin, own, None, str(folder))
+
+    assert check_lodged(read_graph(graph), built, load, adamw(model)) == ""
+    name = f"{load_package(package).__name__}.far.Behind._send"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(name, lambda *given: None)
+        said = check_lodged(read_graph(graph), built, load, adamw(model))
+    assert re.fullmatch(r"In 3 steps of AdamW, .* differs\.", said)
