@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from schemas.budget import NO_BUDGET
 from stages.report.curve import frontiers_of, inks, relative_points, strategy_order
-from stages.report.load import PAGE, ModelResults, PlanResult
+from stages.report.load import PAGE, UNTOLD, ModelResults, PlanResult
 from stages.report.page import panel_id
 from stages.report.scales import Scale, spanning, stairs
 from stages.report.verdicts import Severity, outcome, proof, unvalidated
@@ -133,7 +133,7 @@ def _failure(
         link=link,
         ink=ink,
         state="bad",
-        word="failed",
+        word="not planned" if sentence == UNTOLD else "failed",
         predicted=None,
         measured=None,
         ratio=None,
@@ -193,7 +193,10 @@ def _tally(models: Sequence[ModelResults], rows: Sequence[IndexRow]) -> list[tup
     for row in rows:
         counts[row.word] = counts.get(row.word, 0) + 1
     plans = sum(len(model.plans) for model in models)
-    known = ("fits", "should fit", "over budget", "over device", "infeasible", "failed")
+    known = (
+        *("fits", "should fit", "over budget", "over device", "infeasible"),
+        *("not planned", "failed"),
+    )
     kinds = [(word, counts[word]) for word in known if word in counts]
     return [
         ("model" if len(models) == 1 else "models", len(models)),
