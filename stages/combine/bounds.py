@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -56,13 +57,20 @@ class Proven:
 
 
 def proven_seconds(
-    graph: Graph, costs: Costs, problem: Problem, budget: int, engine: Engine = HIGHS
+    graph: Graph,
+    costs: Costs,
+    problem: Problem,
+    budget: int,
+    engine: Engine = HIGHS,
+    known: float = math.inf,
 ) -> Proven:
-    """As `least_seconds`, closer and with more work: with what `moment` decides by an engine."""
-    views = views_of(graph, costs, problem)
-    decided = Moments(problem, Limits(engine=engine), views=views).decide(budget)
+    """As `least_seconds`, closer and with more work: with what `moment` decides by an engine, not
+    much closer than what a plan that is `known` asks for, by its seconds."""
+    views, viewed = views_of(graph, costs, problem), seconds_of_views(graph, costs)
+    moments = Moments(problem, Limits(engine=engine), views=views)
+    decided = moments.decide(budget, known=known - viewed)
     least = max(least_seconds_of_nodes(problem, budget), decided.seconds)
-    return Proven(least + seconds_of_views(graph, costs), decided.sequences, decided.clock)
+    return Proven(least + viewed, decided.sequences, decided.clock)
 
 
 def least_seconds_of_nodes(problem: Problem, budget: int) -> float:

@@ -215,7 +215,8 @@ def _within(
     met = point is not None and simple >= point.seconds * (1 - TOLERANCE)
     if met or not search or asked < least_peak(problem):
         return point, _Limit(simple)
-    proven = proven_seconds(graph, costs, problem, asked, engine)
+    known = math.inf if point is None else point.seconds
+    proven = proven_seconds(graph, costs, problem, asked, engine, known)
     if budget is not None:
         least, starts = proven.seconds, proven.sequences
         point = refined(player, frontier, budget, starts, least=least, engine=engine)

@@ -114,16 +114,17 @@ def _searched(
     """What a search finds within a budget from the points below and above it, without transfers."""
     problem, positions = player.opener.problem, player.opener.positions
     starts = [[positions[op] for op in point.executions] for point in (*below, *above)]
-    found = Polisher(problem, player.views).refine([*starts, *sequences], budget, least)
-    return player.at_cost(
-        replace(
-            below[0] if below else above[-1],
-            polished=True,
-            in_place=True,
-            ceiling=found.ceiling,
-            actions=runs(problem, [problem.op_at(place) for place in found.sequence]),
-        )
-    )
+    source, polisher = below[0] if below else above[-1], Polisher(problem, player.views)
+
+    def played(sequence: Sequence[int]) -> Point:
+        actions = runs(problem, [problem.op_at(place) for place in sequence])
+        polished = replace(source, polished=True, in_place=True, ceiling=budget, actions=actions)
+        return player.at_cost(polished)
+
+    if math.isfinite(least):
+        # What the search leaves out, views of what is always there, is the same in all plans.
+        least -= played(starts[0]).seconds - polisher.measure(starts[0], budget)[1]
+    return played(polisher.refine([*starts, *sequences], budget, least).sequence)
 
 
 def _linked(

@@ -29,13 +29,18 @@ WIDE = 5000
 """Moments times nodes up to which several moments are added at once."""
 COARSE = 8
 """Parts of the chain that are looked at first."""
-WORK = 8_000_000
-"""Iterations times columns, of all programs for a budget: some seconds."""
+WORK = 10_000_000
+"""Iterations times columns, of all programs for a budget: a second or two. A program with so many
+times the columns of the one before it is taken to be as much work, to the power of `GROWTH`."""
+GROWTH = 3
 SEEDED = 2
 SEED_WORK = 1_000_000
 """The most moments, and the work, where only starts are asked for."""
-GAIN = 1e-4
-"""What a moment has to add to the bound, in shares of the step, for another one to follow."""
+GAIN, PART = 1e-4, 0.05
+"""What a moment has to add to the bound for another one to follow, in shares of the step, and of
+what a known plan takes beyond the bound."""
+CLOSE = 1e-3
+"""What part of the time a known plan may be above the bound for no moment to follow."""
 
 
 @dataclass(frozen=True)
@@ -61,31 +66,56 @@ class Moments:
         self.limits = limits or Limits()
         self.order = Order(problem)
         self.chain = self.order.chain
+        self.unit = seconds_of_all(problem)
 
-    def decide(self, budget: int, most: int = MOMENTS, work: int = WORK) -> Decided:
-        """The bound and the starts for a budget in bytes, from programs of up to `most` moments; no
-        moment is added once these together took `work`."""
-        first, known = self._first(budget)
-        moments, bound, clock = [first], known.bound, known.clock
+    def decide(
+        self, budget: int, most: int = MOMENTS, work: int = WORK, known: float = math.inf
+    ) -> Decided:
+        """The bound and the starts for a budget in bytes, from programs of up to `most` moments; a
+        moment is added as long as these together are within the `work`, and the bound is not near
+        to the seconds of a plan that is `known`."""
+        first, parts = self._first(budget)
+        bound, clock = parts.bound, parts.clock
+        program, arrays = self._program([first], budget)
         sequences: list[list[int]] = []
-        idle = 0
         while math.isfinite(bound):
-            program, arrays = self._program(moments, budget)
             solved = integral(arrays, self.limits)
-            idle = idle + 1 if len(moments) > 1 and solved.bound < bound + GAIN else 0
-            bound, clock = max(bound, solved.bound), clock or solved.clock
-            work -= solved.iterations * len(arrays.cost)
+            before, bound, clock = bound, max(bound, solved.bound), clock or solved.clock
             if not len(solved.values):
                 break
             sequence = sequence_of(program, solved.values)
             sequences += [] if sequence in sequences else [sequence]
+            moments = program.intervals.moments
+            gap = (known - self._seconds(bound)) / self.unit
+            needed = max(GAIN, PART * gap) if math.isfinite(gap) else GAIN
+            if gap <= CLOSE or (len(moments) > 1 and bound < before + needed):
+                break
+            columns = max(len(arrays.cost), 1)
+            work -= solved.iterations * columns
             limit = min(most, max(len(moments) + 1, WIDE // len(self.problem.nodes)))
             worst = self._worst(sequence, budget, moments)[: limit - len(moments)]
-            if not worst or idle or work < 0:
+            rate = solved.iterations / columns ** (GROWTH - 1)
+            more = self._within_work(moments, worst, budget, work, rate)
+            if more is None:
                 break
-            moments = sorted([*moments, *worst])
-        once = sum(node.seconds for node in self.problem.nodes)
-        return Decided(once + seconds_of_all(self.problem) * bound, sequences, clock)
+            program, arrays = more
+        return Decided(self._seconds(bound), sequences, clock)
+
+    def _seconds(self, bound: float) -> float:
+        """A bound of programs in seconds."""
+        return sum(node.seconds for node in self.problem.nodes) + self.unit * bound
+
+    def _within_work(
+        self, moments: Sequence[int], worst: list[int], budget: int, work: float, rate: float
+    ) -> tuple[Program, SparseProgram] | None:
+        """The program with as many of the worst moments beside the others as are within some work,
+        at a rate for columns to the power of `GROWTH`; None where there is none."""
+        while worst and work > 0:
+            program, arrays = self._program(sorted([*moments, *worst]), budget)
+            if rate * len(arrays.cost) ** GROWTH <= work:
+                return program, arrays
+            worst = worst[: len(worst) // 2]
+        return None
 
     def _program(self, moments: Sequence[int], budget: int) -> tuple[Program, SparseProgram]:
         program = Program(self.problem, self.order.intervals(moments), budget, self.again)

@@ -40,8 +40,6 @@ QUICK = Pace(epochs=8, warmth=0.08, cooling=0.7, relief=1.0, factor=1.1, equal=0
 PATIENT = Pace(epochs=4, warmth=0.5, cooling=0.4, relief=0.03, factor=1.015, equal=0.0)
 """For more moves: each epoch lets go of the budget and comes back to it slowly, so that what saves
 the most time for its bytes is kept and what saves the least is given up, in all places at once."""
-DEEP = Pace(epochs=4, warmth=1.0, cooling=0.4, relief=0.01, factor=1.005, equal=0.02)
-"""For the most moves: as a patient one, it lets go of more and comes back more slowly."""
 
 
 def anneal(

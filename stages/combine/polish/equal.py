@@ -15,6 +15,17 @@ from stages.combine.polish.moves import (
 from stages.combine.polish.state import NOTED, State
 from stages.combine.polish.uncounted import inlined, inner
 
+MANY = 16
+"""Nodes of a kind above which such a move is made the less often: on average it takes no more
+than so many others."""
+
+
+@inlined
+def too_often(s: State, a: Arrays, kind: int) -> bool:
+    """Whether a move in all nodes of a kind is left out, as is drawn."""
+    many = a.equal_start[kind + 1] - a.equal_start[kind]
+    return bool(many > MANY and draw(s) * many > MANY)
+
 
 @inlined
 def is_like(s: State, a: Arrays, run: int, other: int) -> bool:
@@ -57,6 +68,8 @@ def draw_again_in_all(s: State, a: Arrays) -> None:
     if not can_make(a, storage):
         return
     maker = a.again_item[a.again_start[storage]]
+    if too_often(s, a, a.kind[maker]):
+        return
     place = 0
     while a.output_item[a.output_start[maker] + place] != storage:
         place += 1
@@ -79,7 +92,7 @@ def draw_removal_in_all(s: State, a: Arrays) -> None:
     if run < 0 or not is_further(s, a, run):
         return
     reader, kind = next_reader(s, a, run), a.kind[s.node[run]]
-    if reader < 0:
+    if reader < 0 or too_often(s, a, kind):
         return
     for k in range(a.equal_start[kind], a.equal_start[kind + 1]):
         node = a.equal_item[k]

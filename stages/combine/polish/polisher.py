@@ -17,7 +17,7 @@ from threading import Lock
 import numpy as np
 
 from schemas.problem import Problem
-from stages.combine.polish.anneal import DEEP, PATIENT, QUICK, Pace, anneal
+from stages.combine.polish.anneal import PATIENT, QUICK, Pace, anneal
 from stages.combine.polish.arrays import Arrays, arrays, large_first
 from stages.combine.polish.kernel import memory_line
 from stages.combine.polish.views import Views
@@ -38,15 +38,14 @@ PATIENCE = 600
 MISSES = 3
 """At how many budgets, one below the other, nothing is found before the grid of a frontier ends:
 a search that has to go further down can find what a nearer one did not."""
-ROUNDS, IDLE, GAIN = 12, 3, 1e-4
-"""How often a refinement goes on from the best at most, and after how often in a row it ends that
-gained less than this part of the time."""
-PATIENT_ROUNDS, CLOSE = 4, 2e-3
-"""How often a refinement searches patiently at most, and what part of the time it may be above what
-no plan goes below for it to do so no more."""
-DEPTH, FAR = 3000, 1e-2
-"""Moves per node of a deep search (`anneal.DEEP`), which a refinement makes where its best is more
-than this part of the time above what no plan goes below."""
+ROUNDS, IDLE = 12, 2
+"""How many rounds a refinement has at most, and after how many in a row without a gain it ends."""
+GAIN, PART = 1e-4, 0.05
+"""What a round has to gain: this part of the time, and of what the best takes beyond what no plan
+goes below."""
+CLOSE = 2e-3
+"""What part of the time the best may be above what no plan goes below for rounds not to be
+patient."""
 EVERY = 6
 """One budget of a grid in this many has drafts, which take longer than the search, and a patient
 search where it is small: neighbouring budgets start from what that finds."""
@@ -108,24 +107,18 @@ class Polisher:
     def refine(
         self, starts: Sequence[Sequence[int]], budget: int, least: float = math.inf
     ) -> Polished:
-        """As `polish`, from all starts, and more times from the best of what was found, as long as
-        that gains something. Some of these searches are patient where nothing fits, or where
-        `least`, seconds that no sequence goes below, is given and not nearly met; where it is far,
-        a deep one follows."""
+        """As `polish`, from all starts, and in rounds from the best of what was found, as long as
+        these gain something. They are patient where nothing fits, or where `least`, seconds that no
+        sequence goes below, is given and not nearly met."""
         given = [self._plan(sequence, budget, index) for index, sequence in enumerate(starts)]
         best = self._search(given, given, budget, ALONE)
-        for number in range(PATIENT_ROUNDS):
-            if best.peak <= budget and best.seconds <= (1 + CLOSE) * least:
-                break
-            start = best if number % 2 else given[number // 2 % len(given)]
-            best = self._search([best], [start], budget, PATIENCE, number, PATIENT)
-        if best.peak > budget or best.seconds > (1 + FAR) * least:
-            best = self._search([best], given[:1], budget, DEPTH, pace=DEEP)
         idle = 0
-        for number in range(len(given), len(given) + ROUNDS):
-            before, best = best, self._search([best], [best], budget, FURTHER, number)
-            fits = before.peak <= budget
-            idle = idle + 1 if fits and best.seconds > (1 - GAIN) * before.seconds else 0
+        for number in range(ROUNDS):
+            before = best
+            best = self._search([best], [best], budget, FURTHER, len(given) + number)
+            if best.peak > budget or best.seconds > (1 + CLOSE) * least:
+                best = self._search([best], [best], budget, PATIENCE, number, PATIENT)
+            idle = 0 if _has_gained(before, best, budget, least) else idle + 1
             if idle == IDLE:
                 break
         return best
@@ -269,6 +262,15 @@ class _Told:
             if self.report is not None:
                 self.report(self.done // 2, self.most)
         return polished
+
+
+def _has_gained(before: Polished, best: Polished, budget: int, least: float) -> bool:
+    """Whether a round gained enough for another one to follow."""
+    excess = before.peak - budget
+    if excess > 0:
+        return best.peak - budget < (1 - PART) * excess
+    beyond = before.seconds - least if math.isfinite(least) else 0.0
+    return before.seconds - best.seconds > max(GAIN * before.seconds, PART * beyond)
 
 
 def _rank(budget: int, polished: Polished) -> tuple[int, float]:
