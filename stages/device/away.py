@@ -125,6 +125,10 @@ _TOLD: dict[str, Callable[[MemoryLayout], Any]] = {
 """Attributes and methods that are those of the parameter where it is there."""
 
 
+AWAY = "AwayParameter"
+"""The name of the class, in whatever copy of this file it was made."""
+
+
 def away_class(owner: Owner) -> type[torch.nn.Parameter]:
     """The class of an owner's parameters while their values are not to be had."""
 
@@ -151,7 +155,7 @@ def away_class(owner: Owner) -> type[torch.nn.Parameter]:
         "__doc__": "A parameter whose values are in another memory.",
     }
     metaclass: Any = type(torch.nn.Parameter)
-    kind: type[torch.nn.Parameter] = metaclass("AwayParameter", (torch.nn.Parameter,), body)
+    kind: type[torch.nn.Parameter] = metaclass(AWAY, (torch.nn.Parameter,), body)
     return kind
 
 

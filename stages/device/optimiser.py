@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import weakref
 from collections.abc import Iterator, Mapping
@@ -98,12 +99,12 @@ class _InBackward(torch.optim.Optimizer):
         self._taken: dict[int, None] = {}
         self._settings: dict[int, dict[str, Any]] = {}
         self._unswapped = kept_from_swapping(self._updates.parameters)
-        own = weakref.ref(self)
+        own, mark = weakref.ref(self), _Mark(self)
         handles = []
         for number, parameter in enumerate(self._updates.parameters):
             if parameter.requires_grad:
                 handles.append(parameter.register_post_accumulate_grad_hook(_hook(own, number)))
-            setattr(parameter, _MARK, own)
+            setattr(parameter, _MARK, mark)
         self._remove = weakref.finalize(self, _remove, handles, self._updates.parameters)
         self._remove.atexit = False
 
@@ -275,6 +276,19 @@ class _InBackward(torch.optim.Optimizer):
             "an optimiser that steps in the backward is neither copied nor pickled: save its "
             "state_dict()"
         )
+
+
+class _Mark:
+    """Says of a parameter which optimiser updates it; a copy that was pickled says none."""
+
+    def __init__(self, optimizer: _InBackward) -> None:
+        self._optimizer = weakref.ref(optimizer)
+
+    def __call__(self) -> _InBackward | None:
+        return self._optimizer()
+
+    def __reduce__(self) -> Any:
+        return functools.partial, (dict.get, {}, None)
 
 
 def _hook(optimizer: weakref.ref[_InBackward], number: int) -> Any:

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from schemas.errors import ModelError
 from stages.device.asked import FACTS
+from stages.device.away import AWAY
 from stages.device.factory import Built, Sample
 from stages.device.operators import is_random
 from stages.device.trees import flatten
@@ -76,6 +77,11 @@ def check_model(label: str, model: nn.Module) -> None:
             raise ModelError(
                 f"{label}: {path} is of a lazy module and not made yet: run the model once before "
                 "planning"
+            )
+        if type(tensor).__name__ == AWAY:
+            raise ModelError(
+                f"{label}: {path} is in another memory, where the optimiser of a plan keeps it: "
+                "close() that optimiser before the model is planned again"
             )
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import tightfit
-from schemas.errors import ConfigError
+from schemas.errors import ConfigError, ModelError
 from stages.device.meter import session
 from tests.tightfit.steps import alike, check_three_steps, loss
 
@@ -134,7 +134,7 @@ def planned(package: Path) -> tuple[Any, ...]:
     return fitted, optimizer, model, plain, adamw(plain)
 
 
-def test_what_asks_for_values_elsewhere_is_refused_or_right(package: Path) -> None:
+def test_what_asks_for_values_elsewhere_is_refused_or_right(package: Path, store: Path) -> None:
     fitted, optimizer, model, plain, expected = planned(package)
     _, args = deep()
     weight = model.layers[0].weight
@@ -157,6 +157,8 @@ def test_what_asks_for_values_elsewhere_is_refused_or_right(package: Path) -> No
         fitted.train()
     with pytest.raises(RuntimeError, match="neither copied nor pickled"):
         copy.deepcopy(fitted)
+    with pytest.raises(ModelError, match=r"in another memory, .*: close\(\) that optimiser"):
+        tightfit.plan(model, args, loss=loss, progress=False, store=store)
     assert weight.shape == (32, 32) and weight.dtype == torch.float32 and weight.grad is None
     assert "in another memory" in repr(weight) and weight.requires_grad and weight.is_leaf
     train(fitted, optimizer, args, 1)

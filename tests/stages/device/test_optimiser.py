@@ -329,6 +329,17 @@ def test_one_optimiser_at_a_time() -> None:
     in_backward(torch.optim.SGD(own.parameters(), lr=0.1))
 
 
+def test_a_model_is_pickled_without_what_updates_it() -> None:
+    own = model()
+    found = in_backward(torch.optim.SGD(own.parameters(), lr=0.1))
+    again = pickle.loads(pickle.dumps(own))
+    assert all(map(torch.equal, own.parameters(), again.parameters()))
+    in_backward(torch.optim.SGD(again.parameters(), lr=0.1))
+    with pytest.raises(RuntimeError, match="by another optimiser"):
+        in_backward(torch.optim.SGD(own.parameters(), lr=0.1))
+    found.close()
+
+
 def test_neither_closures_nor_groups_nor_copies() -> None:
     found = in_backward(torch.optim.AdamW(model().parameters()))
     with pytest.raises(RuntimeError, match="takes no closure"):
