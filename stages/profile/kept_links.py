@@ -35,9 +35,12 @@ def kept_link(
     Raises ConfigError where the disk cannot be written or is too full, ArtifactError where what the
     store has is damaged, or nothing can be kept there.
     """
-    ends, exact = _ends(device, folder), size is not None
-    moved = size or KEPT_SIZE
-    return _kept(store, device, ends, "disk", lambda: measured(device, folder, moved, exact), again)
+    ends = _ends(device, folder)
+
+    def measure() -> MeasuredLink:
+        return measured(device, folder, size or KEPT_SIZE, exact=size is not None)
+
+    return _kept(store, device, ends, "disk", measure, again)
 
 
 def kept_far_link(
