@@ -98,6 +98,36 @@ def test_a_model_with_two_causes_tells_both() -> None:
     )
 
 
+def test_the_end_names_each_step_that_failed_and_was_not_done_later(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    handler = LogHandler.__new__(LogHandler)
+    logging.Handler.__init__(handler)
+    handler.settings = None
+    handler.__post_init__()
+    log = tmp_path / "trace.txt"
+    log.write_text("trace: no such luck\n")
+
+    def tell(event: LogEvent | None, **fields: Any) -> None:
+        handler.emit(logging.makeLogRecord({"event": event, "levelno": logging.ERROR, **fields}))
+
+    tell(None, msg="WorkflowError:\nAt least one job did not complete successfully.")
+    assert "WorkflowError" in capsys.readouterr().err
+    for number, name in enumerate(("a", "b", "c")):
+        tell(LogEvent.JOB_INFO, jobid=number, rule_msg=f"{name}: tracing")
+        logs = [str(log)] if number else [str(tmp_path / "none.txt")]
+        tell(LogEvent.JOB_ERROR, jobid=number, rule_name="trace", log=logs)
+    tell(LogEvent.JOB_FINISHED, job_id=2)
+    capsys.readouterr()
+    tell(None, msg="Exiting because a job execution failed. Look above for error messages")
+    tell(None, msg="WorkflowError:\nAt least one job did not complete successfully.")
+    handler.close()
+    assert capsys.readouterr().err.splitlines() == [
+        "Failed: a: tracing (it has left no log)",
+        f"Failed: b: tracing ({log} says why)",
+    ]
+
+
 def test_steps_are_counted_as_they_were_told() -> None:
     """The target of the workflow is no step."""
     handler = LogHandler.__new__(LogHandler)

@@ -28,7 +28,7 @@ class LogHandlerSettings(LogHandlerSettingsBase):
     )
 
 
-_SOME = "job did not complete successfully"
+_SOME = ("job did not complete successfully", "because a job execution failed")
 """What Snakemake says at the end where jobs failed, without their names."""
 
 
@@ -102,6 +102,8 @@ class LogHandler(LogHandlerBase):
     def _other(self, record: logging.LogRecord) -> str:
         text = record.getMessage().strip()
         # By the stage itself, and at the end by name.
-        told = "CalledProcessError" in text or (self.failed and _SOME in text)
+        told = "CalledProcessError" in text or (
+            bool(self.failed) and any(some in text for some in _SOME)
+        )
         wanted = record.levelno >= logging.WARNING or text.startswith("Nothing to be done")
         return text if wanted and not told else ""
