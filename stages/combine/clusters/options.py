@@ -33,7 +33,7 @@ class Grid:
 
     peaks: int = 3
     saves: int = 4
-    options: int = 6
+    options: int = 8
     limits: Limits = LIMITS
 
 
