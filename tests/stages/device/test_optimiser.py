@@ -337,7 +337,7 @@ def test_a_model_is_pickled_without_what_updates_it() -> None:
     in_backward(torch.optim.SGD(again.parameters(), lr=0.1))
     with pytest.raises(RuntimeError, match="by another optimiser"):
         in_backward(torch.optim.SGD(own.parameters(), lr=0.1))
-    found.close()
+    found.close()  # type: ignore[attr-defined]
 
 
 def test_neither_closures_nor_groups_nor_copies() -> None:
