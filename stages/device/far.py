@@ -171,6 +171,8 @@ class FarStates:
         self.memory.idle()
         if not self.memory.sound:
             raise RuntimeError(_FAILED)
+        # What was begun and not waited for, as behind an interruption, may use any buffer.
+        self.behind.disk.idle()
         with self._failing():
             self.ring.forget()
             hold = self.ring.free.popleft()

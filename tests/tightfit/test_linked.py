@@ -29,7 +29,7 @@ def measuring(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The folders that were measured; the link takes no time."""
     found: list[str] = []
 
-    def measured(device: str, folder: str | Path | None, size: int) -> MeasuredLink:
+    def measured(device: str, folder: Any, size: int, exact: bool = False) -> MeasuredLink:
         found.append(str(folder))
         return MeasuredLink(FAST, "disk", 1 << 40, str(folder))
 
