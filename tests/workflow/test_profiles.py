@@ -44,6 +44,7 @@ def test_pods_are_given_all_that_the_index_is_made_of(
     read = re.findall(r"/tightfit/run/results/tiny/([a-z/.]+)", index)
     assert set(read) == {
         "report.done",
+        "report.html",
         "unplanned/frontier.arrow",
         "unplanned/none/measurement.arrow",
         "unplanned/none/plan.json",
