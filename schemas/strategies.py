@@ -74,7 +74,7 @@ _BUDGETED = [
     About(
         "floating",
         "the fastest sequence of a chain of up to 23 blocks that keep everything or nothing, where "
-        "what was stored last may be replaced by what comes after it",
+        "what was stored last may be replaced by what comes after it, to compare `frees` with",
         apart=True,
         chains=True,
     ),
@@ -85,7 +85,8 @@ _BUDGETED = [
     ),
     About(
         "checkmate",
-        "one integer program over all ops of a small step, up to 120, in captured order",
+        "one integer program over all ops of a small step, up to 120, in captured order, to "
+        "compare others with",
         apart=True,
     ),
     About(

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from schemas.errors import ModelError
+from schemas.machine import machine_names
 from stages.device.settings import refuse_settings
 
 
@@ -33,6 +34,11 @@ def device_named(name: torch.device | str) -> torch.device:
 def require_device(name: str) -> None:
     """Raises ModelError unless the device ("cpu", "cuda", "cuda:1") is here, ConfigError where its
     settings keep memory from being foretold."""
+    if name.endswith(".json") or name in machine_names():
+        raise ModelError(
+            f"{name!r} is described, and not here: plan for it in a configuration (device: {name}) "
+            "or by `profile --source roofline --machine`"
+        )
     try:
         device = torch.device(name)
     except RuntimeError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -11,6 +12,12 @@ from schemas.errors import ModelError
 _CAST_INSIDE = ("affine_grid", "affine_grid_generator", "bilinear", "linalg_pinv", "pinv")
 """What multiplies matrices inside one operator, where eager's autocast casts and a step's does
 not."""
+
+_LAYOUT = re.compile(
+    "to_mkldnn|to_sparse(_csr|_csc|_bsr|_bsc)?|sparse_(coo|csr|csc|bsr|bsc|compressed)_tensor"
+)
+"""What makes tensors that are not strided; on tensors without memory, PyTorch ends the process at
+some of them."""
 
 _UNSEEN: dict[Any, tuple[str, str]] = {
     torch.Tensor.data.__set__: (  # type: ignore[attr-defined]
@@ -43,6 +50,11 @@ def check_call(
         raise ModelError(
             f"{label}: the backward of prod(){at} looks for zeros in the data, which a plan "
             "cannot do: multiply the parts with each other, or use cumprod() and its last element"
+        )
+    if _LAYOUT.fullmatch(name):
+        raise ModelError(
+            f"{label}: {name}(){at} makes a tensor that is not strided, which a plan does not "
+            "hold: compute with dense tensors"
         )
     if function in _UNSEEN and place:
         does, instead = _UNSEEN[function]

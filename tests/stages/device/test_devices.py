@@ -44,6 +44,12 @@ def test_a_device_that_no_plan_is_for_is_refused_by_name(name: str) -> None:
         require_device(name)
 
 
+@pytest.mark.parametrize("name", ["h100", "mine.json"])
+def test_a_described_device_is_refused_where_ops_run(name: str) -> None:
+    with pytest.raises(ModelError, match=f"'{name}' is described, and not here: plan for it in a"):
+        require_device(name)
+
+
 def test_a_device_that_is_not_here_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, count=2)
     require_device("cuda:1")

@@ -23,6 +23,7 @@ X = torch.ones(2, 3)
 TABLES: dict[Any, Any] = {}
 KEPT: list[Any] = []
 TICKS = torch.zeros(2)
+CORNER = torch.tensor([0, 1, 1]), torch.tensor([0])
 
 
 class Texts(list[Any]):
@@ -231,6 +232,22 @@ TIED: list[tuple[Callable[[Any], Any], str]] = [
     (lambda m: (m.layer.mean.view(1),), "the buffer 'layer.mean'"),
     (lambda m: X[:1], "an input"),
 ]
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda m, x: m(x).to_sparse().to_dense(),
+        lambda m, x: m(x).to_sparse_csr().to_dense().sum(),
+        lambda m, x: m(x).to_sparse(layout=torch.sparse_csc).to_dense(),
+        lambda m, x: m(x).to_mkldnn().to_dense(),
+        lambda m, x: torch.sparse_csr_tensor(*CORNER, m(x)[0, :1], (2, 3)).to_dense() + m(x),
+    ],
+)
+def test_tensors_that_are_not_strided(compute: Callable[[Any, Tensor], Any]) -> None:
+    """At some of them PyTorch would end the process."""
+    with pytest.raises(ModelError, match=r"\(\) at \S+ makes a tensor that is not strided"):
+        trace(built_of((Model(compute), ((X,), {}))), "m")
 
 
 @pytest.mark.parametrize(("tied", "owner"), TIED)

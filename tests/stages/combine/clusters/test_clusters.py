@@ -29,7 +29,7 @@ from tests.stages.combine.clusters.trees import rows_of
 from tests.stages.partition.steps import random_steps, traced
 
 GRID = Grid(peaks=2, saves=2, options=3, limits=Limits(gap=1e-3, nodes=20, checks=100))
-SIZES = st.lists(st.integers(2, 4), min_size=1, max_size=2)
+SIZES = st.lists(st.integers(1, 4), min_size=1, max_size=2)
 
 
 def peak_and_seconds(problem: Problem, sequence: list[int]) -> tuple[int, float]:
