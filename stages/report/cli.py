@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from schemas.derived import Derived
-from schemas.errors import ConfigError
+from schemas.errors import ArtifactError, ConfigError
 
 PATTERN = "pattern.arrow"
 DONE = "report.done"
@@ -143,15 +143,21 @@ def _index(folder: Path, path: Path, planned: Mapping[str, Sequence[str]] | None
 
 def _failed(options: argparse.Namespace) -> None:
     """The pages of the models that are not done and the index, without the marks that they are
-    done."""
+    done; raises ArtifactError behind these, where a model whose files are damaged has none."""
     from stages.report.load import PAGE
 
-    planned = _planned(options)
+    planned, damaged = _planned(options), []
     for folder in _failed_models(options):
-        _model(folder, folder / PAGE, planned.get(folder.name, ()))
         (folder / DONE).unlink(missing_ok=True)
+        try:
+            _model(folder, folder / PAGE, planned.get(folder.name, ()))
+        except ArtifactError as error:
+            (folder / PAGE).unlink(missing_ok=True)
+            damaged.append(str(error))
     (options.failed / "index.done").unlink(missing_ok=True)
     _index(options.failed, options.out, planned)
+    if damaged:
+        raise ArtifactError("; ".join(damaged))
 
 
 def _failed_models(options: argparse.Namespace) -> list[Path]:

@@ -148,16 +148,23 @@ def load_model(folder: Path | str, whole: bool = True, planned: Iterable[str] = 
 def load_run(
     folder: Path | str, planned: Mapping[str, Iterable[str]] | None = None
 ) -> list[ModelResults]:
-    """The results of all models of a run, by name, without their large artifacts; `planned` are
-    the points that it was for, by model."""
+    """The results of all models of a run, by name, without their large artifacts. Of one that
+    failed `planned` are the points that it was for, by model: a model of which a file is damaged
+    has that as its error then, which is raised else."""
     folder = Path(folder)
     if not folder.is_dir():
         raise ArtifactError(f"{folder}: there is no such directory of results")
-    return [
-        load_model(path, whole=False, planned=(planned or {}).get(path.name, ()))
-        for path in sorted(folder.iterdir())
-        if _is_model(path)
-    ]
+    found = []
+    for path in filter(_is_model, sorted(folder.iterdir())):
+        points = (planned or {}).get(path.name, ())
+        try:
+            found.append(load_model(path, whole=False, planned=points))
+        except ArtifactError as error:
+            if planned is None:
+                raise
+            none = ModelResults(path.name, str(error), {}, None, None, None, {}, {}, [], {})
+            found.append(replace(none, shown=(path / PAGE).exists()))
+    return found
 
 
 def files_of_model(folder: Path | str) -> list[Path]:

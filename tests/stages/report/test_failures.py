@@ -173,6 +173,14 @@ def test_a_link_that_failed_is_told_of_older_plans_alone(results: Path, tmp_path
         assert bool(error_before(folder / "offload" / "50pct")) == bool(said)
 
 
+def failed(folder: Path, *planned: Path) -> None:
+    """What a failed run leaves of results, for these plans."""
+    parser = argparse.ArgumentParser()
+    cli.add_arguments(parser)
+    words = ["--failed", folder, "--out", folder / "index.html", "--planned", *planned]
+    cli.run(parser.parse_args(list(map(str, words))))
+
+
 def test_a_failed_run_has_a_page_of_each_model_that_is_not_done(
     results: Path, tmp_path: Path
 ) -> None:
@@ -181,11 +189,8 @@ def test_a_failed_run_has_a_page_of_each_model_that_is_not_done(
         shutil.copytree(results / "small", folder / other)
     for name in ("small", "done"):
         (folder / name / "report.done").touch()
-    parser = argparse.ArgumentParser()
-    cli.add_arguments(parser)
-    planned = [str(folder / "small" / point / "plan.json") for point in PLANNED]
-    words = ["--failed", str(folder), "--out", str(folder / "index.html"), "--planned", *planned]
-    cli.run(parser.parse_args(words))
+    planned = [folder / "small" / point / "plan.json" for point in PLANNED]
+    failed(folder, *planned)
     assert not (folder / "small" / "report.done").exists()
     assert "machine: the disk is full" in (folder / "small" / "report.html").read_text()
     assert (folder / "begun" / "report.html").exists()
@@ -195,4 +200,21 @@ def test_a_failed_run_has_a_page_of_each_model_that_is_not_done(
     rows = [(a["data-strategy"], a["data-verdict"]) for a in page.all("tr") if "data-text" in a]
     assert ("offload", "failed") in rows and ("auto", "not planned") in rows
     with pytest.raises(ConfigError, match=r"--planned plan\.json: expected MODEL/STRATEGY"):
-        cli.run(parser.parse_args([*words, "plan.json"]))
+        failed(folder, Path("plan.json"))
+
+
+@pytest.mark.parametrize("file", ["rockmate/50pct/schedule.arrow", "rockmate/frontier.arrow"])
+def test_a_failed_run_with_a_damaged_file_has_all_other_pages(
+    file: str, results: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "results"
+    for name in ("damaged", "other"):
+        shutil.copytree(results / "small", folder / name)
+    (folder / "damaged" / "report.html").touch()
+    (folder / "damaged" / file).write_bytes(b"nothing")
+    with pytest.raises(ArtifactError, match=r"damaged/rockmate/\S+: is not a complete Arrow file"):
+        failed(folder)
+    assert (folder / "other" / "report.html").exists()
+    page = Page((folder / "index.html").read_text())
+    assert {a["href"].partition("/")[0] for a in page.all("a") if a["href"]} == {"other"}
+    assert {a["data-model"] for a in page.all("tr") if "data-text" in a} == {"damaged", "other"}
