@@ -16,6 +16,7 @@ from schemas.graph import Graph
 from schemas.link import HostLink
 from schemas.plan import PlanCost
 from schemas.schedule import Step
+from stages.combine.bounds import seconds_of_views
 from stages.combine.polish.polisher import Polisher
 from stages.combine.polish.views import Views, views_of
 from stages.combine.schedule.executions import runs
@@ -114,17 +115,19 @@ def _searched(
     """What a search finds within a budget from the points below and above it, without transfers."""
     problem, positions = player.opener.problem, player.opener.positions
     starts = [[positions[op] for op in point.executions] for point in (*below, *above)]
-    source, polisher = below[0] if below else above[-1], Polisher(problem, player.views)
-
-    def played(sequence: Sequence[int]) -> Point:
-        actions = runs(problem, [problem.op_at(place) for place in sequence])
-        polished = replace(source, polished=True, in_place=True, ceiling=budget, actions=actions)
-        return player.at_cost(polished)
-
-    if math.isfinite(least):
-        # What the search leaves out, views of what is always there, is the same in all plans.
-        least -= played(starts[0]).seconds - polisher.measure(starts[0], budget)[1]
-    return played(polisher.refine([*starts, *sequences], budget, least).sequence)
+    # The search leaves out views that are made once in each plan: of parameters and of gradients.
+    uncounted = seconds_of_views(player.graph, player.costs) - player.views.once(problem)
+    polisher = Polisher(problem, player.views)
+    found = polisher.refine([*starts, *sequences], budget, least - uncounted)
+    return player.at_cost(
+        replace(
+            below[0] if below else above[-1],
+            polished=True,
+            in_place=True,
+            ceiling=found.ceiling,
+            actions=runs(problem, [problem.op_at(place) for place in found.sequence]),
+        )
+    )
 
 
 def _linked(

@@ -48,6 +48,7 @@ def condense(graph: Graph, costs: Costs, ordered: bool = True) -> Problem:
     for value, before in further.items():
         made, after = (graph.values[each].storage for each in (before, value))
         _order_contributions(nodes, storages, made, after, ordered)
+    _keep_whole(nodes, {graph.values[value].storage for value in further})
     alternatives = _alternatives(graph, costs, nodes, storages, fixed)
     return Problem(nodes, storages, costs.random_state().net, alternatives)
 
@@ -133,8 +134,7 @@ def _append_loss_remainder(
 def _order_contributions(
     nodes: list[Node], storages: list[Storage], before: int, after: int, ordered: bool
 ) -> None:
-    """Lets the makers of two storages run once, the first one first where they are `ordered`, and
-    nobody overwrite the storage `after`."""
+    """Lets the makers of two storages run once, the first one first where they are `ordered`."""
     earlier, later = storages[before].producer, storages[after].producer
     if not NONE < earlier <= later:
         raise ArtifactError("the contributions to a gradient are not made in their order")
@@ -143,8 +143,12 @@ def _order_contributions(
             nodes[position] = replace(nodes[position], repeatable=False)
         if ordered:
             _order(nodes, storages, earlier, later)
+
+
+def _keep_whole(nodes: list[Node], storages: set[int]) -> None:
+    """Lets nobody overwrite some storages."""
     for position, node in enumerate(nodes):
-        reuses = [reuse for reuse in node.reuses if reuse.storage != after]
+        reuses = [reuse for reuse in node.reuses if reuse.storage not in storages]
         if len(reuses) != len(node.reuses):
             nodes[position] = replace(node, reuses=reuses)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -117,9 +118,11 @@ def _requested(folder: Path, frontier: Frontier, budget: int) -> str:
     graph, costs = read_graph(folder / "graph.arrow"), read_costs(folder / "costs.arrow")
     problem = condense(graph, costs)
     before = time.process_time()
-    proven = proven_seconds(graph, costs, problem, budget)
+    within = frontier.within(budget)
+    known = math.inf if within is None else within.seconds
+    proven = proven_seconds(graph, costs, problem, budget, known=known)
     player = Player(graph, costs, Opener(graph, problem))
-    point = refined(player, frontier, budget, proven.sequences)
+    point = refined(player, frontier, budget, proven.sequences, least=proven.seconds)
     seconds = time.process_time() - before
     if point is None:
         return "infeasible"

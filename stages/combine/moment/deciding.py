@@ -33,6 +33,9 @@ WORK = 10_000_000
 """Iterations times columns, of all programs for a budget: a second or two. A program with so many
 times the columns of the one before it is taken to be as much work, to the power of `GROWTH`."""
 GROWTH = 3
+FAR, FAR_WORK = 0.03, 60_000_000
+"""The work where a known plan is more than this part of the time above the bound: what programs of
+many moments decide are starts then from which the search finds what it does not find elsewhere."""
 SEEDED = 2
 SEED_WORK = 1_000_000
 """The most moments, and the work, where only starts are asked for."""
@@ -78,6 +81,7 @@ class Moments:
         bound, clock = parts.bound, parts.clock
         program, arrays = self._program([first], budget)
         sequences: list[list[int]] = []
+        spent = 0
         while math.isfinite(bound):
             solved = integral(arrays, self.limits)
             before, bound, clock = bound, max(bound, solved.bound), clock or solved.clock
@@ -91,11 +95,12 @@ class Moments:
             if gap <= CLOSE or (len(moments) > 1 and bound < before + needed):
                 break
             columns = max(len(arrays.cost), 1)
-            work -= solved.iterations * columns
+            spent += solved.iterations * columns
+            left = (max(work, FAR_WORK) if FAR < gap < math.inf else work) - spent
             limit = min(most, max(len(moments) + 1, WIDE // len(self.problem.nodes)))
             worst = self._worst(sequence, budget, moments)[: limit - len(moments)]
             rate = solved.iterations / columns ** (GROWTH - 1)
-            more = self._within_work(moments, worst, budget, work, rate)
+            more = self._within_work(moments, worst, budget, left, rate)
             if more is None:
                 break
             program, arrays = more
@@ -106,7 +111,7 @@ class Moments:
         return sum(node.seconds for node in self.problem.nodes) + self.unit * bound
 
     def _within_work(
-        self, moments: Sequence[int], worst: list[int], budget: int, work: float, rate: float
+        self, moments: Sequence[int], worst: list[int], budget: int, work: int, rate: float
     ) -> tuple[Program, SparseProgram] | None:
         """The program with as many of the worst moments beside the others as are within some work,
         at a rate for columns to the power of `GROWTH`; None where there is none."""

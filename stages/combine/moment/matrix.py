@@ -13,8 +13,7 @@ Floats = NDArray[np.float64]
 Indices = NDArray[np.int32]
 
 
-@dataclass(frozen=True)
-class Term:
+class Term(NamedTuple):
     """A variable, by its column, or a constant where the column is -1."""
 
     column: int = -1
@@ -96,8 +95,10 @@ class Matrix:
         self.least.append(least)
 
     def implied(self, claim: Term, grounds: Iterable[Term]) -> None:
-        """Adds the row: the claim is at most the sum of the grounds."""
-        self.at_least(0.0, [*((1.0, ground) for ground in grounds), (-1.0, claim)])
+        """Adds the row: the claim, which is at most 1, is at most the sum of the grounds."""
+        found = list(grounds)
+        if not any(ground is ONE for ground in found):
+            self.at_least(0.0, [*((1.0, ground) for ground in found), (-1.0, claim)])
 
     def sparse(self) -> SparseProgram:
         """The program as arrays."""

@@ -212,10 +212,10 @@ class Program:
 
     def _there(self, claim: Term, storage: int, interval: int) -> None:
         """What a run reads was there before its interval or is made in it."""
-        if self.problem.storages[storage].producer >= 0:
+        maker = self.problem.storages[storage].producer
+        if maker >= 0 and self.first.get((maker, interval)) is not ONE:
             made = self._makes(storage, interval, self.further)
-            if made[0] is not ONE:
-                self.matrix.implied(claim, [self.kept.get((storage, interval), NOTHING), *made])
+            self.matrix.implied(claim, [self.kept.get((storage, interval), NOTHING), *made])
 
     def _close(self, number: int) -> None:
         """The rows of a moment as if it were the only one. For whole numbers they follow from the

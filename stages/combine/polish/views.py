@@ -29,6 +29,19 @@ class Views:
     first: list[list[int]]
     further: list[list[int]]
 
+    def once(self, problem: Problem) -> float:
+        """The seconds of all that first runs read, once each."""
+        read = [0] * len(self.seconds)
+        for node, row in zip(problem.nodes, self.first, strict=False):
+            for storage, bits in zip(node.inputs, row, strict=True):
+                read[storage] |= bits
+        return sum(
+            each
+            for bits, seconds in zip(read, self.seconds, strict=True)
+            for place, each in enumerate(seconds)
+            if bits >> place & 1
+        )
+
     def shared(self, problem: Problem) -> list[float]:
         """By storage, the seconds of the views that all runs read which read it."""
         common: dict[int, int] = {}

@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 
 from schemas.problem import Node, Problem
 from stages.combine.bounds import least_peak
+from stages.combine.moment import deciding
 from stages.combine.moment.deciding import Moments
 from stages.combine.moment.intervals import Order
 from stages.combine.moment.limits import Limits
+from stages.combine.moment.matrix import SparseProgram
 from stages.combine.moment.program import Program, seconds_of_all
-from stages.combine.moment.solver import dual_bound, integral, relaxed
+from stages.combine.moment.solver import Solved, dual_bound, integral, relaxed
 from stages.combine.polish.polisher import Polisher
 from tests.stages.combine.moment.brute import TooLargeError, optimum
 from tests.stages.combine.polish.test_optimum import chain
@@ -176,3 +178,31 @@ def test_work_ends_a_search_with_a_bound_that_holds() -> None:
         decided = Moments(problem, limits).decide(budget)
         assert decided.seconds <= best[0]
         assert decided == Moments(problem, limits).decide(budget) or decided.clock
+
+
+def test_moments_are_added_as_far_as_a_known_plan_is_from_the_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = chain([6, 4, 4, 6, 6, 3, 5, 4], [2, 2, 5, 4, 5, 3, 4, 2])
+    budget, moments, solved = 18, Moments(problem, EXACT), list[int]()
+    best = optimum_of_chain(problem, budget)
+    assert best is not None
+
+    def counted(program: SparseProgram, *_: object) -> Solved:
+        solved.append(len(program.cost))
+        return integral(program, EXACT)
+
+    monkeypatch.setattr(deciding, "integral", counted)
+
+    def programs(known: float, work: int = deciding.WORK) -> int:
+        solved.clear()
+        assert moments.decide(budget, work=work, known=known).seconds <= best[0]
+        assert solved == sorted(solved)
+        return len(solved)
+
+    every = programs(best[0])
+    assert every > 4 and programs(math.inf) == every
+    assert programs(math.inf, work=1) < every == programs(best[0], work=1)
+    first = moments.decide(budget, most=1).seconds
+    assert programs(first * (1 + deciding.CLOSE / 2)) == 1 < programs(first + 10)
+    assert 1 < programs(10 * best[0]) < every

@@ -15,6 +15,8 @@ from stages.combine.bounds import least_seconds
 from stages.combine.choose import choose
 from stages.combine.fixed import fixed_bytes
 from stages.combine.frontier import Subject, frontier
+from stages.combine.polish.polisher import Polished, Polisher
+from stages.combine.refine import Player, refined
 from stages.combine.schedule.executions import runs
 from stages.combine.schedule.opening import Opener
 from stages.combine.strategies.registry import strategy
@@ -106,6 +108,28 @@ def test_a_plan_is_never_slower_than_the_points_within_its_budget(
     assert faster
     for more, less in pairwise(made.points):
         assert less.peak < more.peak and less.seconds > more.seconds
+
+
+def test_the_search_is_given_a_bound_that_counts_what_it_counts(
+    model: tuple[Any, Any, Problem, Frontier], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, costs, problem, made = model
+    player = Player(graph, costs, Opener(graph, problem))
+    polisher, given = Polisher(problem, player.views), []
+
+    def refine(_: Polisher, starts: list[list[int]], budget: int, least: float) -> Polished:
+        given.append(least)
+        peak, seconds = polisher.measure(starts[0], budget)
+        return Polished(starts[0], peak, seconds, 0, budget)
+
+    monkeypatch.setattr(Polisher, "refine", refine)
+    for point in made.points[1::6]:
+        found = refined(player, made, point.peak, [], least=point.seconds)
+        assert found is not None
+        sequence = player.opener.plain_positions(found.executions)
+        searched = polisher.measure(sequence, point.peak)[1]
+        assert found.seconds - searched == pytest.approx(point.seconds - given[-1], rel=1e-6)
+        assert found.seconds > searched
 
 
 def test_no_point_is_faster_than_its_bound(model: tuple[Any, Any, Problem, Frontier]) -> None:
