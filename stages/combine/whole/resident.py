@@ -31,11 +31,13 @@ def with_resident_states(search: Search, best: Found) -> tuple[Task, Found]:
         own = Search(replace(task, resident=resident), search.views)
         looked = [own.look(choice) for choice in _alike(search, own, best.choice)]
         found += [(own, other) for other in looked if other is not None]
-    fastest, first = min(found, key=lambda each: each[1].seconds)
-    if fastest is not search:
-        first = fastest.improved(first)
-        found.append((fastest, first))
-    near = [each for each in found if each[1].seconds <= first.seconds * (1 + NEAR)]
+    fastest = min(found, key=lambda each: each[1].seconds)
+    least = min(found, key=lambda each: (_moved(each[1]), each[1].seconds))
+    for own, other in {id(each): each for each in (fastest, least)}.values():
+        if own is not search:
+            found.append((own, own.improved(other)))
+    first = min(each.seconds for _, each in found)
+    near = [each for each in found if each[1].seconds <= first * (1 + NEAR)]
     chosen, plan = min(near, key=lambda each: (_moved(each[1]), each[1].seconds))
     return chosen.task, plan
 
