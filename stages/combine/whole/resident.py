@@ -12,14 +12,16 @@ from stages.combine.whole.task import Task
 
 SHARES = (0.05, 0.15, 0.35, 0.6, 0.9)
 """Parts of the room that states may have, which are tried beside what a plan leaves of it."""
+NEAR = 0.005
+"""A part of the time by which plans differ no more than predictions do anyway."""
 
 
 def with_resident_states(search: Search, best: Found) -> tuple[Task, Found]:
-    """The task and the fastest plan: the best one of a search or, where updates are run, one in
-    which the states of some parameters stay on the device, if that is faster. These are updated
-    there, and their states take no link."""
+    """The task and its plan: the best one of a search or, where updates are run, one in which the
+    states of some parameters stay on the device. These are updated there, and their states take no
+    link. Of plans that are nearly as fast as the fastest one that which moves the fewest bytes."""
     task = search.task
-    fastest, found = search, best
+    found = [(search, best)]
     tried: set[frozenset[int]] = {task.resident}
     for size in _sizes(search, best) if task.measured is not None else ():
         resident = _resident(task, best, size)
@@ -27,13 +29,23 @@ def with_resident_states(search: Search, best: Found) -> tuple[Task, Found]:
             continue
         tried.add(resident)
         own = Search(replace(task, resident=resident), search.views)
-        for choice in _alike(search, own, best.choice):
-            other = own.look(choice)
-            if other is not None and other.seconds < found.seconds:
-                fastest, found = own, other
-    if fastest is not search:
-        found = fastest.improved(found)
-    return fastest.task, found
+        looked = [own.look(choice) for choice in _alike(search, own, best.choice)]
+        found += [(own, other) for other in looked if other is not None]
+    fastest = min(found, key=lambda each: each[1].seconds)
+    least = min(found, key=lambda each: (_moved(each[1]), each[1].seconds))
+    for own, other in {id(each): each for each in (fastest, least)}.values():
+        if own is not search:
+            found.append((own, own.improved(other)))
+    first = min(each.seconds for _, each in found)
+    near = [each for each in found if each[1].seconds <= first * (1 + NEAR)]
+    chosen, plan = min(near, key=lambda each: (_moved(each[1]), each[1].seconds))
+    return chosen.task, plan
+
+
+def _moved(found: Found) -> int:
+    """The bytes that a plan sends and brings."""
+    moved = [each.transfers for each in (found.replay, found.adding) if each is not None]
+    return sum(each.left + each.returned for each in moved if each is not None)
 
 
 def _sizes(search: Search, best: Found) -> Iterator[int]:

@@ -8,7 +8,7 @@ from schemas.actions import Optimise
 from schemas.measured_updates import MeasuredUpdates
 from stages.combine.whole.bound import least_whole_seconds
 from stages.combine.whole.plans import plan_of
-from stages.combine.whole.resident import with_resident_states
+from stages.combine.whole.resident import NEAR, with_resident_states
 from stages.combine.whole.search import Search
 from stages.combine.whole.task import Task
 from stages.replay.referee import replay
@@ -31,7 +31,8 @@ def test_states_stay_where_there_is_room_and_no_plan_is_slower() -> None:
         search = Search(measured(budget))
         best = search.best()
         own, found = with_resident_states(search, best)
-        assert found.seconds <= best.seconds and (slower is None or found.seconds <= slower)
+        assert found.seconds <= best.seconds * (1 + NEAR)
+        assert slower is None or found.seconds <= slower * (1 + NEAR)
         slower = found.seconds
         assert own.resident == found.updates.on_device
         states = len(own.resident) * STATES
@@ -50,8 +51,12 @@ def test_states_stay_where_there_is_room_and_no_plan_is_slower() -> None:
     assert len(own.resident) == 6 and found.seconds < best.seconds
 
 
-def test_states_stay_for_nothing_where_the_link_takes_no_time() -> None:
-    search = Search(measured(14_000_000, float("inf")))
-    search.task = replace(search.task, link=replace(search.task.link, latency=0.0))
+def test_states_stay_where_that_takes_no_time_but_moves_less() -> None:
+    """Transfers that nobody waits for are transfers, too."""
+    search = Search(measured(40_000_000, float("inf")))
     best = search.best()
-    assert with_resident_states(search, best) == (search.task, best)
+    own, found = with_resident_states(search, best)
+    assert len(own.resident) == 6 and found.seconds <= best.seconds * (1 + NEAR)
+    sent, more = (each.replay.transfers for each in (found, best))
+    assert more is not None
+    assert (0 if sent is None else sent.left) + 6 * STATES <= more.left
