@@ -135,7 +135,7 @@ def planned(package: Path) -> tuple[Any, ...]:
 
 
 def test_a_model_whose_parameters_are_away_is_not_planned(package: Path, store: Path) -> None:
-    fitted, optimizer, model, *_ = planned(package)
+    _, optimizer, model, *_ = planned(package)
     with pytest.raises(ModelError, match=r"in another memory, .*: close\(\) that optimiser"):
         tightfit.plan(model, deep()[1], loss=loss, progress=False, store=store)
     optimizer.close()
