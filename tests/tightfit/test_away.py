@@ -134,7 +134,14 @@ def planned(package: Path) -> tuple[Any, ...]:
     return fitted, optimizer, model, plain, adamw(plain)
 
 
-def test_what_asks_for_values_elsewhere_is_refused_or_right(package: Path, store: Path) -> None:
+def test_a_model_whose_parameters_are_away_is_not_planned(package: Path, store: Path) -> None:
+    _, optimizer, model, *_ = planned(package)
+    with pytest.raises(ModelError, match=r"in another memory, .*: close\(\) that optimiser"):
+        tightfit.plan(model, deep()[1], loss=loss, progress=False, store=store)
+    optimizer.close()
+
+
+def test_what_asks_for_values_elsewhere_is_refused_or_right(package: Path) -> None:
     fitted, optimizer, model, plain, expected = planned(package)
     _, args = deep()
     weight = model.layers[0].weight
@@ -157,8 +164,6 @@ def test_what_asks_for_values_elsewhere_is_refused_or_right(package: Path, store
         fitted.train()
     with pytest.raises(RuntimeError, match="neither copied nor pickled"):
         copy.deepcopy(fitted)
-    with pytest.raises(ModelError, match=r"in another memory, .*: close\(\) that optimiser"):
-        tightfit.plan(model, args, loss=loss, progress=False, store=store)
     assert weight.shape == (32, 32) and weight.dtype == torch.float32 and weight.grad is None
     assert "in another memory" in repr(weight) and weight.requires_grad and weight.is_leaf
     train(fitted, optimizer, args, 1)
