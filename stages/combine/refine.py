@@ -118,7 +118,7 @@ def _searched(
     # The search leaves out views that are made once in each plan: of parameters and of gradients.
     uncounted = seconds_of_views(player.graph, player.costs) - player.views.once(problem)
     polisher = Polisher(problem, player.views)
-    found = polisher.refine([*starts, *sequences], budget, least - uncounted)
+    found = polisher.refine(starts, budget, least - uncounted, sequences)
     return player.at_cost(
         replace(
             below[0] if below else above[-1],

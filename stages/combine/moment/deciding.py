@@ -34,8 +34,9 @@ WORK = 10_000_000
 times the columns of the one before it is taken to be as much work, to the power of `GROWTH`."""
 GROWTH = 3
 FAR, FAR_WORK = 0.03, 60_000_000
-"""The work where a known plan is more than this part of the time above the bound: what programs of
-many moments decide are starts then from which the search finds what it does not find elsewhere."""
+"""The work where a known plan is more than this part of the time above the bound, and moments are
+added even where they add nothing to that: what programs of many of them decide are starts from
+which the search finds what it does not find elsewhere."""
 SEEDED = 2
 SEED_WORK = 1_000_000
 """The most moments, and the work, where only starts are asked for."""
@@ -79,7 +80,7 @@ class Moments:
         to the seconds of a plan that is `known`."""
         first, parts = self._first(budget)
         bound, clock = parts.bound, parts.clock
-        program, arrays = self._program([first], budget)
+        program, arrays = self._program([first], budget, first)
         sequences: list[list[int]] = []
         spent = 0
         while math.isfinite(bound):
@@ -92,15 +93,17 @@ class Moments:
             moments = program.intervals.moments
             gap = (known - self._seconds(bound)) / self.unit
             needed = max(GAIN, PART * gap) if math.isfinite(gap) else GAIN
-            if gap <= CLOSE or (len(moments) > 1 and bound < before + needed):
+            far = FAR < gap < math.inf
+            idle = len(moments) > 1 and bound < before + needed
+            if gap <= CLOSE or (idle and not far):
                 break
             columns = max(len(arrays.cost), 1)
             spent += solved.iterations * columns
-            left = (max(work, FAR_WORK) if FAR < gap < math.inf else work) - spent
+            left = (max(work, FAR_WORK) if far else work) - spent
             limit = min(most, max(len(moments) + 1, WIDE // len(self.problem.nodes)))
             worst = self._worst(sequence, budget, moments)[: limit - len(moments)]
             rate = solved.iterations / columns ** (GROWTH - 1)
-            more = self._within_work(moments, worst, budget, left, rate)
+            more = self._within_work((first, *moments), worst, budget, left, rate)
             if more is None:
                 break
             program, arrays = more
@@ -113,17 +116,21 @@ class Moments:
     def _within_work(
         self, moments: Sequence[int], worst: list[int], budget: int, work: int, rate: float
     ) -> tuple[Program, SparseProgram] | None:
-        """The program with as many of the worst moments beside the others as are within some work,
-        at a rate for columns to the power of `GROWTH`; None where there is none."""
+        """The program with as many of the worst moments beside the others, of which the heaviest
+        comes first, as are within some work, at a rate for columns to the power of `GROWTH`; None
+        where there is none."""
         while worst and work > 0:
-            program, arrays = self._program(sorted([*moments, *worst]), budget)
+            program, arrays = self._program(sorted({*moments, *worst}), budget, moments[0])
             if rate * len(arrays.cost) ** GROWTH <= work:
                 return program, arrays
             worst = worst[: len(worst) // 2]
         return None
 
-    def _program(self, moments: Sequence[int], budget: int) -> tuple[Program, SparseProgram]:
-        program = Program(self.problem, self.order.intervals(moments), budget, self.again)
+    def _program(
+        self, moments: Sequence[int], budget: int, heaviest: int | None = None
+    ) -> tuple[Program, SparseProgram]:
+        intervals = self.order.intervals(moments)
+        program = Program(self.problem, intervals, budget, self.again, heaviest)
         return program, program.matrix.sparse()
 
     def _first(self, budget: int) -> tuple[int, Solved]:

@@ -16,12 +16,17 @@ class Intervals:
     A moment is the first run of a node of `moments`, each of which depends on the one before it,
     so that every order of the step has them in this order. Period p goes from the moment p - 1
     (the run included) to the next. The first run of a node is in none before `earliest` and in
-    none after `latest`.
+    none after `latest`; `before` has a bit for each node that first runs ahead of it in every plan.
     """
 
     moments: tuple[int, ...]
     earliest: list[int]
     latest: list[int]
+    before: list[int]
+
+    def precedes(self, one: int, other: int) -> bool:
+        """Whether a node first runs before another one in every plan."""
+        return bool(self.before[other] >> one & 1)
 
     def fixed(self, node: int) -> bool:
         """Whether the interval of the first run is known."""
@@ -115,4 +120,4 @@ class Order:
                 if node == moment or self.precedes(moment, node):
                     earliest[node] = number
             latest[moment] = number
-        return Intervals(tuple(moments), earliest, latest)
+        return Intervals(tuple(moments), earliest, latest, self.before)

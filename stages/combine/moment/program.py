@@ -16,6 +16,7 @@ Every plan keeps to the rows:
 - What is there at a moment was there at the one before or was made since. Each making begins a life
   and each overwriting ends one, so that lives begun, less lives that overwriting ended, bound what
   is there. Of the overwriting, only that by first runs is counted.
+- What is overwritten is made again ahead of the first runs that read it and depend on that.
 - What a moment's node reads is there; held storages and gradients are, once they are made.
 - What is there at a moment, and what its node takes beyond that, is within the budget.
 
@@ -36,6 +37,9 @@ from stages.combine.moment.intervals import Intervals
 from stages.combine.moment.matrix import NOTHING, ONE, Matrix, Term
 from stages.combine.polish.views import Views
 
+CLOSED = 7
+"""The most moments of which each has rows to the end of the step as if it were the only one."""
+
 
 def seconds_of_all(problem: Problem) -> float:
     """The seconds of all nodes, once each, none in place; 1 where they take none."""
@@ -45,7 +49,9 @@ def seconds_of_all(problem: Problem) -> float:
 class Program:
     """The program of a problem, its intervals and a budget in bytes. The value of `matrix` is the
     seconds beyond `seconds_of_all`, in shares of these. `again` are the seconds that a further run
-    at each position takes at least, by default without views."""
+    at each position takes at least, by default without views. With the `heaviest` moment there are
+    rows that let parts of storages count less often, and of many moments rows to the end for that
+    one alone."""
 
     def __init__(
         self,
@@ -53,6 +59,7 @@ class Program:
         intervals: Intervals,
         budget: int,
         again: Sequence[float] | None = None,
+        heaviest: int | None = None,
     ) -> None:
         self.problem = problem
         self.intervals = intervals
@@ -77,8 +84,10 @@ class Program:
                 self._add_kept(storage)
         for position in problem.positions:
             self._reads(position)
-        for number in range(1, self.last):
-            self._close(number)
+        for position, interval in self.over:
+            self._read_after(position, interval)
+        for low, high in self._windows(heaviest):
+            self._close(low, high)
         for number, moment in enumerate(intervals.moments, 1):
             self._within(number, moment, budget)
 
@@ -217,11 +226,33 @@ class Program:
             made = self._makes(storage, interval, self.further)
             self.matrix.implied(claim, [self.kept.get((storage, interval), NOTHING), *made])
 
-    def _close(self, number: int) -> None:
-        """The rows of a moment as if it were the only one. For whole numbers they follow from the
-        others; they keep parts of a storage from counting once more in each later interval."""
-        late = self._since(self.first, number)
-        further = self._since(self.further, number)
+    def _read_after(self, position: int, interval: int) -> None:
+        """What a run overwrites is made again ahead of those that read it after that run."""
+        for reuse, term in self.over[position, interval]:
+            readers = self.problem.readers[reuse.storage]
+            after = [r for r in readers if self.intervals.precedes(position, r)]
+            if after:
+                until = min(self.intervals.latest[reader] for reader in after)
+                again = self.problem.again[reuse.storage]
+                runs = [(each, at) for each in again for at in range(interval, until + 1)]
+                self.matrix.implied(term, [self.further.get(run, NOTHING) for run in runs])
+
+    def _windows(self, heaviest: int | None) -> list[tuple[int, int]]:
+        """Intervals, the first and the last of some in a row, of which the rows of a moment count
+        as if it were the only one."""
+        last, moments = self.last, self.intervals.moments
+        if heaviest is None:
+            return [(number, last) for number in range(1, last)]
+        often = moments if len(moments) <= CLOSED else (heaviest,)
+        rest = [(number, last) for number in range(1, last - 1) if moments[number - 1] in often]
+        return rest + [(number, number + 1) for number in range(1, last)]
+
+    def _close(self, low: int, high: int) -> None:
+        """The rows of a moment as if it were the only one, from interval to interval. For whole
+        numbers they follow from the others; they keep parts of a storage from counting once more in
+        each later interval."""
+        late = self._within_window(self.first, low, high)
+        further = self._within_window(self.further, low, high)
         once = {
             position: terms[0] if len(terms) == 1 else self.matrix.share()
             for position, terms in further.items()
@@ -234,9 +265,9 @@ class Program:
             maker = self.problem.storages[storage].producer
             if maker < 0:
                 return
-            grounds = [self.kept.get((storage, number), NOTHING), *late.get(maker, [])]
+            grounds = [self.kept.get((storage, low), NOTHING), *late.get(maker, [])]
             grounds += [once.get(each, NOTHING) for each in self.problem.again[storage]]
-            grounds += self._brought(storage, number)
+            grounds += self._brought(storage, low)
             self.matrix.at_least(
                 0.0, [*((1.0, ground) for ground in grounds), *((-1.0, c) for c in claims)]
             )
@@ -248,18 +279,20 @@ class Program:
             for storage in self.problem.form_at(position, True).inputs:
                 there([term], storage)
         for (storage, later), term in self.kept.items():
-            if later > number:
+            if low < later <= high + 1:
                 there([term], storage)
 
     def _brought(self, storage: int, number: int) -> list[Term]:
         """What else than runs gives a storage from a moment on."""
         return []
 
-    def _since(self, terms: dict[tuple[int, int], Term], number: int) -> dict[int, list[Term]]:
-        """By node, the terms of the intervals from a moment on."""
+    def _within_window(
+        self, terms: dict[tuple[int, int], Term], low: int, high: int
+    ) -> dict[int, list[Term]]:
+        """By node, the terms of some intervals in a row."""
         found: dict[int, list[Term]] = {}
         for (position, interval), term in terms.items():
-            if interval >= number:
+            if low <= interval <= high:
                 found.setdefault(position, []).append(term)
         return found
 

@@ -46,6 +46,9 @@ goes below."""
 CLOSE = 2e-3
 """What part of the time the best may be above what no plan goes below for rounds not to be
 patient."""
+FAR, DRAFTED, SEEDS = 1e-2, 2, 4
+"""What part of the time the best may be above what no plan goes below for patient searches from
+drafts not to be made, from how many of the last of these they are made, and how many from each."""
 EVERY = 6
 """One budget of a grid in this many has drafts, which take longer than the search, and a patient
 search where it is small: neighbouring budgets start from what that finds."""
@@ -105,13 +108,24 @@ class Polisher:
         return self._search(given, given[1:] or given, budget, ALONE)
 
     def refine(
-        self, starts: Sequence[Sequence[int]], budget: int, least: float = math.inf
+        self,
+        starts: Sequence[Sequence[int]],
+        budget: int,
+        least: float = math.inf,
+        drafts: Sequence[Sequence[int]] = (),
     ) -> Polished:
-        """As `polish`, from all starts, and in rounds from the best of what was found, as long as
-        these gain something. They are patient where nothing fits, or where `least`, seconds that no
-        sequence goes below, is given and not nearly met."""
-        given = [self._plan(sequence, budget, index) for index, sequence in enumerate(starts)]
+        """As `polish`, from all starts and drafts, and in rounds from the best of what was found,
+        as long as these gain something. They are patient where nothing fits, or where `least`,
+        seconds that no sequence goes below, is given and not nearly met. Where it is far, patient
+        searches from the last of the `drafts`, which may exceed the budget, come first."""
+        sequences = [*starts, *drafts]
+        given = [self._plan(sequence, budget, index) for index, sequence in enumerate(sequences)]
         best = self._search(given, given, budget, ALONE)
+        if best.peak > budget or best.seconds > (1 + FAR) * least:
+            for seed in range(len(given), len(given) + SEEDS):
+                best = self._search(
+                    [best], given[len(starts) :][-DRAFTED:], budget, PATIENCE, seed, PATIENT
+                )
         idle = 0
         for number in range(ROUNDS):
             before = best

@@ -48,7 +48,9 @@ class LinkedMoments(Moments):
         self.leaving = leaving
         self._known: dict[int, _Closest] = {}
 
-    def _program(self, moments: Sequence[int], budget: int) -> tuple[Program, SparseProgram]:
+    def _program(
+        self, moments: Sequence[int], budget: int, heaviest: int | None = None
+    ) -> tuple[Program, SparseProgram]:
         program = self._linked(moments, budget, whole=False)
         return program, program.matrix.sparse()
 
