@@ -233,12 +233,14 @@ def _plans(
     neither time nor memory and wherever it can be; then what polish makes of them."""
     problem, nodes = subject.problem, subject.problem.nodes
     position = {node.op: index for index, node in enumerate(nodes)}
+    # Where no op takes longer in place, all run so whatever the ceiling.
+    slower = any(reuse.seconds > node.seconds for node in nodes for reuse in node.reuses)
     starts = [[position[op] for op in candidate.executions] for candidate in candidates]
     for source in (*candidates, keep_all):
         yield _Plan(source, source.actions)
         sequence = [position[op] for op in source.executions]
         peak = max(run.peak for run in executions(problem, sequence, in_place=False))
-        for ceiling in (source.ceiling or peak, 0):
+        for ceiling in (source.ceiling or peak, 0)[: 2 if slower else 1]:
             yield _Plan(source, source.actions, in_place=True, ceiling=ceiling)
     unique: dict[tuple[int, ...], Polished] = {}
     drafts = Moments(problem, Limits(engine=subject.engine)).drafts
