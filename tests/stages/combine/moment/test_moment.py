@@ -161,6 +161,25 @@ def test_further_moments_add_to_the_bound_and_never_take_away() -> None:
     assert max(found) > 0.01
 
 
+def test_parts_count_more_often_with_rows_for_two_intervals(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = chain([3, 6, 4, 7, 4, 5, 4, 3, 2], [3, 5, 5, 6, 6, 5, 2, 3, 1])
+    intervals = Order(problem).intervals([10, 12, 13, 14])
+    best = optimum_of_chain(problem, 17)
+
+    def bound(heaviest: int | None) -> float:
+        arrays = Program(problem, intervals, 17, heaviest=heaviest).matrix.sparse()
+        return relaxed(arrays, EXACT).bound
+
+    known, more = bound(None), bound(10)
+    monkeypatch.setattr("stages.combine.moment.program.CLOSED", 1)
+    assert best is not None
+    for closer in (more, bound(10)):
+        assert known + 0.05 < closer
+        assert seconds_of_all(problem) * (1 + closer) <= best[0] + 1e-9
+
+
 def test_what_is_overwritten_is_made_again_ahead_of_those_that_read_it_then() -> None:
     """The second node is faster in place of what the third reads beside what the second makes."""
     nodes = [
