@@ -33,7 +33,7 @@ WORK = 10_000_000
 """Iterations times columns, of all programs for a budget: a second or two. A program with so many
 times the columns of the one before it is taken to be as much work, to the power of `GROWTH`."""
 GROWTH = 3
-FAR, FAR_WORK = 0.03, 60_000_000
+FAR, FAR_WORK = 0.06, 60_000_000
 """The work where a known plan is more than this part of the time above the bound, and moments are
 added even where they add nothing to that: what programs of many of them decide are starts from
 which the search finds what it does not find elsewhere."""
