@@ -49,49 +49,49 @@ def made_of(model: Any, args: Any, folder: Path, store: Path, **more: Any) -> An
     )
 
 
-def test_three_steps_are_those_of_torch_in_the_bytes_predicted(folder: Path, store: Path) -> None:
+@pytest.fixture(scope="module")
+def made(folder: Path, store: Path) -> Any:
+    """A plan, of which three steps were compared."""
     model, args = deep()
-    plain = copy.deepcopy(model)
+    _, found = made_of(model, args, folder, store, check=True)
+    found.optimizer.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def package(made: Any) -> Path:
+    """The folder of its package."""
+    return Path(made.module)
+
+
+def test_three_steps_are_those_of_torch_in_the_bytes_predicted(made: Any, folder: Path) -> None:
+    plain, args = deep()
     with session("cpu"):
-        model = copy.deepcopy(model)
-    expected = adamw(plain)
-    fitted, made = made_of(model, args, folder, store, check=True)
-    optimizer, whole = made.optimizer, made.whole
+        model = copy.deepcopy(plain)
+    expected, whole = adamw(plain), made.whole
     assert whole.total <= 200_000 and 0 < whole.slow <= ROOM
     assert whole.far > 0 and whole.far_memory == "far-disk"
     assert f"and {whole.far:,} in far-disk/memory" in made.sentence
     assert "far-disk, pieces of them in the disk" in whole.places["optimiser states"]
-    check_three_steps(fitted, optimizer, plain, expected, args, whole)
-    far = optimizer._updates.far.behind.disk.file.fileno()
-    near = optimizer._updates.home.memory.memory.file.fileno()
+    fitted, optimizer = tightfit.load_whole(made.module, model, adamw(model), far_disk=folder)
+    own: Any = optimizer
+    check_three_steps(fitted, own, plain, expected, args, whole)
+    far = own._updates.far.behind.disk.file.fileno()
+    near = own._updates.home.memory.memory.file.fileno()
     assert (os.fstat(near).st_size, os.fstat(far).st_size) == (whole.slow, whole.far)
-    assert optimizer.far_bytes == whole.far
-    with optimizer.gathered():
+    assert own.far_bytes == whole.far
+    with own.gathered():
         assert all(map(torch.equal, model.parameters(), plain.parameters()))
-    optimizer.close()
+    own.close()
     assert all(map(torch.equal, model.parameters(), plain.parameters()))
     assert not list(folder.iterdir())
 
 
-def test_as_few_states_as_have_to_are_there(folder: Path, store: Path, package: Path) -> None:
-    """Where there is room none, and the tighter the more."""
+def test_what_has_room_stays_on_the_first_disk(folder: Path, store: Path) -> None:
     model, args = deep()
-    found = []
-    for room in (10**9, ROOM + 9_000):
-        _, made = made_of(copy.deepcopy(model), args, folder, store, room=room)
-        found.append(made.whole.far)
-        assert made.whole.slow <= room
-        made.optimizer.close()
-    tightest: Any = load_package(package).LODGING
-    assert found[0] == 0 < found[1] < tightest.far_states
-
-
-@pytest.fixture(scope="module")
-def package(folder: Path, store: Path) -> Path:
-    model, args = deep()
-    _, made = made_of(model, args, folder, store)
-    made.optimizer.close()
-    return Path(made.module)
+    _, roomy = made_of(model, args, folder, store, room=10**9)
+    assert roomy.whole.far == 0 and "far-disk" not in roomy.sentence
+    roomy.optimizer.close()
 
 
 @pytest.mark.parametrize(

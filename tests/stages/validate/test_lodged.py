@@ -274,16 +274,18 @@ def test_states_of_a_third_memory_are_judged_to_the_byte(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measure, "SECONDS", 0.0)
         patch.setattr("stages.profile.kept_links.KEPT_SIZE", 4 << 20)
-        patch.setattr("stages.profile.updates.PIECE_BYTES", 1 << 10)
+        patch.setattr("stages.profile.updates.PIECE_BYTES", 4 << 10)
         assert main(["profile", *measured, "--out", str(costs)]) == 0
     machine = json.loads(path.read_text())
-    machine["memories"][0]["memory"] = 260_000
+    machine["memories"][0]["memory"] = 300_000
     path.write_text(json.dumps(machine))
     given = [*graph, "--costs", str(costs), "--machine", str(path), "--budget", "420kB"]
     given += ["--updates", str(tmp_path / "updates.json")]
     plan, module = tmp_path / "plan", tmp_path / "module"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("stages.combine.whole.command.LEAST", 1 << 10)
+        # The fewest leave no room for gradients on their way, which takes a while to find.
+        patch.setattr("stages.combine.whole.far.MORE", (0.15,))
         assert main(["whole", *given, "--out", str(plan)]) == 0
     assert generated(plan, graph, module) == 0
     lodging = load_package(module).LODGING
@@ -296,7 +298,7 @@ def test_states_of_a_third_memory_are_judged_to_the_byte(
     found = read_measurement(tmp_path / "measurement.arrow")
     assert found.verdict == "feasible", found.sentence
     assert found.peak_as_predicted and found.within_budget and found.bits_equal
-    assert found.slow_peak == found.predicted_slow and (found.slow_peak or 0) <= 260_000
+    assert found.slow_peak == found.predicted_slow and (found.slow_peak or 0) <= 300_000
     assert f"{lodging.far_states:,} bytes of states are in the third memory" in found.sentence
     steps, updates = plan / "schedule.arrow", schedule_updates(plan / "schedule.arrow")
     assert updates is not None and updates.far is not None
