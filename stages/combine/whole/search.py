@@ -78,15 +78,7 @@ class Search:
         for what is always in it."""
         self.check()
         here = self.closest_choices[0].here
-        begins = sorted({here, 0.0} if self.moves else {here})
-        best = _fastest(
-            [
-                self.look(Choice(part, 0.0, there, h, last=last))
-                for h in begins
-                for part in SHARES
-                for there, last in BEGINS
-            ]
-        )
+        best = self.first()
         if best is None:
             best = _fastest([self.look(Choice(part, 0.0, 0.0, here)) for part in CLOSER])
         if best is None and self.task.computes_away and here:
@@ -96,6 +88,20 @@ class Search:
         if best is None:
             raise ConfigError(self._refusal())
         return self.improved(best)
+
+    def first(self, shares: Sequence[float] = SHARES) -> Found | None:
+        """The fastest plan of those that are tried at first, with parts of the room for
+        activations."""
+        here = self.closest_choices[0].here
+        begins = sorted({here, 0.0} if self.moves else {here})
+        return _fastest(
+            [
+                self.look(Choice(part, 0.0, there, h, last=last))
+                for h in begins
+                for part in shares
+                for there, last in BEGINS
+            ]
+        )
 
     def check(self) -> None:
         """Raises ConfigError where a memory has no room for what is always in it, or nothing adds
