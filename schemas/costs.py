@@ -29,6 +29,9 @@ REPEATED = -2
 ROOFLINE = "roofline"
 """The source of costs that follow from the description of a device."""
 
+BUSY = 0.2
+"""The part of a measurement from which on it is said that other work took it."""
+
 RANDOM_STATE_TARGET = "tightfit.random_state"
 """Target of the one row that prices saving the generator's state: `net` is the state's size in
 device memory, `seconds` one save and one restore."""
@@ -77,7 +80,9 @@ class Cost:
     memory above what was allocated before the call, outputs included; `net` is what remains
     allocated after it, both in bytes. `in_place` is the position, among the op's inputs, of the
     tensor that an in-place form overwrites, NONE for the ordinary form, REPEATED for the shorter
-    form of an op that runs again. `allocations` are known where it was measured on a GPU.
+    form of an op that runs again. `allocations` are known where it was measured on a GPU. `lost` is
+    the part of the time of the measurement that other work on the machine took, which `seconds` is
+    without; 0 where it is less than `BUSY`.
     """
 
     key: str
@@ -88,6 +93,7 @@ class Cost:
     peak: int
     net: int
     allocations: Allocations | None = None
+    lost: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -157,6 +163,13 @@ class Costs:
             known = self._keys[op.id, in_place] = (graph, op, op_key(graph, op, in_place))
         return known[2]
 
+    def lost(self, graph: Graph) -> float:
+        """The part of the time of a graph's ops that is of measurements in which other work took
+        some of the time (`Cost.lost`)."""
+        found = [self.of(graph, op) for op in graph.ops]
+        seconds = sum(cost.seconds for cost in found)
+        return sum(cost.seconds for cost in found if cost.lost) / seconds if seconds else 0.0
+
     def random_state(self) -> Cost:
         """What saving the random state costs; zero where it was not measured."""
         for row in self.rows.values():
@@ -166,13 +179,15 @@ class Costs:
 
 
 def write_costs(path: Path | str, costs: Costs) -> str:
-    """Writes the costs, ordered by key, and returns the digest. Allocations stand in the metadata,
-    where there are any."""
+    """Writes the costs, ordered by key, and returns the digest. Allocations, and what other work
+    took, stand in the metadata, where there are any."""
     rows = [asdict(costs.rows[key]) for key in sorted(costs.rows)]
     known = {row["key"]: counts for row in rows if (counts := row.pop("allocations")) is not None}
+    lost = {row["key"]: share for row in rows if (share := row.pop("lost"))}
     about = {f"device_{key}": str(value) for key, value in asdict(costs.device).items()}
-    if known:
-        about["allocations"] = json.dumps(known, separators=(",", ":"))
+    for name, found in (("allocations", known), ("lost", lost)):
+        if found:
+            about[name] = json.dumps(found, separators=(",", ":"))
     return store.write(path, COSTS, rows, about)
 
 
@@ -180,7 +195,11 @@ def read_costs(path: Path | str) -> Costs:
     """Reads costs; raises ArtifactError when they are damaged, or nothing could take them."""
     artifact = store.read(path, COSTS)
     known = _allocations(path, artifact.metadata.get("allocations", "{}"))
-    rows = [Cost(**row, allocations=known.get(row["key"])) for row in artifact.rows]
+    lost = _lost(path, artifact.metadata.get("lost", "{}"))
+    rows = [
+        Cost(**row, allocations=known.get(row["key"]), lost=lost.get(row["key"], 0.0))
+        for row in artifact.rows
+    ]
     for row in rows:
         if not (row.seconds >= 0 and row.peak >= row.net >= 0):
             raise ArtifactError(f"{path}: the cost of {row.target} is negative or exceeds its peak")
@@ -202,7 +221,7 @@ def _device(path: Path | str, metadata: Mapping[str, str]) -> Device:
         found = {
             key.removeprefix("device_"): value
             for key, value in metadata.items()
-            if key != "allocations"
+            if key not in ("allocations", "lost")
         }
         numbers = {"threads": int(found["threads"]), "memory": int(found.get("memory", 0))}
         return Device(**{**found, **numbers})  # type: ignore[arg-type]
@@ -216,6 +235,18 @@ def _allocations(path: Path | str, written: str) -> dict[str, Allocations]:
         return {key: Allocations(**counts) for key, counts in json.loads(written).items()}
     except (AttributeError, TypeError, ValueError) as error:
         raise ArtifactError(f"{path}: the metadata does not hold allocations") from error
+
+
+def _lost(path: Path | str, written: str) -> dict[str, float]:
+    """What other work took of measurements, by the keys of ops."""
+    try:
+        found = json.loads(written)
+        plain = isinstance(found, dict) and all(type(share) is float for share in found.values())
+    except (ValueError, RecursionError):
+        plain = False
+    if not plain or not all(0.0 < share <= 1.0 for share in found.values()):
+        raise ArtifactError(f"{path}: the metadata does not say what other work took")
+    return dict(found)
 
 
 def op_key(graph: Graph, op: Op, in_place: int = NONE) -> str:

@@ -12,6 +12,8 @@ from schemas.errors import ArtifactError, ConfigError
 from schemas.machine import Machine
 
 HOST = "host"
+MOST_WORDS = 400
+"""Characters of what is said of a link's speed."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,7 @@ class HostLink:
     """A link of `bandwidth` bytes a second (0 for none, infinite for one that takes no time), with
     `latency` seconds a transfer; `shared` where both directions take turns. The other memory, which
     is called `to` (the host's or a disk), has `room` bytes for what leaves, and the device `memory`
-    bytes in all; infinite where that is not said."""
+    bytes in all; infinite where that is not said. `source` tells people where its speed is from."""
 
     bandwidth: float
     latency: float = 0.0
@@ -28,6 +30,7 @@ class HostLink:
     device: str = "cuda:0"
     memory: float = math.inf
     to: str = HOST
+    source: str = ""
 
     def seconds(self, size: int) -> float:
         """What a transfer of `size` bytes takes, infinite where the bandwidth is 0."""
@@ -54,6 +57,8 @@ class HostLink:
         figures = {
             name: None if figure == math.inf else figure for name, figure in asdict(self).items()
         }
+        if not self.source:
+            del figures["source"]
         return json.dumps(figures, sort_keys=True)
 
 
@@ -90,6 +95,7 @@ def host_link(machine: Machine, path: Path | str) -> HostLink:
         device.name,
         device.memory,
         memory.name,
+        " ".join(machine.sources.get("links", "").split())[:MOST_WORDS],
     )
 
 
@@ -120,6 +126,7 @@ def link_of(text: str, what: str) -> HostLink:
         link = HostLink(**figures)
         sizes = [link.bandwidth, link.latency, link.room, link.memory]
         good = all(_is_size(size) for size in sizes) and math.isfinite(link.latency)
+        good = good and isinstance(link.source, str)
         named = all(isinstance(name, str) and name for name in (link.device, link.to))
     except (ValueError, AttributeError, TypeError, RecursionError):
         good = named = False

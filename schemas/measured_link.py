@@ -1,37 +1,57 @@
-"""`tightfit.link/1`: the link from a device to its slow memory, as it was measured."""
+"""`tightfit.link/2`: the link from a device to its slow memory, as it was measured."""
 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from schemas.costs import BUSY
 from schemas.errors import ArtifactError
 from schemas.store import read_json, write_json
 from schemas.updates import LinkSpeed
 
-ARTIFACT = "tightfit.link/1"
+ARTIFACT = "tightfit.link/2"
 FAR = "far-disk"
 """The name of a third memory, a disk behind the slow one."""
 _MOST_BYTES = 1 << 16
 _KEYS = {"artifact", "to", "back", "both", "latency", "memory", "room", "folder"}
+_KEYS |= {"when", "lost", "sample"}
 _SPEEDS = (1.0, 1e18)
 _LATENCIES = (0.0, 1.0)
 _SIZES = (1, 10**18)
+_WHEN = re.compile(r"(\d{4}-\d{2}-\d{2} \d{2}:\d{2} UTC)?")
 
 
 @dataclass(frozen=True)
 class MeasuredLink:
     """The `speed` of a link to the slow `memory` ("disk" or "host"), which had `room` for so many
     bytes then; `folder` is that of a disk, "" for the host's memory. A third memory (`FAR`) is
-    `behind` another one: the folder of a disk, or "host"."""
+    `behind` another one: the folder of a disk, or "host". It was measured at `when`, in Universal
+    Time; other work on the machine took the part `lost` of the time, which the speed is without. A
+    few short transfers had the speed `sample` then, in bytes a second."""
 
     speed: LinkSpeed
     memory: str
     room: int
     folder: str = ""
     behind: str = ""
+    when: str = ""
+    lost: float = 0.0
+    sample: float = 1.0
+
+    @property
+    def said(self) -> str:
+        """When it was measured and how fast it was, for people."""
+        speed = self.speed
+        busy = f" while other work took {self.lost:.0%} of the time" if self.lost >= BUSY else ""
+        return (
+            f"measured here{f' {self.when}' if self.when else ''}{busy}: {speed.to:.3g} bytes a "
+            f"second leave and {speed.back:.3g} return alone, {speed.both[0]:.3g} and "
+            f"{speed.both[1]:.3g} both at once (--remeasure measures it anew)"
+        )
 
 
 def write_link(path: Path | str, link: MeasuredLink) -> None:
@@ -40,7 +60,8 @@ def write_link(path: Path | str, link: MeasuredLink) -> None:
     figures = {"to": speed.to, "back": speed.back, "both": list(speed.both)}
     more = {"latency": speed.latency, "memory": link.memory, "room": link.room}
     more |= {"folder": link.folder, **({"behind": link.behind} if link.behind else {})}
-    write_json(path, {"artifact": ARTIFACT, **figures, **more})
+    about = {"when": link.when, "lost": link.lost, "sample": link.sample}
+    write_json(path, {"artifact": ARTIFACT, **figures, **more, **about})
 
 
 def read_link(path: Path | str) -> MeasuredLink:
@@ -60,8 +81,13 @@ def read_link(path: Path | str) -> MeasuredLink:
     known = found["memory"] == FAR if behind else found["memory"] in ("disk", "host")
     if not (texts and known) or room != int(room):
         raise ArtifactError(f"{path}: does not say which memory has how much room")
+    if not isinstance(found["when"], str) or not _WHEN.fullmatch(found["when"]):
+        raise ArtifactError(f"{path}: does not say when it was measured")
+    lost = _number(path, "lost", found["lost"], (0.0, 1.0))
+    sample = _number(path, "sample", found["sample"], _SPEEDS)
     speed = LinkSpeed(to, back, (one, other), latency)
-    return MeasuredLink(speed, found["memory"], int(room), found["folder"], behind)
+    about = (behind, found["when"], lost, sample)
+    return MeasuredLink(speed, found["memory"], int(room), found["folder"], *about)
 
 
 def _number(path: Path | str, name: str, value: Any, within: tuple[float, float]) -> float:

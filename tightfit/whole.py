@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Updating:
     """An optimiser of a model's parameters as it is going to step in the backward: `costs` by path,
     the speed of the link, the bytes of staging and states, and whether a processor is left for
-    updates in the slow memory."""
+    updates in the slow memory; `source` says where the speed is from."""
 
     optimizer: str
     costs: dict[str, UpdateCost]
@@ -38,6 +38,7 @@ class Updating:
     slow_memory: str
     spare: bool = True
     accumulates: bool = False
+    source: str = ""
 
     def step(self, variant: Variant, plan: ChosenPlan) -> WholeStep:
         """What is predicted of a plan with the updates."""
@@ -89,7 +90,14 @@ class Updating:
     def link(self, device: str) -> HostLink:
         """The link of states, as it was measured."""
         each = min(self.speed.both)
-        return HostLink(each, self.speed.latency, False, device=device, to=self.slow_memory)
+        return HostLink(
+            each,
+            self.speed.latency,
+            False,
+            device=device,
+            to=self.slow_memory,
+            source=self.source,
+        )
 
 
 def measured(
@@ -129,15 +137,17 @@ def measured(
         costs = measure_updates(kind, groups, names, PIECE_BYTES, folder, beside=away)
     except RuntimeError as error:
         raise ConfigError(f"plan: disk: {error}") from error
+    kept = kept_link(route.store, str(device), disk)
     return Updating(
         optimizer=kind.__name__,
         costs=costs,
-        speed=kept_link(route.store, str(device), disk).speed,
+        speed=kept.speed,
         count=STAGING,
         staging=STAGING * max(piece.size for piece in pieces),
         slow=sum(piece.size for piece in pieces),
         slow_memory="disk" if device.type == "cpu" else "host",
         spare=has_spare(device),
+        source=kept.said,
     )
 
 

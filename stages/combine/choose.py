@@ -27,6 +27,7 @@ from stages.combine.in_all import InAll, margin
 from stages.combine.moment.limits import Limits
 from stages.combine.refine import Player, refined
 from stages.combine.schedule.leaving import leaving
+from stages.combine.sources import of_costs, of_link
 from stages.combine.transfers.bound import least_seconds_linked
 from stages.combine.transfers.deciding import LinkedMoments
 from stages.replay.referee import Replay
@@ -111,7 +112,7 @@ class _Asked:
             f"infeasible: {self.budget} is {self.total:,} bytes, the smallest budget known to work "
             f"for {player.graph.model} with {frontier.strategy} is {measured}; "
             f"at the peak of the step these are {parts}{margin(memory)}"
-            f"{self._floor(room)}{_described(player.costs)}{_clock(frontier)}"
+            f"{self._floor(room)}{of_costs(player.graph, player.costs)}{_clock(frontier)}"
         )
         return Plan(
             frontier.strategy, self.budget, self.total, self.own, "infeasible", sentence,
@@ -140,7 +141,9 @@ class _Asked:
         gap = gap_of(played.seconds, bound)
         verdict: Verdict = "optimal" if gap <= TOLERANCE else "feasible"
         words = self._words(verdict, point, gap)
-        said = f"{words}{_sent(played, frontier)}{_described(in_all.player.costs)}"
+        said = (
+            f"{words}{_sent(played, frontier)}{of_costs(in_all.player.graph, in_all.player.costs)}"
+        )
         return Plan(
             strategy=frontier.strategy,
             budget=self.budget,
@@ -264,13 +267,8 @@ def _sent(played: Replay, frontier: Frontier) -> str:
     waited = moved.waited / played.seconds if played.seconds else 0.0
     return (
         f"; {moved.left:,} bytes wait in {link.other}, and computations wait for the link for "
-        f"{waited:.1%} of the time"
+        f"{waited:.1%} of the time{of_link(link)}"
     )
-
-
-def _described(costs: Costs) -> str:
-    """What a verdict says where no op was measured."""
-    return f"; planned for {costs.device.name}, which is not here" if costs.device.described else ""
 
 
 def _clock(frontier: Frontier) -> str:

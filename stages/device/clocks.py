@@ -1,5 +1,9 @@
 """Clocks for single calls: on the host, and on a CUDA stream that is never empty.
 
+Other work on the machine takes processors from a call. On the host what it took is left out, as far
+as threads that stood ready were delayed (`stages.device.delays`): what is measured at one time goes
+with what is measured at another, and with steps on a machine that is idle.
+
 A call on an idle stream begins only when the host has launched it, some microseconds late. The
 stream is therefore filled with a kernel that waits, the calls are queued behind it between two
 events, and what the events tell is the time of the device alone.
@@ -14,6 +18,9 @@ from typing import Any
 
 import torch
 
+from schemas.costs import BUSY
+from stages.device.delays import delays, longest
+
 Call = Callable[[], Any]
 
 SHORT = 20e-6
@@ -22,18 +29,60 @@ SHORT = 20e-6
 TOGETHER = 8
 """Runs of a short call that are timed together."""
 
+WATCHED = 0.02
+"""Seconds for which is watched whether other work goes on."""
+
 _CALIBRATION = 10**6
 _SPARE = 50e-6
 _LONGEST = 0.02
 
 
 def host_seconds(call: Call) -> float:
-    """The seconds of one call on the host; its result is dropped outside of them."""
-    start = time.perf_counter()
-    result = call()
-    seconds = time.perf_counter() - start
-    del result
-    return seconds
+    """The seconds of one call on the host, without what other work took of them; its result is
+    dropped outside of them."""
+    return HostClock()(call)
+
+
+@dataclass
+class HostClock:
+    """Times calls on the host, without what other work took of them. `spent` are the seconds of all
+    calls with that, `lost` what it took."""
+
+    spent: float = 0.0
+    lost: float = 0.0
+
+    def __call__(self, call: Call) -> float:
+        """The seconds of one call; its result is dropped outside of them."""
+        before, own = delays(), time.thread_time()
+        start = time.perf_counter()
+        result = call()
+        seconds = time.perf_counter() - start
+        own = time.thread_time() - own
+        lost = min(longest(before, delays()), max(seconds - own, 0.0))
+        del result
+        self.spent += seconds
+        self.lost += lost
+        return seconds - lost
+
+    @property
+    def share(self) -> float:
+        """The part of all calls that other work took."""
+        return self.lost / self.spent if self.spent else 0.0
+
+
+def is_quiet() -> bool:
+    """Whether hardly any other work is going on: it takes less than `BUSY` of a call now. Where the
+    system does not count delays that is not known, and so not said."""
+    if not delays():
+        return False
+    clock, end = HostClock(), time.perf_counter() + WATCHED
+
+    def spin() -> None:
+        while time.perf_counter() < end:
+            pass
+
+    clock(spin)
+    return clock.share < BUSY
 
 
 @dataclass

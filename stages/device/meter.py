@@ -15,14 +15,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from stages.device.clocks import CudaClock, host_seconds
+from stages.device.clocks import CudaClock, HostClock
 from stages.device.devices import device_named, entered, wait_for
 
 Line = list[tuple[float, int]]
@@ -211,12 +211,14 @@ def _moves(history: list[tuple[int, int, int]]) -> list[int]:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of repeated calls: the median and the quartiles, and how many calls there were."""
+    """Seconds of repeated calls: the median and the quartiles, and how many calls there were. Other
+    work took the part `lost` of their time, which these are without."""
 
     median: float
     first_quartile: float
     third_quartile: float
     repeats: int
+    lost: float = 0.0
 
     @property
     def spread(self) -> float:
@@ -238,13 +240,16 @@ def time_calls(
 
     `before` runs ahead of each call, outside the measured time. Repeats for `limit` seconds, but
     `least` times, and at most `most` times; for up to three times as long where the spread exceeds
-    `steady`. On CUDA the time is that of the device, without the launch (`stages.device.clocks`);
-    `repeatable` says that a call may be run several times after one `before`.
+    `steady`. On CUDA the time is that of the device, without the launch, on the host that without
+    what other work took of it (`stages.device.clocks`); `repeatable` says that a call may be run
+    several times after one `before`.
     """
     with entered(device):
-        on_cuda = torch.device(device).type == "cuda"
-        clock = CudaClock(repeatable) if on_cuda else host_seconds
-        return _repeated(clock, call, before, limit, least, most, steady)
+        if torch.device(device).type == "cuda":
+            return _repeated(CudaClock(repeatable), call, before, limit, least, most, steady)
+        clock = HostClock()
+        timing = _repeated(clock, call, before, limit, least, most, steady)
+        return replace(timing, lost=clock.share)
 
 
 def _repeated(

@@ -7,18 +7,23 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from schemas.costs import BUSY
 from schemas.errors import ArtifactError, ConfigError
 from schemas.link import HOST
 from schemas.measured_link import FAR, MeasuredLink, read_link, write_link
 from schemas.store import read_json, write_json
+from stages.device.clocks import is_quiet
 from stages.device.devices import device_named
 from stages.device.disk import folder_of
 from stages.profile.device import describe_device
 from stages.profile.library import device_digest, open_library
-from stages.profile.links import machine_of, measured, measured_far
+from stages.profile.links import has_room, machine_of, measured, measured_far, sample, sample_far
 
 KEPT_SIZE = 64 << 20
 """Bytes that are moved each way to measure a link that is kept."""
+OTHER = 2.0
+"""A link is another one where a few transfers are faster or slower by this factor than they were
+when it was measured."""
 
 
 def kept_link(
@@ -29,8 +34,9 @@ def kept_link(
     size: int | None = None,
 ) -> MeasuredLink:
     """The link of a device to its slow memory, on the CPU to the disk of a folder: what the store
-    has of it or, where it has nothing or `again` says so, what is measured over `size` bytes
-    (unless given `KEPT_SIZE`, or what the disk has room for).
+    has of it or, where it has nothing, `again` says so, or a few transfers on a machine without
+    other work contradict it, what is measured over `size` bytes (unless given `KEPT_SIZE`, or what
+    the disk has room for).
 
     Raises ConfigError where the disk cannot be written or is too full, ArtifactError where what the
     store has is damaged, or nothing can be kept there.
@@ -40,7 +46,7 @@ def kept_link(
     def measure() -> MeasuredLink:
         return measured(device, folder, size or KEPT_SIZE, exact=size is not None)
 
-    return _kept(store, device, ends, "disk", measure, again)
+    return _kept(store, device, ends, "disk", measure, lambda: sample(device, folder), again)
 
 
 def kept_far_link(
@@ -59,7 +65,10 @@ def kept_far_link(
     def measure() -> MeasuredLink:
         return measured_far(device, folder, far_folder, size or KEPT_SIZE, size is not None)
 
-    return _kept(store, device, ends, "far_disk", measure, again)
+    def known_again() -> float:
+        return sample_far(device, folder, far_folder)
+
+    return _kept(store, device, ends, "far_disk", measure, known_again, again)
 
 
 Ends = tuple[str, str, str]
@@ -72,6 +81,7 @@ def _kept(
     ends: Ends,
     key: str,
     measure: Callable[[], MeasuredLink],
+    known_again: Callable[[], float],
     again: bool,
 ) -> MeasuredLink:
     """What the store has of a link, or what is measured; `key` is where its folder is named."""
@@ -79,15 +89,32 @@ def _kept(
     with open_library(store, describe_device(device)):
         if path.exists() and not again:
             try:
-                return _own(path, ends)
+                known = _own(path, ends)
             except ArtifactError as error:
                 raise ArtifactError(f"{error}; remove it, and the link is measured anew") from error
+            if not os.access(path.parent, os.W_OK) or _is_still(known, known_again, key):
+                return known
         try:
             found = measure()
         except (RuntimeError, OSError) as error:
             raise ConfigError(f"{key}: {error}") from error
         write_link(path, found)
         return found
+
+
+def _is_still(known: MeasuredLink, known_again: Callable[[], float], key: str) -> bool:
+    """Whether a link is as it was when it was measured, as far as can be told: beside other work it
+    cannot, or where a disk has no room for the files of a `sample`."""
+    full = known.folder and Path(known.folder).is_dir() and not has_room(known.folder)
+    if full or not is_quiet():
+        return True
+    if known.lost >= BUSY:
+        return False
+    try:
+        now = known_again()
+    except (RuntimeError, OSError) as error:
+        raise ConfigError(f"{key}: {error}") from error
+    return known.sample / OTHER <= now <= known.sample * OTHER
 
 
 def kept_machine(
@@ -138,4 +165,4 @@ def _path(store: Path | str, device: str, ends: Ends) -> Path:
     written = f"{place}\0{behind}" if behind else place
     own = hashlib.sha256(written.encode()).hexdigest()
     name = f"{device_digest(describe_device(device))}.{own}"
-    return Path(store) / "profile" / f"{name[:49]}.link-1.json"
+    return Path(store) / "profile" / f"{name[:49]}.link-2.json"

@@ -7,6 +7,7 @@ import shutil
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from schemas.link import HOST
 from schemas.machine import ARTIFACT
 from schemas.measured_link import FAR, MeasuredLink
 from schemas.updates import LinkSpeed
+from stages.device.clocks import HostClock
 from stages.device.devices import device_named, wait_for
 from stages.device.disk import folder_of
 from stages.device.far import FAR_DISK, Behind
@@ -27,6 +29,8 @@ PIECE = 4 << 20
 """Bytes of one transfer."""
 SHARED = 1.5
 """Both ways share the bandwidth where both at once take longer than this times one."""
+SAMPLE = 16 << 20
+"""Bytes each way by which a link is known again."""
 _ROUNDS = 5
 _SHORT = 4096
 
@@ -34,16 +38,50 @@ _SHORT = 4096
 def measure_link(
     device: torch.device | str, folder: str | None = None, size: int = 256 << 20
 ) -> LinkSpeed:
-    """The speed of the link, over `size` bytes in transfers of 4 MiB: the median of five rounds.
+    """The speed of the link, over `size` bytes in transfers of 4 MiB: the median of five rounds,
+    without what other work took of them.
 
     What is read was written just before, so that a disk is as fast as the operating system makes
     files that it has memory for; a `size` beyond the memory measures the disk itself.
     """
+    return _timed(device, folder, size, HostClock())
+
+
+def sample(device: torch.device | str, folder: str | os.PathLike[str] | None = None) -> float:
+    """Bytes a second of a few transfers: by it a link is known again."""
+    return min(_timed(device, _folder(device, folder), SAMPLE, HostClock()).both)
+
+
+def sample_far(
+    device: torch.device | str,
+    folder: str | os.PathLike[str] | None,
+    far_folder: str | os.PathLike[str],
+) -> float:
+    """As `sample`, of the link to a third memory."""
+    own, far = _folder(device, folder), str(Path(far_folder).resolve())
+    return min(_timed_far(device, own, far, SAMPLE, HostClock()).both)
+
+
+def has_room(place: str) -> bool:
+    """Whether the disk of a folder has room for the files of a sample."""
+    return shutil.disk_usage(place).free >= 4 * SAMPLE
+
+
+def _folder(device: torch.device | str, folder: str | os.PathLike[str] | None) -> str | None:
+    """The folder of a disk that is named, None for the default one and for the host's memory."""
+    named = folder and device_named(device).type == "cpu"
+    return str(Path(folder_of(folder)).resolve()) if named else None
+
+
+def _timed(
+    device: torch.device | str, folder: str | None, size: int, clock: HostClock
+) -> LinkSpeed:
+    """See `measure_link`."""
     place = device_named(device)
     count = max(size // PIECE, 1)
     memory = slow_memory(place, 2 * count * PIECE, folder)
     one, other = (torch.zeros(PIECE, dtype=torch.uint8, device=place) for _ in range(2))
-    return _speed(place, memory, count, one, other, one[:_SHORT])
+    return _speed(place, memory, count, one, other, one[:_SHORT], clock)
 
 
 def measure_far_link(
@@ -51,19 +89,32 @@ def measure_far_link(
 ) -> LinkSpeed:
     """The speed of the link from the slow memory of a device to the disk of `far_folder` behind it,
     as `measure_link`."""
+    return _timed_far(device, folder, far_folder, size, HostClock())
+
+
+def _timed_far(
+    device: torch.device | str, folder: str | None, far_folder: str, size: int, clock: HostClock
+) -> LinkSpeed:
+    """See `measure_far_link`."""
     place = device_named(device)
     count = max(size // PIECE, 1)
     memory = slow_memory(place, 2 * PIECE, folder)
     one, other = Area(0, PIECE), Area(PIECE, PIECE)
     try:
         behind = Behind(memory, 2 * count * PIECE, far_folder)
-        return _speed(place, behind, count, one, other, Area(0, _SHORT))
+        return _speed(place, behind, count, one, other, Area(0, _SHORT), clock)
     finally:
         memory.close()
 
 
 def _speed(
-    place: torch.device, memory: Passed, count: int, one: Any, other: Any, least: Any
+    place: torch.device,
+    memory: Passed,
+    count: int,
+    one: Any,
+    other: Any,
+    least: Any,
+    clock: HostClock,
 ) -> LinkSpeed:
     """The speed at which two parts of a memory leave for another one, which is closed then, and
     come from there, so many times each; `least` is a short one."""
@@ -78,13 +129,14 @@ def _speed(
         return [memory.write(least, 0)]
 
     def seconds(*issue: Callable[[], list[Any]]) -> float:
+        def run() -> None:
+            tickets = [ticket for each in issue for ticket in each()]
+            for ticket in tickets:
+                memory.wait(ticket)
+            wait_for(place)
+
         wait_for(place)
-        begin = time.perf_counter()
-        tickets = [ticket for each in issue for ticket in each()]
-        for ticket in tickets:
-            memory.wait(ticket)
-        wait_for(place)
-        return time.perf_counter() - begin
+        return clock(run)
 
     try:
         for number in range(2 * count):
@@ -119,13 +171,18 @@ def measured(
     of its room taken, unless the size is to be `exact`. Raises RuntimeError, in one sentence, where
     there is no room to measure, and as `slow_memory` does.
     """
+    clock, when = HostClock(), _now()
     if device_named(device).type != "cpu":
-        return MeasuredLink(measure_link(device, None, size), "host", _host_bytes())
+        speed = _timed(device, None, size, clock)
+        found = MeasuredLink(speed, HOST, _host_bytes(), when=when)
+        return replace(found, lost=clock.share, sample=sample(device))
     place = str(Path(folder_of(folder)).resolve())
     if Path(place).is_dir():
         size = _within(place, size, exact)
-    speed = measure_link(device, place if folder else None, size)
-    return MeasuredLink(speed, "disk", max(shutil.disk_usage(place).free, 1), place)
+    speed = _timed(device, place if folder else None, size, clock)
+    found = MeasuredLink(speed, "disk", max(shutil.disk_usage(place).free, 1), place, when=when)
+    some = sample(device, folder) if has_room(place) else min(speed.both)
+    return replace(found, lost=clock.share, sample=some)
 
 
 def _within(place: str, size: int, exact: bool, named: str = "disk") -> int:
@@ -156,9 +213,12 @@ def measured_far(
     place = str(Path(far_folder).resolve())
     if Path(place).is_dir():
         size = _within(place, size, exact, FAR_DISK)
-    speed = measure_far_link(device, own if folder else None, place, size)
+    clock, when = HostClock(), _now()
+    speed = _timed_far(device, own if folder else None, place, size, clock)
     room = max(shutil.disk_usage(place).free, 1)
-    return MeasuredLink(speed, FAR, room, place, own or HOST)
+    found = MeasuredLink(speed, FAR, room, place, own or HOST, when)
+    some = sample_far(device, folder, far_folder) if has_room(place) else min(speed.both)
+    return replace(found, lost=clock.share, sample=some)
 
 
 def machine_of(
@@ -171,9 +231,9 @@ def machine_of(
     if place.type == "cuda":
         name, own = str(place), torch.cuda.get_device_properties(place).total_memory
     found = [(name, link), *([] if far is None else [(link.memory, far)])]
-    sources = {"links": f"measured here: {_figures(link.speed)}"}
+    sources = {"links": link.said}
     if far is not None:
-        sources[far.memory] = f"measured here: {_figures(far.speed)}"
+        sources[far.memory] = far.said
     return {
         "artifact": ARTIFACT,
         "name": "here",
@@ -195,10 +255,9 @@ def _described(near: str, link: MeasuredLink) -> dict[str, Any]:
     }
 
 
-def _figures(speed: LinkSpeed) -> str:
-    """All that was measured, for people."""
-    alone = f"{speed.to:.3g} bytes a second leave and {speed.back:.3g} return alone"
-    return f"{alone}, {speed.both[0]:.3g} and {speed.both[1]:.3g} both at once"
+def _now() -> str:
+    """The time of the day in Universal Time."""
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
 
 
 def _host_bytes() -> int:

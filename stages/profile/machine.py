@@ -48,12 +48,14 @@ def run(options: argparse.Namespace) -> None:
         raise ConfigError("--remeasure: is for what --library has")
     require_device(options.device)
     far = _far_link(options) if options.far_disk else None
-    write_machine(Path(options.out), options.device, _link(options), far)
-    for link in read_machine(options.out).links:
+    own = _link(options)
+    write_machine(Path(options.out), options.device, own, far)
+    said = [own.said, *([] if far is None else [far.said])]
+    for link, figures in zip(read_machine(options.out).links, said, strict=True):
         shared = "shared by both ways" if link.shared else "each way"
         print(
             f"{link.between[0]} to {link.between[1]}: {link.bandwidth / 1e9:.2f} GB/s {shared}, "
-            f"{link.latency * 1e6:.0f} microseconds a transfer"
+            f"{link.latency * 1e6:.0f} microseconds a transfer; {figures}"
         )
 
 

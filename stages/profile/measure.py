@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from schemas.arguments import decode_arguments
-from schemas.costs import RANDOM_STATE_TARGET, REPEATED, Allocations, Cost, op_key
+from schemas.costs import BUSY, RANDOM_STATE_TARGET, REPEATED, Allocations, Cost, op_key
 from schemas.errors import ModelError
 from schemas.graph import NONE, Graph, Op
 from schemas.groups import is_group
@@ -234,4 +234,6 @@ def make_cost(graph: Graph, op: Op, in_place: int, timing: Timing, peak: int, ne
     position = in_place if in_place in (NONE, REPEATED) else op.inputs.index(in_place)
     seconds = timing.median if math.isfinite(timing.median) else 0.0
     key = op_key(graph, op, in_place)
-    return Cost(key, op.target, position, seconds, timing.spread, max(peak, net, 0), max(net, 0))
+    lost = timing.lost if timing.lost >= BUSY else 0.0
+    sizes = (max(peak, net, 0), max(net, 0))
+    return Cost(key, op.target, position, seconds, timing.spread, *sizes, lost=lost)

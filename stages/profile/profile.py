@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ import torch
 from schemas.costs import Cost, Costs
 from schemas.errors import ConfigError, ModelError
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op
+from stages.device.clocks import is_quiet
 from stages.device.devices import device_named, entered, kept_random_states
 from stages.device.foreign import is_foreign
 from stages.device.groups import register_groups
@@ -36,7 +38,8 @@ def profile(
     """The costs of all ops of a graph with their in-place forms, and of the random state.
 
     What the library has is taken from it, the rest is measured on `device` (the current one of the
-    graph's kind unless given) and added to it; with `remeasure` all is measured. The loss is run
+    graph's kind unless given) and added to it; with `remeasure` all is measured. What was measured
+    beside much other work (`Cost.lost`) is measured again where there is none. The loss is run
     where the graph has one; the library knows the time of a loss with the same code, closures and
     all. Operators that are not PyTorch's own may change under their name: they are measured anew,
     and the library does not learn them. At no time is more memory taken than the largest op takes
@@ -50,7 +53,12 @@ def profile(
     losses = {key for key, (op, _) in forms.items() if op.target == LOSS_TARGET}
     plain = [key for key in forms if key not in losses]
     foreign = {key for key in plain if is_foreign(forms[key][0].target)}
-    wanted = [k for k in plain if remeasure or k in foreign or library.find(k) is None]
+    quiet = not remeasure and _can_mend(library, plain) and is_quiet()
+
+    def anew(key: str) -> bool:
+        return remeasure or library.find(key) is None or (quiet and _is_lost(library, key))
+
+    wanted = [k for k in plain if k in foreign or anew(k)]
     by_op = _by_op(forms, wanted)
     place = device_named(device or graph.device)
     limit = max(footprint(graph, op) for op in graph.ops)
@@ -69,7 +77,7 @@ def profile(
                     report(len(by_op), len(by_op) + 1, LOSS_TARGET)
                 rows, kept = _loss(graph, loss, library, remeasure, place)
                 measured += kept
-            if remeasure or library.find(RANDOM_STATE_KEY) is None:
+            if anew(RANDOM_STATE_KEY):
                 measured.append(measure_random_state(place))
         finally:
             library.add(row for row in measured if row.key not in foreign)
@@ -78,6 +86,17 @@ def profile(
     costs = Costs(rows, library.costs.device)
     check_sizes(graph, costs)
     return costs
+
+
+def _is_lost(library: Library, key: str) -> bool:
+    """Whether the library has a cost that was measured beside much other work."""
+    known = library.find(key)
+    return known is not None and known.lost > 0
+
+
+def _can_mend(library: Library, keys: Iterable[str]) -> bool:
+    """Whether the library has such a cost of a key, and takes a better one."""
+    return any(_is_lost(library, key) for key in keys) and os.access(library.path.parent, os.W_OK)
 
 
 def check_sizes(graph: Graph, costs: Costs) -> None:
@@ -108,6 +127,8 @@ def _loss(
     it has that row, or where what the loss does cannot be told."""
     key = library_key(graph, loss)
     known = None if key is None or remeasure else library.find(key)
+    if key is not None and known is not None and _can_mend(library, [key]) and is_quiet():
+        known = None
     row = measure_loss(graph, loss, known, device)
     kept = [] if key is None else [replace(row, key=key)]
     return [row], [] if kept == [known] else kept

@@ -177,6 +177,31 @@ def test_allocations_come_back_and_take_no_place_where_there_are_none(tmp_path: 
     assert "allocations" not in store.read(tmp_path / "c.arrow", COSTS).metadata
 
 
+def test_what_other_work_took_comes_back_and_is_told_of_the_step(tmp_path: Path) -> None:
+    made = graph(VALUES, [op(0, [tensor(0)], [1]), op(1, [tensor(1)], [0], "aten.relu.default")])
+    long, short = (
+        Cost(op_key(made, each), each.target, NONE, 0.75, 0, 30, 20) for each in made.ops
+    )
+    short = replace(short, seconds=0.25)
+    assert Costs([long, short], DEVICE).lost(made) == Costs([], DEVICE).lost(graph(VALUES, [])) == 0
+    rows = [replace(long, lost=0.5), short]
+    write_costs(tmp_path / "c.arrow", Costs(rows, DEVICE))
+    found = read_costs(tmp_path / "c.arrow")
+    assert found.rows == {row.key: row for row in rows} and found.lost(made) == 0.75
+
+
+@pytest.mark.parametrize(
+    "said", ["[]", '{"b": 2.0}', '{"b": 0.0}', '{"b": true}', '{"b": NaN}', "{"]
+)
+def test_what_other_work_took_is_a_part(tmp_path: Path, said: str) -> None:
+    row = Cost("b", "aten.mm.default", NONE, 0.25, 0.1, 30, 20, lost=0.5)
+    write_costs(tmp_path / "c.arrow", Costs([row], DEVICE))
+    found = store.read(tmp_path / "c.arrow", COSTS)
+    store.write(tmp_path / "c.arrow", COSTS, found.rows, {**found.metadata, "lost": said})
+    with pytest.raises(ArtifactError, match="does not say what other work took"):
+        read_costs(tmp_path / "c.arrow")
+
+
 @pytest.mark.parametrize("moves", [[-1], [8, -2], [8, -1, -1], [0]])
 def test_what_was_not_taken_is_not_given_back(moves: list[int]) -> None:
     with pytest.raises(ArtifactError, match="give back what they do not hold"):

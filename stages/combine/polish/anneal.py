@@ -41,6 +41,11 @@ PATIENT = Pace(epochs=4, warmth=0.5, cooling=0.4, relief=0.03, factor=1.015, equ
 """For more moves: each epoch lets go of the budget and comes back to it slowly, so that what saves
 the most time for its bytes is kept and what saves the least is given up, in all places at once."""
 
+LOOSE = Pace(epochs=4, warmth=2.0, cooling=0.4, relief=0.01, factor=1.005, equal=0.0)
+CLOSING = Pace(epochs=4, warmth=1.0, cooling=0.4, relief=0.1, factor=1.005, equal=0.0)
+"""For sequences with transfers: one that lets go of more, and one that goes on from what that
+found."""
+
 
 def anneal(
     a: Arrays, sequence: Positions, budget: int, moves: int, seed: int, pace: Pace = QUICK
@@ -49,7 +54,7 @@ def anneal(
     faster form that it may; where none was met, the one that exceeded the budget least."""
     best, price = sequence, 0.0
     count = moves // pace.epochs
-    factor = max(pace.factor, pace.relief ** (-3 * ADAPTED / max(count, ADAPTED)))
+    factor = coming_back(pace, count)
     for epoch in range(pace.epochs):
         warmth = pace.warmth * pace.cooling**epoch
         state = state_of(a, best, budget, seed * pace.epochs + epoch + 1)
@@ -59,6 +64,11 @@ def anneal(
         )
         best = found[:length]
     return best
+
+
+def coming_back(pace: Pace, moves: int) -> float:
+    """By what the cost of a byte above the budget changes in an epoch of so many moves."""
+    return max(pace.factor, pace.relief ** (-3 * ADAPTED / max(moves, ADAPTED)))
 
 
 @inlined

@@ -6,7 +6,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from stages.combine.polish.anneal import ADAPTED, QUICK, first_price, is_better, next_price
+from stages.combine.polish.anneal import (
+    ADAPTED,
+    QUICK,
+    Pace,
+    coming_back,
+    first_price,
+    is_better,
+    next_price,
+)
 from stages.combine.polish.arrays import Arrays, Positions
 from stages.combine.polish.lanes import COMES, COMPUTES, LEAVES, Lanes, through
 from stages.combine.polish.moves import (
@@ -19,6 +27,7 @@ from stages.combine.polish.moves import (
     draw_place,
     draw_removal,
     draw_shift,
+    draw_storage,
     drop_idle,
     put,
     take,
@@ -40,18 +49,25 @@ from stages.combine.polish.uncounted import inlined, inner, uncounted
 
 
 def anneal_linked(
-    a: Arrays, t: Lanes, sequence: Positions, budget: int, moves: int, seed: int
+    a: Arrays,
+    t: Lanes,
+    sequence: Positions,
+    budget: int,
+    moves: int,
+    seed: int,
+    pace: Pace = QUICK,
 ) -> Positions:
     """The sequence within the budget that is through first, of those met in a number of moves;
-    where none was met, the one that exceeded the budget least."""
+    where none was met, the one that exceeded the budget least. No move is made in all equal
+    places."""
     best, price = sequence, 0.0
-    for epoch in range(QUICK.epochs):
-        warmth = QUICK.warmth * QUICK.cooling**epoch
-        state = state_of(a, best, budget, seed * QUICK.epochs + epoch + 1)
+    count = moves // pace.epochs
+    factor = coming_back(pace, count)
+    for epoch in range(pace.epochs):
+        warmth = pace.warmth * pace.cooling**epoch
+        state = state_of(a, best, budget, seed * pace.epochs + epoch + 1)
         found = np.empty(state.at.size, np.int32)
-        length, price = cool_linked(
-            state, a, t, moves // QUICK.epochs, warmth, price, QUICK.factor, found
-        )
+        length, price = cool_linked(state, a, t, count, warmth, price * pace.relief, factor, found)
         best = found[:length]
     return best
 
@@ -132,7 +148,7 @@ def draw_bring(s: State, a: Arrays, t: Lanes) -> None:
     over = draw_over(s)
     if over >= 0:
         for _ in range(TRIES):
-            storage = int(draw(s) * a.size.size)
+            storage = draw_storage(s, a)
             before = event_before(s, storage, over)
             if t.comes[storage] < 0 or before < 0:
                 continue

@@ -16,7 +16,8 @@ from schemas.actions import Action, Free, Prefetch, Run
 from schemas.problem import Node, Problem
 from stages.combine.offload.gaps import Gap
 from stages.combine.offload.placing import Sent, Stay
-from stages.combine.polish.arrays import arrays
+from stages.combine.polish.anneal import QUICK, Pace
+from stages.combine.polish.arrays import arrays, large_first
 from stages.combine.polish.lanes import lanes
 from stages.combine.polish.sending import anneal_linked
 from stages.combine.transfers.placing import Placed, Placer
@@ -40,12 +41,15 @@ class Mover:
         self.arrays = arrays(extended, in_place=True)._replace(
             again_start=plain.again_start, again_item=plain.again_item
         )
+        self.patient = large_first(self.arrays)
         link, storages = placer.link, problem.storages
         seconds = {each: link.seconds(storages[each].bytes) for each in self.moved_storages}
         self.lanes = lanes(nodes, len(storages), seconds, link.shared, link.room)
         self.leaves = {each: nodes + 2 * i for i, each in enumerate(self.moved_storages)}
 
-    def moved(self, start: Sequence[int], budget: int, share: int, seed: int) -> list[int]:
+    def moved(
+        self, start: Sequence[int], budget: int, share: int, seed: int, pace: Pace = QUICK
+    ) -> list[int]:
         """The best sequence with transfers met from a start, with `share` moves for each node: the
         first to be through within the budget or, where none was met, the one least above it."""
         nodes = len(self.problem.nodes)
@@ -53,7 +57,8 @@ class Mover:
         steps = np.array(start, np.int32)
         # Threads that search at a time have clocks of their own.
         lanes_ = self.lanes._replace(sent=self.lanes.sent.copy(), back=self.lanes.back.copy())
-        return anneal_linked(self.arrays, lanes_, steps, budget, count, seed).tolist()
+        a = self.arrays if pace == QUICK else self.patient
+        return anneal_linked(a, lanes_, steps, budget, count, seed, pace).tolist()
 
     def start(self, placed: Placed) -> list[int]:
         """A plan as a sequence with transfers."""

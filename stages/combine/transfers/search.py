@@ -22,6 +22,7 @@ from schemas.engines import HIGHS, Engine
 from schemas.link import HostLink
 from schemas.problem import Problem
 from stages.combine.moment.limits import Limits
+from stages.combine.polish.anneal import CLOSING, LOOSE
 from stages.combine.polish.polisher import Polisher, grid
 from stages.combine.transfers.deciding import LinkedMoments
 from stages.combine.transfers.moving import Mover
@@ -34,6 +35,8 @@ IDLE = 0.002
 """A plan whose computations wait for less than this part of it has room for more transfers."""
 IN_VAIN, GAIN = 3, 2e-4
 """After how many rounds in a row it ends that gained less than this part of the time."""
+CLOSINGS = 2
+"""How often a patient search goes on from the best."""
 FAR = 0.02
 """A plan is far from the bound where it takes longer by more than this part of it."""
 BELOW = 1.0 - 1e-9
@@ -46,8 +49,9 @@ class Effort:
     tried, since what is made late has little time to leave. Then: how often what may leave is
     halved, how often a share beside the best so far is tried, and from how many sequences all of
     that starts. Last: how many `moves` for each node a search with the clocks of the lanes makes,
-    0 for none, how often it goes on from the best at most, and how many it makes `further`, 0 for
-    none, where what it found is far from the bound."""
+    0 for none, how often it goes on from the best at most, and, where what it found is far from the
+    bound, how many a patient one makes from each start (`patience`), and it makes `further`, each 0
+    for none."""
 
     parts: tuple[float, ...]
     halvings: int
@@ -55,6 +59,7 @@ class Effort:
     starts: int
     moves: int = 0
     rounds: int = 0
+    patience: int = 0
     further: int = 0
 
 
@@ -67,7 +72,7 @@ SWEEP_WORK, FEWEST = 200_000_000, 20
 these are fewer, it goes by the price alone."""
 AGAIN = Effort((0.7,), 4, 3, 1, 100, 1)
 """For one of a few budgets that are tried for one that is asked for."""
-ASKED = Effort((1.0, 0.7, 0.4), 4, 5, 2, 400, 12, 1600)
+ASKED = Effort((1.0, 0.7, 0.4), 4, 5, 2, 400, 12, 3000, 1600)
 """For a budget that is asked for."""
 
 
@@ -222,8 +227,21 @@ class _Search:
         drafts = self.linker.moments.linked_drafts(self.budget)
         seeds = [self.linker.mover.drafted(*draft) for draft in drafts] + self.seeds
         self._move(seeds, self.effort.moves)
+        if self.effort.patience and self._is_far():
+            self._wait(seeds, self.effort.patience)
         if self.effort.further and self._is_far():
-            self._move(seeds, self.effort.further)
+            self._move([], self.effort.further)
+
+    def _wait(self, seeds: list[list[int]], moves: int) -> None:
+        """Searches patiently from each start, then goes on from the best."""
+        mover = self.linker.mover
+        for seed, start in enumerate(seeds):
+            found = mover.moved(start, self.budget, moves, seed, LOOSE)
+            self._keep(mover.placed(found, self.budget))
+        for seed in range(len(seeds), len(seeds) + CLOSINGS if self.best else 0):
+            assert self.best is not None
+            found = mover.moved(mover.start(self.best), self.budget, moves, seed, CLOSING)
+            self._keep(mover.placed(found, self.budget))
 
     def _move(self, seeds: list[list[int]], moves: int) -> None:
         """Searches from the best so far, from what an integer program decides and from plans that

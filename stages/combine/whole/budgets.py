@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from schemas.budget import LEAST, parse_budget
 from schemas.errors import ConfigError
+from stages.combine.whole.choice import Choice
 from stages.combine.whole.needs import check_needs
 from stages.combine.whole.plans import everything
 from stages.combine.whole.resident import with_resident_states
@@ -32,16 +33,38 @@ def total_of(task: Task, written: str) -> int:
 
 
 def smallest(task: Task) -> tuple[Task, Found]:
-    """The task with the least budget that a plan is known for, and the fastest plan within it."""
+    """The task with the least budget that a plan is known for, and the fastest plan within it.
+    Where updates can be on the device or beside the other memory, both are tried."""
     search = Search(task)
     search.check()
-    close = search.view(True)
-    budget = task.fixed + close.always + close.least.peak
+    tried: list[int] = []
+    best: tuple[Search, Found] | None = None
+    for choice in search.closest_choices:
+        most = None if best is None else best[0].task.budget
+        best = _smallest(search, choice, most, tried) or best
+    if best is None:
+        raise ConfigError(
+            f"no plan is known that fits in {min(tried)} bytes, the least that were tried"
+        )
+    return best[0].task, best[0].improved(best[1])
+
+
+def _smallest(
+    search: Search, choice: Choice, most: int | None, tried: list[int]
+) -> tuple[Search, Found] | None:
+    """The least budget, below the `most` where there is one, that a choice of hardly any room is a
+    plan for; adds the last one that was `tried`."""
+    task, view = search.task, search.view(choice.view)
+    if most is not None and task.fixed + view.needed >= most:
+        return None
+    budget = task.fixed + view.always + view.least.peak
     for _ in range(TRIES):
-        sized = replace(task, budget=budget)
-        search = Search(sized, search.views)
-        found = search.look(search.closest_choice)
+        if most is not None and budget >= most:
+            return None
+        sized = Search(replace(task, budget=budget), search.views)
+        found = sized.look(choice)
         if found is not None:
-            return sized, search.improved(found)
-        budget += max(search.lacking, 1)
-    raise ConfigError(f"no plan is known that fits in {budget} bytes, the least that were tried")
+            return sized, found
+        tried.append(budget)
+        budget += max(sized.lacking, 1)
+    return None

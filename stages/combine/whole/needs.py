@@ -56,16 +56,17 @@ def name_of(graph: Graph, node: Node) -> str:
     return op.target + (f" of {op.module}" if op.module else "")
 
 
-def close_problem(task: Task) -> Problem:
+def close_problem(task: Task, here: bool) -> Problem:
     """The step as planning sees it where parameters are on the device for no longer than they are
     used: each op has those that it reads as temporaries, and the one that makes a gradient whole
-    what its update on the device takes. A gradient that arrives in parts waits for the last."""
+    what its update on the device takes, where that is the device's: `here` all whose may be. A
+    gradient that arrives in parts waits for the last."""
     problem = _with_parts(task)
     nodes = [_wider(node, _reads(task, node), 0) for node in problem.nodes]
     last = {storage: max(readers) for storage, readers in enumerate(problem.readers) if readers}
     for owner, parts in contributions(task.graph).items():
         makers = [problem.storages[task.graph.values[part].storage].producer for part in parts]
-        if owner not in task.updated_here(task.first_here) or max(makers) < 0:
+        if owner not in task.updated_here(here) or max(makers) < 0:
             continue
         node = nodes[max(makers)]
         ending = sum(problem.storages[s].bytes for s in node.inputs if last[s] <= max(makers))

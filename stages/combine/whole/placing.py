@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from schemas.actions import (
     Accumulate,
     Action,
@@ -105,6 +107,9 @@ class _Walk:
         self.maker = graph.makers()
         self.views = graph.view_ops()
         self.queue = deque(window for window in self.moved.windows if window.first >= 0)
+        self.coming = np.zeros(len(self.base) + 1, np.int64)
+        for window in self.queue:
+            self.coming[window.first : window.last + 1] += self.sizes[window.storage]
         self.backward = min(self.base.wholes.values(), default=len(self.base))
         self.line = self.base.peak.copy()
         for window in self.moved.windows:
@@ -230,15 +235,21 @@ class _Walk:
             window = self.queue[0]
             if window.storage in self.leaves_at or not self.fits(position, window):
                 return
-            self.bring(position, self.queue.popleft())
+            self.bring(position, self.come())
         while self.late and self.lanes.free(lane) <= self.clock:
             storage = self.late[0]
             window = Window(storage, position, len(self.base))
             on_device = storage in self.leaves_at
-            if on_device or self.ready[storage] > self.clock or not self.fits(position, window):
+            if on_device or self.ready[storage] > self.clock or not self.stays(position, storage):
                 return
             self.bring(position, window)
             self.late.popleft()
+
+    def come(self) -> Window:
+        """The next window, of which the parameter comes now."""
+        window = self.queue.popleft()
+        self.coming[window.first : window.last + 1] -= self.sizes[window.storage]
+        return window
 
     def fits(self, position: int, window: Window) -> bool:
         """Whether a parameter can be on the device from here to the end of its window, beside the
@@ -246,6 +257,13 @@ class _Walk:
         most = int(self.line[position : window.last + 1].max())
         most += max(self.waiting, self.moved.margin if window.last >= self.backward else 0)
         return most + self.sizes[window.storage] <= self.moved.room
+
+    def stays(self, position: int, storage: int) -> bool:
+        """Whether a parameter can be on the device from here to the end of the step, beside those
+        that are still to come for what reads them, and the next of these."""
+        most = int((self.line[position:] + self.coming[position:]).max())
+        most += max(self.waiting, self.moved.margin) + max(self.moved.margin, 0)
+        return most + self.sizes[storage] <= self.moved.room
 
     def bring(self, position: int, window: Window) -> None:
         """A parameter's bytes are taken, and it is on its way."""
@@ -260,7 +278,7 @@ class _Walk:
     def need(self, position: int, storage: int) -> None:
         """What a step reads is on the device."""
         while storage not in self.leaves_at:
-            window = self.queue.popleft()
+            window = self.come()
             size = self.sizes[window.storage]
             lacking = int(self.line[position]) + self.waiting + size - self.moved.room
             if lacking > 0 and self.settle(lacking) < lacking:

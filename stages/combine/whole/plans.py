@@ -10,6 +10,7 @@ from schemas.groups import run_groups
 from schemas.plan import Plan, PlanCost, gap_of, write_plan
 from schemas.schedule import write_schedule
 from stages.combine.fixed import fixed_bytes
+from stages.combine.sources import of_costs, of_link
 from stages.combine.whole.bound import least_whole_seconds
 from stages.combine.whole.search import Found
 from stages.combine.whole.task import Task
@@ -60,6 +61,7 @@ def plan_of(task: Task, found: Found, budget: str) -> Plan:
         f"there{_beside(task, found)}, no plan is more than {gap:.1%} faster; "
         f"{there.host_peak if there else 0:,} bytes in {task.link.other}{_beyond(task)}, and "
         f"computations wait for {waited / seconds:.1%} of the time"
+        f"{of_link(task.link)}{of_costs(task.graph, task.costs)}"
     )
     return Plan(
         strategy="whole",

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from schemas.actions import Optimise
+from stages.combine.whole.choice import Choice
 from stages.combine.whole.far import spread
-from stages.combine.whole.search import Choice, Found, Search
+from stages.combine.whole.search import Found, Search
 from stages.combine.whole.task import Task
 
 SHARES = (0.05, 0.15, 0.35, 0.6, 0.9)
@@ -80,10 +81,10 @@ def _resident(task: Task, best: Found, most: int) -> frozenset[int]:
 def _alike(before: Search, now: Search, choice: Choice) -> Iterator[Choice]:
     """A choice with as many bytes for activations as before, and with so many less as there are
     states."""
-    view = now.view(choice.close)
+    view = now.view(choice.view)
     whole = now.task.room - view.always
     taken = before.task.room - now.task.room
-    known = before.budget(choice.close, choice.activations)
+    known = before.budget(choice.view, choice.activations)
     for budget in (known, known - taken):
         if 0 < budget < whole:
             yield replace(choice, activations=(budget + 0.5) / whole)

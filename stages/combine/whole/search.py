@@ -7,61 +7,39 @@ changed as long as that helps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
-from schemas.engines import Engine
 from schemas.errors import ConfigError
 from schemas.link import HostLink
-from schemas.problem import Problem
 from schemas.schedule import Step
 from schemas.updates import Updates
-from stages.combine.bounds import least_peak
-from stages.combine.moment.deciding import Moments
-from stages.combine.moment.limits import Limits
-from stages.combine.polish.polisher import Polished, Polisher
+from stages.combine.polish.polisher import Polished
 from stages.combine.schedule.executions import runs
 from stages.combine.schedule.leaving import leaving
-from stages.combine.schedule.opening import Opener
 from stages.combine.transfers.search import PRICES, Linker
 from stages.combine.whole.accumulating import accumulating
 from stages.combine.whole.base import Base, base_of
-from stages.combine.whole.needs import close_problem, name_of
+from stages.combine.whole.choice import Choice, ViewKey, near
+from stages.combine.whole.needs import name_of
 from stages.combine.whole.placing import Moved, TooLittleError, placed
 from stages.combine.whole.task import Task
+from stages.combine.whole.view import View
 from stages.combine.whole.windows import windows_of
 from stages.replay.line import executions
 from stages.replay.microbatches import together
 from stages.replay.referee import Replay, replay
 
-SLICES = 1024
-"""Gradients are handed over in about so many parts: each can leave as soon as it is whole."""
 SHARES = (0.9, 0.8, 0.7, 0.55, 0.4, 0.25)
 """Parts of the room that activations may have, which are tried at first."""
 CLOSER = tuple(number / 20 for number in range(19, 1, -1))
 """Those that are tried where none of the first leads to a plan."""
+BEGINS = ((0.25, 0.0), (0.5, 1.0), (0.75, 1.0))
+"""Parts of the room for parameters that are there when the step begins, and which (`Choice.last`),
+that are tried with each."""
 TRIES = 4
 """How often activations have less where hardly anything fits."""
-FINER = (0.05, 0.025)
-LINKS = (0.15, 0.3, 0.45, 0.6)
-"""Parts of the link that activations may take."""
-THERE = (0.0, 0.25, 0.5, 0.75)
-HERE = (0.0, 0.25, 0.5, 1.0)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Parts of the room that activations have, of the link that they take, of the room for
-    parameters that are there when the step begins, and of the parameters updated on the device. In
-    a `close` one activations share their part with what each op reads and each update takes
-    (`stages.combine.whole.needs`)."""
-
-    activations: float
-    linked: float = 0.0
-    there: float = 0.0
-    here: float = 0.0
-    close: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,51 +55,11 @@ class Found:
     seconds: float
 
 
-@dataclass(frozen=True)
-class View:
-    """How activations are planned: the problem, what polishes its sequences, and what opens them.
-    `always` are the bytes of the room that they do not share; the `engine` solves the programs of
-    drafts. What was found for budgets is here: the `sequences`, and the `bases`, also by the part
-    of the link that they take."""
-
-    problem: Problem
-    polisher: Polisher
-    opener: Opener
-    always: int
-    engine: Engine
-    sequences: dict[int, Polished] = field(default_factory=dict)
-    bases: dict[tuple[int, float], Base | None] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, task: Task, close: bool) -> View:
-        """Activations by themselves, or `close` together with what ops read and updates take."""
-        problem = close_problem(task) if close else task.loose
-        opened = replace(problem, storages=task.problem.storages) if close else task.problem
-        updates = task.played(frozenset(), here=task.first_here, away=not task.first_here)
-        always = updates.staging + updates.bench + task.kept_numbers if close else 0
-        opener = Opener(task.graph, opened, SLICES)
-        return cls(problem, Polisher(problem), opener, always, task.engine)
-
-    def drafts(self, budget: int) -> list[list[int]]:
-        """Sequences that integer programs say to start from for a budget."""
-        return Moments(self.problem, Limits(engine=self.engine)).drafts(budget)
-
-    @cached_property
-    def sweep(self) -> list[Polished]:
-        """Sequences for budgets from the least that one is known for up to that of keeping all."""
-        return self.polisher.sweep([], least_peak(self.problem), 1, drafts=self.drafts)
-
-    @property
-    def least(self) -> Polished:
-        """The sequence of the least peak."""
-        return min(self.sweep, key=lambda each: (each.peak, each.seconds))
-
-
 class Search:
     """Plans of one task; `views` may be those of another one that differs in its budget, or in
     which states stay on the device."""
 
-    def __init__(self, task: Task, views: dict[bool, View] | None = None) -> None:
+    def __init__(self, task: Task, views: dict[ViewKey, View] | None = None) -> None:
         self.task = task
         self.views = {} if views is None else views
         values = task.graph.values
@@ -139,18 +77,31 @@ class Search:
         """The fastest plan found; raises ConfigError where none is found, or a memory has no room
         for what is always in it."""
         self.check()
-        here = self.closest_choice.here
-        begins = sorted({here, 0.0} if self.moves else {here})
-        best = _fastest([self.look(Choice(part, 0.0, 0.25, h)) for h in begins for part in SHARES])
+        here = self.closest_choices[0].here
+        best = self.first()
         if best is None:
             best = _fastest([self.look(Choice(part, 0.0, 0.0, here)) for part in CLOSER])
         if best is None and self.task.computes_away and here:
             best = _fastest([self.look(Choice(part, 0.0, 0.0, 0.0)) for part in SHARES])
-        if best is None:
-            best = self.closest()
+        for choice in self.closest_choices:
+            best = best or self.closest(choice)
         if best is None:
             raise ConfigError(self._refusal())
         return self.improved(best)
+
+    def first(self, shares: Sequence[float] = SHARES) -> Found | None:
+        """The fastest plan of those that are tried at first, with parts of the room for
+        activations."""
+        here = self.closest_choices[0].here
+        begins = sorted({here, 0.0} if self.moves else {here})
+        return _fastest(
+            [
+                self.look(Choice(part, 0.0, there, h, last=last))
+                for h in begins
+                for part in shares
+                for there, last in BEGINS
+            ]
+        )
 
     def check(self) -> None:
         """Raises ConfigError where a memory has no room for what is always in it, or nothing adds
@@ -165,7 +116,7 @@ class Search:
     def improved(self, best: Found) -> Found:
         """The fastest plan that is found from one by changing one choice at a time."""
         while True:
-            nearby = [self.look(choice) for choice in _near(best.choice, self.moves)]
+            nearby = [self.look(choice) for choice in near(best.choice, self.moves)]
             better = _fastest([best, *nearby])
             if better is None or better.seconds >= best.seconds:
                 return best
@@ -179,14 +130,21 @@ class Search:
         return task.computes_away and task.microbatches == 1 and spare
 
     @property
-    def closest_choice(self) -> Choice:
-        """That of hardly any room."""
-        return Choice(1.0, here=float(self.task.first_here), close=True)
+    def closest_choices(self) -> list[Choice]:
+        """Those of hardly any room: all updates that may be are the device's, or none. Where either
+        can be it depends on the model which takes less."""
+        task, first = self.task, float(self.task.first_here)
+        either = task.computes_away and task.microbatches == 1
+        return [
+            Choice(1.0, here=h, close=True) for h in ((first, 1 - first) if either else (first,))
+        ]
 
-    def closest(self) -> Found | None:
+    def closest(self, choice: Choice) -> Found | None:
         """A plan that has hardly anything on the device beside what an op or an update needs, where
         the budget is enough for it; what the estimate does not see is taken of activations."""
-        choice = self.closest_choice
+        view = self.view(choice.view)
+        if view.needed > self.task.room:
+            return None
         for _ in range(TRIES):
             self.lacking = 0
             found = self.look(choice)
@@ -194,10 +152,11 @@ class Search:
                 return found
             if not self.lacking:
                 break
-            self.closest_bytes = self.closest_bytes or self.task.budget + self.lacking
+            total = self.task.budget + self.lacking
+            self.closest_bytes = min(self.closest_bytes or total, total)
             less = choice.activations - (self.lacking + 1) / max(self.task.room, 1)
             choice = replace(choice, activations=less)
-        least, room = self.view(True).least.peak, self.task.room - self.view(True).always
+        least, room = view.least.peak, self.task.room - view.always
         return self.look(replace(choice, activations=(least + 1) / room)) if least < room else None
 
     def look(self, choice: Choice) -> Found | None:
@@ -210,7 +169,7 @@ class Search:
         base = self._base(choice)
         if base is None:
             return None
-        there, here = self._there(choice.there), self._here(base, choice.here)
+        there, here = self._there(choice), self._here(base, choice.here)
         away = set(self.task.remote.values()) & self.task.updates.keys() - here
         updates = self.task.played(there, bool(here), away=bool(away))
         last = self._step(base, updates, here, choice.close)
@@ -267,25 +226,46 @@ class Search:
 
     def _refusal(self) -> str:
         """What is said where no plan was found: which op stands in the way."""
-        task, problem = self.task, self.view(True).problem
-        least = self.view(True).least
+        task, view = self.task, self._smallest_view()
+        problem, least = view.problem, view.least
         played = executions(problem, least.sequence, in_place=True, ceiling=least.ceiling)
         worst = max(played, key=lambda run: run.peak)
-        total = task.fixed + self.view(True).always + worst.peak
+        total = task.fixed + view.always + worst.peak
         said = f"no plan is known that fits in {task.budget} bytes"
         if total <= task.budget:
             return f"{said}: in the closest known there are {self.closest_bytes} with what moves"
         name = name_of(task.graph, problem.nodes[worst.node])
         return f"{said}: in the smallest known there are {total} where {name} runs"
 
-    def _there(self, share: float) -> frozenset[int]:
-        """The parameters that are used first, of a part of the room."""
-        left, found = share * self.task.room, []
-        for storage, value in self.task.remote.items():
-            left -= self.task.graph.storages[storage]
-            if left < 0:
+    def _smallest_view(self) -> View:
+        """That of hardly any room in which the least is known to do."""
+        first, *others = (self.view(choice.view) for choice in self.closest_choices)
+        for other in others:
+            known = first.always + first.least.peak
+            if other.needed < known and other.always + other.least.peak < known:
+                first = other
+        return first
+
+    def _there(self, choice: Choice) -> frozenset[int]:
+        """The parameters that are there when a step begins, of a part of the room."""
+        task, sizes = self.task, self.task.graph.storages
+        room = choice.there * task.room
+        if not choice.last:
+            ends = accumulate(sizes[storage] for storage in task.remote)
+            pairs = zip(task.remote.values(), ends, strict=True)
+            return frozenset(value for value, end in pairs if end <= room)
+        last = max(choice.last * sum(sizes[storage] for storage in task.remote), room)
+        found: list[int] = []
+        due, passed, left = 0.0, 0, room
+        for storage, value in reversed([*task.remote.items()]):
+            size = sizes[storage]
+            if passed >= last:
                 break
-            found.append(value)
+            passed += size
+            due += size * room / last
+            if due >= size / 2 and size <= left:
+                found.append(value)
+                due, left = due - size, left - size
         return frozenset(found)
 
     def _here(self, base: Base, share: float) -> frozenset[int]:
@@ -305,8 +285,8 @@ class Search:
         return frozenset(found)
 
     def _base(self, choice: Choice) -> Base | None:
-        bases = self.view(choice.close).bases
-        key = (self.budget(choice.close, choice.activations), choice.linked)
+        bases = self.view(choice.view).bases
+        key = (self.budget(choice.view, choice.activations), choice.linked)
         if key not in bases:
             steps = self._opened(choice)
             task = self.task
@@ -319,39 +299,39 @@ class Search:
 
     def _opened(self, choice: Choice) -> list[Step] | None:
         """The schedule of the activations alone; gradients do not stay in what it may take."""
-        polished = self.polished(choice.close, choice.activations)
+        polished = self.polished(choice.view, choice.activations)
         fits = polished.peak <= polished.ceiling
         if choice.linked and (fits or choice.close):
             link = replace(self.task.link, bandwidth=choice.linked * self.task.link.bandwidth)
-            return self._linked(polished, choice.close, link)
+            return self._linked(polished, choice.view, link)
         if not fits:
             return None
         nodes = self.task.problem.nodes
         ops = [nodes[position].op for position in polished.sequence]
-        opener = self.view(choice.close).opener
+        opener = self.view(choice.view).opener
         return opener.of_actions(runs(self.task.problem, ops), True, polished.ceiling)
 
-    def _linked(self, polished: Polished, close: bool, link: HostLink) -> list[Step] | None:
-        problem, engine = self.view(close).problem, self.task.engine
+    def _linked(self, polished: Polished, key: ViewKey, link: HostLink) -> list[Step] | None:
+        problem, engine = self.view(key).problem, self.task.engine
         linker = Linker(problem, link, self.leaving, engine=engine)
         found = linker.plan(polished.ceiling, [polished.sequence], PRICES)
         if found is None or not found.stays:
             return None
-        return self.view(close).opener.of_actions(linker.placer.actions(found), True, found.ceiling)
+        return self.view(key).opener.of_actions(linker.placer.actions(found), True, found.ceiling)
 
-    def view(self, close: bool) -> View:
+    def view(self, key: ViewKey) -> View:
         """See `View`; made when it is first asked for."""
-        if close not in self.views:
-            self.views[close] = View.of(self.task, close)
-        return self.views[close]
+        if key not in self.views:
+            self.views[key] = View.of(self.task, key)
+        return self.views[key]
 
-    def budget(self, close: bool, activations: float) -> int:
+    def budget(self, key: ViewKey, activations: float) -> int:
         """The bytes of a part of the room."""
-        return int(activations * (self.task.room - self.view(close).always))
+        return int(activations * (self.task.room - self.view(key).always))
 
-    def polished(self, close: bool, activations: float) -> Polished:
+    def polished(self, key: ViewKey, activations: float) -> Polished:
         """The sequence of a part of the room, or the least that is known above it."""
-        view, budget = self.view(close), self.budget(close, activations)
+        view, close, budget = self.view(key), key[0], self.budget(key, activations)
         if budget not in view.sequences:
             polisher = view.polisher
             starts = [polisher.keep_all]
@@ -367,18 +347,3 @@ class Search:
 def _fastest(found: Sequence[Found | None]) -> Found | None:
     known = [each for each in found if each is not None]
     return min(known, key=lambda each: each.seconds, default=None)
-
-
-def _near(choice: Choice, several: bool) -> Iterator[Choice]:
-    """Choices that differ in one thing, where there are several also in what is updated where."""
-    for step in FINER:
-        for other in (choice.activations - step, choice.activations + step):
-            if 0 < other < 1:
-                yield replace(choice, activations=round(other, 3))
-    for there in {*THERE, *(round(choice.there + step, 3) for step in (-0.1, -0.05, 0.05, 0.1))}:
-        if 0 <= there < 1:
-            yield replace(choice, there=there)
-    for here in HERE if several else ():
-        yield replace(choice, here=here)
-    for linked in (0.0, *LINKS):
-        yield replace(choice, linked=linked)

@@ -43,7 +43,8 @@ class Task:
     Updates that were `measured` are run: all states live in the other memory then, but for those of
     the `resident` parameters, which are updated on the device. Where gradients of microbatches are
     `accumulating` on the device, the budget counts their bytes. The `engine` solves the integer
-    programs of drafts.
+    programs of drafts. A task in which further parameters were chosen to stay on the device says of
+    which `wider` one it is.
     """
 
     graph: Graph
@@ -59,6 +60,7 @@ class Task:
     accumulating: bool = False
     engine: Engine = HIGHS
     resident: frozenset[int] = frozenset()
+    wider: Task | None = None
 
     @property
     def small(self) -> frozenset[int]:

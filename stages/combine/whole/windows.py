@@ -24,7 +24,8 @@ def windows_of(
     One is on the device at each step that reads it; where it is updated `here`, until its gradient
     is whole; where it is `there`, from the beginning on, and to the end where it `stays`. It
     stays between two of them where bringing it again (`seconds_of`) takes longer than that, if such
-    gaps are `bridged`, and where the device has `room` for it, in bytes, the shortest gaps first.
+    gaps are `bridged`, and where the device has `room` for it beside those that are there when the
+    step begins, in bytes, the shortest gaps first.
     """
     graph, end = base.graph, len(base)
     clock = [0.0, *accumulate(base.seconds)]
@@ -44,7 +45,7 @@ def windows_of(
             gap = clock[min(second, end)] - clock[max(first, 0)]
             gaps.append((gap, storage, first, second))
     kept: set[tuple[int, int]] = set()
-    for gap, storage, first, second in sorted(gaps):
+    for gap, storage, first, second in sorted(gaps, key=lambda each: (each[2] >= 0, each)):
         size = graph.storages[storage]
         inside = line[max(first, 0) + 1 : second]
         short = bridged and gap <= 2 * seconds_of[storage]

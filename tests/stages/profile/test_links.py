@@ -19,7 +19,7 @@ from schemas.updates import LinkSpeed
 from stages.__main__ import main
 from stages.profile import kept_links, links
 from stages.profile.kept_links import kept_far_link, kept_link, kept_machine
-from stages.profile.links import machine_of, measure_link, speed_of
+from stages.profile.links import machine_of, measure_link, measured, sample, speed_of
 
 
 def test_all_figures_are_measured(tmp_path: Path) -> None:
@@ -110,6 +110,7 @@ def test_a_disk_without_room_to_measure_is_told_in_bytes(
         free[0] = 15 << 20
 
 
+WHEN = "2026-11-24 12:00 UTC"
 SPEED = LinkSpeed(4e9, 6e9, (3.5e9, 6e9), 1e-5)
 
 
@@ -120,10 +121,52 @@ def measuring(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def measured(device: str, folder: str | Path | None, size: int, exact: bool) -> MeasuredLink:
         found.append(str(folder))
-        return MeasuredLink(SPEED, "disk", 1000 - len(found), str(folder))
+        return MeasuredLink(SPEED, "disk", 1000 - len(found), str(folder), "", WHEN, 0.0, 5e9)
 
     monkeypatch.setattr(kept_links, "measured", measured)
+    monkeypatch.setattr(kept_links, "is_quiet", lambda: True)
+    monkeypatch.setattr(kept_links, "has_room", lambda place: True)
+    monkeypatch.setattr(kept_links, "sample", lambda device, folder: 5e9)
     return found
+
+
+@pytest.mark.parametrize(
+    ("now", "quiet", "lost", "again"),
+    [
+        (9.9e9, True, 0.0, False),
+        (10.1e9, True, 0.0, True),
+        (2.6e9, True, 0.0, False),
+        (2.4e9, True, 0.0, True),
+        (1e6, False, 0.0, False),
+        (5e9, True, 0.3, True),
+        (5e9, False, 0.3, False),
+        (5e9, True, 0.1, False),
+    ],
+)
+def test_a_kept_link_is_measured_again_where_something_contradicts_it(
+    now: float,
+    quiet: bool,
+    lost: float,
+    again: bool,
+    tmp_path: Path,
+    measuring: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept_link(tmp_path / "store", "cpu", tmp_path)
+    [path] = (tmp_path / "store/profile").glob("*.link-2.json")
+    write_link(path, replace(read_link(path), lost=lost))
+    monkeypatch.setattr(kept_links, "is_quiet", lambda: quiet)
+    monkeypatch.setattr(kept_links, "sample", lambda device, folder: now)
+    found = kept_link(tmp_path / "store", "cpu", tmp_path)
+    assert len(measuring) == 1 + again
+    assert (found.lost == lost) != (again and lost > 0)
+    assert WHEN in found.said and ("other work" in found.said) == (found.lost >= 0.2)
+
+
+def test_a_link_is_known_again_by_a_few_transfers(tmp_path: Path) -> None:
+    kept = measured("cpu", tmp_path, 8 << 20)
+    assert kept.sample > 0 and 0 <= kept.lost <= 1 and kept.when.endswith(" UTC")
+    assert sample("cpu", tmp_path) > 0 and not list(tmp_path.iterdir())
 
 
 def test_a_link_is_measured_once_for_each_folder_and_store(
@@ -144,6 +187,7 @@ def test_the_machine_of_a_kept_link_is_the_same_file_each_time(
     path = kept_machine(tmp_path, "cpu", tmp_path)
     known = (path.read_bytes(), path.stat().st_mtime_ns)
     link = host_link(read_machine(path), path)
+    assert WHEN in link.source
     assert (link.bandwidth, link.latency, link.room, link.to) == (3.5e9, 1e-5, 999, "disk")
     assert kept_machine(tmp_path, "cpu", tmp_path) == path and len(measuring) == 1
     assert (path.read_bytes(), path.stat().st_mtime_ns) == known
@@ -152,8 +196,12 @@ def test_the_machine_of_a_kept_link_is_the_same_file_each_time(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"artifact": "tightfit.link/0"}, "is no tightfit.link/1"),
-        ({"more": 1}, "is no tightfit.link/1"),
+        ({"artifact": "tightfit.link/1"}, "is no tightfit.link/2"),
+        ({"more": 1}, "is no tightfit.link/2"),
+        ({"when": "yesterday"}, "does not say when it was measured"),
+        ({"when": None}, "does not say when it was measured"),
+        ({"lost": 1.5}, "lost is none from 0 to 1"),
+        ({"sample": 0}, "sample is none from 1 to"),
         ({"to": -1.0}, "a speed is none from 1 to 1e"),
         ({"to": True}, "a speed is none"),
         ({"both": [1e9]}, "both is no pair of speeds"),
@@ -172,14 +220,15 @@ def test_a_doctored_link_is_refused(
     changes: dict[str, Any], said: str, tmp_path: Path, measuring: list[str]
 ) -> None:
     kept_link(tmp_path, "cpu", tmp_path)
-    [path] = (tmp_path / "profile").glob("*.link-1.json")
+    [path] = (tmp_path / "profile").glob("*.link-2.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     with pytest.raises(ArtifactError, match=f"{said}.*; remove it, and the link is measured anew"):
         kept_link(tmp_path, "cpu", tmp_path)
 
 
 def test_a_link_is_read_as_it_was_written(tmp_path: Path) -> None:
-    for link in (MeasuredLink(SPEED, "disk", 5, "/data"), MeasuredLink(SPEED, "host", 1 << 40)):
+    timed = MeasuredLink(SPEED, "disk", 5, "/data", "", WHEN, 0.25, 1e9)
+    for link in (timed, MeasuredLink(SPEED, "host", 1 << 40)):
         write_link(tmp_path / "link.json", link)
         assert read_link(tmp_path / "link.json") == link
 
@@ -193,7 +242,7 @@ def test_a_link_to_a_third_memory_is_kept_by_both_ends(
     first = kept_far_link(store, "cpu", near, far, size=1)
     assert (first.memory, first.folder, first.behind) == ("far-disk", str(far), str(near))
     assert min(first.speed.to, first.speed.back, *first.speed.both) > 0
-    [path] = (store / "profile").glob("*.link-1.json")
+    [path] = (store / "profile").glob("*.link-2.json")
     assert read_link(path) == first and not [*near.iterdir(), *far.iterdir()]
     write_link(path, replace(first, room=7))
     assert kept_far_link(store, "cpu", near, far, size=1).room == 7

@@ -158,6 +158,28 @@ def test_what_is_known_is_not_measured_again(
     assert len(calls) > 30 and set(again.rows) == set(first.rows)
 
 
+def test_what_was_measured_beside_other_work_is_measured_again_without(
+    gpt2: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    original = measure.measure_op
+
+    def counted(graph: Graph, op: Any, *rest: Any) -> Any:
+        calls.append(op.id)
+        return original(graph, op, *rest)
+
+    with library(tmp_path) as opened:
+        first = profile(gpt2, None, opened)
+        monkeypatch.setattr("stages.profile.profile.measure_op", counted)
+        op = next(op for op in gpt2.ops if op.target == "aten.mm.default")
+        opened.add([replace(first.of(gpt2, op), lost=0.5)])
+        for quiet in (False, True):
+            monkeypatch.setattr("stages.profile.profile.is_quiet", lambda is_it=quiet: is_it)
+            again = profile(gpt2, None, opened)
+            assert calls == [op.id] * quiet and (again.lost(gpt2) > 0) != quiet
+        assert profile(gpt2, None, opened).rows == again.rows and len(calls) == 1
+
+
 def test_an_error_keeps_what_was_measured_before(gpt2: Graph, tmp_path: Path) -> None:
     graph = gpt2
     last = graph.ops[-1]

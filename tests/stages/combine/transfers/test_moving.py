@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from schemas.link import HostLink
 from schemas.problem import Node, Problem, Storage
+from stages.combine.polish.anneal import CLOSING, LOOSE, QUICK, Pace
 from stages.combine.polish.lanes import through
 from stages.combine.polish.state import EXCESS, state_of
 from stages.combine.schedule.leaving import leaving
@@ -57,9 +59,9 @@ def test_clocks_are_those_of_the_placer(made: Problem, link: HostLink) -> None:
 
 
 @settings(deadline=None, max_examples=30)
-@given(problems(forward=4), LINKS, st.integers(0, 3))
+@given(problems(forward=4), LINKS, st.integers(0, 3), st.sampled_from([QUICK, LOOSE, CLOSING]))
 def test_what_is_found_is_a_plan_that_is_no_slower(
-    made: Problem, link: HostLink, seed: int
+    made: Problem, link: HostLink, seed: int, pace: Pace
 ) -> None:
     graph, costs, problem = step_of(without_reuses(made))
     placer = Placer(problem, link, leaving(graph, problem))
@@ -68,7 +70,7 @@ def test_what_is_found_is_a_plan_that_is_no_slower(
         placed = placer.place(range(len(problem.nodes)), None, budget)
         if placed is None:
             continue
-        found = mover.moved(mover.start(placed), budget, 50, seed)
+        found = mover.moved(mover.start(placed), budget, 50, seed, pace)
         seconds, excess = seconds_of(mover, found, budget)
         assert excess == 0
         assert seconds <= seconds_of(mover, mover.start(placed), budget)[0] * (1 + 1e-9)
@@ -143,9 +145,9 @@ def test_more_moves_are_made_where_a_plan_is_far_from_the_bound(
     shares: list[int] = []
     plain = Mover.moved
 
-    def moved(mover: Mover, start: list[int], most: int, share: int, seed: int) -> list[int]:
+    def moved(mover: Mover, start: list[int], most: int, share: int, *rest: Any) -> list[int]:
         shares.append(share)
-        return plain(mover, start, most, share, seed)
+        return plain(mover, start, most, share, *rest)
 
     monkeypatch.setattr(Mover, "moved", moved)
     linker = Linker(problem, HostLink(1e9, 0.0, shared=False, device="cpu"), {0: 0})
@@ -154,7 +156,7 @@ def test_more_moves_are_made_where_a_plan_is_far_from_the_bound(
     assert found.seconds == pytest.approx(linker.moments.bound(budget).seconds)
     monkeypatch.setattr("stages.combine.transfers.search.FAR", -1.0)
     assert linker.plan(budget, [everything]) == found
-    assert set(shares) == {ASKED.moves, ASKED.further}
+    assert set(shares) == {ASKED.moves, ASKED.patience, ASKED.further}
 
 
 def test_the_bound_counts_the_room_of_the_other_memory() -> None:

@@ -22,9 +22,10 @@ from schemas.schedule import read_schedule, schedule_link, schedule_updates
 from stages.__main__ import main
 from stages.combine.whole import command
 from stages.combine.whole.bound import least_whole_seconds
+from stages.combine.whole.choice import Choice
 from stages.combine.whole.described import described_costs
 from stages.combine.whole.plans import plan_of
-from stages.combine.whole.search import Choice, Found, Search
+from stages.combine.whole.search import Found, Search
 from stages.combine.whole.task import Task, task_of
 from stages.replay.referee import replay
 from tests.stages.combine.engines import engines_asked
@@ -107,6 +108,7 @@ def test_a_step_fits_in_a_part_of_what_everything_takes() -> None:
         linked=st.sampled_from([0.0, 0.4]),
         there=st.sampled_from([0.0, 0.1, 0.4]),
         here=st.sampled_from([0.0, 0.3, 1.0]),
+        last=st.sampled_from([0.0, 0.4, 1.0]),
     ),
 )
 def test_the_referee_plays_every_plan(
@@ -119,10 +121,10 @@ def test_the_referee_plays_every_plan(
     choice: Choice,
 ) -> None:
     if microbatches > 1:
-        host, choice = host or 1e9, Choice(choice.activations, choice.linked, choice.there)
+        host, choice = host or 1e9, replace(choice, here=0.0)
     planned = task(budget, bandwidth, host, optimizer, shared, microbatches=microbatches)
     if host is None:
-        choice = Choice(choice.activations, choice.linked, choice.there, 1.0)
+        choice = replace(choice, here=1.0)
     found = Search(planned).look(choice)
     if found is not None:
         check(planned, found)
@@ -221,5 +223,5 @@ def test_the_engine_that_is_asked_for_solves(files: Path, tmp_path: Path) -> Non
     with engines_asked() as asked:
         search.look(Choice(0.5))
         search.look(Choice(0.5, linked=0.4))
-        assert search.view(True).sweep
+        assert search.view((True, True)).sweep
     assert asked == {"cbc"}

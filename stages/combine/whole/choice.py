@@ -1,0 +1,55 @@
+"""What may be chosen of a plan of a whole step, and what is next to a choice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+FINER = (0.05, 0.025)
+LINKS = (0.15, 0.3, 0.45, 0.6)
+"""Parts of the link that activations may take."""
+THERE = (0.0, 0.25, 0.5, 0.75)
+LAST = (0.0, 0.4, 0.7, 1.0)
+HERE = (0.0, 0.25, 0.5, 1.0)
+
+ViewKey = tuple[bool, bool]
+"""Whether activations are planned `close`, and whether updates are the device's then."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Parts of the room that activations have, of the link that they take, of the room for
+    parameters that are there when the step begins, and of the parameters updated on the device.
+    Those that are there are the ones that are used first or, with `last`, some of this part of all
+    that are used last, of which gradients are whole first. In a `close` one activations share their
+    part with what each op reads and each update takes (`stages.combine.whole.needs`)."""
+
+    activations: float
+    linked: float = 0.0
+    there: float = 0.0
+    here: float = 0.0
+    close: bool = False
+    last: float = 0.0
+
+    @property
+    def view(self) -> ViewKey:
+        """The view that activations are planned by."""
+        return self.close, self.close and self.here > 0
+
+
+def near(choice: Choice, several: bool) -> Iterator[Choice]:
+    """Choices that differ in one thing, where there are several also in what is updated where."""
+    for step in FINER:
+        for other in (choice.activations - step, choice.activations + step):
+            if 0 < other < 1:
+                yield replace(choice, activations=round(other, 3))
+    for there in {*THERE, *(round(choice.there + step, 3) for step in (-0.1, -0.05, 0.05, 0.1))}:
+        if 0 <= there < 1:
+            yield replace(choice, there=there)
+    for last in LAST:
+        for there in {choice.there, *THERE[1:]}:
+            yield replace(choice, last=last, there=there)
+    for here in HERE if several else ():
+        yield replace(choice, here=here)
+    for linked in (0.0, *LINKS):
+        yield replace(choice, linked=linked)

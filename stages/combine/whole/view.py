@@ -1,0 +1,68 @@
+"""How the activations of a whole step are planned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from schemas.engines import Engine
+from schemas.problem import Problem
+from stages.combine.bounds import least_peak
+from stages.combine.moment.deciding import Moments
+from stages.combine.moment.limits import Limits
+from stages.combine.polish.polisher import Polished, Polisher
+from stages.combine.schedule.opening import Opener
+from stages.combine.whole.base import Base
+from stages.combine.whole.choice import ViewKey
+from stages.combine.whole.needs import close_problem
+from stages.combine.whole.task import Task
+
+SLICES = 1024
+"""Gradients are handed over in about so many parts: each can leave as soon as it is whole."""
+
+
+@dataclass(frozen=True)
+class View:
+    """How activations are planned: the problem, what polishes its sequences, and what opens them.
+    `always` are the bytes of the room that they do not share; the `engine` solves the programs of
+    drafts. What was found for budgets is here: the `sequences`, and the `bases`, also by the part
+    of the link that they take."""
+
+    problem: Problem
+    polisher: Polisher
+    opener: Opener
+    always: int
+    engine: Engine
+    sequences: dict[int, Polished] = field(default_factory=dict)
+    bases: dict[tuple[int, float], Base | None] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, task: Task, key: ViewKey) -> View:
+        """Activations by themselves, or close together with what ops read and updates take, which
+        the device does or not."""
+        close, here = key
+        problem = close_problem(task, here) if close else task.loose
+        opened = replace(problem, storages=task.problem.storages) if close else task.problem
+        updates = task.played(frozenset(), here=here, away=not here)
+        always = updates.staging + updates.bench + task.kept_numbers if close else 0
+        opener = Opener(task.graph, opened, SLICES)
+        return cls(problem, Polisher(problem), opener, always, task.engine)
+
+    def drafts(self, budget: int) -> list[list[int]]:
+        """Sequences that integer programs say to start from for a budget."""
+        return Moments(self.problem, Limits(engine=self.engine)).drafts(budget)
+
+    @cached_property
+    def sweep(self) -> list[Polished]:
+        """Sequences for budgets from the least that one is known for up to that of keeping all."""
+        return self.polisher.sweep([], least_peak(self.problem), 1, drafts=self.drafts)
+
+    @cached_property
+    def needed(self) -> int:
+        """Bytes of the room that no sequence goes below."""
+        return self.always + least_peak(self.problem)
+
+    @property
+    def least(self) -> Polished:
+        """The sequence of the least peak."""
+        return min(self.sweep, key=lambda each: (each.peak, each.seconds))

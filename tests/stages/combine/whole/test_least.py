@@ -1,0 +1,64 @@
+"""The least budgets of whole steps: with updates on the side where they take less."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from schemas.errors import ConfigError
+from schemas.link import HostLink
+from schemas.measured_updates import MeasuredUpdates
+from schemas.updates import UpdateCost
+from stages.combine.whole.budgets import planned, smallest
+from stages.combine.whole.search import Search
+from stages.combine.whole.task import Task, task_of
+from tests.stages.combine.whole.test_search import GRAPH
+from tests.stages.report.cases import small_costs
+
+FLOATS = replace(GRAPH, values=[replace(value, dtype="float8_e4m3fn") for value in GRAPH.values])
+"""Bytes that count as numbers with fractions."""
+COSTS = small_costs(FLOATS)
+
+
+def measured(peak: int, away_peak: int, spare: bool = False) -> Task:
+    """A step whose updates take so many bytes on the device, and of it beside a disk."""
+    costs = {
+        gradient.value: UpdateCost(
+            FLOATS.values[gradient.value].path,
+            (64,),
+            1e-3,
+            peak,
+            0,
+            (peak, 0),
+            1e-3,
+            1e-3,
+            away_peak,
+        )
+        for gradient in FLOATS.gradients
+    }
+    by_path = {cost.path: cost for cost in costs.values()}
+    link = HostLink(1e9, 1e-5, False, 1e9, "cpu", to="disk")
+    given = MeasuredUpdates("AdamW", 1 << 20, by_path, spare)
+    return task_of(FLOATS, COSTS, link, costs, 10**9, 1, 1, given)
+
+
+@pytest.mark.parametrize(
+    ("peak", "away_peak", "here"), [(3_000_000, 1000, 0.0), (1000, 3_000_000, 1.0)]
+)
+def test_updates_are_where_they_take_less(
+    peak: int, away_peak: int, here: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = measured(peak, away_peak)
+    sized, found = smallest(task)
+    assert found.choice.close and found.choice.here == here
+    assert found.replay.peak + found.updates.staging + found.updates.bench <= sized.room
+    again, _ = planned(task, str(sized.budget))
+    assert again.budget == sized.budget
+    with pytest.raises(ConfigError, match="no plan"):
+        planned(task, str(sized.budget // 2))
+    both = Search.closest_choices.fget  # type: ignore[attr-defined]
+    monkeypatch.setattr(
+        Search, "closest_choices", property(lambda own: [c for c in both(own) if c.here != here])
+    )
+    assert smallest(task)[0].budget > sized.budget

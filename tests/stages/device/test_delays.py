@@ -1,0 +1,69 @@
+"""What other work takes of a call on the host: counted for each thread, and left out."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from stages.device import clocks, delays
+from stages.device.clocks import HostClock, is_quiet
+from stages.device.meter import time_calls
+
+
+def threads(folder: Path, **waited: int) -> None:
+    """What the system says of threads: nanoseconds that each ran, and that no processor ran it."""
+    for name, delay in waited.items():
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "schedstat").write_text(f"12345 {delay} 7\n")
+
+
+@pytest.fixture
+def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the system says so; a call takes ten seconds, one of them of the processor."""
+    monkeypatch.setattr(delays, "TASKS", tmp_path)
+    seconds = itertools.cycle([100.0, 110.0])
+    own = itertools.cycle([5.0, 6.0])
+    monkeypatch.setattr(clocks.time, "perf_counter", lambda: next(seconds))
+    monkeypatch.setattr(clocks.time, "thread_time", lambda: next(own))
+    return tmp_path
+
+
+def test_the_longest_delay_is_left_out(tasks: Path) -> None:
+    threads(tasks, a=10**9, b=3 * 10**9)
+    clock = HostClock()
+    assert clock(lambda: None) == 10.0 and clock.share == 0.0
+    assert clock(lambda: threads(tasks, a=5 * 10**9, b=4 * 10**9, c=2 * 10**9)) == 6.0
+    assert (clock.spent, clock.lost, clock.share) == (20.0, 4.0, 0.2)
+
+
+def test_no_less_is_counted_than_the_thread_ran(tasks: Path) -> None:
+    threads(tasks, a=0)
+    assert HostClock()(lambda: threads(tasks, a=10**12)) == 1.0
+
+
+def test_where_nothing_counts_all_of_it_is_the_call(tasks: Path) -> None:
+    (tasks / "gone").mkdir()
+    (tasks / "odd").mkdir()
+    (tasks / "odd" / "schedstat").write_text("no numbers here\n")
+    assert delays.delays() == {}
+    assert HostClock()(lambda: threads(tasks / "odd", a=10**10)) == 10.0
+    tasks.rename(tasks.with_name("elsewhere"))
+    assert HostClock()(lambda: None) == 10.0 and HostClock().share == 0.0
+
+
+def test_timings_tell_what_was_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delays, "TASKS", tmp_path)
+    assert time_calls("cpu", lambda: sum(range(1000)), most=5).lost == 0.0
+    grown = itertools.count(1)
+    monkeypatch.setattr(clocks.time, "thread_time", lambda: 0.0)
+    busy = time_calls("cpu", lambda: threads(tmp_path, a=next(grown) * 10**12), most=5)
+    assert busy.lost == 1.0 and busy.median == 0.0
+    assert is_quiet()
+    monkeypatch.setattr(clocks, "longest", lambda before, after: 10.0)
+    assert not is_quiet()
+    monkeypatch.setattr(clocks, "longest", lambda before, after: 0.0)
+    assert is_quiet()
+    monkeypatch.setattr(delays, "TASKS", Path("/nowhere"))
+    assert not is_quiet()
