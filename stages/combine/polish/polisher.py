@@ -46,7 +46,7 @@ goes below."""
 CLOSE = 2e-3
 """What part of the time the best may be above what no plan goes below for rounds not to be
 patient."""
-FAR, DRAFTED, SEEDS = 1e-2, 2, 4
+FAR, DRAFTED, SEEDS = 2e-2, 2, 4
 """What part of the time the best may be above what no plan goes below for patient searches from
 drafts not to be made, from how many of the last of these they are made, and how many from each."""
 EVERY = 6
