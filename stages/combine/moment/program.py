@@ -231,11 +231,15 @@ class Program:
         for reuse, term in self.over[position, interval]:
             readers = self.problem.readers[reuse.storage]
             after = [r for r in readers if self.intervals.precedes(position, r)]
-            if after:
+            if after and not self._returns(reuse.storage):
                 until = min(self.intervals.latest[reader] for reader in after)
                 again = self.problem.again[reuse.storage]
                 runs = [(each, at) for each in again for at in range(interval, until + 1)]
                 self.matrix.implied(term, [self.further.get(run, NOTHING) for run in runs])
+
+    def _returns(self, storage: int) -> bool:
+        """Whether a storage that is overwritten may be there again without being made again."""
+        return False
 
     def _windows(self, heaviest: int | None) -> list[tuple[int, int]]:
         """Intervals, the first and the last of some in a row, of which the rows of a moment count

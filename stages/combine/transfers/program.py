@@ -19,7 +19,7 @@ moment's node to that of the next. Every plan keeps to the rows:
   takes at least as long as the transfers of all that is gone there, which is in the other memory
   together, within the room there.
 - What is overwritten in an interval, or is there after it, was there, made or back. It may be so
-  several times, since it may leave and come back within an interval.
+  several times, since it may leave and come back within an interval, and need not be made again.
 - What a node or those behind it make cannot be sent before all that node depends on has run.
 """
 
@@ -98,6 +98,10 @@ class LinkedProgram(Program):
         for claim in (after, *self.overwritten.get((storage, interval), ())):
             if claim is not NOTHING and ONE not in begun:
                 self.matrix.implied(claim, begun)
+
+    def _returns(self, storage: int) -> bool:
+        """Its copy may come back, also within the interval in which it was sent."""
+        return storage in self.leaving
 
     def _brought(self, storage: int, number: int) -> list[Term]:
         """That it was gone at the moment: else it is made before it can be sent and come back."""

@@ -12,13 +12,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.actions import Action, Free, Offload, Prefetch
+from schemas.actions import (
+    Action,
+    Compute,
+    Free,
+    FreeCopy,
+    Gradient,
+    Loss,
+    Offload,
+    Prefetch,
+    Wait,
+)
 from schemas.costs import Costs
 from schemas.errors import ScheduleError
 from schemas.frontier import Frontier
 from schemas.graph import Graph
 from schemas.link import HostLink
-from schemas.problem import Problem
+from schemas.problem import Problem, Reuse
+from schemas.schedule import Step
 from schemas.strategies import About
 from stages.combine.bounds import least_peak
 from stages.combine.choose import choose
@@ -175,6 +186,18 @@ def test_no_way_to_send_beats_what_several_moments_say(made: Problem, link: Host
             _, arrays = moments._program(each, found.peak)
             least = integral(arrays, moments.limits).bound * seconds_of_all(problem)
             assert found.seconds >= least * (1 - 1e-9)
+
+
+def test_what_is_overwritten_may_come_back() -> None:
+    made = two_layers()
+    first = replace(made.nodes[0], seconds=10.0)
+    over = replace(made.nodes[1], seconds=8.0, reuses=[Reuse(0, 1.0, 0)])
+    graph, costs, problem = step_of(replace(made, nodes=[first, over, *made.nodes[2:]]))
+    link = HostLink(100.0, 0.0, shared=False, device="cpu")
+    ahead: list[Action] = [Compute(0), Offload(0), Wait(0), Compute(1, in_place=0), Loss(2)]
+    behind: list[Action] = [Prefetch(0), Wait(0), FreeCopy(0), Compute(3), Free(0), Gradient(3)]
+    found = replay(graph, costs, [Step(action) for action in (*ahead, *behind)], link=link)
+    assert bound_of(graph, problem, link, found.peak) <= found.seconds < 13
 
 
 def both(made: Problem, link: HostLink) -> tuple[Frontier, Frontier, Graph, Costs, Problem]:
