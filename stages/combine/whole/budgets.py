@@ -12,6 +12,9 @@ from stages.combine.whole.resident import with_resident_states
 from stages.combine.whole.search import TRIES, Found, Search
 from stages.combine.whole.task import Task
 
+MORE_TRIES = 3 * TRIES
+"""How often the least budget is raised."""
+
 
 def planned(task: Task, written: str) -> tuple[Task, Found]:
     """The task with a budget, and its plan: bytes of the device for everything, a share of what is
@@ -32,16 +35,20 @@ def total_of(task: Task, written: str) -> int:
 
 
 def smallest(task: Task) -> tuple[Task, Found]:
-    """The task with the least budget that a plan is known for, and the fastest plan within it."""
+    """The task with the least budget that a plan is known for, and the fastest plan within it.
+    What a budget lacks, activations and what moves may take as well: where that goes on, steps
+    double."""
     search = Search(task)
     search.check()
     close = search.view(True)
     budget = task.fixed + close.always + close.least.peak
-    for _ in range(TRIES):
+    for number in range(MORE_TRIES):
         sized = replace(task, budget=budget)
         search = Search(sized, search.views)
         found = search.look(search.closest_choice)
         if found is not None:
             return sized, search.improved(found)
-        budget += max(search.lacking, 1)
+        if search.crowded:
+            raise ConfigError(search.crowded)
+        budget += max(search.lacking, 1) << max(number + 1 - TRIES, 0)
     raise ConfigError(f"no plan is known that fits in {budget} bytes, the least that were tried")
