@@ -13,6 +13,9 @@ from stages.combine.whole.resident import with_resident_states
 from stages.combine.whole.search import TRIES, Found, Search
 from stages.combine.whole.task import Task
 
+MORE_TRIES = 3 * TRIES
+"""How often the least budget is raised."""
+
 
 def planned(task: Task, written: str) -> tuple[Task, Found]:
     """The task with a budget, and its plan: bytes of the device for everything, a share of what is
@@ -34,7 +37,8 @@ def total_of(task: Task, written: str) -> int:
 
 def smallest(task: Task) -> tuple[Task, Found]:
     """The task with the least budget that a plan is known for, and the fastest plan within it.
-    Where updates can be on the device or beside the other memory, both are tried."""
+    Where updates can be on the device or beside the other memory, both are tried. What a budget
+    lacks, activations and what moves may take as well: where that goes on, steps double."""
     search = Search(task)
     search.check()
     tried: list[int] = []
@@ -58,7 +62,7 @@ def _smallest(
     if most is not None and task.fixed + view.needed >= most:
         return None
     budget = task.fixed + view.always + view.least.peak
-    for _ in range(TRIES):
+    for number in range(MORE_TRIES):
         if most is not None and budget >= most:
             return None
         sized = Search(replace(task, budget=budget), search.views)
@@ -66,5 +70,7 @@ def _smallest(
         if found is not None:
             return sized, found
         tried.append(budget)
-        budget += max(sized.lacking, 1)
+        if sized.crowded:
+            raise ConfigError(sized.crowded)
+        budget += max(sized.lacking, 1) << max(number + 1 - TRIES, 0)
     return None

@@ -63,12 +63,14 @@ class Moved:
 
 
 class TooLittleError(Exception):
-    """There is no room at some step; `step` is its position and `needed` the bytes."""
+    """There is no room at some step; `step` is its position and `needed` the bytes of the device,
+    or of the other memory where that is `away`."""
 
-    def __init__(self, step: int, needed: int) -> None:
-        super().__init__(step, needed)
+    def __init__(self, step: int, needed: int, away: bool = False) -> None:
+        super().__init__(step, needed, away)
         self.step = step
         self.needed = needed
+        self.away = away
 
 
 def placed(base: Base, moved: Moved, link: HostLink) -> list[Step]:
@@ -175,7 +177,7 @@ class _Walk:
             elif self.sent:
                 self.gradient_is_away(self.sent.popleft()[0])
             else:
-                raise TooLittleError(self.position, self.away_bytes + size)
+                raise TooLittleError(self.position, self.away_bytes + size, away=True)
         self.act(Offload(value))
         self.moving[self._storage(value)] = end = self.transfer(size, True, 0.0)[1]
         return end

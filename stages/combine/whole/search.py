@@ -71,6 +71,8 @@ class Search:
         """Bytes by which the last plan that was tried did not fit, where that is known."""
         self.closest_bytes = 0
         """Those of the device that the closest plan takes where it does not fit."""
+        self.away_bytes = 0
+        """The fewest of the other memory that a plan takes for which this has no room."""
         self.can_leave = task.leaving
 
     def best(self) -> Found:
@@ -209,7 +211,10 @@ class Search:
         try:
             steps = placed(base, moved, task.link)
         except TooLittleError as error:
-            self.lacking = error.needed - room
+            if error.away:
+                self._crowded(error.needed)
+            else:
+                self.lacking = error.needed - room
             return None
         played = replay(task.graph, task.costs, steps, link=task.link, updates=updates)
         away = played.transfers.host_peak if played.transfers else 0
@@ -222,10 +227,32 @@ class Search:
             adding = accumulating(task.graph, task.costs, steps, task.link, updates)
             most = max(most, adding.most - adding.gradients)
         self.lacking = max(most + updates.staging + updates.bench - task.room, 0)
-        return played if not self.lacking and away <= task.link.room else None
+        if self.lacking:
+            return None
+        if away > task.link.room:
+            self._crowded(away)
+            return None
+        return played
+
+    def _crowded(self, needed: int) -> None:
+        """A plan takes so many bytes of the other memory, which has fewer."""
+        self.away_bytes = min(self.away_bytes or needed, needed)
+
+    @property
+    def crowded(self) -> str:
+        """What is said where the other memory has no room for what moves, else ""."""
+        link = self.task.link
+        if not self.away_bytes or self.lacking:
+            return ""
+        return (
+            f"no plan is known that fits in {link.other}, which has {int(link.room)} bytes: in the "
+            f"closest known there are {self.away_bytes} with what moves"
+        )
 
     def _refusal(self) -> str:
-        """What is said where no plan was found: which op stands in the way."""
+        """What is said where no plan was found: which op stands in the way, or which memory."""
+        if self.crowded:
+            return self.crowded
         task, view = self.task, self._smallest_view()
         problem, least = view.problem, view.least
         played = executions(problem, least.sequence, in_place=True, ceiling=least.ceiling)

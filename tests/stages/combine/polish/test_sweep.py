@@ -117,7 +117,9 @@ def test_the_search_is_given_a_bound_that_counts_what_it_counts(
     player = Player(graph, costs, Opener(graph, problem))
     polisher, given = Polisher(problem, player.views), []
 
-    def refine(_: Polisher, starts: list[list[int]], budget: int, least: float) -> Polished:
+    def refine(
+        _: Polisher, starts: list[list[int]], budget: int, least: float, *drafts: object
+    ) -> Polished:
         given.append(least)
         peak, seconds = polisher.measure(starts[0], budget)
         return Polished(starts[0], peak, seconds, 0, budget)

@@ -22,6 +22,7 @@ from schemas.schedule import read_schedule, schedule_link, schedule_updates
 from stages.__main__ import main
 from stages.combine.whole import command
 from stages.combine.whole.bound import least_whole_seconds
+from stages.combine.whole.budgets import smallest
 from stages.combine.whole.choice import Choice
 from stages.combine.whole.described import described_costs
 from stages.combine.whole.plans import plan_of
@@ -148,6 +149,10 @@ def test_what_cannot_be_is_told_in_one_sentence() -> None:
         Search(task(6_000_000, room=4_499_999)).best()
     with pytest.raises(ConfigError, match=r"no plan fits in 3000000 bytes: aten.* of h.\d.* needs"):
         task(3_000_000)
+    crowded = r"fits in host/memory, which has 4500001 bytes: .* closest known there are \d{7}"
+    for planning in (lambda own: Search(own).best(), smallest):
+        with pytest.raises(ConfigError, match=crowded):
+            planning(task(9_000_000, room=4_500_001))
     tight = task(4_020_000)
     with pytest.raises(ConfigError, match="no plan is known that fits in 4020000 bytes"):
         Search(tight).best()
