@@ -222,11 +222,14 @@ def planned_whole(
     if written == NO_BUDGET:
         return _said(*made(written))
     limit = 0 if written == LEAST else variant.bytes_of(written)
-    tried = _tried(_sizes(variant), limit, made)
+    sizes = _sizes(variant)
+    tried = _tried(sizes, limit, made)
     fitting = [found for found in tried if found[1].total <= limit]
     if fitting:
         return _said(*fitting[-1])
-    tried.append(made(str(variant.bytes_of(LEAST))))
+    smallest = variant.bytes_of(LEAST)
+    if smallest not in sizes:
+        tried.append(made(str(smallest)))
     least = min(tried, key=lambda found: (found[1].total, found[1].seconds))
     if written != LEAST and least[1].total > limit:
         raise ConfigError(

@@ -253,12 +253,15 @@ def test_a_forward_without_its_backward_changes_nothing(package: Path) -> None:
 
 
 def test_a_module_without_its_optimiser_does_not_train(package: Path) -> None:
-    fitted, optimizer, *_ = planned(package)
+    fitted, optimizer, model, plain, _ = planned(package)
     _, args = deep()
     del optimizer
     gc.collect()
     with pytest.raises(RuntimeError, match="the optimiser of the plan is gone"):
         fitted(*args)
+    with pytest.raises(RuntimeError, match=r"brings them back, is gone: the .* state_dict\(\) has"):
+        model(*args)
+    assert alike(dict(fitted.state_dict()), dict(plain.state_dict()))
 
 
 class StopError(Exception):
