@@ -125,6 +125,7 @@ def test_a_budget_in_bytes_counts_the_whole_step(store: Path) -> None:
             optimizer=adamw(model), strategy="rotor", progress=False
         )  # fmt: skip
         made.optimizer.close()  # type: ignore[union-attr]
+        assert made.whole is not None
         assert f"takes {made.whole.total:,} bytes in all, which" in made.sentence
         return made.whole
 

@@ -92,10 +92,11 @@ def most_bytes(task: Task, found: Found) -> int:
     """The most bytes that budgets count of the device, above what is there all the time: in first
     steps, too, where these are known, and where gradients add up."""
     most = 0
-    adds = found.adding and task.played(found.updates.there, here=False, adds=True)
-    for played, updates in ((found.replay, found.updates), (found.adding, adds)):
-        if played is None or updates is None:
-            continue
+    several = [(found.replay, found.updates)]
+    if found.adding is not None:
+        adds = task.played(found.updates.there, here=False, adds=True)
+        several.append((found.adding, adds))
+    for played, updates in several:
         most = max(most, played.peak)
         more = (task.graph, task.costs, played.steps)
         if task.measured is not None:
