@@ -18,6 +18,9 @@ from schemas.errors import ArtifactError
 FAILED = "failed"
 """The verdict of a plan whose measurement contradicts it; `sentence` says how."""
 
+SCATTERED = 1.5
+"""Quartiles of the time ratio further apart than this factor say that other work disturbed it."""
+
 LINE_POINTS = 2000
 """The most points that are kept of one memory line."""
 
@@ -84,6 +87,13 @@ class Measurement:
     slow_peak: int | None = None
     predicted_waited: float | None = None
     waited: float | None = None
+
+    @property
+    def scattered(self) -> bool:
+        """Whether the pairs differ too much for their median to say how long the plan takes: a
+        quarter of them is below the first quartile, a quarter `SCATTERED` times above it."""
+        low, high = self.time_ratio_first_quartile, self.time_ratio_third_quartile
+        return low is not None and high is not None and high > SCATTERED * low
 
 
 def _maybe_integer(name: str) -> pa.Field:

@@ -87,6 +87,29 @@ class Updating:
             accumulating_total=accumulated,
         )
 
+    def holding(self, variant: Variant, plan: ChosenPlan, whole: WholeStep) -> str:
+        """The parts of a whole step's total, the largest first, as a clause: what is there before
+        it, and what its largest moment takes."""
+        from schemas.costs import read_costs
+        from schemas.graph import read_graph
+        from schemas.schedule import read_schedule, schedule_link, schedule_updates
+        from stages.combine.holding import holding_whole
+        from stages.replay.referee import replay
+
+        graph, costs = read_graph(variant.graph), read_costs(variant.costs)
+        path, adds = Path(whole.schedule), self.accumulates
+        steps, link, updates = read_schedule(path), schedule_link(path), schedule_updates(path)
+        assert updates is not None
+        played = max(
+            (
+                replay(graph, costs, steps, adds, link, replace(updates, first=first))
+                for first in (False, True)
+            ),
+            key=lambda each: each.peak,
+        )
+        sums = whole.gradients if adds else 0
+        return holding_whole(graph, played, plan.fixed, whole.total, whole.staging, sums)
+
     def link(self, device: str) -> HostLink:
         """The link of states, as it was measured."""
         each = min(self.speed.both)
@@ -195,10 +218,37 @@ def planned_whole(
         return plan, updating.step(variant, plan)
 
     if written.endswith("%"):
-        return made(written if total is None else str(total))
-    if written in (NO_BUDGET, LEAST):
-        return made(written if written != LEAST else str(variant.bytes_of(written)))
-    return _largest(_sizes(variant), variant.bytes_of(written), made)
+        return _said(*made(written if total is None else str(total)))
+    if written == NO_BUDGET:
+        return _said(*made(written))
+    limit = 0 if written == LEAST else variant.bytes_of(written)
+    sizes = _sizes(variant)
+    tried = _tried(sizes, limit, made)
+    fitting = [found for found in tried if found[1].total <= limit]
+    if fitting:
+        return _said(*fitting[-1])
+    smallest = variant.bytes_of(LEAST)
+    if smallest not in sizes:
+        tried.append(made(str(smallest)))
+    least = min(tried, key=lambda found: (found[1].total, found[1].seconds))
+    if written != LEAST and least[1].total > limit:
+        raise ConfigError(
+            f"no plan fits in {limit:,} bytes: the smallest budget known to work with all updates "
+            f"is {least[1].total:,} bytes; at the peak of the step these are "
+            f"{updating.holding(variant, *least)}"
+        )
+    return _said(*least)
+
+
+def _said(plan: ChosenPlan, whole: WholeStep) -> tuple[ChosenPlan, WholeStep]:
+    """A plan whose sentence tells the bytes of the step with all updates."""
+    object.__setattr__(
+        plan,
+        "sentence",
+        f"{plan.sentence}; with all updates the step takes {whole.total:,} bytes in all, which is "
+        "what a budget in bytes counts",
+    )
+    return plan, whole
 
 
 def _sizes(variant: Variant) -> list[int]:
@@ -206,26 +256,19 @@ def _sizes(variant: Variant) -> list[int]:
     return sorted(set(totals_of(variant.graph, variant.costs, variant.frontier)))
 
 
-def _largest(
+def _tried(
     sizes: list[int], limit: int, made: Callable[[str], tuple[ChosenPlan, WholeStep]]
-) -> tuple[ChosenPlan, WholeStep]:
-    """The plan of the largest size whose whole step is within a limit: sizes that are twice as many
-    take one more try."""
-    best = None
+) -> list[tuple[ChosenPlan, WholeStep]]:
+    """The plans that are made on the way to the largest size whose whole step is within a limit:
+    the last of them that is within it is that one, and where none is they end with the least size.
+    Sizes that are twice as many take one more."""
+    tried = []
     low, high = 0, len(sizes)
     while low < high:
         middle = (low + high) // 2
-        found = made(str(sizes[middle]))
-        if found[1].total <= limit:
-            best, low = found, middle + 1
+        tried.append(made(str(sizes[middle])))
+        if tried[-1][1].total <= limit:
+            low = middle + 1
         else:
             high = middle
-    if best is None:
-        least = made(str(sizes[0]))
-        if least[1].total > limit:
-            raise ConfigError(
-                f"no plan fits in {limit} bytes: the step with all updates takes "
-                f"{least[1].total} bytes in its smallest plan"
-            )
-        best = least
-    return best
+    return tried

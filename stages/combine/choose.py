@@ -109,8 +109,8 @@ class _Asked:
         share = "" if self.elsewhere else _share(smallest - fixed.floor, room)
         measured = _measured(self.budget, smallest, share)
         sentence = (
-            f"infeasible: {self.budget} is {self.total:,} bytes, the smallest budget known to work "
-            f"for {player.graph.model} with {frontier.strategy} is {measured}; "
+            f"infeasible: {_asked(self.budget, self.total or 0)}, the smallest budget known to "
+            f"work for {player.graph.model} with {frontier.strategy} is {measured}; "
             f"at the peak of the step these are {parts}{margin(memory)}"
             f"{self._floor(room)}{of_costs(player.graph, player.costs)}{_clock(frontier)}"
         )
@@ -249,6 +249,12 @@ def _optimal_in(verdict: Verdict, point: Point, frontier: Frontier, asked: bool)
 def _share(part: int, whole: int) -> str:
     """A budget as a percentage, rounded up; "" where it is none."""
     return f"{-(-100 * part // whole) or 1}%" if 0 <= part <= whole and whole else ""
+
+
+def _asked(budget: str, total: int) -> str:
+    """What was asked for in bytes, with the budget as written where that says it otherwise."""
+    size = f"{total:,} bytes" if total != 1 else "1 byte"
+    return f"the budget is {size}" if budget.rstrip("B").isdigit() else f"{budget} is {size}"
 
 
 def _measured(budget: str, size: int, share: str) -> str:

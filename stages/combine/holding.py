@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schemas.actions import Loss
+from schemas.actions import Loss, Optimise
 from schemas.graph import NONE, Graph, Op
 from schemas.plan import Fixed
 from schemas.problem import Problem
@@ -36,6 +36,24 @@ def holding(graph: Graph, played: Replay, fixed: Fixed) -> str:
     sizes |= {"inputs": fixed.inputs, "buffers": fixed.buffers}
     ranked = sorted(sizes.items(), key=lambda item: -item[1])
     return ", ".join(f"{name} {size:,}" for name, size in ranked if size > 0)
+
+
+def holding_whole(
+    graph: Graph, played: Replay, fixed: Fixed, total: int, staging: int, sums: int
+) -> str:
+    """The parts of the total of a step with its updates, the largest first, as a clause: what is
+    there before it, the buffers that states pass through, the `sums` of gradients of several
+    microbatches, and the rest, with what runs where that is the most."""
+    walked = list(effects(graph, played.steps[: played.peak_step + 1]))
+    action, op = played.steps[played.peak_step].action, walked[-1].op
+    name = "the loss" if op is None else called(op)
+    if isinstance(action, Optimise):
+        name = f"the update of {graph.values[action.value].path}"
+    sizes = {_parameters(graph): fixed.parameters, "inputs": fixed.inputs, "buffers": fixed.buffers}
+    sizes |= {"buffers that states pass through": staging, "gradients that add up": sums}
+    sizes[f"{name} with what is kept then"] = total - sum(sizes.values())
+    ranked = sorted(sizes.items(), key=lambda item: -item[1])
+    return ", ".join(f"{part} {size:,}" for part, size in ranked if size > 0)
 
 
 def called(op: Op) -> str:

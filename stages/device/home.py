@@ -110,11 +110,22 @@ class Home:
         """See `Owner.refusal`."""
         if not self.memory.sound:
             return f"the values of {self.paths[number]} are not to be had: {_LOST}"
+        if self.orphaned:
+            return (
+                f"the values of {self.paths[number]} are in another memory, and the optimiser of "
+                "the plan, which brings them back, is gone: the planned module's state_dict() has "
+                "copies; keep that optimiser as long as its parameters, or close() it first"
+            )
         return (
             f"the values of {self.paths[number]} are in another memory: use them within "
             f"optimizer.gathered(), which takes the bytes of all parameters, or train by the "
             f"planned module"
         )
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether the optimiser that updates them is gone."""
+        return self.stepping is not None and self.stepping() is None
 
     def check_gradient(self, number: int) -> None:
         """See `Owner.check_gradient`."""
@@ -156,7 +167,7 @@ class Home:
                 "a planned step begins within gathered(), where all parameters are on the device: "
                 "leave it, or run the original model there"
             )
-        if self.stepping is not None and self.stepping() is None:
+        if self.orphaned:
             raise RuntimeError(
                 "the optimiser of the plan is gone, and nothing would update the parameters: keep "
                 "the one that was made with the module"

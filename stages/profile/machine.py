@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from schemas.budget import parse_budget
 from schemas.derived import Derived
 from schemas.errors import ConfigError
 from schemas.machine import read_machine
@@ -13,9 +14,10 @@ from schemas.machine import read_machine
 if TYPE_CHECKING:
     from schemas.measured_link import MeasuredLink
 
-_MIB = 1 << 20
-_ALONE = 256
-"""MiB that are moved where nothing is kept."""
+_ALONE = 256 << 20
+"""Bytes that are moved where nothing is kept."""
+_LEAST, _MOST = 1 << 20, 1 << 40
+"""Bytes that may be asked for."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--remeasure", action="store_true", help="measure what --library has, too")
     parser.add_argument(
         "--size",
-        type=int,
-        help="MiB to move each way (default: 256, 64 with --library, less on a disk without room)",
+        help="how much to move each way, such as 64MiB (default: 256MiB, 64MiB with --library, "
+        "less on a disk without room)",
     )
     parser.add_argument("--out", required=True, help="machine.json to write")
 
@@ -42,13 +44,12 @@ def run(options: argparse.Namespace) -> None:
     from stages.device.devices import require_device
     from stages.profile.kept_links import write_machine
 
-    if options.size is not None and not 1 <= options.size <= 1 << 20:
-        raise ConfigError(f"--size {options.size}: expected MiB from 1 to {1 << 20}")
+    size = _size(options.size)
     if options.library is None and options.remeasure:
         raise ConfigError("--remeasure: is for what --library has")
     require_device(options.device)
-    far = _far_link(options) if options.far_disk else None
-    own = _link(options)
+    far = _far_link(options, size) if options.far_disk else None
+    own = _link(options, size)
     write_machine(Path(options.out), options.device, own, far)
     said = [own.said, *([] if far is None else [far.said])]
     for link, figures in zip(read_machine(options.out).links, said, strict=True):
@@ -66,33 +67,41 @@ def derived(options: argparse.Namespace) -> list[Derived]:
     return [Derived([options.out], [], settings)]
 
 
-def _far_link(options: argparse.Namespace) -> MeasuredLink:
+def _size(written: str | None) -> int | None:
+    """The bytes that are to be moved, None where that is not said; raises ConfigError where they
+    are no size, too few or too many."""
+    if written is None:
+        return None
+    size = parse_budget(written, "--size").size
+    if size is None or not _LEAST <= size <= _MOST:
+        raise ConfigError(f"--size {written}: expected from 1MiB to 1TiB, such as 64MiB")
+    return size
+
+
+def _far_link(options: argparse.Namespace, size: int | None) -> MeasuredLink:
     """The link behind the slow memory, as `_link`."""
     from stages.profile.kept_links import kept_far_link
     from stages.profile.links import measured_far
 
     more = (options.device, options.disk, options.far_disk)
     if options.library is not None:
-        again = options.remeasure or options.size is not None
-        size = None if options.size is None else options.size * _MIB
+        again = options.remeasure or size is not None
         return kept_far_link(options.library, *more, again, size)
     try:
-        return measured_far(*more, (options.size or _ALONE) * _MIB, options.size is not None)
+        return measured_far(*more, size or _ALONE, size is not None)
     except (RuntimeError, OSError) as error:
         raise ConfigError(f"--far-disk: {error}") from error
 
 
-def _link(options: argparse.Namespace) -> MeasuredLink:
+def _link(options: argparse.Namespace, size: int | None) -> MeasuredLink:
     """The link as it is kept, or as it is measured now."""
     from stages.profile.kept_links import kept_link
     from stages.profile.links import measured
 
     if options.library is not None:
-        again = options.remeasure or options.size is not None
-        size = None if options.size is None else options.size * _MIB
+        again = options.remeasure or size is not None
         return kept_link(options.library, options.device, options.disk, again, size)
     try:
-        exact = options.size is not None
-        return measured(options.device, options.disk, (options.size or _ALONE) * _MIB, exact)
+        return measured(options.device, options.disk, size or _ALONE, size is not None)
     except (RuntimeError, OSError) as error:
         raise ConfigError(f"--disk: {error}") from error

@@ -30,7 +30,7 @@ class Spark:
 class IndexRow:
     """One plan, or one failure where there is no plan. `link` leads to the model's page, `spark`
     names its small curve and `dot` is where the plan lies on it, in thousandths; "" and None where
-    there is none."""
+    there is none. `scattered` is that of its outcome."""
 
     model: str
     strategy: str
@@ -43,6 +43,7 @@ class IndexRow:
     predicted: int | None
     measured: int | None
     ratio: float | None
+    scattered: bool
     gap: float | None
     words: str
     spark: str
@@ -137,6 +138,7 @@ def _failure(
         predicted=None,
         measured=None,
         ratio=None,
+        scattered=False,
         gap=None,
         words=sentence,
         spark="",
@@ -170,6 +172,7 @@ def _row(
         predicted=plan.peak,
         measured=found.peak if found.measured else None,
         ratio=found.ratio,
+        scattered=found.scattered,
         gap=plan.gap if plan.feasible else None,
         words=found.sentence if found.state == "bad" else _words(result),
         spark=spark,

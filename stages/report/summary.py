@@ -35,6 +35,11 @@ from stages.report.words import percent, ratio, size
 WIDTH = 140
 """Columns of the table where the output is no terminal."""
 
+UNSURE = (
+    "?: of the measured pairs of runs a quarter takes half again as long as another quarter, or "
+    "more: measure again while nothing else runs, or with more pairs"
+)
+
 COLOURS = {"good": "green", "warning": "yellow", "bad": "red"}
 
 
@@ -122,6 +127,8 @@ def show(lines: list[Line], folder: Path) -> None:
         )
         before = line.model
     console.print(table)
+    if any(line.time.endswith("?") for line in lines):
+        console.print(UNSURE, markup=False, highlight=False, soft_wrap=True)
     on_gpu = [line.gpu for line in lines if line.gpu is not None]
     if on_gpu:
         console.print(table_of(GPU_TITLE, GPU_HEADS, on_gpu))
@@ -223,7 +230,7 @@ def _line(folder: Path, result: PlanResult, report: str) -> Line:
         found.word,
         "" if plan.peak is None else size(plan.peak),
         "" if measured is None else size(measured),
-        "" if found.ratio is None or not found.measured else ratio(found.ratio),
+        "" if found.ratio is None or not found.measured else ratio(found.ratio, found.scattered),
         percent(plan.gap) if plan.feasible and plan.gap is not None else "",
         report,
         found.state,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from schemas.budget import NO_BUDGET
@@ -30,7 +30,8 @@ class Part:
 @dataclass(frozen=True)
 class Outcome:
     """What became of one plan. `peak` and `ratio` are measured where `measured`, else predicted;
-    None where there is no plan. `fits` says whether the budget is met."""
+    None where there is no plan. `fits` says whether the budget is met, `scattered` whether the
+    measured runs differ too much for `ratio` to be more than a guess."""
 
     state: Severity
     word: str
@@ -39,6 +40,7 @@ class Outcome:
     ratio: float | None
     measured: bool
     fits: bool
+    scattered: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,15 @@ class Card:
 
 def outcome(result: PlanResult) -> Outcome:
     """The verdict of one plan as a sentence."""
+    found = _outcome(result)
+    return replace(found, scattered=found.measured and _scattered(result.measurement))
+
+
+def _scattered(found: Measurement | None) -> bool:
+    return found is not None and found.time_ratio is not None and found.scattered
+
+
+def _outcome(result: PlanResult) -> Outcome:
     plan, found = result.plan, result.measurement
     peak: int | None = plan.peak
     relative = result.relative
@@ -73,7 +84,7 @@ def outcome(result: PlanResult) -> Outcome:
     if found is not None and found.measured_peak is not None:
         peak, relative = found.measured_peak, found.time_ratio or relative
     fits = peak is not None and _fits(plan, found, peak)
-    figures = _figures(peak or 0, relative, measured)
+    figures = _figures(peak or 0, relative, measured, measured and _scattered(found))
     if found is not None and found.verdict == FAILED:
         sentence = f"Failed: {found.sentence or figures}"
         return Outcome("bad", "failed", sentence, peak, relative, measured, fits)
@@ -138,9 +149,9 @@ def _unequal(result: PlanResult) -> str:
     return "" if found is None or equal else f" {found.sentence}"
 
 
-def _figures(peak: int, relative: float | None, measured: bool) -> str:
+def _figures(peak: int, relative: float | None, measured: bool, scattered: bool) -> str:
     how = "measured" if measured else "predicted"
-    step = f", {ratio(relative)} the unplanned step" if relative is not None else ""
+    step = "" if relative is None else f", {ratio(relative, scattered)} the unplanned step"
     return f"{size(peak)} {how}{step}"
 
 

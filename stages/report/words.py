@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from schemas.graph import Op
 from schemas.groups import body_of, is_group
+from schemas.words import duration as duration
 
 _SIZES = ((1e9, "GB", 2), (1e6, "MB", 1), (1e3, "kB", 1))
-_TIMES = ((1.0, "s", 2), (1e-3, "ms", 1), (1e-6, "µs", 0))
 
 
 def size(amount: float) -> str:
@@ -30,17 +30,9 @@ def exact(amount: int) -> str:
     return f"{amount:,} bytes"
 
 
-def duration(seconds: float) -> str:
-    """A time in the largest unit that fits: "1.23 s", "412.0 ms", "38 µs"."""
-    for unit, name, decimals in _TIMES:
-        if abs(seconds) >= unit * 0.9995:
-            return f"{seconds / unit:.{decimals}f} {name}"
-    return "0 s" if seconds == 0 else f"{seconds * 1e6:.1f} µs"
-
-
-def ratio(value: float) -> str:
-    """A time relative to another: "1.05x"."""
-    return f"{value:.2f}x"
+def ratio(value: float, scattered: bool = False) -> str:
+    """A time relative to another: "1.05x", or "1.05x?" where the runs it is of are `scattered`."""
+    return f"{value:.2f}x" + ("?" if scattered else "")
 
 
 def percent(share: float) -> str:

@@ -18,6 +18,7 @@ from torch import nn
 from schemas.errors import ConfigError, ModelError
 from schemas.graph import Graph
 from schemas.measurement import FAILED, LinePoint, Measurement, thin
+from schemas.words import duration
 from stages.device.devices import kept_random_states, wait_for
 from stages.device.factory import Built, Sample
 from stages.device.leaves import leaves_of
@@ -338,9 +339,9 @@ def _told(found: Measurement, lodging: Any, uncompared: str) -> list[str]:
     if lodging.microbatches > 1:
         told.append(f"each of its {lodging.microbatches} microbatches takes the bytes predicted")
     if found.waited is not None:
-        waits = f"a step waits for the other memory for {found.waited:.3g} s"
+        waits = f"a step waits for the other memory for {duration(found.waited)}"
         if found.predicted_waited is not None:
-            waits += f" where {found.predicted_waited:.3g} s were predicted"
+            waits += f" where {duration(found.predicted_waited)} were predicted"
         told.append(waits)
     if told:
         told[0] = f"measured, {told[0]}"

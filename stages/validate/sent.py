@@ -12,6 +12,7 @@ from schemas.errors import ArtifactError
 from schemas.graph import Graph
 from schemas.measurement import LinePoint, Measurement, thin
 from schemas.plan import Transfers
+from schemas.words import duration
 from stages.device.devices import kept_random_states
 from stages.device.factory import Built
 from stages.validate.comparison import copied, quick_collections
@@ -96,7 +97,7 @@ def words_of(foretold: Transfers, memory: str, waited: float) -> str:
     """What is to be said of a step that sends as it was predicted."""
     return (
         f"measured, a step has {foretold.host_peak:,} bytes in the {memory} at most, as predicted, "
-        f"and waits for {waited:.3g} s where {foretold.waited:.3g} s were predicted"
+        f"and waits for {duration(waited)} where {duration(foretold.waited)} were predicted"
     )
 
 

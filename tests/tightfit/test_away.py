@@ -103,6 +103,7 @@ def test_three_steps_are_those_of_torch_in_the_bytes_predicted(
     assert made.whole is not None and made.whole.remote > 20_000
     assert made.budget_total is not None and made.whole.total <= made.budget_total
     assert budget != "min" or made.budget_total < 90_000
+    assert f"feasible: {made.whole.total:,} bytes of the device" in made.sentence
     # Where there is room for them, states stay on the device.
     assert optimizer.resident_bytes == made.whole.resident
     assert budget != 260_000 or made.whole.resident > 10_000
@@ -252,12 +253,15 @@ def test_a_forward_without_its_backward_changes_nothing(package: Path) -> None:
 
 
 def test_a_module_without_its_optimiser_does_not_train(package: Path) -> None:
-    fitted, optimizer, *_ = planned(package)
+    fitted, optimizer, model, plain, _ = planned(package)
     _, args = deep()
     del optimizer
     gc.collect()
     with pytest.raises(RuntimeError, match="the optimiser of the plan is gone"):
         fitted(*args)
+    with pytest.raises(RuntimeError, match=r"brings them back, is gone: the .* state_dict\(\) has"):
+        model(*args)
+    assert alike(dict(fitted.state_dict()), dict(plain.state_dict()))
 
 
 class StopError(Exception):

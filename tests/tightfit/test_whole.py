@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from schemas.schedule import read_schedule, schedule_link, schedule_updates
 from stages.generate.package import package
 from stages.replay.referee import replay
 from tests.tightfit.steps import Measured, check_three_steps, loss
-from tightfit.whole import _largest
+from tightfit.whole import _tried
 
 SETTINGS: dict[str, Any] = {"strategy": "checkpoint", "progress": False}
 
@@ -124,11 +125,20 @@ def test_a_budget_in_bytes_counts_the_whole_step(store: Path) -> None:
             optimizer=adamw(model), strategy="rotor", progress=False
         )  # fmt: skip
         made.optimizer.close()  # type: ignore[union-attr]
+        assert made.whole is not None
+        assert f"takes {made.whole.total:,} bytes in all, which" in made.sentence
         return made.whole
 
     assert whole_of(300_000).total <= 300_000
-    with pytest.raises(ConfigError, match=r"no plan fits in 90000 bytes: .* takes \d{6} bytes in"):
+    said = r"no plan fits in 90,000 bytes: the smallest budget known .* is ([\d,]+) bytes; (.*)"
+    with pytest.raises(ConfigError, match=said) as refused:
         whole_of(90_000)
+    found = re.search(said, str(refused.value))
+    assert found is not None and "parameters (the largest " in found[2]
+    least = int(found[1].replace(",", ""))
+    parts = [int(size.replace(",", "")) for size in re.findall(r" ([\d,]*\d)(?:, |$)", found[2])]
+    assert sum(parts) == least and " with what is kept then" in found[2]
+    assert whole_of(least).total == least
 
 
 def test_the_largest_that_fits_is_found() -> None:
@@ -139,10 +149,14 @@ def test_the_largest_that_fits_is_found() -> None:
     def made(budget: str) -> Any:
         return budget, Whole(int(budget) + 5)
 
-    assert _largest([10, 20, 30, 40], 36, made)[0] == "30"
-    assert _largest([10], 15, made)[0] == "10"
-    with pytest.raises(ConfigError, match=r"no plan fits in 14 bytes: .* takes 15 bytes"):
-        _largest([10, 20], 14, made)
+    def tried(sizes: list[int], limit: int) -> tuple[list[int], list[int]]:
+        found: Any = _tried(sizes, limit, made)
+        fitting = [int(size) for size, whole in found if whole.total <= limit]
+        return fitting, [int(size) for size, _ in found]
+
+    assert tried([10, 20, 30, 40], 36)[0][-1:] == [30]
+    assert tried([10], 15)[0] == [10]
+    assert tried([10, 20], 14) == ([], [20, 10])
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,13 @@ from schemas.plan import Plan, PlanCost, gap_of, write_plan
 from schemas.schedule import write_schedule
 from stages.combine.fixed import fixed_bytes
 from stages.combine.sources import of_costs, of_link
+from stages.combine.whole.accumulating import accumulating
 from stages.combine.whole.bound import least_whole_seconds
 from stages.combine.whole.search import Found
 from stages.combine.whole.task import Task
 from stages.replay.line import executions
 from stages.replay.microbatches import together
+from stages.replay.referee import replay
 
 OUTPUTS = ("schedule.arrow", "plan.json")
 ADDING = "microbatch.arrow"
@@ -51,7 +53,7 @@ def plan_of(task: Task, found: Found, budget: str) -> Plan:
     gap = gap_of(seconds, bound)
     all_of_it = together(played, found.adding, task.microbatches)
     most = all_of_it.peak
-    total = task.fixed + found.updates.staging + found.updates.bench + most
+    total = task.fixed + found.updates.staging + found.updates.bench + most_bytes(task, found)
     there, count = all_of_it.transfers, task.microbatches
     parts = f" in {count} microbatches" if count > 1 else ""
     waited = there.waited if there else 0.0
@@ -84,6 +86,26 @@ def plan_of(task: Task, found: Found, budget: str) -> Plan:
         groups=groups,
         compiled=compiled,
     )
+
+
+def most_bytes(task: Task, found: Found) -> int:
+    """The most bytes that budgets count of the device, above what is there all the time: in first
+    steps, too, where these are known, and where gradients add up."""
+    most = 0
+    several = [(found.replay, found.updates)]
+    if found.adding is not None:
+        adds = task.played(found.updates.there, here=False, adds=True)
+        several.append((found.adding, adds))
+    for played, updates in several:
+        most = max(most, played.peak)
+        more = (task.graph, task.costs, played.steps)
+        if task.measured is not None:
+            begun = replay(*more, link=task.link, updates=replace(updates, first=True))
+            most = max(most, begun.peak - (task.sums if updates.adds else 0))
+        if task.accumulating:
+            adding = accumulating(*more, task.link, updates)
+            most = max(most, adding.most - adding.gradients)
+    return most
 
 
 def _beside(task: Task, found: Found) -> str:

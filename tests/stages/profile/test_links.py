@@ -54,7 +54,7 @@ def test_the_command_writes_a_machine_that_plans_take(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "machine.json"
-    assert main(["machine", "--disk", str(tmp_path), "--size", "8", "--out", str(path)]) == 0
+    assert main(["machine", "--disk", str(tmp_path), "--size", "8MiB", "--out", str(path)]) == 0
     assert capsys.readouterr().out.startswith("cpu to disk: ")
     found = host_link(read_machine(path), path)
     assert (found.device, found.to) == ("cpu", "disk") and found.bandwidth > 0
@@ -63,7 +63,11 @@ def test_the_command_writes_a_machine_that_plans_take(
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [(["--disk", "/nowhere"], "files of /nowhere"), (["--size", "0"], "--size 0: expected MiB")],
+    [
+        (["--disk", "/nowhere"], "files of /nowhere"),
+        (["--size", "8"], "--size 8: expected from 1MiB"),
+        (["--size", "5%"], "expected from 1MiB"),
+    ],
 )
 def test_what_cannot_be_measured(
     words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -100,7 +104,7 @@ def test_a_disk_without_room_to_measure_is_told_in_bytes(
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=free[0]))
     words = ["machine", "--disk", str(tmp_path), "--out", str(tmp_path / "machine.json")]
     words += ["--library", str(tmp_path)] if kept else []
-    for more, needed in (([], 8 << 20), (["--size", "8"], 16 << 20)):
+    for more, needed in (([], 8 << 20), (["--size", "8MiB"], 16 << 20)):
         assert main([*words, *more]) == 1
         said = capsys.readouterr().err
         assert said.count("\n") == 1 and said.endswith(
@@ -259,7 +263,7 @@ def test_a_link_to_a_third_memory_is_kept_by_both_ends(
         write_link(path, first)
     with pytest.raises(ConfigError, match="far_disk: tensors cannot wait in files of /nowhere"):
         kept_far_link(store, "cpu", near, "/nowhere", size=1)
-    words = ["--disk", str(near), "--far-disk", str(far), "--library", str(store), "--size", "4"]
+    words = ["--disk", str(near), "--far-disk", str(far), "--library", str(store), "--size", "4MiB"]
     assert main(["machine", *words, "--out", str(tmp_path / "three.json")]) == 0
     assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == [
         "cpu to disk",
@@ -284,6 +288,6 @@ def test_the_command_keeps_what_it_measures(
     words = ["machine", "--disk", str(tmp_path), "--out", str(tmp_path / "machine.json")]
     kept = [*words, "--library", str(tmp_path / "store")]
     assert [main(kept) for _ in range(2)] == [0, 0] and len(measuring) == 1
-    assert [main([*kept, "--remeasure"]), main([*kept, "--size", "8"])] == [0, 0]
+    assert [main([*kept, "--remeasure"]), main([*kept, "--size", "8MiB"])] == [0, 0]
     assert len(measuring) == 3 and main([*words, "--remeasure"]) == 1
     assert "--remeasure: is for what --library has" in capsys.readouterr().err

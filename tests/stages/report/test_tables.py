@@ -12,6 +12,10 @@ import pytest
 from schemas.measurement import read_measurement, write_measurement
 from schemas.plan import GpuMemory, Transfers, read_plan, write_plan
 from stages.report import summary
+from stages.report.index import run_index
+from stages.report.load import load_model
+from stages.report.page import model_page
+from stages.report.render import render_index, render_model
 from tests.stages.report.pages import page_of
 
 
@@ -26,6 +30,23 @@ def test_the_table_tells_the_gap_of_each_plan(
     assert any(" gap " in line for line in told)
     [row] = [line for line in told if "rockmate" in line and " 50% " in line]
     assert " 43.2% " in row
+
+
+def test_times_of_runs_that_differ_widely_are_marked(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(results / "small", tmp_path / "small")
+    plans = argparse.Namespace(results=tmp_path, configuration=None)
+    path = tmp_path / "small" / "rockmate" / "50pct" / "measurement.arrow"
+    for high, marked in ((1.4, False), (5.8, True)):
+        write_measurement(path, replace(read_measurement(path), time_ratio_third_quartile=high))
+        summary.run(plans)
+        told = capsys.readouterr().out
+        assert ("1.20x?" in told) == marked and ("measure again while" in told) == marked
+        model = load_model(tmp_path / "small")
+        index, page = render_index(run_index([model])), render_model(model_page(model))
+        assert ("1.20x?" in index) == marked and ("measure again while" in index) == marked
+        assert page.count("1.20x?") == 4 * marked and ("runs that differ" in page) == marked
 
 
 def test_what_plans_take_of_a_gpu_is_a_table_of_its_own(

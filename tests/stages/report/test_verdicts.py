@@ -49,6 +49,16 @@ def test_a_plan_that_fits() -> None:
     )
 
 
+@pytest.mark.parametrize(("high", "said"), [(1.5, "1.20x the"), (1.51, "1.20x? the")])
+def test_times_of_runs_that_differ_widely_are_marked(high: float, said: str) -> None:
+    scattered = result(PLAN, time_ratio_third_quartile=high)
+    found = outcome(scattered)
+    assert said in found.sentence and found.scattered == ("?" in said)
+    unknown = outcome(result(PLAN, time_ratio_third_quartile=None))
+    predicted = outcome(replace(scattered, measurement=None))
+    assert not unknown.scattered and not predicted.scattered
+
+
 def test_a_plan_of_fused_kernels_is_predicted_at_their_pace_and_says_how_far_they_are() -> None:
     fused = replace(result(PLAN, measured=False), fused=True, pace=0.5)
     eager = result(PLAN, measured=False).relative

@@ -49,7 +49,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
         assert main(["trace", *model, "--name", "gpt2", "--out", graph]) == 0
         library = ["--library", str(folder / "store"), "--out", costs]
         assert main(["profile", "--graph", graph, *library, "--optimizer", "adamw"]) == 0
-        machine = ["--disk", str(folder), "--size", "4", "--out", str(folder / "machine.json")]
+        machine = ["--disk", str(folder), "--size", "4MiB", "--out", str(folder / "machine.json")]
         assert main(["machine", *machine]) == 0
         whole = ["--graph", graph, "--costs", costs, "--machine", str(folder / "machine.json")]
         whole += ["--out", str(folder / "plan"), "--budget", "330kB"]
