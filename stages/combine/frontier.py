@@ -121,7 +121,14 @@ def _linked(played: _Played, points: Sequence[Point], workers: int) -> Iterator[
         return [point.actions for point in next_to(given, budget)]
 
     for placed in linker.sweep(highest, least_peak(problem), start, workers, linked):
-        yield played.linked(source(placed.ceiling), linker.placer.actions(placed), placed.ceiling)
+        actions = linker.placer.actions(placed)
+        try:
+            point = played.linked(source(placed.ceiling), actions, placed.ceiling)
+        except ScheduleError:
+            # Of several runs at once one may free what another one was to send: no plan.
+            continue
+        if point.transfers:
+            yield point
 
 
 def _beaten(points: Sequence[Point], best: Sequence[Point]) -> list[Point]:
