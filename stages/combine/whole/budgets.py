@@ -42,22 +42,25 @@ def smallest(task: Task) -> tuple[Task, Found]:
     search = Search(task)
     search.check()
     tried: list[int] = []
+    crowded: list[str] = []
     best: tuple[Search, Found] | None = None
     for choice in search.closest_choices:
         most = None if best is None else best[0].task.budget
-        best = _smallest(search, choice, most, tried) or best
+        best = _smallest(search, choice, most, tried, crowded) or best
     if best is None:
         raise ConfigError(
-            f"no plan is known that fits in {min(tried)} bytes, the least that were tried"
+            crowded[0]
+            if crowded
+            else f"no plan is known that fits in {min(tried)} bytes, the least that were tried"
         )
     return best[0].task, best[0].improved(best[1])
 
 
 def _smallest(
-    search: Search, choice: Choice, most: int | None, tried: list[int]
+    search: Search, choice: Choice, most: int | None, tried: list[int], crowded: list[str]
 ) -> tuple[Search, Found] | None:
     """The least budget, below the `most` where there is one, that a choice of hardly any room is a
-    plan for; adds the last one that was `tried`."""
+    plan for; adds those that were `tried`, and what is said where the other memory is `crowded`."""
     task, view = search.task, search.view(choice.view)
     if most is not None and task.fixed + view.needed >= most:
         return None
@@ -71,6 +74,7 @@ def _smallest(
             return sized, found
         tried.append(budget)
         if sized.crowded:
-            raise ConfigError(sized.crowded)
+            crowded.append(sized.crowded)
+            return None
         budget += max(sized.lacking, 1) << max(number + 1 - TRIES, 0)
     return None
