@@ -60,7 +60,7 @@ def test_bytes_and_waits_are_those_of_the_run(made: Any) -> None:
     assert f"has {said.host_peak:,} bytes in the disk at most, as predicted, and waits for" in (
         measured.sentence
     )
-    assert "s where 0.25 s were predicted" in measured.sentence
+    assert "where 250.0 ms were predicted" in measured.sentence
     lines = {run: [p for p in found.line if p.run == run] for run in ("slow", "leaving", "waiting")}
     assert max(point.live for point in lines["slow"]) == said.host_peak
     assert lines["slow"][-1].live == 0 and sum(p.live for p in lines["leaving"]) == said.left
