@@ -218,17 +218,17 @@ def test_a_failure_is_not_forgotten(finished: Finished) -> None:
         "broken: cutting the graph into blocks",
         "broken: finding the options of each distinct block",
         "broken: planning with unplanned",
-        "broken: choosing unplanned",
-        "broken: writing the module of unplanned",
-        "broken: writing the trace of unplanned",
-        "broken: running unplanned against the model",
+        "broken: choosing unplanned for none",
+        "broken: writing the module of unplanned none",
+        "broken: writing the trace of unplanned none",
+        "broken: running unplanned none against the model",
         "broken: writing the report",
         "measuring the link of cpu to its slow memory",
         "tiny: planning with offload",
         *(f"tiny: choosing offload for {budget}" for budget in ("50%", "1kB")),
-        *(f"tiny: writing the module of offload for {budget}" for budget in ("50%", "1kB")),
-        *(f"tiny: running offload for {budget} against the model" for budget in ("50%", "1kB")),
-        *(f"tiny: writing the trace of offload for {budget}" for budget in ("50%", "1kB")),
+        *(f"tiny: writing the module of offload {budget}" for budget in ("50pct", "1kB")),
+        *(f"tiny: running offload {budget} against the model" for budget in ("50pct", "1kB")),
+        *(f"tiny: writing the trace of offload {budget}" for budget in ("50pct", "1kB")),
         "tiny: writing the report",
         "writing the index",
     }
@@ -263,9 +263,9 @@ def test_the_second_run_does_nothing_and_the_next_budget_little(
     workplace.configure(document)
     assert jobs(workplace.snakemake("--dry-run")) == {
         "tiny: choosing rockmate for 80%",
-        "tiny: writing the module of rockmate for 80%",
-        "tiny: running rockmate for 80% against the model",
-        "tiny: writing the trace of rockmate for 80%",
+        "tiny: writing the module of rockmate 80pct",
+        "tiny: running rockmate 80pct against the model",
+        "tiny: writing the trace of rockmate 80pct",
         "tiny: writing the report",
         "writing the index",
     }
@@ -285,12 +285,12 @@ def test_an_edit_of_the_code_redoes_what_follows_and_a_comment_nothing(
     edited = workplace.snakemake("--dry-run")
     code.write_text(before)
     assert jobs(edited) == {
-        "tiny: writing the module of rockmate for 50%",
-        "tiny: writing the module of unplanned",
-        "tiny: running rockmate for 50% against the model",
-        "tiny: running unplanned against the model",
-        "tiny: writing the trace of rockmate for 50%",
-        "tiny: writing the trace of unplanned",
+        "tiny: writing the module of rockmate 50pct",
+        "tiny: writing the module of unplanned none",
+        "tiny: running rockmate 50pct against the model",
+        "tiny: running unplanned none against the model",
+        "tiny: writing the trace of rockmate 50pct",
+        "tiny: writing the trace of unplanned none",
         "tiny: writing the report",
         "writing the index",
     }

@@ -174,9 +174,9 @@ def test_an_edited_layer_is_solved_alone_and_not_again_when_undone(place: Workpl
         "mine: finding the options of each distinct block",
         "mine: planning with rockmate",
         "mine: choosing rockmate for 50%",
-        "mine: writing the module of rockmate for 50%",
-        "mine: writing the trace of rockmate for 50%",
-        "mine: running rockmate for 50% against the model",
+        "mine: writing the module of rockmate 50pct",
+        "mine: writing the trace of rockmate 50pct",
+        "mine: running rockmate 50pct against the model",
         "mine: writing the report",
         "writing the index",
     }
@@ -197,9 +197,9 @@ def test_another_budget_is_planned_alone(place: Workplace) -> None:
     place.configure(configuration(models=models))
     assert set(steps(place.snakemake("--dry-run"))) == {
         "mine: choosing rockmate for 80%",
-        "mine: writing the module of rockmate for 80%",
-        "mine: writing the trace of rockmate for 80%",
-        "mine: running rockmate for 80% against the model",
+        "mine: writing the module of rockmate 80pct",
+        "mine: writing the trace of rockmate 80pct",
+        "mine: running rockmate 80pct against the model",
         "mine: writing the report",
         "writing the index",
     }

@@ -43,10 +43,9 @@ rule choose:
         budget=lambda wildcards: SETTINGS.budget(wildcards.model, wildcards.budget),
         folder=subpath(output.plan, parent=True),
         engine=SETTINGS.engine_of_steps,
-        told=for_budget,
         code=code_of("combine"),
     message:
-        "{wildcards.model}: choosing {wildcards.strategy}{params.told}"
+        "{wildcards.model}: choosing {wildcards.strategy} for {params.budget}"
     shell:
         "python -m stages choose --frontier {input.frontier:q} --graph {input.graph:q}"
         " --costs {input.costs:q} {params.rival:q} --budget {params.budget:q}"

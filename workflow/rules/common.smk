@@ -169,12 +169,6 @@ def given_carried(wildcards, input):
     return words
 
 
-def for_budget(wildcards):
-    """What a message says of a plan's budget, nothing where its strategy takes none."""
-    budget = SETTINGS.budget(wildcards.model, wildcards.budget)
-    return "" if budget == NO_BUDGET else f" for {budget}"
-
-
 def kernels_unplanned(wildcards):
     """The module that runs fused kernels unplanned, which plans of them are compared with."""
     fused = wildcards.model in FUSED

@@ -14,10 +14,9 @@ rule generate:
         operators=operators,
         operators_code=operators_code(),
         search_path=search_path(),
-        told=for_budget,
         code=code_of("generate"),
     message:
-        "{wildcards.model}: writing the module of {wildcards.strategy}{params.told}"
+        "{wildcards.model}: writing the module of {wildcards.strategy} {wildcards.budget}"
     shell:
         "python -m stages generate --graph {input.graph:q} --schedule {input.schedule:q}"
         " --plan {input.plan:q} {params.carried:q} {params.operators:q} {params.search_path:q}"

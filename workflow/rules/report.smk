@@ -10,10 +10,9 @@ rule perfetto:
         f"{POINT}/logs/perfetto.txt",
     params:
         line=measured_line,
-        told=for_budget,
         code=code_of("report"),
     message:
-        "{wildcards.model}: writing the trace of {wildcards.strategy}{params.told}"
+        "{wildcards.model}: writing the trace of {wildcards.strategy} {wildcards.budget}"
     shell:
         "python -m stages report --perfetto {input.schedule:q} --graph {input.graph:q}"
         " {params.line:q} --out {output:q} --error-file {log:q}"

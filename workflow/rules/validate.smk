@@ -20,10 +20,9 @@ rule validate:
         device=SETTINGS.device,
         pairs=SETTINGS.pairs,
         unplanned=given_unplanned,
-        told=for_budget,
         code=code_of("validate"),
     message:
-        "{wildcards.model}: running {wildcards.strategy}{params.told} against the model"
+        "{wildcards.model}: running {wildcards.strategy} {wildcards.budget} against the model"
     shell:
         "python -m stages validate {params.source:q} {params.operators:q} --graph {input.graph:q}"
         " --plan {input.plan:q} --module {input.module:q} {params.unplanned:q} --device {params.device:q} --pairs {params.pairs:q}"
