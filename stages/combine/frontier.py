@@ -122,11 +122,7 @@ def _linked(played: _Played, points: Sequence[Point], workers: int) -> Iterator[
 
     for placed in linker.sweep(highest, least_peak(problem), start, workers, linked):
         actions = linker.placer.actions(placed)
-        try:
-            point = played.linked(source(placed.ceiling), actions, placed.ceiling)
-        except ScheduleError:
-            # Of several runs at once one may free what another one was to send: no plan.
-            continue
+        point = played.linked(source(placed.ceiling), actions, placed.ceiling)
         if point.transfers:
             yield point
 

@@ -122,8 +122,9 @@ class _Apart:
     """A sequence with transfers taken apart, step by step, into a `sequence` of the problem's own
     nodes and the `stays` of what leaves.
 
-    By storage: where it was first `made` and last `used`, where it `leaves` last, and of what is
-    `coming` the step that it is gone from, at the earliest and in fact, and where that begins.
+    By storage: where it was first `made` for somebody and last `used`, where it `leaves` last, and
+    of what is `coming` the step that it is gone from, at the earliest and in fact, and where that
+    begins.
     """
 
     problem: Problem
@@ -147,7 +148,9 @@ class _Apart:
         for storage in form.inputs:
             self._read(storage, place)
         for storage in form.outputs:
-            self.made.setdefault(storage, place)
+            # What nothing has read since it was made is dropped before it is made again.
+            if self.made.get(storage) == self.used.get(storage):
+                self.made[storage] = place
             self.used[storage] = place
             self.leaves.pop(storage, None)
             self.coming.pop(storage, None)

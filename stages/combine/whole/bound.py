@@ -58,7 +58,7 @@ class _Sides:
         self.unit = max(moment.once, 1e-9)
         self.filling = min(self.room / task.link.bandwidth / self.unit, LONGEST)
         """What it takes to fill the room over the link."""
-        remote = {storage: value for storage, value in task.remote.items()}
+        remote = task.remote
         trained = {storage: value for storage, value in remote.items() if value in task.updates}
         self.trained, self.frozen = self._share(trained), self._share(remote.keys() - trained)
         self.states = min((self._states(s, value) for s, value in trained.items()), default=0.0)

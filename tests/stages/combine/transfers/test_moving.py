@@ -187,3 +187,18 @@ def test_what_comes_back_must_have_left() -> None:
     mover = Mover(problem, Placer(problem, link, {0: 0}))
     comes = mover.leaves[0] + 1
     assert math.isinf(seconds_of(mover, [0, 1, 2, 3, 4, comes, 5], 100)[0])
+
+
+def test_what_is_made_again_unread_is_sent_when_it_was_made_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph, costs, problem = step_of(forth_and_back())
+    link = HostLink(1.0, 0.0, shared=False, device="cpu")
+    placer = Placer(problem, link, {0: leaving(graph, problem)[0]})
+    mover = Mover(problem, placer)
+    monkeypatch.setattr(placer, "place", lambda *_: None)
+    leaves = mover.leaves[0]
+    found = mover.placed([0, 0, 1, leaves, 2, 3, 4, leaves + 1, 5], 100)
+    assert found is not None and [stay.gap.made for stay in found.stays] == [1]
+    replayed = played(graph, costs, problem, placer.actions(found), link, 100)
+    assert replayed.seconds == pytest.approx(found.seconds)
