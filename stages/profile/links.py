@@ -36,20 +36,27 @@ _SHORT = 4096
 
 
 def measure_link(
-    device: torch.device | str, folder: str | None = None, size: int = 256 << 20
+    device: torch.device | str,
+    folder: str | None = None,
+    size: int = 256 << 20,
+    clock: HostClock | None = None,
 ) -> LinkSpeed:
     """The speed of the link, over `size` bytes in transfers of 4 MiB: the median of five rounds,
-    without what other work took of them.
+    without what other work took of them, which a `clock` tells.
 
     What is read was written just before, so that a disk is as fast as the operating system makes
     files that it has memory for; a `size` beyond the memory measures the disk itself.
     """
-    return _timed(device, folder, size, HostClock())
+    place = device_named(device)
+    count = max(size // PIECE, 1)
+    memory = slow_memory(place, 2 * count * PIECE, folder)
+    one, other = (torch.zeros(PIECE, dtype=torch.uint8, device=place) for _ in range(2))
+    return _speed(place, memory, count, one, other, one[:_SHORT], clock or HostClock())
 
 
 def sample(device: torch.device | str, folder: str | os.PathLike[str] | None = None) -> float:
     """Bytes a second of a few transfers: by it a link is known again."""
-    return min(_timed(device, _folder(device, folder), SAMPLE, HostClock()).both)
+    return min(measure_link(device, _folder(device, folder), SAMPLE).both)
 
 
 def sample_far(
@@ -73,29 +80,11 @@ def _folder(device: torch.device | str, folder: str | os.PathLike[str] | None) -
     return str(Path(folder_of(folder)).resolve()) if named else None
 
 
-def _timed(
-    device: torch.device | str, folder: str | None, size: int, clock: HostClock
-) -> LinkSpeed:
-    """See `measure_link`."""
-    place = device_named(device)
-    count = max(size // PIECE, 1)
-    memory = slow_memory(place, 2 * count * PIECE, folder)
-    one, other = (torch.zeros(PIECE, dtype=torch.uint8, device=place) for _ in range(2))
-    return _speed(place, memory, count, one, other, one[:_SHORT], clock)
-
-
-def measure_far_link(
-    device: torch.device | str, folder: str | None, far_folder: str, size: int = 256 << 20
-) -> LinkSpeed:
-    """The speed of the link from the slow memory of a device to the disk of `far_folder` behind it,
-    as `measure_link`."""
-    return _timed_far(device, folder, far_folder, size, HostClock())
-
-
 def _timed_far(
     device: torch.device | str, folder: str | None, far_folder: str, size: int, clock: HostClock
 ) -> LinkSpeed:
-    """See `measure_far_link`."""
+    """The speed of the link from the slow memory of a device to the disk of `far_folder` behind it,
+    as `measure_link`."""
     place = device_named(device)
     count = max(size // PIECE, 1)
     memory = slow_memory(place, 2 * PIECE, folder)
@@ -173,13 +162,13 @@ def measured(
     """
     clock, when = HostClock(), _now()
     if device_named(device).type != "cpu":
-        speed = _timed(device, None, size, clock)
+        speed = measure_link(device, None, size, clock)
         found = MeasuredLink(speed, HOST, _host_bytes(), when=when)
         return replace(found, lost=clock.share, sample=sample(device))
     place = str(Path(folder_of(folder)).resolve())
     if Path(place).is_dir():
         size = _within(place, size, exact)
-    speed = _timed(device, place if folder else None, size, clock)
+    speed = measure_link(device, place if folder else None, size, clock)
     found = MeasuredLink(speed, "disk", max(shutil.disk_usage(place).free, 1), place, when=when)
     some = sample(device, folder) if has_room(place) else min(speed.both)
     return replace(found, lost=clock.share, sample=some)
