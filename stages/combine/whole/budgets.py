@@ -38,7 +38,8 @@ def total_of(task: Task, written: str) -> int:
 def smallest(task: Task) -> tuple[Task, Found]:
     """The task with the least budget that a plan is known for, and the fastest plan within it.
     Where updates can be on the device or beside the other memory, both are tried. What a budget
-    lacks, activations and what moves may take as well: where that goes on, steps double."""
+    lacks, activations and what moves may take as well: activations with no more than they need are
+    tried with each budget, too, and where none fits for long, steps double."""
     search = Search(task)
     search.check()
     tried: list[int] = []
@@ -69,12 +70,15 @@ def _smallest(
         if most is not None and budget >= most:
             return None
         sized = Search(replace(task, budget=budget), search.views)
-        found = sized.look(choice)
-        if found is not None:
-            return sized, found
+        lacking = 0
+        for activations in (sized.look, sized.least):
+            found = activations(choice)
+            if found is not None:
+                return sized, found
+            lacking = min(lacking or sized.lacking, sized.lacking)
         tried.append(budget)
         if sized.crowded:
             crowded.append(sized.crowded)
             return None
-        budget += max(sized.lacking, 1) << max(number + 1 - TRIES, 0)
+        budget += max(lacking, 1) << max(number + 1 - TRIES, 0)
     return None

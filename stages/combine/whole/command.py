@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from schemas.budget import LEAST as SMALLEST
 from schemas.derived import Derived
 from schemas.engines import ENGINES, HIGHS
 from schemas.errors import ConfigError, ScheduleError
@@ -126,7 +127,26 @@ def planned(task: Task, beyond: HostLink | None, budget: str | None = None) -> t
         except ConfigError as error:
             refused = refused or error
     assert refused is not None
-    raise refused
+    return _least_known(task, budget or str(task.budget), refused)
+
+
+def _least_known(task: Task, budget: str, refused: ConfigError) -> tuple[Task, Found]:
+    """The plan of the least budget that one is known for, where that is within a budget for which
+    none was found; else raises what was said of that, with the least."""
+    from dataclasses import replace
+
+    from stages.combine.whole.budgets import smallest, total_of
+
+    try:
+        sized, found = smallest(task)
+    except ConfigError:
+        raise refused from None
+    total = total_of(task, budget) if budget != SMALLEST else sized.budget
+    if sized.budget <= total:
+        return replace(sized, budget=total), found
+    raise ConfigError(
+        f"{refused}; the smallest budget known to work is {sized.budget:,} bytes"
+    ) from refused
 
 
 def _faster(task: Task, found: Found) -> tuple[Task, Found]:
@@ -157,7 +177,6 @@ def read_task(
     where it cannot be planned."""
     from dataclasses import replace
 
-    from schemas.budget import LEAST as SMALLEST
     from schemas.costs import read_costs
     from schemas.graph import read_graph
     from schemas.link import host_link, link_beyond

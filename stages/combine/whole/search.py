@@ -158,6 +158,11 @@ class Search:
             self.closest_bytes = min(self.closest_bytes or total, total)
             less = choice.activations - (self.lacking + 1) / max(self.task.room, 1)
             choice = replace(choice, activations=less)
+        return self.least(choice)
+
+    def least(self, choice: Choice) -> Found | None:
+        """The plan of a choice in which activations have no more than the least known to do."""
+        view = self.view(choice.view)
         least, room = view.least.peak, self.task.room - view.always
         return self.look(replace(choice, activations=(least + 1) / room)) if least < room else None
 

@@ -11,7 +11,9 @@ from schemas.link import HostLink
 from schemas.measured_updates import MeasuredUpdates
 from schemas.updates import UpdateCost
 from stages.combine.whole.budgets import planned, smallest
-from stages.combine.whole.search import Search
+from stages.combine.whole.choice import Choice
+from stages.combine.whole.command import planned as whole
+from stages.combine.whole.search import Found, Search
 from stages.combine.whole.task import Task, task_of
 from tests.stages.combine.whole.test_search import GRAPH
 from tests.stages.report.cases import small_costs
@@ -62,3 +64,20 @@ def test_updates_are_where_they_take_less(
         Search, "closest_choices", property(lambda own: [c for c in both(own) if c.here != here])
     )
     assert smallest(task)[0].budget > sized.budget
+
+
+def test_the_least_is_found_where_activations_take_all_room_and_refusals_name_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    task = measured(1000, 1000)
+    least = smallest(task)[0].budget
+    with pytest.raises(ConfigError, match=f"known to work is {least:,} bytes$"):
+        whole(task, None, str(least // 2))
+    look = Search.look
+
+    def crowded_out(own: Search, choice: Choice) -> Found | None:
+        found = look(own, choice)
+        return None if choice.close and choice.activations == 1.0 else found
+
+    monkeypatch.setattr(Search, "look", crowded_out)
+    assert smallest(task)[0].budget == least
