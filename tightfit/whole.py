@@ -221,23 +221,39 @@ def planned_whole(
         return _said(*made(written if total is None else str(total)))
     if written == NO_BUDGET:
         return _said(*made(written))
-    limit = 0 if written == LEAST else variant.bytes_of(written)
-    sizes = _sizes(variant)
-    tried = _tried(sizes, limit, made)
+    if written == LEAST:
+        return _said(*_least(variant, made))
+    limit = variant.bytes_of(written)
+    tried = _tried(_sizes(variant), limit, made)
     fitting = [found for found in tried if found[1].total <= limit]
     if fitting:
         return _said(*fitting[-1])
-    smallest = variant.bytes_of(LEAST)
+    # A budget in bytes asks for the strategy's own plans alone; the least is one of all.
+    variant = Variant.with_frontier(route, variant.built, variant.graph, variant.costs, LEAST)
+    least = min(*tried, _least(variant, made), key=_size)
+    if least[1].total <= limit:
+        return _said(*least)
+    raise ConfigError(
+        f"no plan fits in {limit:,} bytes: the smallest budget known to work with all updates is "
+        f"{least[1].total:,} bytes; at the peak of the step these are "
+        f"{updating.holding(variant, *least)}"
+    )
+
+
+Whole = tuple[ChosenPlan, WholeStep]
+
+
+def _least(variant: Variant, made: Callable[[str], Whole]) -> Whole:
+    """The plan whose whole step takes the fewest bytes, of those that are tried."""
+    sizes, smallest = _sizes(variant), variant.bytes_of(LEAST)
+    tried = _tried(sizes, 0, made)
     if smallest not in sizes:
         tried.append(made(str(smallest)))
-    least = min(tried, key=lambda found: (found[1].total, found[1].seconds))
-    if written != LEAST and least[1].total > limit:
-        raise ConfigError(
-            f"no plan fits in {limit:,} bytes: the smallest budget known to work with all updates "
-            f"is {least[1].total:,} bytes; at the peak of the step these are "
-            f"{updating.holding(variant, *least)}"
-        )
-    return _said(*least)
+    return min(tried, key=_size)
+
+
+def _size(found: Whole) -> tuple[int, float]:
+    return found[1].total, found[1].seconds
 
 
 def _said(plan: ChosenPlan, whole: WholeStep) -> tuple[ChosenPlan, WholeStep]:

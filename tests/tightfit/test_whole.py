@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from schemas.schedule import read_schedule, schedule_link, schedule_updates
 from stages.generate.package import package
 from stages.replay.referee import replay
 from tests.tightfit.steps import Measured, check_three_steps, loss
+from tightfit import whole
 from tightfit.whole import _tried
 
 SETTINGS: dict[str, Any] = {"strategy": "checkpoint", "progress": False}
@@ -190,3 +192,35 @@ def test_the_optimiser_alone_for_a_model_that_is_not_planned() -> None:
     assert all(map(torch.equal, model.parameters(), plain.parameters()))
     with pytest.raises(ConfigError, match="updated in its backward by another optimiser"):
         tightfit.in_backward(adamw(model))
+
+
+def test_refusals_name_the_least_of_all_plans_not_of_the_strategys_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Fake:
+        built = graph = costs = None
+
+        def __init__(self, *sizes: int) -> None:
+            self.sizes = list(sizes)
+
+        def bytes_of(self, written: str) -> int:
+            return min(self.sizes) if written == "min" else int(written)
+
+        def made(self, route: Any, budget: str) -> Any:
+            return SimpleNamespace(sentence="", size=int(budget))
+
+    class Step:
+        def step(self, variant: Any, plan: Any) -> Any:
+            return SimpleNamespace(total=plan.size + 5, seconds=1.0)
+
+        def holding(self, variant: Any, plan: Any, whole: Any) -> str:
+            return f"its {plan.size}"
+
+    every = Fake(10, 20, 30)
+    monkeypatch.setattr(whole, "_sizes", lambda variant: variant.sizes)
+    monkeypatch.setattr(whole.Variant, "with_frontier", lambda *given: every)
+    own: tuple[Any, Any, Any] = (None, Fake(20, 30), Step())
+    with pytest.raises(ConfigError, match=r"in 14 bytes: .* is 15 bytes; .* its 10$"):
+        whole.planned_whole(*own, "14")
+    assert whole.planned_whole(*own, "15")[1].total == 15
+    assert whole.planned_whole(*own, "35")[1].total == 35
