@@ -19,7 +19,7 @@ import tightfit.away
 from stages.device.meter import session
 from tests.tightfit import test_away as away
 from tests.tightfit.steps import Measured, alike, check_three_steps, loss
-from tests.tightfit.test_away import SETTINGS, adamw, deep
+from tests.tightfit.test_away import SETTINGS, adamw, deep, momentum
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -47,7 +47,7 @@ def plain_sgd(model: nn.Module) -> Any:
     return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.01)
 
 
-def made_of(model: Any, args: Any, kind: Any, budget: int, store: Path, **more: Any) -> Any:
+def made_of(model: Any, args: Any, kind: Any, budget: int | str, store: Path, **more: Any) -> Any:
     return tightfit.plan(
         model, args, loss=loss, optimizer=kind(model), budget=budget, store=store, check=False,
         **SETTINGS, **more,
@@ -123,6 +123,31 @@ def microbatches(store: Path) -> tuple[Path, Any]:
     model, args = deep()
     _, made = made_of(model, args, adamw, 170_000, store, microbatches=2)
     return made.module, made.whole
+
+
+class Turned(nn.Module):
+    """Reads a parameter whose elements lie transposed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(24, 24), nn.Linear(24, 24)
+        self.turned = nn.Parameter(torch.randn(24, 29).t() / 9)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        made: Tensor = self.last(hidden + (hidden @ self.turned.t())[..., :24])
+        return made
+
+
+def test_a_parameter_that_lies_transposed_takes_the_bytes_predicted(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stages.device.optimiser.PIECE_BYTES", 512)
+    plain, args = Turned(), (torch.randn(4, 24),)
+    with session("cpu"):
+        model = copy.deepcopy(plain)
+    fitted, made = made_of(model, args, momentum, "min", store)
+    check_three_steps(fitted, made.optimizer, plain, momentum(plain), args, made.whole)
 
 
 def planned(package: Path) -> tuple[Any, Any, Any, Any]:

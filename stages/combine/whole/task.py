@@ -261,8 +261,9 @@ def task_of(
 
 
 def _movable(graph: Graph) -> frozenset[int]:
-    """The parameters of numbers with fractions that have all bytes of a storage for themselves, and
-    are no outputs."""
+    """The parameters of numbers with fractions that have all bytes of a storage for themselves, in
+    the order of their dimensions, and are no outputs. Autograd gives one that is not there its
+    gradient in that order, and where the elements lie otherwise it is copied."""
     outputs = {graph.values[value].storage for value in graph.output_values()}
     kept = [value for value in graph.values if value.kind in FIXED_KINDS]
     holders = Counter(value.storage for value in kept)
@@ -275,7 +276,18 @@ def _movable(graph: Graph) -> frozenset[int]:
         and holders[value.storage] == 1
         and value.offset == 0
         and _bytes(value) == graph.storages[value.storage]
+        and _in_order(value)
     )
+
+
+def _in_order(value: Value) -> bool:
+    """Whether the elements of a value lie in the order of its dimensions."""
+    stride = 1
+    for size, own in zip(reversed(value.shape), reversed(value.strides), strict=True):
+        if size != 1 and own != stride:
+            return False
+        stride *= size
+    return True
 
 
 def _leaving(graph: Graph) -> frozenset[int]:
