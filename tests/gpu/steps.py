@@ -203,7 +203,7 @@ def _linked(asked: Asked) -> list[Step]:
     """The link to the host (of a CPU, to a disk) as it is measured, and plans that send activations
     over it."""
     machine = asked.out / "machine.json"
-    size = 1 if asked.size == "tiny" else 256
+    size = "1MiB" if asked.size == "tiny" else "256MiB"
     words = ("machine", "--device", asked.device, "--size", size, "--out", machine)
     found = [Step("link", [_python("stages", *words)], 120)]
     for name in NAMES:
