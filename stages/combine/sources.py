@@ -17,7 +17,7 @@ def of_costs(graph: Graph, costs: Costs) -> str:
         return ""
     return (
         f"; {lost:.0%} of the predicted time is of ops that were measured while other work had the "
-        "processors, so that it may be off (without other work they are measured anew)"
+        "processors, so that it may be off: measure them anew without other work"
     )
 
 

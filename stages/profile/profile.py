@@ -34,12 +34,14 @@ def profile(
     remeasure: bool = False,
     report: Report | None = None,
     device: str = "",
+    mending: bool = True,
 ) -> Costs:
     """The costs of all ops of a graph with their in-place forms, and of the random state.
 
     What the library has is taken from it, the rest is measured on `device` (the current one of the
-    graph's kind unless given) and added to it; with `remeasure` all is measured. What was measured
-    beside much other work (`Cost.lost`) is measured again where there is none. The loss is run
+    graph's kind unless given) and added to it; with `remeasure` all is measured. With `mending`
+    what was measured beside much other work (`Cost.lost`) is measured again where there is none:
+    then one store gives one graph other costs at other times. The loss is run
     where the graph has one; the library knows the time of a loss with the same code, closures and
     all. Operators that are not PyTorch's own may change under their name: they are measured anew,
     and the library does not learn them. At no time is more memory taken than the largest op takes
@@ -53,7 +55,8 @@ def profile(
     losses = {key for key, (op, _) in forms.items() if op.target == LOSS_TARGET}
     plain = [key for key in forms if key not in losses]
     foreign = {key for key in plain if is_foreign(forms[key][0].target)}
-    quiet = not remeasure and _can_mend(library, plain) and is_quiet()
+    mending = mending and not remeasure
+    quiet = mending and _can_mend(library, plain) and is_quiet()
 
     def anew(key: str) -> bool:
         return remeasure or library.find(key) is None or (quiet and _is_lost(library, key))
@@ -75,7 +78,7 @@ def profile(
             if loss is not None and losses:
                 if report is not None:
                     report(len(by_op), len(by_op) + 1, LOSS_TARGET)
-                rows, kept = _loss(graph, loss, library, remeasure, place)
+                rows, kept = _loss(graph, loss, library, remeasure, mending, place)
                 measured += kept
             if anew(RANDOM_STATE_KEY):
                 measured.append(measure_random_state(place))
@@ -121,14 +124,19 @@ def check_sizes(graph: Graph, costs: Costs) -> None:
 
 
 def _loss(
-    graph: Graph, loss: Loss, library: Library, remeasure: bool, device: torch.device
+    graph: Graph,
+    loss: Loss,
+    library: Library,
+    remeasure: bool,
+    mending: bool,
+    device: torch.device,
 ) -> tuple[list[Cost], list[Cost]]:
     """The row of the loss in the costs, and the row that the library shall have of it: none where
     it has that row, or where what the loss does cannot be told."""
     key = library_key(graph, loss)
     known = None if key is None or remeasure else library.find(key)
-    if key is not None and known is not None and _can_mend(library, [key]) and is_quiet():
-        known = None
+    if mending and key is not None and known is not None:
+        known = None if _can_mend(library, [key]) and is_quiet() else known
     row = measure_loss(graph, loss, known, device)
     kept = [] if key is None else [replace(row, key=key)]
     return [row], [] if kept == [known] else kept

@@ -173,6 +173,8 @@ def test_what_was_measured_beside_other_work_is_measured_again_without(
         monkeypatch.setattr("stages.profile.profile.measure_op", counted)
         op = next(op for op in gpt2.ops if op.target == "aten.mm.default")
         opened.add([replace(first.of(gpt2, op), lost=0.5)])
+        monkeypatch.setattr("stages.profile.profile.is_quiet", lambda: True)
+        assert profile(gpt2, None, opened, mending=False).lost(gpt2) > 0 and not calls
         for quiet in (False, True):
             monkeypatch.setattr("stages.profile.profile.is_quiet", lambda is_it=quiet: is_it)
             again = profile(gpt2, None, opened)
