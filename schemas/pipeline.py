@@ -1,4 +1,4 @@
-"""`tightfit.pipeline/1`: how the ranks of a pipeline run one training step, with a flush.
+"""`tightfit.pipeline/2`: how the ranks of a pipeline run one training step, with a flush.
 
 A JSON file beside a folder for each stage, `stage-1` and so on. The folder holds the `graph.arrow`
 and `schedule.arrow` of a training step of its own. The inputs of that step are those of the model
@@ -24,7 +24,7 @@ from schemas.graph import NONE
 
 _T = TypeVar("_T")
 
-ARTIFACT = "tightfit.pipeline/1"
+ARTIFACT = "tightfit.pipeline/2"
 FILE = "pipeline.json"
 FORWARD, LOSS, BACKWARD, SUM = "forward", "loss", "backward", "sum"
 UnitPhase = Literal["forward", "loss", "backward", "sum"]
@@ -68,11 +68,11 @@ class PipelineStage:
 
 @dataclass(frozen=True)
 class SharedGradient:
-    """The gradient of the parameter `value`, which several ranks read: the stage `home` adds up its
+    """The gradient of the parameter `value`, which several ranks read: the stage `root` adds up its
     `parts` (values), in this order, and sends the sum over all microbatches to the `ranks`."""
 
     value: int
-    home: int
+    root: int
     parts: list[int]
     ranks: list[int]
 
@@ -228,8 +228,8 @@ def check_pipeline(pipeline: Pipeline, where: str) -> None:
         named = all(stage in stages and phase in get_args(UnitPhase) for stage, phase in units)
         require(named and whole(parcel.value, parcel.bytes), f"parcel {number} is amiss")
     for number, shared in enumerate(pipeline.shared):
-        named = whole(shared.value, shared.home, *shared.parts, *shared.ranks)
-        named = named and shared.home in stages and all(rank in ranks for rank in shared.ranks)
+        named = whole(shared.value, shared.root, *shared.parts, *shared.ranks)
+        named = named and shared.root in stages and all(rank in ranks for rank in shared.ranks)
         require(named, f"shared gradient {number} is amiss")
     subjects: dict[str, range] = dict.fromkeys((FORWARD, LOSS, BACKWARD, SUM), stages)
     subjects |= dict.fromkeys(("send", "receive", "wait"), range(len(pipeline.parcels)))

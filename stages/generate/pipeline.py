@@ -140,7 +140,7 @@ def _needed(graph: Graph, pipeline: Pipeline, graphs: Sequence[Graph], rank: int
         for value in op.inputs
         if graph.values[value].kind in FIXED_KINDS
     }
-    found |= {shared.value for shared in pipeline.shared if pipeline.rank_of(shared.home) == rank}
+    found |= {shared.value for shared in pipeline.shared if pipeline.rank_of(shared.root) == rank}
     if pipeline.stages[-1].rank == rank:
         found |= {
             value for value in graph.output_values() if graph.values[value].kind in FIXED_KINDS

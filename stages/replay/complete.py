@@ -81,21 +81,21 @@ def _check_shared(pipeline: Pipeline, graph: Graph, graphs: Sequence[Graph]) -> 
     parts = contributions(graph)
     _require(shared.keys() <= parts.keys(), "a shared gradient is none of the model's")
     for owner, values in parts.items():
-        homes = [stage for stage, own in enumerate(owned, start=1) if owner in own]
+        giving = [stage for stage, own in enumerate(owned, start=1) if owner in own]
         readers = {
             stage.rank
             for stage, own in zip(pipeline.stages, graphs, strict=True)
             if any(owner in op.inputs for op in own.ops)
         }
-        one = shared.get(owner, SharedGradient(owner, (homes or [0])[0], [], []))
+        one = shared.get(owner, SharedGradient(owner, (giving or [0])[0], [], []))
         if one.parts:
-            whole = one.parts == values and not homes
+            whole = one.parts == values and not giving
         else:
-            whole = homes == [one.home] and owned[one.home - 1][owner] == values
+            whole = giving == [one.root] and owned[one.root - 1][owner] == values
         name = graph.values[owner].path or str(owner)
         _require(whole, f"the gradient of {name} has not all of its parts, in their order")
-        home = pipeline.rank_of(one.home)
-        ranks = [home, *sorted(readers - {home})]
+        root = pipeline.rank_of(one.root)
+        ranks = [root, *sorted(readers - {root})]
         _require(
             one.ranks == ranks or (not one.ranks and len(ranks) == 1),
             f"the gradient of {name} does not come to all ranks that read it",
@@ -105,7 +105,7 @@ def _check_shared(pipeline: Pipeline, graph: Graph, graphs: Sequence[Graph]) -> 
 def _check_counts(pipeline: Pipeline) -> None:
     """Every rank does what it has to, once."""
     drawing = any(stage.draws for stage in pipeline.stages)
-    summing = {shared.home for shared in pipeline.shared if shared.parts}
+    summing = {shared.root for shared in pipeline.shared if shared.parts}
     wanted: list[Counter[tuple[str, int, int, int]]] = [Counter() for _ in pipeline.actions]
     for rank, own in enumerate(wanted):
         if drawing:

@@ -319,7 +319,7 @@ class _Player:
         """The sums of gradients whose parts come from several stages."""
         parts = self.take(stage, SUM, batch)
         for shared in self.pipeline.shared:
-            if shared.parts and shared.home == stage:
+            if shared.parts and shared.root == stage:
                 self.accumulate(shared.value, shared.parts[0], batch)
         for storage in parts:
             self.drop(storage, batch)

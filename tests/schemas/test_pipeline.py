@@ -1,4 +1,4 @@
-"""`tightfit.pipeline/1` and what was measured of one: round trips, and what is refused."""
+"""`tightfit.pipeline/2` and what was measured of one: round trips, and what is refused."""
 
 from __future__ import annotations
 

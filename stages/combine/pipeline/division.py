@@ -50,7 +50,7 @@ def divide(
     cannot be divided so that it computes what it computes in one process.
     """
     division = _Division(graph, blocks, stages, ranks)
-    check_step(graph, division.home)
+    check_step(graph, division.units)
     for stage in range(1, len(stages) + 1):
         division.read(stage)
     return division.divided()
@@ -66,7 +66,7 @@ class _Division:
     ) -> None:
         self.graph, self.stages, self.ranks = graph, stages, ranks
         self.last = len(stages)
-        self.home = _homes(blocks, stages)
+        self.units = _units(blocks, stages)
         self.views = graph.view_ops()
         self.maker = graph.makers()
         self.parts = [Part() for _ in range(self.last + 1)]
@@ -76,7 +76,7 @@ class _Division:
     def read(self, stage: int) -> None:
         """Finds all that a stage runs and what it takes of others."""
         graph, part = self.graph, self.parts[stage]
-        own = {op for op, unit in self.home.items() if unit[0] == stage and unit[1] != LOSS}
+        own = {op for op, unit in self.units.items() if unit[0] == stage and unit[1] != LOSS}
         forward = {op for op in own if graph.ops[op].phase == FORWARD}
         wanted = [value for op in sorted(own) for value in graph.ops[op].inputs]
         wanted += [part for part in self.gradients if self._node(part).id in own]
@@ -105,7 +105,7 @@ class _Division:
             seen.add(value)
             if op.id in own or op.id in added:
                 continue
-            unit = self.home.get(op.id)
+            unit = self.units.get(op.id)
             if unit is None:
                 added.add(op.id)
                 pending += op.inputs
@@ -141,7 +141,7 @@ class _Division:
         self._check_gradients(shared)
         parcels = []
         for value, takers in sorted(self.takers.items()):
-            maker = self.home[self.maker[value].id]
+            maker = self.units[self.maker[value].id]
             part = self.parts[maker[0]]
             if maker[1] != LOSS:
                 (part.leaves if maker[1] == FORWARD else part.hands).append(value)
@@ -172,17 +172,17 @@ class _Division:
                     readers.setdefault(value, set()).add(self.rank(stage))
         found = []
         for owner, values in contributions(self.graph).items():
-            stages = [self.home[self._node(value).id][0] for value in values]
-            home = min(stages)
-            ranks = sorted(readers.get(owner, set()) - {self.rank(home)})
+            stages = [self.units[self._node(value).id][0] for value in values]
+            root = min(stages)
+            ranks = sorted(readers.get(owner, set()) - {self.rank(root)})
             parts = []
             if len(set(stages)) > 1:
                 parts = values
                 for value in values:
                     self._check_whole(self._base(value))
-                    self.takers.setdefault(self._base(value), []).append((home, SUM))
+                    self.takers.setdefault(self._base(value), []).append((root, SUM))
             if ranks or parts:
-                found.append(SharedGradient(owner, home, parts, [self.rank(home), *ranks]))
+                found.append(SharedGradient(owner, root, parts, [self.rank(root), *ranks]))
         return found
 
     def _node(self, value: int) -> Op:
@@ -202,7 +202,7 @@ class _Division:
         return self.ranks[self.stages[stage - 1].device]
 
 
-def _homes(blocks: Blocks, stages: Sequence[PlannedStage]) -> dict[int, Unit]:
+def _units(blocks: Blocks, stages: Sequence[PlannedStage]) -> dict[int, Unit]:
     """The unit of each node that one stage runs."""
     found: dict[int, Unit] = {blocks.loss: (len(stages), LOSS)}
     for number, stage in enumerate(stages, start=1):

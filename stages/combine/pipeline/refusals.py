@@ -30,13 +30,13 @@ _DRAWN_AHEAD = frozenset(
 """Operators that draw as much whatever the contents of what they are given."""
 
 
-def check_step(graph: Graph, homes: Mapping[int, Unit]) -> None:
-    """Raises ModelError, in a sentence, for a step that cannot be a pipeline's; `homes` are the
+def check_step(graph: Graph, units: Mapping[int, Unit]) -> None:
+    """Raises ModelError, in a sentence, for a step that cannot be a pipeline's; `units` are the
     units of nodes."""
     _check_gradients(graph)
     _check_guards(graph)
     _check_draws(graph)
-    _check_buffers(graph, homes)
+    _check_buffers(graph, units)
 
 
 def check_loss(graph: Graph) -> None:
@@ -101,18 +101,18 @@ def _check_draws(graph: Graph) -> None:
             )
 
 
-def _check_buffers(graph: Graph, homes: Mapping[int, Unit]) -> None:
+def _check_buffers(graph: Graph, units: Mapping[int, Unit]) -> None:
     written: dict[int, Unit] = {}
     for op in graph.ops:
         for value in op.writes:
-            unit = homes.get(op.id)
+            unit = units.get(op.id)
             storage = graph.values[value].storage
             if unit is None or written.setdefault(storage, unit) != unit:
                 raise _elsewhere(graph, value)
     for op in graph.ops:
         for value in op.inputs:
             unit = written.get(graph.values[value].storage)
-            if unit is not None and homes.get(op.id, unit) != unit and not _ignores(op):
+            if unit is not None and units.get(op.id, unit) != unit and not _ignores(op):
                 raise _elsewhere(graph, value)
 
 

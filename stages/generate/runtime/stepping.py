@@ -258,7 +258,7 @@ class Stepping:
     def _sum(self, stage: int, microbatch: int, peer: int) -> None:
         """Adds up the gradients whose parts come from several stages, in the order of autograd."""
         for shared in self.facts["shared"]:
-            if not shared["parts"] or shared["home"] != stage:
+            if not shared["parts"] or shared["root"] != stage:
                 continue
             total = None
             for base, part in zip(shared["bases"], shared["parts"], strict=True):
