@@ -19,7 +19,7 @@ _MARGIN = 0.08
 
 @dataclass(frozen=True)
 class Spark:
-    """A model's small curve: the best times that any strategy predicts, as path data in
+    """A model's small curve: the best times that any strategy or plan predicts, as path data in
     thousandths of the picture. `id` names it on the page."""
 
     id: str
@@ -29,8 +29,8 @@ class Spark:
 @dataclass(frozen=True)
 class IndexRow:
     """One plan, or one failure where there is no plan. `link` leads to the model's page, `spark`
-    names its small curve and `dot` is where the plan lies on it, in thousandths; "" and None where
-    there is none. `scattered` is that of its outcome."""
+    names its small curve and `dot` is where the plan lies beside it, as it was predicted, in
+    thousandths; "" and None where there is none. `scattered` is that of its outcome."""
 
     model: str
     strategy: str
@@ -83,9 +83,9 @@ def run_index(models: Sequence[ModelResults]) -> Index:
 
 
 def _spark(model: ModelResults, name: str) -> tuple[Spark | None, tuple[Scale, Scale] | None]:
-    points = sorted(
-        point for found in frontiers_of(model).values() for point in relative_points(*found)
-    )
+    points = [point for found in frontiers_of(model).values() for point in relative_points(*found)]
+    points += [place for place in map(_place, model.plans) if place is not None]
+    points.sort()
     best: list[tuple[int, float]] = []
     for peak, height in points:
         if not best or height < best[-1][1]:
@@ -96,6 +96,15 @@ def _spark(model: ModelResults, name: str) -> tuple[Spark | None, tuple[Scale, S
     y = spanning([1.0, *(height for _, height in points)], _MARGIN, flipped=True)
     best.append((points[-1][0], best[-1][1]))
     return Spark(name, stairs([(x.at(p), y.at(h)) for p, h in best])), (x, y)
+
+
+def _place(result: PlanResult) -> tuple[int, float] | None:
+    """The predicted peak of a plan and its predicted time beside the unplanned step's, None where
+    there is no plan."""
+    plan, relative = result.plan, result.relative
+    if not plan.feasible or plan.peak is None or relative is None:
+        return None
+    return plan.peak, relative
 
 
 def _rows(
@@ -154,12 +163,11 @@ def _row(
     spark: str,
     scales: tuple[Scale, Scale] | None,
 ) -> IndexRow:
-    plan, found = result.plan, outcome(result)
+    plan, found, place = result.plan, outcome(result), _place(result)
     dot = None
-    if scales is not None and found.peak is not None and found.ratio is not None:
+    if scales is not None and place is not None:
         x, y = scales
-        inside = (min(max(10 * a, 0), 1000) for a in (x.at(found.peak), y.at(found.ratio)))
-        dot = (next(inside), next(inside))
+        dot = (10 * x.at(place[0]), 10 * y.at(place[1]))
     return IndexRow(
         model=model,
         strategy=plan.strategy,

@@ -128,6 +128,19 @@ def test_names_from_artifacts_are_harmless(tmp_path: Path) -> None:
         assert EVIL in page.text
 
 
+def test_plans_lie_on_the_small_curve_of_the_index(results: Path, tmp_path: Path) -> None:
+    """Where they were predicted, whatever time was measured."""
+    shutil.copytree(results / "small", tmp_path / "small")
+    path = tmp_path / "small/rockmate/50pct/measurement.arrow"
+    write_measurement(path, replace(read_measurement(path), time_ratio=3.0))
+    index = run_index([load_model(tmp_path / "small")])
+    [spark] = index.sparks
+    numbers = [float(number) for number in re.findall(r"[\d.]+", spark.path)]
+    corners = list(zip(numbers[::2], numbers[1::2], strict=True))
+    dots = {row.dot for row in index.rows if row.dot is not None}
+    assert len(dots) == 2 and all(pytest.approx(dot, abs=0.1) in corners for dot in dots)
+
+
 def test_index_of_a_thousand_plans_stays_small(results: Path) -> None:
     model = load_model(results / "small", whole=False)
     html = render_index(run_index([model] * 250))
