@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from schemas import store
 from schemas.derived import Derived
 from schemas.errors import ConfigError
-from schemas.graph import is_fused, read_graph
+from schemas.graph import Graph, is_fused, read_graph
 from schemas.measurement import write_line, write_measurement
 from schemas.module import module_digest
 from stages.device.operators_option import add_operators_argument, operators_settings
@@ -58,15 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Runs the stage."""
-    import torch
-
+    """Runs the stage. Of a plan without a program (verdict "infeasible") nothing is built."""
     from schemas.module import graph_of
-    from stages.device.devices import require_device
-    from stages.device.factory import build
-    from stages.device.foreign import registered
-    from stages.validate.lodged import is_lodged, validate_lodged
-    from stages.validate.validate import SEED, validate
+    from stages.validate.foretold import base_of
 
     if options.pipeline is not None:
         _pipeline(options)
@@ -75,14 +69,36 @@ def run(options: argparse.Namespace) -> None:
     graph, plan = read_graph(path), store.read_json(options.plan)
     if options.pairs < 0:
         raise ConfigError(f"--pairs {options.pairs}: must be 0 or more")
-    require_device(options.device)
-    if torch.device(options.device).type != graph.device:
-        raise ConfigError(f"--device {options.device}: the graph was traced for {graph.device}")
     if any(map(is_fused, options.graph)) != (options.unplanned is not None):
         raise ConfigError(
             "--unplanned: is for graphs of fused kernels, and needed there (the module of the "
             "strategy unplanned)"
         )
+    digest = module_digest(options.module)
+    if plan.get("verdict") == "infeasible":
+        write_line(_line(options), [])
+        write_measurement(options.out, base_of(graph, plan, options.plan_seconds), digest)
+        return
+    result = _validation(options, path, graph, plan)
+    write_line(_line(options), result.line)
+    write_measurement(options.out, result.measurement, digest)
+
+
+def _validation(
+    options: argparse.Namespace, path: Path, graph: Graph, plan: dict[str, Any]
+) -> Validation:
+    """What a module of the graph at `path` is found to do."""
+    import torch
+
+    from stages.device.devices import require_device
+    from stages.device.factory import build
+    from stages.device.foreign import registered
+    from stages.validate.lodged import is_lodged, validate_lodged
+    from stages.validate.validate import SEED, validate
+
+    require_device(options.device)
+    if torch.device(options.device).type != graph.device:
+        raise ConfigError(f"--device {options.device}: the graph was traced for {graph.device}")
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     arguments = _arguments(options)
@@ -91,9 +107,8 @@ def run(options: argparse.Namespace) -> None:
         built = build(
             options.factory, arguments, search_path=options.search_path, device=options.device
         )
-        digest = module_digest(options.module)
-        if plan.get("verdict") != "infeasible" and is_lodged(options.module):
-            result = validate_lodged(
+        if is_lodged(options.module):
+            return validate_lodged(
                 graph,
                 built,
                 plan,
@@ -102,9 +117,6 @@ def run(options: argparse.Namespace) -> None:
                 options.device,
                 far_folder=options.far_disk,
             )
-            write_line(_line(options), result.line)
-            write_measurement(options.out, result.measurement, digest)
-            return
         result = validate(
             graph,
             built,
@@ -115,9 +127,7 @@ def run(options: argparse.Namespace) -> None:
             options.device,
             options.unplanned if is_fused(path) else None,
         )
-        result = _with_beside(options, built, result)
-    write_line(_line(options), result.line)
-    write_measurement(options.out, result.measurement, digest)
+        return _with_beside(options, built, result)
 
 
 def _with_beside(options: argparse.Namespace, built: Built, result: Validation) -> Validation:
@@ -126,7 +136,7 @@ def _with_beside(options: argparse.Namespace, built: Built, result: Validation) 
     from stages.validate.beside import carries_eager, check_beside
 
     found = result.measurement
-    if found.verdict in ("infeasible", FAILED) or not carries_eager(options.module):
+    if found.verdict == FAILED or not carries_eager(options.module):
         return result
     own = [path for path in options.graph if not is_fused(path)]
     if not own:

@@ -26,12 +26,13 @@ from stages.device.meter import Usage, session
 from stages.validate.compare import same_bits
 from stages.validate.comparison import SEED, sentence
 from stages.validate.contents import fresh_contents
+from stages.validate.foretold import base_of
 from stages.validate.load import describe, load_lodged, load_package
 from stages.validate.sent import slow_memory_of
 from stages.validate.step import Stepper, random_tangents
 from stages.validate.unordered import unordered
 from stages.validate.updates import copied
-from stages.validate.validate import Validation, base_of
+from stages.validate.validate import Validation
 
 STEPS = 3
 Load = Callable[[nn.Module, torch.optim.Optimizer], tuple[nn.Module, Any]]

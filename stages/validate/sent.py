@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
-from schemas.errors import ArtifactError
 from schemas.graph import Graph
 from schemas.measurement import LinePoint, Measurement, thin
 from schemas.plan import Transfers
@@ -19,32 +18,8 @@ from stages.validate.comparison import copied, quick_collections
 from stages.validate.contents import own_copy
 from stages.validate.step import Stepper, forget_gradients
 
-_MOST = 1 << 62
 LANES = ("leaving", "returning")
 """The lines of the lanes, in the order of what a run counts."""
-
-
-def transfers_of(plan: Mapping[str, Any]) -> Transfers | None:
-    """What a plan says of its transfers, None where it has none; raises ArtifactError where it says
-    no such thing."""
-    said = plan.get("transfers")
-    if said is None:
-        return None
-    try:
-        found = Transfers(**said)
-    except TypeError as error:
-        raise ArtifactError("the plan does not say what it sends") from error
-    sizes = (found.left, found.returned, found.host_peak)
-    if not all(isinstance(size, int) and _is_number(size) for size in sizes):
-        raise ArtifactError("the plan does not say what it sends in bytes")
-    if not _is_number(found.waited):
-        raise ArtifactError("the plan does not say what it sends in seconds")
-    return found
-
-
-def _is_number(value: Any) -> bool:
-    plain = isinstance(value, int | float) and not isinstance(value, bool)
-    return plain and 0 <= value < _MOST
 
 
 def slow_memory_of(device: str) -> str:

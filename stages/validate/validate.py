@@ -29,6 +29,7 @@ from stages.validate.comparison import (
     quick_collections,
     sentence,
 )
+from stages.validate.foretold import base_of, transfers_of
 from stages.validate.fused import beside_eager
 from stages.validate.itself import beside_itself, checkpoints_itself
 from stages.validate.load import describe, load_planned
@@ -44,7 +45,6 @@ from stages.validate.sent import (
     complaint_of,
     last_moved,
     lines_of,
-    transfers_of,
     with_sent,
     words_of,
 )
@@ -55,8 +55,6 @@ PAIRS = 15
 ORIGINAL = "the original model"
 KERNELS = "its own kernels unplanned"
 """What plans of fused kernels are compared with, in place of the original."""
-
-_PLAN_KEYS = ("strategy", "budget", "budget_bytes", "verdict", "sentence", "time", "peak", "gap")
 
 
 @dataclass(frozen=True)
@@ -339,31 +337,6 @@ def _over(measured: Measurement) -> str:
     return (
         f"PyTorch's allocator reserves {measured.reserved_peak} bytes, over the budget of "
         f"{measured.budget_total}{said}"
-    )
-
-
-def base_of(graph: Graph, plan: Mapping[str, Any], plan_seconds: float | None) -> Measurement:
-    """The measurement of a plan that nothing was measured of yet."""
-    for key in _PLAN_KEYS:
-        if key not in plan:
-            raise ArtifactError(f"the plan lacks the key {key!r}")
-    foretold, sent = plan.get("gpu") or {}, transfers_of(plan)
-    return Measurement(
-        model=graph.model,
-        device=graph.device,
-        strategy=str(plan["strategy"]),
-        budget=str(plan["budget"]),
-        budget_bytes=plan["budget_bytes"],
-        budget_total=plan.get("budget_total"),
-        verdict=str(plan["verdict"]),
-        sentence=str(plan["sentence"]),
-        gap=plan["gap"],
-        predicted_peak=plan["peak"],
-        predicted_time=plan["time"],
-        plan_seconds=plan_seconds,
-        predicted_allocated=foretold.get("allocated"),
-        predicted_reserved=foretold.get("reserved"),
-        predicted_waited=None if sent is None else sent.waited,
     )
 
 

@@ -17,8 +17,9 @@ from schemas.plan import Transfers
 from stages.device.factory import Built
 from stages.generate.package import package, timeless, write_directory
 from stages.replay.referee import replay
+from stages.validate.foretold import transfers_of
 from stages.validate.load import load_planned
-from stages.validate.sent import check_sent, transfers_of
+from stages.validate.sent import check_sent
 from stages.validate.validate import validate
 from tests.stages.generate.plans import PLAN, traced
 from tests.stages.generate.test_transfers import LINK, leaves

@@ -276,18 +276,34 @@ def test_trails_cover_all_samples_and_steps(graph: Graph, built: Built) -> None:
     assert found.output > 0 and found.gradient > 0 and not found.bits_equal
 
 
+def command(
+    graph: Graph, plan: dict[str, Any], folder: Path
+) -> tuple[argparse.ArgumentParser, list[str]]:
+    """The parser of the stage, and the words that validate a module which is its model."""
+    write_graph(folder / "graph.arrow", graph)
+    (folder / "plan.json").write_text(json.dumps(plan))
+    parser = argparse.ArgumentParser()
+    cli.add_arguments(parser)
+    words = ["--factory", "tests.stages.validate.test_validate:net", "--pairs", "1"]
+    words += ["--graph", str(folder / "graph.arrow"), "--plan", str(folder / "plan.json")]
+    words += ["--module", str(written(folder / "module", "return model"))]
+    return parser, [*words, "--out", str(folder / "measurement.arrow")]
+
+
+def test_the_command_builds_no_model_for_an_infeasible_plan(graph: Graph, tmp_path: Path) -> None:
+    plan = {**PLAN, "verdict": "infeasible", "sentence": "Too small.", "time": None, "peak": None}
+    parser, words = command(graph, plan, tmp_path)
+    cli.run(parser.parse_args([*words, "--factory", "nowhere:net"]))
+    measured = read_measurement(tmp_path / "measurement.arrow")
+    assert (measured.verdict, measured.sentence) == ("infeasible", "Too small.")
+    assert not read_line(tmp_path / "line.arrow")
+
+
 def test_the_command_writes_measurement_and_line(
     graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(Path(__file__).parents[3])
-    write_graph(tmp_path / "graph.arrow", graph)
-    (tmp_path / "plan.json").write_text(json.dumps(PLAN))
-    parser = argparse.ArgumentParser()
-    cli.add_arguments(parser)
-    words = ["--factory", "tests.stages.validate.test_validate:net", "--pairs", "1"]
-    words += ["--graph", str(tmp_path / "graph.arrow"), "--plan", str(tmp_path / "plan.json")]
-    words += ["--module", str(written(tmp_path / "module", "return model"))]
-    words += ["--out", str(tmp_path / "measurement.arrow")]
+    parser, words = command(graph, PLAN, tmp_path)
     cli.run(parser.parse_args(words))
     measured = read_measurement(tmp_path / "measurement.arrow")
     assert measured.bits_equal and measured.verdict == "failed"

@@ -1,0 +1,62 @@
+"""What a plan says of its step, before anything runs; needs no PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from schemas.errors import ArtifactError
+from schemas.graph import Graph
+from schemas.measurement import Measurement
+from schemas.plan import Transfers
+
+_PLAN_KEYS = ("strategy", "budget", "budget_bytes", "verdict", "sentence", "time", "peak", "gap")
+_MOST = 1 << 62
+
+
+def base_of(graph: Graph, plan: Mapping[str, Any], plan_seconds: float | None) -> Measurement:
+    """The measurement of a plan that nothing was measured of yet."""
+    for key in _PLAN_KEYS:
+        if key not in plan:
+            raise ArtifactError(f"the plan lacks the key {key!r}")
+    foretold, sent = plan.get("gpu") or {}, transfers_of(plan)
+    return Measurement(
+        model=graph.model,
+        device=graph.device,
+        strategy=str(plan["strategy"]),
+        budget=str(plan["budget"]),
+        budget_bytes=plan["budget_bytes"],
+        budget_total=plan.get("budget_total"),
+        verdict=str(plan["verdict"]),
+        sentence=str(plan["sentence"]),
+        gap=plan["gap"],
+        predicted_peak=plan["peak"],
+        predicted_time=plan["time"],
+        plan_seconds=plan_seconds,
+        predicted_allocated=foretold.get("allocated"),
+        predicted_reserved=foretold.get("reserved"),
+        predicted_waited=None if sent is None else sent.waited,
+    )
+
+
+def transfers_of(plan: Mapping[str, Any]) -> Transfers | None:
+    """What a plan says of its transfers, None where it has none; raises ArtifactError where it says
+    no such thing."""
+    said = plan.get("transfers")
+    if said is None:
+        return None
+    try:
+        found = Transfers(**said)
+    except TypeError as error:
+        raise ArtifactError("the plan does not say what it sends") from error
+    sizes = (found.left, found.returned, found.host_peak)
+    if not all(isinstance(size, int) and _is_number(size) for size in sizes):
+        raise ArtifactError("the plan does not say what it sends in bytes")
+    if not _is_number(found.waited):
+        raise ArtifactError("the plan does not say what it sends in seconds")
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    return plain and 0 <= value < _MOST
