@@ -110,6 +110,28 @@ def test_one_device_for_all_is_found_where_madpipe_finds_nothing() -> None:
     assert answer_of("pipeline_ilp", AllocationInstance(layers, names_of(1), 9)) == 1 << 40
 
 
+def test_what_fits_is_found_where_it_takes_as_long_as_all_layers_in_a_row() -> None:
+    """The last layer takes all the time, and only the first one has room beside it."""
+    zeros = np.zeros(4, np.int64)
+    layers = Layers(
+        forward=np.array([0, 0, 0, 1]),
+        forward_work=zeros,
+        send=zeros,
+        receive=zeros,
+        gradient=zeros,
+        backward=np.array([0, 0, 0, 2]),
+        weight=np.array([0, 2, 6, 2]),
+        stored=np.array([0, 0, 2, 4]),
+        backward_work=zeros,
+        output=zeros,
+        buffer=zeros,
+        tick=1.0,
+    )
+    instance = AllocationInstance(layers, names_of(2), 8)
+    assert math.isinf(answer_of("one_f_one_b", instance))
+    assert answer_of("madpipe", instance) == layers.longest == 3
+
+
 @settings(deadline=None, max_examples=12)
 @given(pipelines(longest=4, most=2))
 def test_no_allocation_beats_the_integer_programs(pipeline: tuple[Layers, int, int]) -> None:
