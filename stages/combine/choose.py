@@ -68,7 +68,10 @@ def choose(
     if total is not None and in_all.reserves:
         proven = limit.proven
         known = ((), math.inf) if proven is None else (proven.sequences, proven.seconds)
-        point = in_all.fitted(frontier, first, total, *known)
+        if search:
+            point = in_all.fitted(frontier, first, total, *known)
+        else:
+            point = in_all.fitting(frontier, total)
     if point is None:
         return asked.refused(), None, []
     played = in_all.player.played(point)

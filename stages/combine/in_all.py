@@ -136,12 +136,18 @@ class InAll:
         least: float,
     ) -> Point | None:
         found = self._lowered(frontier, first, total, sequences, least)
+        faster = self.fitting(frontier, total, math.inf if found is None else found.seconds)
+        return faster or found
+
+    def fitting(self, frontier: Frontier, total: int, below: float = math.inf) -> Point | None:
+        """The frontier's fastest point whose reserved bytes are within a total, None where none is
+        that takes less than the seconds that it has to be `below`."""
         for point in sorted(frontier.points, key=lambda point: (point.seconds, point.peak)):
-            if found is not None and found.seconds <= point.seconds:
-                return found
+            if point.seconds >= below:
+                return None
             if self._requested(point) <= total and self.of(point, total) <= total:
                 return point
-        return found
+        return None
 
     def _requested(self, point: Point) -> int:
         """What no plan with the peak of a point reserves less than."""

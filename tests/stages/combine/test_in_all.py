@@ -214,3 +214,20 @@ def test_a_search_that_finds_nothing_falls_back_to_the_frontier(
     assert counted.fitted(made, made.points[0], min(sizes) - 1) is None
     first = made.points[0]
     assert first.peak - (sizes[0] - (min(sizes) - 1)) == limits[-1]
+
+
+def test_nothing_is_searched_where_the_frontiers_plan_is_asked_for(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of its points it takes the fastest whose reserved bytes fit."""
+    graph, _, _, made = model
+    monkeypatch.setattr(in_all, "refined", None)
+    counted = in_all.InAll(player_of(model), fixed_bytes(graph))
+    lower = 0
+    for share in range(95, 40, -5):
+        plan, point, _ = choose(*model, f"{share}%", search=False)
+        fitting = [each for each in made.points if counted.of(each) <= total(plan)]
+        assert point == min(fitting, key=lambda each: each.seconds, default=None)
+        asked = made.within(total(plan) - fixed_bytes(graph).there_before)
+        lower += point is not asked
+    assert lower
