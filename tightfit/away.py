@@ -83,10 +83,14 @@ def _counts(microbatches: Microbatches, shapes: int) -> list[int]:
             raise ConfigError(f"plan: microbatches is {count!r}, expected a number from 1 on")
     if several and len(counts) != shapes:
         raise ConfigError(
-            f"plan: microbatches needs a number for each shape of samples: given are {len(counts)} "
-            f"for {shapes}"
+            "plan: microbatches needs a number for each shape of samples: given are "
+            f"{_counted(len(counts), 'number')} for {_counted(shapes, 'shape')}"
         )
     return counts
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 @dataclass(frozen=True)

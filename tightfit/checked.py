@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,12 +58,15 @@ def check_updates(
     load: Load,
     optimizer: torch.optim.Optimizer,
     disk: Path | str | None,
+    resident: Collection[int] = (),
 ) -> None:
-    """Compares steps whose updates are in the backward with steps whose updates come after it.
+    """Compares steps whose updates are in the backward, with the states of the `resident`
+    parameters, by number, on the device, with steps whose updates come after it.
 
     Raises ModelError where they differ."""
     original = _strict(_unplanned(route, variant)) if route.kernels == FUSED else None
-    route.check_updates(variant.graph, variant.built, _strict(load), original, optimizer, disk)
+    more = (original, optimizer, disk, resident)
+    route.check_updates(variant.graph, variant.built, _strict(load), *more)
 
 
 def _strict(load: Load) -> Callable[[nn.Module], nn.Module]:

@@ -14,8 +14,9 @@ from schemas.errors import ConfigError
 from schemas.plan import Plan
 from tightfit.choices import ChosenPlan
 from tightfit.route import FUSED, Route
+from tightfit.updated import planned_whole
 from tightfit.variants import Variant, shapes_of
-from tightfit.whole import Updating, planned_whole
+from tightfit.whole import Updating
 
 if TYPE_CHECKING:
     from schemas.updates import WholeStep

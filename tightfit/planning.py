@@ -134,10 +134,6 @@ def plan(
     ModelError when the model cannot be captured or the planned module does not do what the original
     does.
     """
-    import torch
-
-    from stages.device.foreign import allowing
-
     store = folder_of(store)
     device = None if device is None else str(device)
     check_settings(strategy, store, engine, peaks, saves, jobs, otherwise, ones, machine)
@@ -145,14 +141,7 @@ def plan(
     check_disk(disk, strategy, optimizer)
     written = NO_BUDGET if strategy in baselines() else written_budget(budget)
     telling = Progress(progress, stages=FUSED_STAGES if kernels == FUSED else STAGES)
-    with (
-        ALONE,
-        telling.telling(*([] if check else ["check"])),
-        quiet(),
-        torch.inference_mode(False),
-        torch.enable_grad(),
-        allowing(operators),
-    ):
+    with _alone(telling, check, operators):
         given, device = builts(model, samples_of(args, kwargs, samples), loss, device, ones)
         check_optimizer(optimizer, model)
         check_cuda_graphs(cuda_graphs, device, len(given))
@@ -166,13 +155,32 @@ def plan(
         check_parameters(parameters, optimizer, route, otherwise, cuda_graphs, shapes, microbatches)
         on = device.partition(":")[0]
         memories = memories_of(disk, far_disk, room, parameters, accumulating, on)
-        if optimizer is not None and parameters == "away":
+        if optimizer is None:
+            return _planned(route, given, written, otherwise, check, cuda_graphs, disk)
+        if parameters == "away":
             more = (check, optimizer, memories, microbatches, accumulating)
             return planned_away(route, given, written, otherwise, *more)
-        if optimizer is not None:
-            own = (check, optimizer, disk, accumulating)
-            return _with_optimizer(route, given, written, otherwise, *own)
-        return _planned(route, given, written, otherwise, check, cuda_graphs, disk)
+        own = (check, optimizer, disk, accumulating)
+        return _with_optimizer(route, given, written, otherwise, *own)
+
+
+@contextlib.contextmanager
+def _alone(telling: Progress, check: bool, operators: Iterable[str]) -> Iterator[None]:
+    """Within it a model is planned as it is trained, by one thread at a time, which tells how far
+    it is, with or without a check; it may call operators of some namespaces."""
+    import torch
+
+    from stages.device.foreign import allowing
+
+    with (
+        ALONE,
+        telling.telling(*([] if check else ["check"])),
+        quiet(),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        allowing(operators),
+    ):
+        yield
 
 
 def _with_optimizer(
@@ -187,7 +195,7 @@ def _with_optimizer(
 ) -> tuple[nn.Module, ChosenPlan]:
     """The plan of one shape with an optimiser that steps in its backward."""
     from tightfit.carried import loader
-    from tightfit.whole import in_backward, measured
+    from tightfit.whole import in_backward, measured, resident_numbers
 
     if len(given) > 1:
         raise ConfigError("plan: optimizer: is for samples of one shape")
@@ -196,12 +204,13 @@ def _with_optimizer(
     updating = replace(updating, accumulates=accumulating)
     one, whole = Rivals(route, variant, written).made_whole(updating)
     made = one.plan
+    resident = resident_numbers(one.variant, whole, optimizer)
     load_one = loader(made.module, disk=whole_path(disk))
     if check:
         check_plan(one.route, one.variant, made, load_one)
-        check_updates(one.route, one.variant, load_one, optimizer, disk)
+        check_updates(one.route, one.variant, load_one, optimizer, disk, resident)
     object.__setattr__(made, "whole", whole)
-    object.__setattr__(made, "optimizer", in_backward(optimizer, disk))
+    object.__setattr__(made, "optimizer", in_backward(optimizer, disk, resident))
     return load_one(given[0].model, otherwise), made
 
 

@@ -9,7 +9,7 @@ import os
 import re
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -282,14 +282,17 @@ class Route:
         original: Callable[[nn.Module], nn.Module] | None,
         optimizer: torch.optim.Optimizer,
         disk: Path | str | None,
+        resident: Collection[int] = (),
     ) -> None:
         """Raises ModelError where steps with updates in the backward do not do what steps of the
-        model, or of what `original` makes of it, with the optimiser after it do."""
+        model, or of what `original` makes of it, with the optimiser after it do. The states of
+        `resident` parameters, by number, stay on the device."""
         from schemas.graph import read_graph
         from stages.validate.updates import check_updates
 
         folder = None if disk is None else str(disk)
-        said = check_updates(read_graph(graph), built, load, optimizer, folder, original)
+        given = (optimizer, folder, original, resident)
+        said = check_updates(read_graph(graph), built, load, *given)
         if said:
             raise ModelError(said)
 

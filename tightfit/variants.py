@@ -62,12 +62,12 @@ class Variant:
         """The plan for a budget; raises ConfigError where none fits."""
         return self.made_of(route, *self.chosen(route, budget))
 
-    def chosen(self, route: Route, budget: str) -> tuple[Plan, Path]:
-        """The plan for a budget, which may be infeasible, and its folder. Where looking for a
-        faster one is interrupted, it is the frontier's, if that has one; else the interruption is
-        raised."""
+    def chosen(self, route: Route, budget: str, search: bool = True) -> tuple[Plan, Path]:
+        """The plan for a budget, which may be infeasible, and its folder; without a `search` it is
+        the frontier's. Where looking for a faster one is interrupted, it is that, too, if there is
+        one; else the interruption is raised."""
         try:
-            plan, point = route.choose(self.graph, self.costs, self.path, budget)
+            plan, point = route.choose(self.graph, self.costs, self.path, budget, search)
         except KeyboardInterrupt:
             route.progress.say(INTERRUPTED)
             plan, point = route.choose(self.graph, self.costs, self.path, budget, search=False)

@@ -1,26 +1,59 @@
-"""Plans with an optimiser that steps in their backward: what that takes, and which plan fits."""
+"""Plans with an optimiser that steps in their backward: what that takes."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from schemas.budget import LEAST, NO_BUDGET
 from schemas.errors import ConfigError
 from schemas.link import HostLink
 from schemas.updates import LinkSpeed, UpdateCost, Updates, WholeStep
 from tightfit.choices import ChosenPlan
 from tightfit.settings import check_folder
-from tightfit.variants import Variant, totals_of
+from tightfit.variants import Variant
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from schemas.costs import Costs
+    from schemas.graph import Graph
+    from schemas.schedule import Step
+    from stages.combine.whole.accumulating import Accumulating
+    from stages.replay.referee import Replay
     from tightfit.route import Route
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """The replay of a step with its updates, and that of the first one, which makes the states."""
+
+    graph: Graph
+    costs: Costs
+    link: HostLink
+    updates: Updates
+    played: Replay
+    first: Replay
+
+    @cached_property
+    def adds(self) -> Accumulating:
+        """What the step takes where gradients of several microbatches add up."""
+        from stages.combine.whole.accumulating import accumulating
+
+        return accumulating(self.graph, self.costs, self.played.steps, self.link, self.updates)
+
+    @property
+    def resident(self) -> int:
+        """The bytes of the states that stay on the device."""
+        return sum(self.updates.costs[value].states for value in self.updates.on_device)
+
+    def most(self, accumulates: bool) -> int:
+        """The most bytes beyond what is there all the time, with sums of gradients or without."""
+        return self.adds.most if accumulates else max(self.played.peak, self.first.peak)
 
 
 @dataclass(frozen=True)
@@ -40,52 +73,67 @@ class Updating:
     accumulates: bool = False
     source: str = ""
 
-    def step(self, variant: Variant, plan: ChosenPlan) -> WholeStep:
-        """What is predicted of a plan with the updates."""
+    def step(
+        self, variant: Variant, plan: ChosenPlan, resident: frozenset[int] = frozenset()
+    ) -> WholeStep:
+        """What is predicted of a plan with the updates, where the states of the `resident`
+        parameters stay on the device."""
         from schemas.costs import read_costs
         from schemas.graph import read_graph
         from schemas.schedule import read_schedule, schedule_link, write_schedule
         from schemas.store import header
-        from stages.combine.whole.accumulating import accumulating
-        from stages.combine.whole.backward import costs_by_value, in_backward
-        from stages.replay.referee import replay
 
         graph, costs = read_graph(variant.graph), read_costs(variant.costs)
         path = plan.module.parent / "schedule.arrow"
-        planned = read_schedule(path)
         link = schedule_link(path) or self.link(graph.device)
-        updates = Updates(costs_by_value(graph, self.costs), self.speed, self.count)
-        steps = in_backward(graph, planned, updates.costs)
-        played = replay(graph, costs, steps, link=link, updates=updates)
-        first = replay(graph, costs, steps, link=link, updates=replace(updates, first=True))
-        adds = accumulating(graph, costs, steps, link, updates)
+        predicted = self.predicted(graph, costs, read_schedule(path), link, resident)
+        updates, played = predicted.updates, predicted.played
         digest = hashlib.sha256(updates.text().encode()).hexdigest()[:16]
         written = path.with_name(f"whole-{digest}.arrow")
         write_schedule(written, played.steps, header(variant.graph).digest, link, updates)
-        fixed = plan.fixed
-        before = fixed.there_before + self.staging
-        accumulated = before + adds.most
+        fixed, adds, stays = plan.fixed, predicted.adds, predicted.resident
+        before = fixed.there_before + self.staging + stays
         return WholeStep(
             optimizer=self.optimizer,
-            total=accumulated if self.accumulates else before + max(played.peak, first.peak),
+            total=before + predicted.most(self.accumulates),
             parameters=fixed.parameters,
             buffers=fixed.buffers,
             inputs=fixed.inputs,
             staging=self.staging,
             peak=played.peak,
-            first_peak=first.peak,
+            first_peak=predicted.first.peak,
             accumulating_peak=adds.last,
             slow_memory=self.slow_memory,
-            slow=self.slow,
-            moved=sum(cost.states for cost in updates.costs.values()),
+            slow=self.slow - stays,
+            moved=sum(cost.states for cost in updates.costs.values()) - stays,
             seconds=played.seconds,
             waited=played.transfers.waited if played.transfers else 0.0,
             schedule=str(written),
             gradients=adds.gradients,
             opening_peak=adds.opening,
             adding_peak=adds.adding,
-            accumulating_total=accumulated,
+            accumulating_total=before + adds.most,
+            resident=stays,
         )
+
+    def predicted(
+        self,
+        graph: Graph,
+        costs: Costs,
+        planned: Sequence[Step],
+        link: HostLink,
+        resident: frozenset[int] = frozenset(),
+    ) -> Predicted:
+        """What the referee says of a schedule with the updates in its backward."""
+        from stages.combine.whole.backward import costs_by_value, in_backward
+        from stages.replay.referee import replay
+
+        own = costs_by_value(graph, self.costs)
+        updates = Updates(own, self.speed, self.count, on_device=resident)
+        steps = in_backward(graph, planned, own)
+        first = replay(graph, costs, steps, link=link, updates=replace(updates, first=True))
+        played = replay(graph, costs, steps, link=link, updates=updates)
+        return Predicted(graph, costs, link, updates, played, first)
 
     def holding(self, variant: Variant, plan: ChosenPlan, whole: WholeStep) -> str:
         """The parts of a whole step's total, the largest first, as a clause: what is there before
@@ -175,11 +223,14 @@ def measured(
 
 
 def in_backward(
-    optimizer: torch.optim.Optimizer, disk: Path | str | None = None
+    optimizer: torch.optim.Optimizer,
+    disk: Path | str | None = None,
+    resident: Collection[int] = (),
 ) -> torch.optim.Optimizer:
     """The optimiser that takes the place of another one, for any module: it updates each parameter
     in the backward, with its states in a file of the folder `disk`, or in the host's memory for
-    parameters on a GPU. The states of `optimizer` move.
+    parameters on a GPU, but for those of the `resident` parameters, by their numbers in all groups,
+    which stay on the device. The states of `optimizer` move.
 
     Raises ConfigError where it cannot step in the backward, or the disk has no room, or is none.
     """
@@ -187,9 +238,25 @@ def in_backward(
 
     check_folder("in_backward", disk)
     try:
-        return in_backward(optimizer, disk)
+        return in_backward(optimizer, disk, resident=resident)
     except RuntimeError as error:
         raise ConfigError(f"optimizer: {error}") from error
+
+
+def resident_numbers(
+    variant: Variant, whole: WholeStep, optimizer: torch.optim.Optimizer
+) -> frozenset[int]:
+    """The numbers, in all groups of an optimiser, of the parameters whose states stay on the device
+    in a plan."""
+    from schemas.graph import read_graph
+    from schemas.schedule import schedule_updates
+
+    updates = schedule_updates(Path(whole.schedule))
+    stay = updates.on_device if updates else frozenset()
+    graph, model = read_graph(variant.graph), variant.built.model
+    own = {id(model.get_parameter(graph.values[value].path)) for value in stay}
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return frozenset(number for number, p in enumerate(parameters) if id(p) in own)
 
 
 def _paths(graph: Any, model: nn.Module) -> dict[int, str]:
@@ -200,91 +267,3 @@ def _paths(graph: Any, model: nn.Module) -> dict[int, str]:
         if value.kind == "parameter":
             found[id(model.get_parameter(value.path))] = value.path
     return found
-
-
-def planned_whole(
-    route: Route, variant: Variant, updating: Updating, written: str, total: int | None = None
-) -> tuple[ChosenPlan, WholeStep]:
-    """The fastest plan whose step with all updates is within a budget, and what is predicted of it.
-
-    A budget in bytes counts all of the step, where the optimiser `accumulates` with gradients of
-    several microbatches, too. A share chooses a plan as it does without an optimiser; `total` are
-    the bytes of a share that is another step's. Raises ConfigError, with what the smallest plan
-    takes, where none fits.
-    """
-
-    def made(budget: str) -> tuple[ChosenPlan, WholeStep]:
-        plan = variant.made(route, budget)
-        return plan, updating.step(variant, plan)
-
-    if written.endswith("%"):
-        return _said(*made(written if total is None else str(total)))
-    if written == NO_BUDGET:
-        return _said(*made(written))
-    if written == LEAST:
-        return _said(*_least(variant, made))
-    limit = variant.bytes_of(written)
-    tried = _tried(_sizes(variant), limit, made)
-    fitting = [found for found in tried if found[1].total <= limit]
-    if fitting:
-        return _said(*fitting[-1])
-    # A budget in bytes asks for the strategy's own plans alone; the least is one of all.
-    variant = Variant.with_frontier(route, variant.built, variant.graph, variant.costs, LEAST)
-    least = min(*tried, _least(variant, made), key=_size)
-    if least[1].total <= limit:
-        return _said(*least)
-    raise ConfigError(
-        f"no plan fits in {limit:,} bytes: the smallest budget known to work with all updates is "
-        f"{least[1].total:,} bytes; at the peak of the step these are "
-        f"{updating.holding(variant, *least)}"
-    )
-
-
-Whole = tuple[ChosenPlan, WholeStep]
-
-
-def _least(variant: Variant, made: Callable[[str], Whole]) -> Whole:
-    """The plan whose whole step takes the fewest bytes, of those that are tried."""
-    sizes, smallest = _sizes(variant), variant.bytes_of(LEAST)
-    tried = _tried(sizes, 0, made)
-    if smallest not in sizes:
-        tried.append(made(str(smallest)))
-    return min(tried, key=_size)
-
-
-def _size(found: Whole) -> tuple[int, float]:
-    return found[1].total, found[1].seconds
-
-
-def _said(plan: ChosenPlan, whole: WholeStep) -> tuple[ChosenPlan, WholeStep]:
-    """A plan whose sentence tells the bytes of the step with all updates."""
-    object.__setattr__(
-        plan,
-        "sentence",
-        f"{plan.sentence}; with all updates the step takes {whole.total:,} bytes in all, which is "
-        "what a budget in bytes counts",
-    )
-    return plan, whole
-
-
-def _sizes(variant: Variant) -> list[int]:
-    """The bytes of each plan of a frontier, as budgets count them, from the least."""
-    return sorted(set(totals_of(variant.graph, variant.costs, variant.frontier)))
-
-
-def _tried(
-    sizes: list[int], limit: int, made: Callable[[str], tuple[ChosenPlan, WholeStep]]
-) -> list[tuple[ChosenPlan, WholeStep]]:
-    """The plans that are made on the way to the largest size whose whole step is within a limit:
-    the last of them that is within it is that one, and where none is they end with the least size.
-    Sizes that are twice as many take one more."""
-    tried = []
-    low, high = 0, len(sizes)
-    while low < high:
-        middle = (low + high) // 2
-        tried.append(made(str(sizes[middle])))
-        if tried[-1][1].total <= limit:
-            low = middle + 1
-        else:
-            high = middle
-    return tried

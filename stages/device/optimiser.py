@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -23,7 +23,8 @@ Optimiser = TypeVar("Optimiser", bound=torch.optim.Optimizer)
 def in_backward(
     optimizer: Optimiser,
     folder: str | os.PathLike[str] | None = None,
-    piece_bytes: int = PIECE_BYTES,
+    piece_bytes: int | None = None,
+    resident: Collection[int] = (),
 ) -> Optimiser:
     """An optimiser that takes the place of `optimizer`: of its class, with its groups and states.
 
@@ -31,17 +32,18 @@ def in_backward(
     `step()` then ends the step; it updates what still has a gradient, as it does where all of a
     backward ran within `accumulating()`. States are on the disk, in a file of `folder` (else that
     named by TIGHTFIT_DISK, else that of temporary files); those of a GPU's parameters are in pinned
-    memory of the host. They come to the device in pieces of `piece_bytes`. The states of
-    `optimizer` move.
+    memory of the host. They come to the device in pieces of `piece_bytes`, unless given
+    PIECE_BYTES. Those of the `resident` parameters, by their numbers in all groups, stay on the
+    device. The states of `optimizer` move.
 
     Raises RuntimeError, in one sentence, for an optimiser that is not known, settings that this
     cannot be exact with, parameters that share memory, and a disk that has no room.
     """
     check(optimizer)
     folder = None if folder is None else os.fspath(folder)
-    return stepping(
-        optimizer, Updates(type(optimizer), optimizer.param_groups, folder, piece_bytes)
-    )
+    size = PIECE_BYTES if piece_bytes is None else piece_bytes
+    kind, groups = type(optimizer), optimizer.param_groups
+    return stepping(optimizer, Updates(kind, groups, folder, size, resident=resident))
 
 
 def stepping(optimizer: Optimiser, updates: Updates) -> Optimiser:

@@ -7,7 +7,7 @@ import copy
 import gc
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -262,30 +262,22 @@ def _measured(
     pairs: int,
     device: str,
 ) -> Validation:
+    """What both take; `said` is what differs in bits, "" for nothing, and `uncompared` why these
+    were not compared."""
     begun, later = ours.usages(device), ours.usages(device)
-    steady = later[-1]
-    slow, far = ours.optimizer.slow_bytes, ours.optimizer.far_bytes
-    predicted_slow = lodging.parameters + lodging.states + lodging.copies + lodging.sums
+    slow = ours.optimizer.slow_bytes
     theirs.run()
     plain = theirs.usages(device)
     unplanned = max(plain, key=lambda usage: usage.peak)
-    times: list[tuple[float, float]] = []
-    begin = ours.waited
-    for _ in range(pairs):
-        times.append((ours.seconds(device), theirs.seconds(device)))
-    waited = (ours.waited - begin) / pairs if pairs else None
-    complaints = [said.removesuffix(".")] if said else []
+    times, waited = _timed(ours, theirs, pairs, device)
     wrong = [
         f"{which} {found} bytes where {foretold} were predicted"
         for which, found, foretold in _bytes_of(lodging, begun, later)
         if found != foretold
     ]
-    as_predicted = not wrong
-    if slow != predicted_slow:
-        wrong.append(f"the other memory has {slow} bytes where {predicted_slow} were predicted")
-    if far != lodging.far_states:
-        wrong.append(f"the third memory has {far} bytes where {lodging.far_states} were predicted")
-    complaints += wrong
+    complaints = [said.removesuffix(".")] if said else []
+    complaints += [*wrong, *_in_other_memories(lodging, slow, ours.optimizer.far_bytes)]
+    ours.optimizer.close()
     beside = (base.predicted_peak or 0) - max(lodging.peak, lodging.adding_peak)
     # What the first of several microbatches leaves is there in all others.
     most = max(usage.peak for usage in later[1:] or later) + beside
@@ -297,28 +289,16 @@ def _measured(
         accumulate_peak=max((usage.peak for usage in later[:-1]), default=None),
         unplanned_accumulate_peak=max((usage.peak for usage in plain[:-1]), default=None),
         within_budget=base.budget_bytes is None or most <= base.budget_bytes,
-        peak_as_predicted=as_predicted,
+        peak_as_predicted=not wrong,
         bits_equal=same,
         output_difference=0.0 if same else None,
         gradient_difference=0.0 if same else None,
         buffer_difference=0.0 if same else None,
-        predicted_slow=predicted_slow,
+        predicted_slow=_slow_bytes(lodging),
         slow_peak=slow,
         waited=waited,
     )
-    ours.optimizer.close()
-    if times:
-        ratios = sorted(mine / its for mine, its in times)
-        quartiles = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else [ratios[0]] * 3
-        filled = replace(
-            filled,
-            measured_time=statistics.median(mine for mine, _ in times),
-            unplanned_time=statistics.median(its for _, its in times),
-            time_ratio=statistics.median(ratios),
-            time_ratio_first_quartile=quartiles[0],
-            time_ratio_third_quartile=quartiles[2],
-            pairs=len(times),
-        )
+    filled = _with_times(filled, times) if times else filled
     if complaints:
         filled = replace(filled, verdict=FAILED, sentence=sentence("; ".join(complaints)))
     else:
@@ -326,10 +306,50 @@ def _measured(
         filled = replace(filled, sentence="; ".join(told))
     lines = [
         LinePoint(run, seconds, live)
-        for run, usage in (("planned", steady), ("unplanned", unplanned))
+        for run, usage in (("planned", later[-1]), ("unplanned", unplanned))
         for seconds, live in thin(usage.line)
     ]
     return Validation(filled, lines)
+
+
+def _timed(
+    ours: Steps, theirs: Steps, pairs: int, device: str
+) -> tuple[list[tuple[float, float]], float | None]:
+    """The seconds of alternating steps, in pairs, and those for which each of ours waited; None
+    without pairs."""
+    begin = ours.waited
+    times = [(ours.seconds(device), theirs.seconds(device)) for _ in range(pairs)]
+    return times, (ours.waited - begin) / pairs if pairs else None
+
+
+def _with_times(filled: Measurement, times: Sequence[tuple[float, float]]) -> Measurement:
+    """A measurement with the medians of pairs of seconds, and the quartiles of their ratios."""
+    ratios = sorted(mine / its for mine, its in times)
+    quartiles = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else [ratios[0]] * 3
+    return replace(
+        filled,
+        measured_time=statistics.median(mine for mine, _ in times),
+        unplanned_time=statistics.median(its for _, its in times),
+        time_ratio=statistics.median(ratios),
+        time_ratio_first_quartile=quartiles[0],
+        time_ratio_third_quartile=quartiles[2],
+        pairs=len(times),
+    )
+
+
+def _slow_bytes(lodging: Any) -> int:
+    """The bytes of the other memory that a plan has."""
+    return int(lodging.parameters + lodging.states + lodging.copies + lodging.sums)
+
+
+def _in_other_memories(lodging: Any, slow: int, far: int) -> list[str]:
+    """What differs from the prediction in the bytes of the other memories."""
+    memories = (("other", slow, _slow_bytes(lodging)), ("third", far, lodging.far_states))
+    return [
+        f"the {name} memory has {found} bytes where {foretold} were predicted"
+        for name, found, foretold in memories
+        if found != foretold
+    ]
 
 
 def _told(found: Measurement, lodging: Any, uncompared: str) -> list[str]:

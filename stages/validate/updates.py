@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -28,9 +28,11 @@ def check_updates(
     optimizer: torch.optim.Optimizer,
     folder: str | None,
     original: Callable[[nn.Module], nn.Module] | None = None,
+    resident: Collection[int] = (),
 ) -> str:
     """Takes three steps of a copy of the model, or of what `original` makes of it, with a copy of
-    its optimiser, and of what `load` makes of another copy with one that steps in the backward.
+    its optimiser, and of what `load` makes of another copy with one that steps in the backward,
+    of which the states of `resident` parameters, by number, stay on the device.
 
     Returns "" where all parameters and buffers are equal in every bit, else a sentence with the
     first that differs. Nothing is compared on a GPU, or where the model adds in no fixed order.
@@ -41,11 +43,12 @@ def check_updates(
     stepper = Stepper.of(graph, built)
     plain, planned = copy.deepcopy(built.model), copy.deepcopy(built.model)
     expected = copied(optimizer, built.model, plain)
-    found: Any = in_backward(copied(optimizer, built.model, planned), folder)
+    own = copied(optimizer, built.model, planned)
+    found: Any = in_backward(own, folder, resident=resident)
     try:
         first = plain if original is None else original(plain)
-        for module, own in ((first, expected), (load(planned), found)):
-            _train(stepper, module, own, built)
+        for module, each in ((first, expected), (load(planned), found)):
+            _train(stepper, module, each, built)
     finally:
         found.close()
     other = {**dict(planned.named_parameters()), **dict(planned.named_buffers())}

@@ -244,7 +244,7 @@ def test_the_fastest_number_of_microbatches_is_taken(store: Path) -> None:
     given |= {"budget": 170_000, "store": store, "check": False, **SETTINGS}
     for words, more in (
         (
-            "a number for each shape of samples: given are 1 for 2",
+            "a number for each shape of samples: given are 1 number for 2 shapes",
             {"microbatches": [1]},
         ),
         ("is for samples of one shape, or for as many numbers", {}),

@@ -6,7 +6,7 @@ import copy
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -21,8 +21,8 @@ from schemas.schedule import read_schedule, schedule_link, schedule_updates
 from stages.generate.package import package
 from stages.replay.referee import replay
 from tests.tightfit.steps import Measured, check_three_steps, loss
-from tightfit import whole
-from tightfit.whole import _tried
+from tightfit import updated
+from tightfit.updated import _tried
 
 SETTINGS: dict[str, Any] = {"strategy": "checkpoint", "progress": False}
 
@@ -82,6 +82,26 @@ def test_three_steps_are_those_of_torch_in_the_bytes_predicted(kind: Any, store:
     made.optimizer.close()  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(("budget", "some"), [(100_000, True), (400_000, False)])
+def test_states_stay_on_the_device_in_what_a_budget_leaves(
+    budget: int, some: bool, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stages.device.optimiser.PIECE_BYTES", 512)
+    model, args = tied()
+    plain = copy.deepcopy(model)
+    fitted, made = tightfit.plan(
+        model, args, budget=budget, loss=loss, optimizer=adamw(model), store=store,
+        strategy="rotor", progress=False,
+    )  # fmt: skip
+    own, optimizer = made.whole, cast(Any, made.optimizer)
+    assert own is not None and own.total <= budget
+    assert 0 < own.resident == optimizer.resident_bytes
+    assert (own.slow > 0) == (own.moved > 0) == some
+    assert f"{own.resident:,} of them for states that stay there" in made.sentence
+    check_three_steps(fitted, optimizer, plain, adamw(plain), args, own)
+    optimizer.close()
+
+
 def test_its_schedule_is_played_and_written_as_the_same_program(store: Path) -> None:
     model, args = tied()
     _, made = tightfit.plan(
@@ -128,7 +148,7 @@ def test_a_budget_in_bytes_counts_the_whole_step(store: Path) -> None:
         )  # fmt: skip
         made.optimizer.close()  # type: ignore[union-attr]
         assert made.whole is not None
-        assert f"takes {made.whole.total:,} bytes in all, which" in made.sentence
+        assert f"takes {made.whole.total:,} bytes in all, " in made.sentence
         return made.whole
 
     assert whole_of(300_000).total <= 300_000
@@ -207,20 +227,23 @@ def test_refusals_name_the_least_of_all_plans_not_of_the_strategys_own(
             return min(self.sizes) if written == "min" else int(written)
 
         def made(self, route: Any, budget: str) -> Any:
-            return SimpleNamespace(sentence="", size=int(budget))
+            fixed = SimpleNamespace(there_before=0)
+            return SimpleNamespace(sentence="", size=int(budget), fixed=fixed)
 
     class Step:
         def step(self, variant: Any, plan: Any) -> Any:
-            return SimpleNamespace(total=plan.size + 5, seconds=1.0)
+            return SimpleNamespace(total=plan.size + 5, seconds=1.0, staging=0, resident=0)
 
         def holding(self, variant: Any, plan: Any, whole: Any) -> str:
             return f"its {plan.size}"
 
     every = Fake(10, 20, 30)
-    monkeypatch.setattr(whole, "_sizes", lambda variant: variant.sizes)
-    monkeypatch.setattr(whole.Variant, "with_frontier", lambda *given: every)
+    monkeypatch.setattr(updated, "_sizes", lambda variant: variant.sizes)
+    monkeypatch.setattr(updated.Variant, "with_frontier", lambda *given: every)
+    monkeypatch.setattr(updated, "_totals", lambda own, _: ((s + 5, s) for s in own.sizes))
+    monkeypatch.setattr(updated, "_with_resident", lambda own, _, plan, whole, __: (plan, whole))
     own: tuple[Any, Any, Any] = (None, Fake(20, 30), Step())
     with pytest.raises(ConfigError, match=r"in 14 bytes: .* is 15 bytes; .* its 10$"):
-        whole.planned_whole(*own, "14")
-    assert whole.planned_whole(*own, "15")[1].total == 15
-    assert whole.planned_whole(*own, "35")[1].total == 35
+        updated.planned_whole(*own, "14")
+    assert updated.planned_whole(*own, "15")[1].total == 15
+    assert updated.planned_whole(*own, "35")[1].total == 35

@@ -141,3 +141,22 @@ def test_steps_are_counted_as_they_were_told() -> None:
     assert line(LogEvent.JOB_INFO, rule_msg="a: tracing") == "[0/2] a: tracing"
     assert line(LogEvent.PROGRESS, done=1, total=3) == ""
     assert line(LogEvent.JOB_INFO, rule_msg="b: tracing") == "[1/2] b: tracing"
+
+
+@pytest.mark.parametrize(
+    ("message", "budget", "expected"),
+    [
+        ("a: choosing unplanned for none", "none", "choosing unplanned"),
+        ("a: running unplanned none beside", "none", "running unplanned beside"),
+        ("a: choosing unplanned for 50%", "50pct", "choosing unplanned for 50%"),
+    ],
+)
+def test_a_strategy_without_a_budget_is_named_alone(
+    message: str, budget: str, expected: str
+) -> None:
+    handler = LogHandler.__new__(LogHandler)
+    handler.settings = None
+    handler.__post_init__()
+    wildcards = {"strategy": "unplanned", "budget": budget}
+    record = {"event": LogEvent.JOB_INFO, "rule_msg": message, "wildcards": wildcards}
+    assert handler.line(logging.makeLogRecord(record)) == f"[0/0] a: {expected}"

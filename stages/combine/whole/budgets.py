@@ -6,15 +6,19 @@ from dataclasses import replace
 
 from schemas.budget import LEAST, parse_budget
 from schemas.errors import ConfigError
-from stages.combine.whole.choice import Choice
+from stages.combine.whole.choice import LINKS, Choice
+from stages.combine.whole.kept import with_states_kept
 from stages.combine.whole.needs import check_needs
-from stages.combine.whole.plans import everything
+from stages.combine.whole.plans import everything, total_bytes
 from stages.combine.whole.resident import with_resident_states
 from stages.combine.whole.search import TRIES, Found, Search
 from stages.combine.whole.task import Task
 
 MORE_TRIES = 3 * TRIES
 """How often the least budget is raised."""
+HALVINGS, FURTHER_DOWN = 6, 4
+"""How often less is tried than the least that a plan is known for: halfway to what no plan goes
+below, and by a byte."""
 
 
 def planned(task: Task, written: str) -> tuple[Task, Found]:
@@ -26,7 +30,8 @@ def planned(task: Task, written: str) -> tuple[Task, Found]:
     sized = replace(task, budget=total_of(task, written))
     check_needs(sized)
     search = Search(sized)
-    return with_resident_states(search, search.best())
+    search, begun = with_states_kept(search, search.begun())
+    return with_resident_states(search, search.improved(begun))
 
 
 def total_of(task: Task, written: str) -> int:
@@ -54,7 +59,42 @@ def smallest(task: Task) -> tuple[Task, Found]:
             if crowded
             else f"no plan is known that fits in {min(tried)} bytes, the least that were tried"
         )
-    return best[0].task, best[0].improved(best[1])
+    lowest, found = _lowest(*best)
+    return lowest.task, lowest.improved(found)
+
+
+def _lowest(search: Search, found: Found) -> tuple[Search, Found]:
+    """A search whose budget is what its plan takes, the least for which one is found: it goes on
+    halfway to what no plan goes below, and then a byte below the last one."""
+    task, views = search.task, search.views
+    needed = task.fixed + min(search.view(choice.view).needed for choice in search.closest_choices)
+    total, missed = total_bytes(task, found), needed - 1
+    for number in range(HALVINGS + FURTHER_DOWN):
+        if total <= needed:
+            break
+        halfway = (missed + total) // 2 if number < HALVINGS else total - 1
+        below = Search(replace(task, budget=halfway), views)
+        other = _hardly_any_room(below)
+        if other is not None:
+            found, total = other, total_bytes(below.task, other)
+        elif halfway == total - 1:
+            break
+        else:
+            missed = halfway
+    return Search(replace(task, budget=total), views), found
+
+
+def _hardly_any_room(search: Search) -> Found | None:
+    """A plan of hardly any room, of activations that wait on the device or in the other memory."""
+    for choice in search.closest_choices:
+        if search.view(choice.view).needed > search.task.room:
+            continue
+        for linked in (0.0, LINKS[-1]):
+            for look in (search.look, search.least):
+                found = look(replace(choice, linked=linked))
+                if found is not None:
+                    return found
+    return None
 
 
 def _smallest(

@@ -37,12 +37,17 @@ class Choice:
         return self.close, self.close and self.here > 0
 
 
-def near(choice: Choice, several: bool) -> Iterator[Choice]:
-    """Choices that differ in one thing, where there are several also in what is updated where."""
+def beside(choice: Choice) -> Iterator[Choice]:
+    """Choices that differ in the bytes of activations."""
     for step in FINER:
         for other in (choice.activations - step, choice.activations + step):
             if 0 < other < 1:
                 yield replace(choice, activations=round(other, 3))
+
+
+def near(choice: Choice, several: bool) -> Iterator[Choice]:
+    """Choices that differ in one thing but the bytes of activations, where there are several also
+    in what is updated where."""
     for there in {*THERE, *(round(choice.there + step, 3) for step in (-0.1, -0.05, 0.05, 0.1))}:
         if 0 <= there < 1:
             yield replace(choice, there=there)

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from stages.combine.whole.task import Task
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
-MOST_SHARES = 4
-"""How many parts of the room are tried for activations where states stay on the device."""
 LEAST = 1 << 20
 """Parameters of fewer bytes stay on the device."""
 
@@ -114,16 +112,15 @@ def cases_of(options: argparse.Namespace) -> list[tuple[Path, Path, int]]:
 
 
 def planned(task: Task, beyond: HostLink | None, budget: str | None = None) -> tuple[Task, Found]:
-    """The plan with the fewest states in the memory `beyond` the other one, or a faster one with
-    some on the device, and its task, with the budget as written (else that of the task); raises
-    ConfigError where none is found."""
+    """The plan with the fewest states in the memory `beyond` the other one, and its task, with the
+    budget as written (else that of the task); raises ConfigError where none is found."""
     from stages.combine.whole.budgets import planned as within
     from stages.combine.whole.far import with_states_far
 
     refused = None
     for each in with_states_far(task, beyond):
         try:
-            return _faster(*within(each, budget or str(task.budget)))
+            return within(each, budget or str(task.budget))
         except ConfigError as error:
             refused = refused or error
     assert refused is not None
@@ -147,27 +144,6 @@ def _least_known(task: Task, budget: str, refused: ConfigError) -> tuple[Task, F
     raise ConfigError(
         f"{refused}; the smallest budget known to work is {sized.budget:,} bytes"
     ) from refused
-
-
-def _faster(task: Task, found: Found) -> tuple[Task, Found]:
-    """A plan, or a faster one in as many bytes with some states on the device instead of a third
-    memory."""
-    from stages.combine.whole.far import with_states_kept
-    from stages.combine.whole.needs import check_needs
-    from stages.combine.whole.search import SHARES, Search
-
-    kept = with_states_kept(task)
-    if kept is None:
-        return task, found
-    try:
-        check_needs(kept)
-        search = Search(kept)
-        search.check()
-    except ConfigError:
-        return task, found
-    # What is left of the room is little, and most of it is for activations.
-    other = search.first(SHARES[:MOST_SHARES])
-    return (kept, other) if other and other.seconds < found.seconds else (task, found)
 
 
 def read_task(

@@ -88,6 +88,7 @@ class _Walk:
     moving: dict[int, float] = field(default_factory=dict)
     ready: dict[int, float] = field(default_factory=dict)
     leaves_at: dict[int, int] = field(default_factory=dict)
+    ends: dict[int, list[int]] = field(default_factory=dict)
     waiting: int = 0
     position: int = 0
     sent: deque[tuple[int, float]] = field(default_factory=deque)
@@ -116,7 +117,7 @@ class _Walk:
         self.line = self.base.peak.copy()
         for window in self.moved.windows:
             if window.first < 0:
-                self.leaves_at[window.storage] = window.last
+                self.leaves(window.storage, window.last)
                 self.line[: window.last + 1] += self.sizes[window.storage]
                 self.live_views[window.storage] = {self.value_of[window.storage]}
         order = sorted(self.base.wholes, key=self.base.wholes.__getitem__)
@@ -273,7 +274,7 @@ class _Walk:
         self.act(Prefetch(self.value_of[storage]))
         end = self.transfer(size, False, self.ready.get(storage, 0.0))[1]
         self.moving[storage] = end
-        self.leaves_at[storage] = window.last
+        self.leaves(storage, window.last)
         self.line[position : window.last + 1] += size
         self.live_views[storage] = {self.value_of[storage]}
 
@@ -337,8 +338,8 @@ class _Walk:
                 self.update(owner)
             elif self._storage(owner) in self.value_of:
                 self.sent.append((action.value, self.send(action.value)))
-        for storage in [s for s, last in self.leaves_at.items() if last == position]:
-            if storage not in self.moving:
+        for storage in self.ends.pop(position, ()):
+            if self.leaves_at.get(storage) == position and storage not in self.moving:
                 self.drop(storage, position + 1)
 
     def update(self, owner: int) -> None:
@@ -363,8 +364,13 @@ class _Walk:
         self.moving[storage] = end
         if not stays:
             self.line[self.leaves_at[storage] + 1 :] += self.sizes[storage]
-            self.leaves_at[storage] = len(self.base)
+            self.leaves(storage, len(self.base))
             self.back.append((storage, end))
+
+    def leaves(self, storage: int, last: int) -> None:
+        """A parameter is on the device up to a step."""
+        self.leaves_at[storage] = last
+        self.ends.setdefault(last, []).append(storage)
 
     def drop(self, storage: int, begin: int) -> None:
         """A parameter leaves the device ahead of a step."""

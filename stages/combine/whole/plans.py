@@ -53,7 +53,7 @@ def plan_of(task: Task, found: Found, budget: str) -> Plan:
     gap = gap_of(seconds, bound)
     all_of_it = together(played, found.adding, task.microbatches)
     most = all_of_it.peak
-    total = task.fixed + found.updates.staging + found.updates.bench + most_bytes(task, found)
+    total = total_bytes(task, found)
     there, count = all_of_it.transfers, task.microbatches
     parts = f" in {count} microbatches" if count > 1 else ""
     waited = there.waited if there else 0.0
@@ -86,6 +86,11 @@ def plan_of(task: Task, found: Found, budget: str) -> Plan:
         groups=groups,
         compiled=compiled,
     )
+
+
+def total_bytes(task: Task, found: Found) -> int:
+    """The bytes of the device that a plan takes in all, as budgets count them."""
+    return task.fixed + found.updates.staging + found.updates.bench + most_bytes(task, found)
 
 
 def most_bytes(task: Task, found: Found) -> int:

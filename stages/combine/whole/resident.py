@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from schemas.actions import Optimise
@@ -64,17 +64,23 @@ def _resident(task: Task, best: Found, most: int) -> frozenset[int]:
     may = [v for v in last if v not in far and task.updates[v].states]
     if task.microbatches > 1:
         may = [value for value in may if value in task.small]
+    return staying({value: task.updates[value].states for value in may}, task.small, most)
+
+
+def staying(states: Mapping[int, int], small: Collection[int], most: int) -> frozenset[int]:
+    """Some of the parameters, of which the `states` take so many bytes, `most` in all: the `small`
+    ones first, those of the fewest bytes ahead, then some of the others, evenly along their
+    order."""
     found: list[int] = []
     left = most
-    small = sorted((v for v in may if v in task.small), key=lambda v: task.updates[v].states)
-    others = [value for value in may if value not in task.small]
-    room = max(most - sum(task.updates[value].states for value in small), 0)
-    chosen = spread(others, [task.updates[value].states for value in others], room)
-    for value in (*small, *chosen, *others):
-        size = task.updates[value].states
-        if value not in found and size <= left:
+    first = sorted((value for value in states if value in small), key=states.__getitem__)
+    others = [value for value in states if value not in small]
+    room = max(most - sum(states[value] for value in first), 0)
+    chosen = spread(others, [states[value] for value in others], room)
+    for value in (*first, *chosen, *others):
+        if value not in found and states[value] <= left:
             found.append(value)
-            left -= size
+            left -= states[value]
     return frozenset(found)
 
 

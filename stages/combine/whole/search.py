@@ -21,7 +21,7 @@ from stages.combine.schedule.leaving import leaving
 from stages.combine.transfers.search import PRICES, Linker
 from stages.combine.whole.accumulating import accumulating
 from stages.combine.whole.base import Base, base_of
-from stages.combine.whole.choice import Choice, ViewKey, near
+from stages.combine.whole.choice import Choice, ViewKey, beside, near
 from stages.combine.whole.needs import name_of
 from stages.combine.whole.placing import Moved, TooLittleError, placed
 from stages.combine.whole.task import Task
@@ -78,6 +78,11 @@ class Search:
     def best(self) -> Found:
         """The fastest plan found; raises ConfigError where none is found, or a memory has no room
         for what is always in it."""
+        return self.improved(self.begun())
+
+    def begun(self) -> Found:
+        """The fastest plan of those that are tried ahead of the neighbours of one; raises
+        ConfigError as `best` does."""
         self.check()
         here = self.closest_choices[0].here
         best = self.first()
@@ -89,7 +94,7 @@ class Search:
             best = best or self.closest(choice)
         if best is None:
             raise ConfigError(self._refusal())
-        return self.improved(best)
+        return best
 
     def first(self, shares: Sequence[float] = SHARES) -> Found | None:
         """The fastest plan of those that are tried at first, with parts of the room for
@@ -116,13 +121,16 @@ class Search:
             )
 
     def improved(self, best: Found) -> Found:
-        """The fastest plan that is found from one by changing one choice at a time."""
+        """The fastest plan that is found from one by changing one choice at a time; the bytes of
+        activations, for which a sequence has to be searched, where nothing else helps."""
         while True:
-            nearby = [self.look(choice) for choice in near(best.choice, self.moves)]
-            better = _fastest([best, *nearby])
-            if better is None or better.seconds >= best.seconds:
+            for choices in (near(best.choice, self.moves), beside(best.choice)):
+                better = _fastest([best, *(self.look(choice) for choice in choices)])
+                if better is not None and better.seconds < best.seconds:
+                    best = better
+                    break
+            else:
                 return best
-            best = better
 
     @property
     def moves(self) -> bool:

@@ -115,18 +115,39 @@ def _planned_class(
     step: Step,
     loading: Loading,
 ) -> type[Model]:
+    """The class that takes the place of the model's own."""
     register_caches()
     lodged = loading.lodged
+    sending = None if lodged is not None else sending_of(step, loading.disk)
     run = Graphed(step, interface, loading.arena) if loading.cuda_graphs else step
+    if sending is not None:
+        run = functools.partial(step, sending)
+    body: dict[str, Any] = {
+        "__doc__": base.__doc__,
+        "__module__": base.__module__,
+        "__qualname__": base.__qualname__,
+        "_tightfit_original": base,
+        "_tightfit_sending": sending,
+        "forward": _forward_of(base, model, interface, step, run, loading),
+        **_copying(base, model, loading),
+        **({} if lodged is None else lodged.members(base)),
+    }
+    metaclass: Any = type(base)
+    return metaclass(base.__name__, (base,), body)
+
+
+def _forward_of(
+    base: type[Model], model: Model, interface: Interface, step: Step, run: Any, loading: Loading
+) -> Callable[..., Any]:
+    """The forward of a planned module: the step, as it is `run`, for calls that it was planned for,
+    and the model's own where nothing is trained or PyTorch traces."""
+    lodged = loading.lodged
     ahead = Ahead(0 if loading.cuda_graphs else loading.arena)
     copying = loading.otherwise == "copy"
     guards = Guards(interface, _face(base, model), Path(__file__).parent, copying)
     if lodged is not None:
         # The first step is to take what was predicted, and reads no constants.
         guards.constants.on(lodged.home.device)
-    sending = None if lodged is not None else sending_of(step, loading.disk)
-    if sending is not None:
-        run = functools.partial(step, sending)
     assemble = assembler(interface)
 
     @functools.wraps(base.forward)
@@ -154,6 +175,11 @@ def _planned_class(
 
     # Dynamo breaks its graph here and lets the step run as it is.
     forward._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return forward
+
+
+def _copying(base: type[Model], model: Model, loading: Loading) -> dict[str, Any]:
+    """How planned modules are pickled and, unless their class says how, copied."""
 
     def reduce(self: Model, protocol: Any) -> tuple[Any, ...]:
         return loading.reduced(_face(base, self))
@@ -171,23 +197,13 @@ def _planned_class(
         object.__setattr__(copied, "__dict__", vars(self).copy())
         return loading.again(copied)
 
-    body: dict[str, Any] = {
-        "__doc__": base.__doc__,
-        "__module__": base.__module__,
-        "__qualname__": base.__qualname__,
-        "__reduce_ex__": reduce,
-        "_tightfit_original": base,
-        "_tightfit_sending": sending,
-        "forward": forward,
-        **({} if lodged is None else lodged.members(base)),
-    }
+    members: dict[str, Any] = {"__reduce_ex__": reduce}
     if not hasattr(base, "__copy__"):
-        body["__copy__"] = shallow
+        members["__copy__"] = shallow
     if not hasattr(base, "__deepcopy__"):
         # A submodule may refer to the model, which then is there before its copy is planned.
-        body["__deepcopy__"] = deepcopy
-    metaclass: Any = type(base)
-    return metaclass(base.__name__, (base,), body)
+        members["__deepcopy__"] = deepcopy
+    return members
 
 
 def sending_of(step: Step, disk: str | None) -> Any:

@@ -78,8 +78,9 @@ class LogHandler(LogHandlerBase):
             wildcards = dict(data.get("wildcards") or {})
             self.jobs.append(Job(data["rule_name"], wildcards, data["reason"], logs))
         elif event == LogEvent.JOB_INFO:
-            self.messages[data.get("jobid", 0)] = data.get("rule_msg") or data.get("rule_name", "")
-            return self._job(data.get("rule_msg"))
+            message = _without_budget(data)
+            self.messages[data.get("jobid", 0)] = message or data.get("rule_name", "")
+            return self._job(message)
         elif event == LogEvent.JOB_ERROR:
             self.failed[data["jobid"]] = self._failure(data)
         elif event == LogEvent.JOB_FINISHED:
@@ -107,3 +108,12 @@ class LogHandler(LogHandlerBase):
         )
         wanted = record.levelno >= logging.WARNING or text.startswith("Nothing to be done")
         return text if wanted and not told else ""
+
+
+def _without_budget(data: dict[str, Any]) -> str:
+    """The message of a job, which names no budget where its strategy takes none."""
+    message, wildcards = data.get("rule_msg") or "", data.get("wildcards") or {}
+    if wildcards.get("budget") != "none":
+        return message
+    strategy = wildcards.get("strategy", "")
+    return message.replace(f"{strategy} for none", strategy).replace(f"{strategy} none", strategy)

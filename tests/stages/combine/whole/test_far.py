@@ -18,7 +18,8 @@ from schemas.schedule import schedule_updates
 from stages.__main__ import main
 from stages.combine.whole.command import planned
 from stages.combine.whole.far import with_states_far
-from stages.combine.whole.search import Search
+from stages.combine.whole.kept import narrower
+from stages.combine.whole.search import Found, Search
 from tests.stages.combine.whole.test_search import GRAPH, check, files, machine, task
 from tests.stages.report.cases import WEIGHT
 
@@ -93,6 +94,26 @@ def test_a_slower_disk_is_never_faster() -> None:
     tight = task(9_000_000, room=PARAMETERS + STATES * 2 // 3)
     fast, slow = (planned(tight, replace(DISK, bandwidth=b))[1].seconds for b in (5e9, 1e7))
     assert fast < slow
+
+
+def test_parameters_stay_with_their_states_where_the_same_search_finds_that_faster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tight, slow = task(9_000_000, room=PARAMETERS + STATES * 2 // 3), replace(DISK, bandwidth=1e7)
+    improved, gone_on = Search.improved, []
+
+    def counted(own: Search, best: Found) -> Found:
+        gone_on.append(own.task)
+        return improved(own, best)
+
+    monkeypatch.setattr(Search, "improved", counted)
+    own, found = planned(tight, slow)
+    check(own, found)
+    assert gone_on == [own] and own.wider is not None and own.wider.far is not None
+    assert len(own.remote) < len(own.wider.remote)
+    less, more = (each.far.states(each.updates) if each.far else 0 for each in (own, own.wider))
+    assert less < more and found.seconds < Search(own.wider).best().seconds
+    assert next(narrower(replace(own, far=None)), None) is None
 
 
 def test_what_cannot_be_is_told_in_one_sentence() -> None:

@@ -10,9 +10,10 @@ from schemas.errors import ConfigError
 from schemas.link import HostLink
 from schemas.measured_updates import MeasuredUpdates
 from schemas.updates import UpdateCost
-from stages.combine.whole.budgets import planned, smallest
+from stages.combine.whole.budgets import smallest
 from stages.combine.whole.choice import Choice
 from stages.combine.whole.command import planned as whole
+from stages.combine.whole.plans import total_bytes
 from stages.combine.whole.search import Found, Search
 from stages.combine.whole.task import Task, task_of
 from tests.stages.combine.whole.test_search import GRAPH
@@ -55,10 +56,11 @@ def test_updates_are_where_they_take_less(
     sized, found = smallest(task)
     assert found.choice.close and found.choice.here == here
     assert found.replay.peak + found.updates.staging + found.updates.bench <= sized.room
-    again, _ = planned(task, str(sized.budget))
+    assert sized.budget == total_bytes(sized, found)
+    again, _ = whole(task, None, str(sized.budget))
     assert again.budget == sized.budget
-    with pytest.raises(ConfigError, match="no plan"):
-        planned(task, str(sized.budget // 2))
+    with pytest.raises(ConfigError, match=f"no plan .* {sized.budget:,} bytes$"):
+        whole(task, None, str(sized.budget - 1))
     both = Search.closest_choices.fget  # type: ignore[attr-defined]
     monkeypatch.setattr(
         Search, "closest_choices", property(lambda own: [c for c in both(own) if c.here != here])
@@ -77,7 +79,8 @@ def test_the_least_is_found_where_activations_take_all_room_and_refusals_name_it
 
     def crowded_out(own: Search, choice: Choice) -> Found | None:
         found = look(own, choice)
-        return None if choice.close and choice.activations == 1.0 else found
+        whole = choice.close and choice.activations == 1.0 and not choice.linked
+        return None if whole else found
 
     monkeypatch.setattr(Search, "look", crowded_out)
     assert smallest(task)[0].budget == least
