@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from schemas.graph import NONE
 from schemas.problem import Problem
 from stages.combine.polish.kinds import kinds_of
 from stages.combine.polish.views import Views, no_views
@@ -27,11 +28,12 @@ class Arrays(NamedTuple):
 
     `stays` marks storages that never end (held by the caller, or gradients). `again` lists by
     storage what makes it again. `once` marks nodes that run exactly once: not repeatable, or
-    makers of a storage that stays. The first run of a `pinned` node keeps its place: it is not
-    repeatable, or draws random numbers. The first run of a `lasting` node is never taken out: it
-    differs from its further ones, or an alternative reads nothing of what it makes. `reuse_input`
-    is the place of what is overwritten among the inputs. `drawn` sums up how likely storages are
-    drawn, up to each of them. `rank` orders nodes as captured, alternatives right behind theirs.
+    makers of a storage that stays. The first runs of nodes that are not repeatable, or draw random
+    numbers, keep their turn: `earlier` and `later` are the next ones in that order, NONE for none.
+    The first run of a `lasting` node is never taken out: it differs from its further ones, or an
+    alternative reads nothing of what it makes. `reuse_input` is the place of what is overwritten
+    among the inputs. `drawn` sums up how likely storages are drawn, up to each of them. `rank`
+    orders nodes as captured, alternatives right behind theirs.
     `input_views` are the views that a row reads of each of its inputs, as bits, and `view_seconds`
     those of each storage (`views`). Nodes of one `kind` are alike (`kinds`), `equal_item` has those
     of each.
@@ -44,7 +46,8 @@ class Arrays(NamedTuple):
     peak: Integers
     random: Flags
     once: Flags
-    pinned: Flags
+    earlier: Positions
+    later: Positions
     lasting: Flags
     input_start: Positions
     input_item: Positions
@@ -89,6 +92,7 @@ def arrays(problem: Problem, in_place: bool, views: Views | None = None) -> Arra
     reuse_start, reuse_item = _flat([reuse.storage for reuse in group] for group in reuses)
     again_start, again_item = _flat(problem.again)
     order = sorted(positions, key=problem.node_at)
+    earlier, later = _turns(problem)
     return Arrays(
         nodes=len(problem.nodes),
         loss=problem.loss,
@@ -103,7 +107,8 @@ def arrays(problem: Problem, in_place: bool, views: Views | None = None) -> Arra
             ],
             np.bool_,
         ),
-        pinned=np.array([not node.repeatable or node.random for node in nodes], np.bool_),
+        earlier=earlier,
+        later=later,
         lasting=np.isin(positions, _lasting(problem)),
         input_start=input_start,
         input_item=input_item,
@@ -136,6 +141,14 @@ def arrays(problem: Problem, in_place: bool, views: Views | None = None) -> Arra
         equal_start=equal_start,
         equal_item=equal_item,
     )
+
+
+def _turns(problem: Problem) -> tuple[Positions, Positions]:
+    """By position, the nodes ahead of it and behind it of those that keep their turn."""
+    turns = [at for at, node in enumerate(problem.nodes) if node.random or not node.repeatable]
+    earlier, later = (np.full(len(problem.positions), NONE, np.int32) for _ in range(2))
+    earlier[turns[1:]], later[turns[:-1]] = turns[:-1], turns[1:]
+    return earlier, later
 
 
 def _lasting(problem: Problem) -> list[int]:

@@ -309,9 +309,10 @@ def draw_shift(s: State, a: Arrays) -> None:
     if run < 0:
         return
     node = s.node[run]
-    if node == a.loss or (a.pinned[node] and s.first[node] == run):
+    if node == a.loss or (a.random[node] and s.first[node] == run):
         return
     low, high = window(s, a, run)
+    low, high = in_turn(s, a, run, low, high)
     if high - low <= 2:
         return
     kind = draw(s)
@@ -341,6 +342,18 @@ def carry_run(s: State, a: Arrays, run: int, target: int) -> None:
         target = open_gap(s, target, 1) - 1
     take(s, a, run)
     put(s, a, run, target)
+
+
+@inlined
+def in_turn(s: State, a: Arrays, run: int, low: int, high: int) -> tuple[int, int]:
+    """The slots between two, both excluded, in which a run that keeps its turn has it."""
+    node = s.node[run]
+    if s.first[node] == run:
+        if a.earlier[node] >= 0:
+            low = max(low, s.slot[s.first[a.earlier[node]]])
+        if a.later[node] >= 0:
+            high = min(high, s.slot[s.first[a.later[node]]])
+    return low, high
 
 
 @inlined

@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from schemas.graph import Phase
 from schemas.problem import Node, Problem, Storage
 from stages.combine.polish.anneal import PATIENT, QUICK, Pace, anneal
 from stages.combine.polish.arrays import Arrays, arrays, large_first
@@ -132,8 +133,25 @@ def check_valid(problem: Problem, sequence: list[int]) -> None:
         if problem.nodes[problem.node_at(node)].phase == "backward":
             assert problem.loss in seen
     assert seen.issuperset(np.flatnonzero(a.once).tolist())
-    fresh = [node for node in dict.fromkeys(sequence) if a.pinned[node]]
+    fresh = [node for node in dict.fromkeys(sequence) if node in turns(problem)]
     assert fresh == sorted(fresh)
+
+
+def turns(problem: Problem) -> list[int]:
+    """The nodes whose first runs keep their order."""
+    return [at for at, node in enumerate(problem.nodes) if node.random or not node.repeatable]
+
+
+@st.composite
+def some_once(draw: st.DrawFn, problem: Problem) -> Problem:
+    """The problem, in which some nodes run once."""
+    fixed = {other.node for other in problem.alternatives}
+    once = draw(st.sets(st.integers(0, len(problem.nodes) - 1), max_size=3)) - fixed
+    nodes = [
+        replace(node, repeatable=node.repeatable and place not in once)
+        for place, node in enumerate(problem.nodes)
+    ]
+    return replace(problem, nodes=nodes)
 
 
 @settings(max_examples=300, deadline=None)
@@ -148,6 +166,7 @@ def check_valid(problem: Problem, sequence: list[int]) -> None:
 def test_after_any_moves_the_line_is_that_of_the_sequence(
     problem: Problem, data: st.DataObject, budget: int, moves: list, seed: int, large: bool
 ) -> None:
+    problem = data.draw(some_once(problem))
     a = arrays(problem, True, data.draw(views(problem)))
     a = large_first(a) if large else a
     state = state_of(a, positions(data.draw(sequences(problem))), budget, seed)
@@ -278,3 +297,23 @@ def test_makers_of_gradients_move_and_run_once() -> None:
     a = arrays(Problem(nodes, storages, 0), True)
     found = anneal(a, positions([0, 1, 2, 3, 4, 5]), 12, 2000, 1).tolist()
     assert found in ([0, 1, 2, 5, 3, 4], [0, 1, 3, 4, 2, 5])
+
+
+def test_what_runs_once_moves_in_its_turn() -> None:
+    """The third and the sixth node run once, as makers of parts of one gradient do."""
+    inputs, once = [[], [0], [1], [1], [3], [1], [4]], (1, 2, 5)
+    phases: list[Phase] = ["forward", "loss", *["backward"] * 5]
+    nodes = [
+        Node(at, phase, 1.0, 1, read, [at], [], False, at not in once)
+        for at, (phase, read) in enumerate(zip(phases, inputs, strict=True))
+    ]
+    problem = Problem(nodes, [Storage(1, at, False, at in (2, 5)) for at in range(7)], 0)
+    a = arrays(problem, True)
+    state = state_of(a, positions(list(range(7))), 100, 1)
+    found = set[tuple[int, ...]]()
+    for _ in range(400):
+        move(state, a, SHIFT)
+        found.add(tuple(order(state)))
+        move(state, a, UNDO)
+    assert (0, 1, 3, 4, 2, 5, 6) in found and (0, 1, 2, 5, 3, 4, 6) in found
+    assert all(each.index(1) < each.index(2) < each.index(5) for each in found)
