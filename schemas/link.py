@@ -14,6 +14,8 @@ from schemas.machine import Machine
 HOST = "host"
 MOST_WORDS = 400
 """Characters of what is said of a link's speed."""
+_LATER = ("source", "overhead", "overhead_per_byte")
+"""What the text of a link leaves out where it has none: older ones have not got it."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,9 @@ class HostLink:
     """A link of `bandwidth` bytes a second (0 for none, infinite for one that takes no time), with
     `latency` seconds a transfer; `shared` where both directions take turns. The other memory, which
     is called `to` (the host's or a disk), has `room` bytes for what leaves, and the device `memory`
-    bytes in all; infinite where that is not said. `source` tells people where its speed is from."""
+    bytes in all; infinite where that is not said. `source` tells people where its speed is from.
+    A transfer takes `overhead` seconds of the lane that computes, and `overhead_per_byte` more for
+    each byte (o and O of LogGOPS)."""
 
     bandwidth: float
     latency: float = 0.0
@@ -31,12 +35,18 @@ class HostLink:
     memory: float = math.inf
     to: str = HOST
     source: str = ""
+    overhead: float = 0.0
+    overhead_per_byte: float = 0.0
 
     def seconds(self, size: int) -> float:
         """What a transfer of `size` bytes takes, infinite where the bandwidth is 0."""
         if self.bandwidth == 0:
             return math.inf
         return self.latency + size / self.bandwidth
+
+    def overhead_of(self, size: int) -> float:
+        """What a transfer of `size` bytes takes of the lane that computes."""
+        return self.overhead + size * self.overhead_per_byte
 
     @property
     def speed(self) -> str:
@@ -57,8 +67,7 @@ class HostLink:
         figures = {
             name: None if figure == math.inf else figure for name, figure in asdict(self).items()
         }
-        if not self.source:
-            del figures["source"]
+        figures = {name: figure for name, figure in figures.items() if figure or name not in _LATER}
         return json.dumps(figures, sort_keys=True)
 
 
@@ -96,6 +105,8 @@ def host_link(machine: Machine, path: Path | str) -> HostLink:
         device.memory,
         memory.name,
         " ".join(machine.sources.get("links", "").split())[:MOST_WORDS],
+        found[0].overhead,
+        found[0].overhead_per_byte,
     )
 
 
@@ -112,8 +123,17 @@ def link_beyond(machine: Machine, link: HostLink, path: Path | str) -> HostLink 
     beyond, ends = found[0], set(found[0].between)
     name = next(iter(ends - {link.to}))
     room, own = memories[name].memory, memories[link.to].memory
-    speeds = (beyond.bandwidth, beyond.latency, beyond.shared)
-    return HostLink(*speeds, room=room, device=link.to, memory=own, to=name)
+    return HostLink(
+        beyond.bandwidth,
+        beyond.latency,
+        beyond.shared,
+        room,
+        link.to,
+        own,
+        name,
+        overhead=beyond.overhead,
+        overhead_per_byte=beyond.overhead_per_byte,
+    )
 
 
 def link_of(text: str, what: str) -> HostLink:
@@ -124,8 +144,9 @@ def link_of(text: str, what: str) -> HostLink:
             name: math.inf if figure is None else figure for name, figure in found.items()
         }
         link = HostLink(**figures)
-        sizes = [link.bandwidth, link.latency, link.room, link.memory]
-        good = all(_is_size(size) for size in sizes) and math.isfinite(link.latency)
+        times = [link.latency, link.overhead, link.overhead_per_byte]
+        sizes = [link.bandwidth, link.room, link.memory, *times]
+        good = all(_is_size(size) for size in sizes) and all(map(math.isfinite, times))
         good = good and isinstance(link.source, str)
         named = all(isinstance(name, str) and name for name in (link.device, link.to))
     except (ValueError, AttributeError, TypeError, RecursionError):

@@ -8,7 +8,7 @@ where each figure is from.
                   "bandwidth": 3.35e12, "latency": 4e-6}],
      "memories": [{"name": "host", "memory": 64000000000, "bandwidth": 3e11}],
      "links": [{"between": ["cuda:0", "host"], "bandwidth": 2e10, "latency": 1e-5,
-                "shared": false}],
+                "overhead": 2e-5, "overhead_per_byte": 0, "shared": false}],
      "sources": {"memory": "..."}}
 """
 
@@ -40,6 +40,7 @@ _FLOPS: Range = (1e6, 1e21)
 _BANDWIDTHS: Range = (1e3, 1e18)
 _LINKS: Range = (0, 1e18)
 _LATENCIES: Range = (0, 1)
+_PER_BYTE: Range = (0, 1e-3)
 
 
 @dataclass(frozen=True)
@@ -79,12 +80,15 @@ class Memory:
 @dataclass(frozen=True)
 class Link:
     """A way between two devices or memories; `shared` where both directions share the bandwidth. A
-    `bandwidth` of 0 is a way that nothing takes."""
+    `bandwidth` of 0 is a way that nothing takes. A transfer takes `overhead` seconds of what
+    computes on the device, and `overhead_per_byte` more for each byte."""
 
     between: tuple[str, str]
     bandwidth: float
     latency: float = 0.0
     shared: bool = False
+    overhead: float = 0.0
+    overhead_per_byte: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -200,7 +204,8 @@ class _Reader:
         )
 
     def link(self, where: str, given: dict[str, Any]) -> Link:
-        self.keys(given, where, ("between", "bandwidth"), ("latency", "shared"))
+        times = {"latency": _LATENCIES, "overhead": _LATENCIES, "overhead_per_byte": _PER_BYTE}
+        self.keys(given, where, ("between", "bandwidth"), (*times, "shared"))
         ends = given["between"]
         two = isinstance(ends, list) and len(ends) == 2 and ends[0] != ends[1]
         self.require(two, f"{where}.between is {_shown(ends)}, expected two names")
@@ -210,8 +215,11 @@ class _Reader:
         return Link(
             between=(one, other),
             bandwidth=self.number(given["bandwidth"], f"{where}.bandwidth", _LINKS),
-            latency=self.number(given.get("latency", 0), f"{where}.latency", _LATENCIES),
             shared=shared,
+            **{
+                name: self.number(given.get(name, 0), f"{where}.{name}", within)
+                for name, within in times.items()
+            },
         )
 
     def sources(self, given: Any) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""`tightfit.link/2`: the link from a device to its slow memory, as it was measured."""
+"""`tightfit.link/3`: the link from a device to its slow memory, as it was measured."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from schemas.errors import ArtifactError
 from schemas.store import read_json, write_json
 from schemas.updates import LinkSpeed
 
-ARTIFACT = "tightfit.link/2"
+ARTIFACT = "tightfit.link/3"
 FAR = "far-disk"
 """The name of a third memory, a disk behind the slow one."""
 _MOST_BYTES = 1 << 16
 _KEYS = {"artifact", "to", "back", "both", "latency", "memory", "room", "folder"}
-_KEYS |= {"when", "lost", "sample"}
+_KEYS |= {"overhead", "overhead_per_byte", "when", "lost", "sample"}
 _SPEEDS = (1.0, 1e18)
 _LATENCIES = (0.0, 1.0)
+_PER_BYTE = (0.0, 1e-3)
 _SIZES = (1, 10**18)
 _WHEN = re.compile(r"(\d{4}-\d{2}-\d{2} \d{2}:\d{2} UTC)?")
 
@@ -46,11 +47,14 @@ class MeasuredLink:
     def said(self) -> str:
         """When it was measured and how fast it was, for people."""
         speed = self.speed
+        own = f"{1e6 * speed.overhead:.0f} microseconds"
+        own += f" and {1e12 * speed.overhead_per_byte:.0f} more for each MB of it"
         busy = f" while other work took {self.lost:.0%} of the time" if self.lost >= BUSY else ""
         return (
             f"measured here{f' {self.when}' if self.when else ''}{busy}: {speed.to:.3g} bytes a "
             f"second leave and {speed.back:.3g} return alone, {speed.both[0]:.3g} and "
-            f"{speed.both[1]:.3g} both at once (--remeasure measures it anew)"
+            f"{speed.both[1]:.3g} both at once; a transfer takes {own} of what computes "
+            "(--remeasure measures it anew)"
         )
 
 
@@ -58,7 +62,9 @@ def write_link(path: Path | str, link: MeasuredLink) -> None:
     """Writes a link as JSON; raises ArtifactError where that cannot be done."""
     speed = link.speed
     figures = {"to": speed.to, "back": speed.back, "both": list(speed.both)}
-    more = {"latency": speed.latency, "memory": link.memory, "room": link.room}
+    times = {"latency": speed.latency, "overhead": speed.overhead}
+    times |= {"overhead_per_byte": speed.overhead_per_byte}
+    more = {**times, "memory": link.memory, "room": link.room}
     more |= {"folder": link.folder, **({"behind": link.behind} if link.behind else {})}
     about = {"when": link.when, "lost": link.lost, "sample": link.sample}
     write_json(path, {"artifact": ARTIFACT, **figures, **more, **about})
@@ -75,6 +81,8 @@ def read_link(path: Path | str) -> MeasuredLink:
     to, back = (_number(path, "a speed", found[name], _SPEEDS) for name in ("to", "back"))
     one, other = (_number(path, "both", each, _SPEEDS) for each in both)
     latency = _number(path, "latency", found["latency"], _LATENCIES)
+    overhead = _number(path, "overhead", found["overhead"], _LATENCIES)
+    per_byte = _number(path, "overhead_per_byte", found["overhead_per_byte"], _PER_BYTE)
     room = _number(path, "room", found["room"], _SIZES)
     behind = found.get("behind", "")
     texts = isinstance(found["folder"], str) and isinstance(behind, str)
@@ -85,7 +93,7 @@ def read_link(path: Path | str) -> MeasuredLink:
         raise ArtifactError(f"{path}: does not say when it was measured")
     lost = _number(path, "lost", found["lost"], (0.0, 1.0))
     sample = _number(path, "sample", found["sample"], _SPEEDS)
-    speed = LinkSpeed(to, back, (one, other), latency)
+    speed = LinkSpeed(to, back, (one, other), latency, overhead, per_byte)
     about = (behind, found["when"], lost, sample)
     return MeasuredLink(speed, found["memory"], int(room), found["folder"], *about)
 

@@ -17,23 +17,31 @@ from schemas.link import HostLink, link_of
 @dataclass(frozen=True)
 class LinkSpeed:
     """A link as it was measured: bytes a second that leave (`to`) and return (`back`), each with
-    nothing else on its way, and `both` ways at once, each way; seconds of a short transfer."""
+    nothing else on its way, and `both` ways at once, each way; seconds of a short transfer. A
+    transfer takes `overhead` seconds of the lane that computes, and `overhead_per_byte` more for
+    each byte."""
 
     to: float
     back: float
     both: tuple[float, float]
     latency: float
+    overhead: float = 0.0
+    overhead_per_byte: float = 0.0
 
     def seconds(self, size: int, leaves: bool) -> float:
         """What a transfer takes while the other way is busy too, infinite without a bandwidth."""
         bandwidth = self.both[0 if leaves else 1]
         return self.latency + size / bandwidth if bandwidth else math.inf
 
+    def overhead_of(self, size: int) -> float:
+        """What a transfer takes of the lane that computes."""
+        return self.overhead + size * self.overhead_per_byte
+
     @classmethod
     def of(cls, link: HostLink) -> LinkSpeed:
         """The speed of a link that was described."""
-        each = link.bandwidth
-        return cls(each, each, (each, each), link.latency)
+        each, own = link.bandwidth, (link.latency, link.overhead, link.overhead_per_byte)
+        return cls(each, each, (each, each), *own)
 
 
 @dataclass(frozen=True)
@@ -228,7 +236,8 @@ def _cost(row: dict[str, Any]) -> UpdateCost:
 
 def _plausible(made: Updates) -> bool:
     speed = made.speed
-    times = [speed.latency, *(cost.seconds for cost in made.costs.values())]
+    times = [speed.latency, speed.overhead, speed.overhead_per_byte]
+    times += [cost.seconds for cost in made.costs.values()]
     speeds = [speed.to, speed.back, *speed.both]
     there = [t for c in made.costs.values() for t in (c.away_seconds, c.add_seconds)]
     more = [*speeds, *there]

@@ -168,6 +168,8 @@ class Updating:
             device=device,
             to=self.slow_memory,
             source=self.source,
+            overhead=self.speed.overhead,
+            overhead_per_byte=self.speed.overhead_per_byte,
         )
 
 

@@ -273,10 +273,13 @@ def _sent(played: Replay, frontier: Frontier) -> str:
     moved, link = played.transfers, frontier.link
     if moved is None or link is None:
         return ""
-    waited = moved.waited / played.seconds if played.seconds else 0.0
+    waited, busy = (
+        each / played.seconds if played.seconds else 0.0 for each in (moved.waited, played.overhead)
+    )
+    handled = f", {busy:.1%} of which transfers take" if busy else ""
     return (
         f"; {moved.left:,} bytes wait in {link.other}, and computations wait for the link for "
-        f"{waited:.1%} of the time{of_link(link)}"
+        f"{waited:.1%} of the time{handled}{of_link(link)}"
     )
 
 

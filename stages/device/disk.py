@@ -12,23 +12,25 @@ import ctypes
 import errno
 import os
 import tempfile
-import threading
 import time
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import IO
 
 import torch
 
 from .slow import Access, Ticket, Work, check_span
+from .workers import Promise, Worker
 
 FOLDER = "TIGHTFIT_DISK"
 """The environment variable that names the folder, else that of temporary files."""
 
 _left: list[tuple[set[Ticket], IO[bytes]]] = []
 """What the garbage collector could not end, since it ran in the lane that moved it."""
+_FROM_HERE = ctypes.c_char * (1 << 62)
+"""All that an address can begin: a type for each size would be made anew for each transfer."""
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
 
@@ -83,8 +85,7 @@ class Disk:
         self.folder = Folder(folder_of(folder), bool(folder), named)
         self.file = _made(self.folder, size)
         self.lanes = [
-            ThreadPoolExecutor(1, f"tightfit-{name}")
-            for name in ("to-disk", "from-disk", "beside-disk")
+            Worker(f"tightfit-{name}") for name in ("to-disk", "from-disk", "beside-disk")
         ]
         self.moving: set[Ticket] = set()
         self.sound = True
@@ -166,7 +167,8 @@ class Disk:
     def _work(self, lane: int, work: Work, after: tuple[Ticket, ...]) -> Ticket:
         self.check_open()
         earlier = [ticket.done for ticket in after]
-        ticket = Ticket(self.lanes[lane].submit(_work, earlier, work, self.reach()), None)
+        done = self.lanes[lane].submit(partial(_work, earlier, work, self.reach()))
+        ticket = Ticket(done, None)
         self.moving.add(ticket)
         return ticket
 
@@ -182,10 +184,9 @@ class Disk:
         size = check_span(tensor, offset, self.size)
         self.check_open()
         earlier = [ticket.done for ticket in after]
-        place = (offset, self.size)
-        done = self.lanes[lane].submit(
-            _run, earlier, move, self.file.fileno(), tensor.data_ptr(), size, place
-        )
+        where = (self.file.fileno(), tensor.data_ptr(), size, offset)
+        whole = self.size if lane == 0 else 0
+        done = self.lanes[lane].submit(partial(_run, earlier, move, where, whole))
         ticket = Ticket(done, tensor)
         self.moving.add(ticket)
         return ticket
@@ -219,22 +220,21 @@ def _take(file: int, size: int) -> None:
 
 
 def _run(
-    earlier: list[Future[tuple[float, float]]],
+    earlier: list[Promise],
     move: Callable[[int, int, int, int], None],
-    file: int,
-    address: int,
-    size: int,
-    place: tuple[int, int],
+    where: tuple[int, int, int, int],
+    whole: int,
 ) -> tuple[float, float]:
-    """Does a transfer, and says when it began and ended; `place` is where its bytes begin, and
-    where the file ends."""
+    """Does a transfer, and says when it began and ended; `where` are file, address, size and
+    offset. One that writes is told the bytes of the whole file; one that reads, 0, finds out by
+    itself what is not there."""
     for done in earlier:
         done.result()
     began = time.perf_counter()
-    offset, end = place
-    _check_whole(file, end)
-    if size:
-        move(file, address, size, offset)
+    if whole:
+        _check_whole(where[0], whole)
+    if where[2]:
+        move(*where)
     return began, time.perf_counter()
 
 
@@ -280,9 +280,7 @@ class _Reach:
             raise RuntimeError(self.folder.sentence(error)) from error
 
 
-def _work(
-    earlier: list[Future[tuple[float, float]]], work: Work, reach: Access
-) -> tuple[float, float]:
+def _work(earlier: list[Promise], work: Work, reach: Access) -> tuple[float, float]:
     """Does a work, and says when it began and ended."""
     for done in earlier:
         done.result()
@@ -291,15 +289,19 @@ def _work(
     return began, time.perf_counter()
 
 
+def _memory(address: int, size: int) -> memoryview:
+    return memoryview(_FROM_HERE.from_address(address)).cast("B")[:size]
+
+
 def _write(file: int, address: int, size: int, offset: int) -> None:
-    rest = memoryview((ctypes.c_char * size).from_address(address)).cast("B")
+    rest = _memory(address, size)
     while rest:
         written = os.pwrite(file, rest, offset)
         rest, offset = rest[written:], offset + written
 
 
 def _read(file: int, address: int, size: int, offset: int) -> None:
-    rest = memoryview((ctypes.c_char * size).from_address(address)).cast("B")
+    rest = _memory(address, size)
     while rest:
         found = os.preadv(file, [rest], offset)
         if not found:
@@ -317,9 +319,7 @@ def _settle(moving: set[Ticket]) -> bool:
     return not failed
 
 
-def _end(
-    process: int, moving: set[Ticket], lanes: list[ThreadPoolExecutor], file: IO[bytes]
-) -> None:
+def _end(process: int, moving: set[Ticket], lanes: list[Worker], file: IO[bytes]) -> None:
     """Transfers end before what they move is freed. A process that was forked has no lanes.
 
     The garbage collector may call this anywhere: within what a thread needs to end, so that none is
@@ -328,8 +328,8 @@ def _end(
     if os.getpid() != process:
         return
     for lane in lanes:
-        lane.shutdown(wait=False)
-    if any(threading.current_thread() in lane._threads for lane in lanes):
+        lane.shutdown()
+    if any(lane.is_current() for lane in lanes):
         _left.append((moving, file))
         return
     _settle(moving)

@@ -63,7 +63,7 @@ _SHARED = (
 EAGER = "eager_"
 """What the names of the files of the plan of eager's kernels begin with, where it is beside."""
 _KERNELS = ("kernels.py", "opened.py", "pins.py", "plain.py")
-_MEMORIES = ("disk.py", "memories.py", "slow.py", "streams.py")
+_MEMORIES = ("disk.py", "memories.py", "slow.py", "streams.py", "transfers.py", "workers.py")
 
 
 class Planned(NamedTuple):
@@ -191,7 +191,6 @@ def runtime_files(programs: str) -> dict[str, str]:
         if f"from .{name} import" in programs:
             texts[f"{name}.py"] = (folder / f"{name}.py").read_text()
     if "from .transfers import" in programs:
-        texts["transfers.py"] = (_RUNTIME / "transfers.py").read_text()
         texts |= {name: (_DEVICE / name).read_text() for name in _MEMORIES}
     return texts
 

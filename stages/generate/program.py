@@ -42,7 +42,7 @@ from stages.replay.walk import Effect, effects
 
 _RUNTIME = (
     "torch", "step", "random_state", "drawing_from", "batch_norm_repeat", "recurrent_layer",
-    "joining", "for_view", "operator", "outputs", "tangents", "gradients", TRANSFERS, "Transfers",
+    "joining", "for_view", "operator", "outputs", "tangents", "gradients", TRANSFERS, "Moving",
     SENDING, "Sending", *NAMES,
 )  # fmt: skip
 
@@ -157,7 +157,7 @@ class _Writer:
         if self.states:
             lines += ["from .chain import drawing_from, random_state"]
         if self.sends:
-            lines += [f"from .transfers import {'' if self.remote else 'Sending, '}Transfers"]
+            lines += [f"from .transfers import Moving{'' if self.remote else ', Sending'}"]
         lines += self.operators.imports()
         if len(lines) > 4:
             lines += [""]
@@ -179,7 +179,7 @@ class _Writer:
         if self.sends:
             device = self.names[arguments_of(self.graph)[0]]
             own = f"{device}.device, {self.places.size}, {self.remote.copies()}"
-            self.line(f"{TRANSFERS} = Transfers({own})")
+            self.line(f"{TRANSFERS} = Moving({own})")
         self.remark("forward")
         for effect in self.walked:
             self.on(effect, self.uses.ends.get(effect.position, []))

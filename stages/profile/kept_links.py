@@ -165,4 +165,4 @@ def _path(store: Path | str, device: str, ends: Ends) -> Path:
     written = f"{place}\0{behind}" if behind else place
     own = hashlib.sha256(written.encode()).hexdigest()
     name = f"{device_digest(describe_device(device))}.{own}"
-    return Path(store) / "profile" / f"{name[:49]}.link-2.json"
+    return Path(store) / "profile" / f"{name[:49]}.link-3.json"

@@ -24,6 +24,7 @@ from stages.device.far import FAR_DISK, Behind
 from stages.device.memories import slow_memory
 from stages.device.ring import Passed
 from stages.device.slow import Area
+from stages.profile.overhead import measure_overhead
 
 PIECE = 4 << 20
 """Bytes of one transfer."""
@@ -162,16 +163,23 @@ def measured(
     """
     clock, when = HostClock(), _now()
     if device_named(device).type != "cpu":
-        speed = measure_link(device, None, size, clock)
+        speed = _with_overhead(measure_link(device, None, size, clock), device, None)
         found = MeasuredLink(speed, HOST, _host_bytes(), when=when)
         return replace(found, lost=clock.share, sample=sample(device))
     place = str(Path(folder_of(folder)).resolve())
     if Path(place).is_dir():
         size = _within(place, size, exact)
-    speed = measure_link(device, place if folder else None, size, clock)
+    named = place if folder else None
+    speed = _with_overhead(measure_link(device, named, size, clock), device, named)
     found = MeasuredLink(speed, "disk", max(shutil.disk_usage(place).free, 1), place, when=when)
     some = sample(device, folder) if has_room(place) else min(speed.both)
     return replace(found, lost=clock.share, sample=some)
+
+
+def _with_overhead(speed: LinkSpeed, device: torch.device | str, folder: str | None) -> LinkSpeed:
+    """The speed with what a transfer takes of what computes."""
+    own = measure_overhead(device_named(device), folder, lambda size: speed.seconds(size, True))
+    return replace(speed, overhead=own.transfer, overhead_per_byte=own.byte)
 
 
 def _within(place: str, size: int, exact: bool, named: str = "disk") -> int:
@@ -240,6 +248,8 @@ def _described(near: str, link: MeasuredLink) -> dict[str, Any]:
         "between": [near, link.memory],
         "bandwidth": round(_bandwidth(link.speed, shared)),
         "latency": link.speed.latency,
+        "overhead": link.speed.overhead,
+        "overhead_per_byte": link.speed.overhead_per_byte,
         "shared": shared,
     }
 

@@ -26,8 +26,9 @@ class Replay:
     above what was allocated when the step began and `peak_step` where it occurs; `saved` is live
     when the forward has ended. `seconds` last until all lanes are through, `forward_seconds` until
     the loss begins. `repeated` counts computations that had been done before, `repeated_seconds`
-    what they take. `transfers` is what leaves and comes back, None where nothing does;
-    `passing` are the transfers of states, which are no steps: lane, begin and end.
+    what they take. `transfers` is what leaves and comes back, None where nothing does, and
+    `overhead` the seconds that this takes of the compute lane; `passing` are the transfers of
+    states, which are no steps: lane, begin and end.
     """
 
     steps: list[Step]
@@ -40,6 +41,7 @@ class Replay:
     repeated_seconds: float
     transfers: Transfers | None = None
     passing: Sequence[tuple[str, float, float]] = ()
+    overhead: float = 0.0
 
 
 def replay(
@@ -88,6 +90,7 @@ def replay(
         if away.free_at
         else None,
         passing=[*away.passing, *(state.beside.passing if state.beside else ())],
+        overhead=away.overhead,
     )
 
 

@@ -90,7 +90,9 @@ class AwayLane:
         """A transfer of states between the other memory and the third one."""
         assert self.lanes is not None
         link = self.lanes.link
-        ready = max(self.free_at.get(self.name, 0.0), after)
+        own = self.free_at.get(self.name, 0.0) + link.overhead_of(size)
+        self.free_at[self.name] = own
+        ready = max(own, after)
         span = self.lanes.begin(leaves, ready, link.seconds(size))
         self.passing.append((link.lane(leaves), *span))
         return span
@@ -109,9 +111,11 @@ class AwayLane:
         if self.updates.adds or value not in self.updates.elsewhere or self.staging is None:
             self.free_at[self.name] = start + self.seconds(cost)
             return start, self.free_at[self.name]
-        end = start + (cost.add_seconds if self.updates.summed else 0.0)
+        adding = cost.add_seconds if self.updates.summed else 0.0
+        self.free_at[self.name] = start + adding
         for share, size in cost.shares():
-            end = max(end, self.staging.arrives()) + cost.away_seconds * share
+            arrives = self.staging.arrives()
+            end = max(self.free_at[self.name], arrives) + cost.away_seconds * share
             self.free_at[self.name] = end
             self.staging.leaves(size)
-        return start, end
+        return start, self.free_at[self.name]

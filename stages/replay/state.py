@@ -23,7 +23,7 @@ class Away:
     `moving` says of each storage whose transfer has not been waited for when that ends; those of
     them that are `coming` are on the device. `free_at` is when each lane of transfers is free and
     `span` the start and end of the last transfer. `left` and `returned` are bytes, `waited` the
-    seconds for which the compute lane stood still.
+    seconds for which the compute lane stood still, and `overhead` those that transfers took of it.
 
     The storages of parameters that live there: `stale` are those whose copy is older than what is
     on the device, `old` those that were updated there since they came to it, `dropped` those that
@@ -41,6 +41,7 @@ class Away:
     left: int = 0
     returned: int = 0
     waited: float = 0.0
+    overhead: float = 0.0
     stale: set[int] = field(default_factory=set)
     old: set[int] = field(default_factory=set)
     dropped: set[int] = field(default_factory=set)
@@ -138,10 +139,14 @@ class State:
         return sum(self.graph.storages[storage] for storage in storages)
 
     def transfer(self, size: int, leaves: bool, after: float = 0.0) -> tuple[float, float]:
-        """The begin and end of a transfer that goes into its lane, not before a moment."""
+        """The begin and end of a transfer that goes into its lane, not before a moment, once the
+        compute lane is through with its overhead."""
         assert self.link is not None
         speed = None if self.updates is None else self.updates.speed
         seconds = self.link.seconds(size) if speed is None else speed.seconds(size, leaves)
+        overhead = (speed or self.link).overhead_of(size)
+        self.clock += overhead
+        self.away.overhead += overhead
         lanes = LinkLanes(self.link, self.away.free_at)
         return lanes.begin(leaves, max(self.clock, after), seconds)
 

@@ -24,8 +24,10 @@ LINK = HostLink(2e9, 1e-5, False, 1000, "cuda", to="disk")
 
 
 def test_a_link_is_its_text() -> None:
-    for link in (LINK, HostLink(math.inf), HostLink(0.0)):
+    dear = replace(LINK, overhead=2e-5, overhead_per_byte=1e-10)
+    for link in (LINK, dear, HostLink(math.inf), HostLink(0.0)):
         assert link_of(link.text(), "file") == link
+    assert "overhead" not in LINK.text() and dear.overhead_of(10**6) == pytest.approx(1.2e-4)
     assert (LINK.lane(True), LINK.lane(False)) == ("cuda/to-disk", "cuda/from-disk")
     assert LINK.other == "disk/memory" and '"memory": null' in LINK.text()
 
@@ -41,6 +43,12 @@ def test_a_link_is_its_text() -> None:
         {"device": 3},
         {"more": 1},
         {"room": True},
+        {"overhead": -1e-6},
+        {"overhead": None},
+        {"overhead": math.nan},
+        {"overhead_per_byte": math.inf},
+        {"overhead_per_byte": "dear"},
+        {"overhead_per_byte": False},
     ],
 )
 def test_what_is_no_link_is_refused(changes: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from schemas.errors import ArtifactError, ConfigError
+from schemas.link import host_link
 from schemas.machine import MACHINES, machine_file, machine_names, read_machine
 from tests.schemas.machines import DEVICE, MACHINE, described
 
@@ -41,7 +42,13 @@ def test_a_machine_with_a_memory_and_a_link(tmp_path: Path) -> None:
     document = {**MACHINE, "devices": several, "memories": [HOST], "links": [LINK]}
     machine = read_machine(written(tmp_path / "m.json", document))
     assert [device.name for device in machine.devices] == ["cuda:0", "cuda:1"]
-    assert machine.links[0].between == ("cuda:0", "host") and not machine.links[0].shared
+    [link] = machine.links
+    assert link.between == ("cuda:0", "host") and not link.shared
+    assert (link.overhead, link.overhead_per_byte) == (0.0, 0.0)
+    dear = {**LINK, "overhead": 2e-5, "overhead_per_byte": 1e-10}
+    path = written(tmp_path / "n.json", {**MACHINE, "memories": [HOST], "links": [dear]})
+    found = host_link(read_machine(path), path)
+    assert (found.overhead, found.overhead_per_byte) == (2e-5, 1e-10)
     with pytest.raises(ConfigError, match="describes 2 devices, and a step is planned for one"):
         machine.single("m.json")
 
@@ -114,6 +121,21 @@ def test_impossible_figures_are_named(
         ({**MACHINE, "links": [LINK]}, "has a link to host, which is no device or memory"),
         ({**MACHINE, "links": [{**LINK, "between": ["host"]}]}, r"links\[0\].between is \['host'"),
         ({**MACHINE, "links": [{**LINK, "shared": 1}]}, r"links\[0\].shared is 1, not a truth"),
+        *(
+            (
+                {**MACHINE, "memories": [HOST], "links": [{**LINK, key: figure}]},
+                rf"links\[0\].{key} is {said}",
+            )
+            for key, figure, said in (
+                ("overhead", -1e-6, "-1e-06, expected a number from 0 to 1"),
+                ("overhead", 2, "2, expected a number from 0 to 1"),
+                ("overhead", None, "nothing, not a number"),
+                ("overhead", True, "True, not a number"),
+                ("overhead_per_byte", "dear", "'dear', not a number"),
+                ("overhead_per_byte", 0.5, "0.5, expected a number from 0 to 0.001"),
+                ("overhead_per_byte", 10**400, "a very large number, expected a number"),
+            )
+        ),
         ({**MACHINE, "sources": {"memory": 3}}, "sources.memory is 3, not a text"),
         ({**MACHINE, "sources": []}, "sources is no mapping"),
     ],

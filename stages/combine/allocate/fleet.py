@@ -24,8 +24,8 @@ class Fleet:
 
 def fleet_of(machine: Machine, path: Path | str, contiguous: bool) -> Fleet:
     """The devices of a machine. Raises ConfigError, which names the file, where devices or links
-    differ, or where two devices lack a link that is needed: those next to each other in the list
-    where allocations are `contiguous`, else any two."""
+    differ, have an overhead, or where two devices lack a link that is needed: those next to each
+    other in the list where allocations are `contiguous`, else any two."""
     names = tuple(device.name for device in machine.devices)
     memories = sorted({device.memory for device in machine.devices})
     if len(memories) > 1:
@@ -53,6 +53,11 @@ def _wire(links: Iterable[Link], needed: list[tuple[str, str]], path: Path | str
             raise ConfigError(f"{path}: has no link between {one} and {other}")
         if found.bandwidth == 0:
             raise ConfigError(f"{path}: the link between {one} and {other} has no bandwidth")
+        if found.overhead or found.overhead_per_byte:
+            raise ConfigError(
+                f"{path}: the link between {one} and {other} has an overhead, and pipelines are "
+                "planned for links without: leave it out"
+            )
         wires.add(Wire(found.bandwidth, found.latency))
     if len(wires) > 1:
         slow, fast = min(wire.bandwidth for wire in wires), max(wire.bandwidth for wire in wires)

@@ -83,6 +83,7 @@ def plan_offload(
     bound = min(plans.bound(size), chosen.seconds)
     optimal = chosen.seconds <= bound * (1 + ROUNDING)
     played, gap = chosen.replay, gap_of(chosen.seconds, bound)
+    lost = played.waited + played.overhead
     plan = Plan(
         strategy,
         budget.text,
@@ -99,7 +100,7 @@ def plan_offload(
         keep_all=kept,
         fixed=fixed,
         recomputed=chosen.recomputed,
-        recomputed_time=max(0.0, chosen.seconds - keep_all.seconds - played.waited),
+        recomputed_time=max(0.0, chosen.seconds - keep_all.seconds - lost),
         solver=solver,
         transfers=Transfers(played.left, played.returned, played.host_peak, played.waited),
     )

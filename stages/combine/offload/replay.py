@@ -4,8 +4,8 @@ Memory changes only at places in the order of the sequence: what leaves is freed
 stands, which first waits for the transfer; what comes back is there from where `prefetch` stands.
 So the peaks follow from the order alone, whatever the speed of the link, and the clocks say how
 long each lane waits. Computations run one after the other in the compute lane. A transfer begins
-when all computations before it have ended and its lane is free; both directions are one lane where
-the link is shared.
+when all computations before it have ended, with its own overhead, and its lane is free; both
+directions are one lane where the link is shared.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from stages.replay.link_lanes import LinkLanes
 
 @dataclass(frozen=True)
 class LinkedReplay:
-    """`seconds` until all lanes are through, of which the compute lane `waited`; the `peak` of the
-    device in bytes, the input counted, and `host_peak`; bytes that `left` and that `returned`; how
-    many forwards ran again (`recomputed`)."""
+    """`seconds` until all lanes are through, of which the compute lane `waited`, and was busy with
+    the `overhead` of transfers; the `peak` of the device in bytes, the input counted, and
+    `host_peak`; bytes that `left` and that `returned`; how many forwards ran again
+    (`recomputed`)."""
 
     seconds: float
     waited: float
+    overhead: float
     peak: int
     host_peak: int
     left: int
@@ -65,7 +67,7 @@ class LinkedPlayer(ChainPlayer):
         super().__init__(ways)
         self.link = link
         self.clock = self.seconds
-        self.waited = 0.0
+        self.waited = self.overhead = 0.0
         self.lanes = LinkLanes(link)
         self.sent: dict[Store, tuple[float, Way | None]] = {}
         self.leaving: set[Store] = set()
@@ -94,8 +96,8 @@ class LinkedPlayer(ChainPlayer):
         """What is known when all has been played."""
         ended = self.lanes.through(self.clock)
         return LinkedReplay(
-            ended, self.waited, self.peak, self.host_peak, self.left, self.returned,
-            self.recomputed, self.steps,
+            ended, self.waited, self.overhead, self.peak, self.host_peak, self.left,
+            self.returned, self.recomputed, self.steps,
         )  # fmt: skip
 
     def size(self, store: Store) -> int:
@@ -115,7 +117,7 @@ class LinkedPlayer(ChainPlayer):
             raise ScheduleError(f"{where} sends what is on the host already")
         if not self._there(store):
             raise ScheduleError(f"{where} sends what is not there")
-        end = self._transfer(where, action, self.clock, True)
+        end = self._transfer(where, action, True)
         self.sent[store] = (end, self.kept.get(store[1]) if store[0] else None)
         self.leaving.add(store)
         self.left += self.size(store)
@@ -133,14 +135,17 @@ class LinkedPlayer(ChainPlayer):
             self.kept[store[1]] = way
         self.stored += self.size(store)
         self._reaches(self.stored + self.delta())
-        self.arrives[store] = self._transfer(where, action, self.clock, False)
+        self.arrives[store] = self._transfer(where, action, False)
         self.returned += self.size(store)
 
-    def _transfer(self, where: str, action: Operation, ready: float, leaves: bool) -> float:
-        """Plays a transfer that is `ready` to begin; when it ends."""
+    def _transfer(self, where: str, action: Operation, leaves: bool) -> float:
+        """Plays a transfer; when it ends."""
         if self.link.bandwidth == 0:
             raise ScheduleError(f"{where} takes a link that has no bandwidth")
         size = self.size(action.store)
+        overhead = self.link.overhead_of(size)
+        self.overhead += overhead
+        self.clock = ready = self.clock + overhead
         start, end = self.lanes.begin(leaves, ready, self.link.seconds(size))
         if leaves:
             self.host += size

@@ -1,19 +1,21 @@
 """When a sequence with transfers is through: the clocks of the computations and of both directions
 of a link, compiled.
 
-A transfer is one of two runs that take no time of their own. One that `leaves` reads a storage:
-up to it the storage is there, and computations wait until it has been sent. One that `comes` makes
-it again: from there on it is on its way back. What comes back somewhere is sent when it is first
-made, in that order. `stages.combine.transfers.placing` has the clocks in Python.
+A transfer is one of two runs. One that `leaves` reads a storage: up to it the storage is there, and
+computations wait until it has been sent. One that `comes` makes it again: from there on it is on
+its way back. What comes back somewhere is sent when it is first made, in that order. To send it and
+to bring it back each take their overhead of the computations. `stages.combine.transfers.placing`
+has the clocks in Python.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from schemas.link import HostLink
 from stages.combine.polish.arrays import Arrays, Flags, Positions, Seconds
 from stages.combine.polish.state import State
 from stages.combine.polish.uncounted import inlined, uncounted
@@ -24,14 +26,16 @@ COMPUTES, LEAVES, COMES = range(3)
 class Lanes(NamedTuple):
     """The transfers of a problem: the `kind` of each node and the `storage` that one of a transfer
     moves; of each storage the nodes by which it `leaves` and `comes`, -1 for none, and the
-    `seconds` of a transfer. The clocks have in `sent` and `back` when a storage is sent and back. A
-    `shared` link moves one at a time; all that leaves is within the `room` in bytes."""
+    `seconds` of a transfer with its `overhead`. The clocks have in `sent` and `back` when a storage
+    is sent and back. A `shared` link moves one at a time; all that leaves is within the `room` in
+    bytes."""
 
     kind: Positions
     storage: Positions
     leaves: Positions
     comes: Positions
     seconds: Seconds
+    overhead: Seconds
     sent: Seconds
     back: Seconds
     shared: Flags
@@ -62,6 +66,7 @@ def through(s: State, a: Arrays, t: Lanes) -> float:
             clock = max(clock, t.sent[storage], t.back[storage])
         elif t.kind[node] == COMES:
             storage = t.storage[node]
+            clock += t.overhead[storage]
             into = max(clock, into) if not t.shared[0] else max(clock, into, out)
             into += t.seconds[storage]
             t.back[storage] = into
@@ -87,6 +92,7 @@ def through(s: State, a: Arrays, t: Lanes) -> float:
                     storage = a.output_item[k]
                     if is_moved(s, t, storage):
                         size += a.size[storage]
+                        clock += t.overhead[storage]
                         out = max(clock, out) if not t.shared[0] else max(clock, out, into)
                         out += t.seconds[storage]
                         t.sent[storage] = out
@@ -96,22 +102,23 @@ def through(s: State, a: Arrays, t: Lanes) -> float:
     return max(clock, out, into) if size <= t.room[0] else np.inf
 
 
-def lanes(
-    nodes: int, storages: int, seconds: Mapping[int, float], shared: bool, room: float
-) -> Lanes:
-    """The transfers of storages, with what each takes, of a problem of so many nodes and storages;
-    those of the storage at place i of `seconds` are the nodes `nodes` + 2 i and the one behind."""
-    kind = np.zeros(nodes + 2 * len(seconds), np.int32)
+def lanes(nodes: int, sizes: Sequence[int], moved_storages: Sequence[int], link: HostLink) -> Lanes:
+    """The transfers over a link in a problem of so many nodes, whose storages have these bytes;
+    those of the storage at place i of `moved_storages` are the nodes `nodes` + 2 i and the one
+    behind."""
+    storages = len(sizes)
+    kind = np.zeros(nodes + 2 * len(moved_storages), np.int32)
     kind[nodes::2], kind[nodes + 1 :: 2] = LEAVES, COMES
-    moved = np.array(list(seconds), np.int32)
+    moved = np.array(moved_storages, np.int32)
     storage = np.full(kind.size, -1, np.int32)
     storage[nodes::2] = storage[nodes + 1 :: 2] = moved
     leaves, comes = np.full(storages, -1, np.int32), np.full(storages, -1, np.int32)
     leaves[moved] = np.arange(nodes, kind.size, 2)
     comes[moved] = np.arange(nodes + 1, kind.size, 2)
-    taken = np.zeros(storages)
-    taken[moved] = list(seconds.values())
+    taken, overhead = np.zeros(storages), np.zeros(storages)
+    taken[moved] = [link.seconds(sizes[each]) for each in moved_storages]
+    overhead[moved] = [link.overhead_of(sizes[each]) for each in moved_storages]
     return Lanes(
-        kind, storage, leaves, comes, taken, np.zeros(storages), np.zeros(storages),
-        np.array([shared], np.bool_), np.array([room]),
+        kind, storage, leaves, comes, taken, overhead, np.zeros(storages), np.zeros(storages),
+        np.array([link.shared], np.bool_), np.array([link.room]),
     )  # fmt: skip

@@ -42,9 +42,8 @@ class Mover:
             again_start=plain.again_start, again_item=plain.again_item
         )
         self.patient = large_first(self.arrays)
-        link, storages = placer.link, problem.storages
-        seconds = {each: link.seconds(storages[each].bytes) for each in self.moved_storages}
-        self.lanes = lanes(nodes, len(storages), seconds, link.shared, link.room)
+        sizes = [storage.bytes for storage in problem.storages]
+        self.lanes = lanes(nodes, sizes, self.moved_storages, placer.link)
         self.leaves = {each: nodes + 2 * i for i, each in enumerate(self.moved_storages)}
 
     def moved(

@@ -21,9 +21,11 @@ from stages.replay.link_lanes import LinkLanes
 @dataclass(frozen=True)
 class Clocks:
     """When all lanes are through (`seconds`), the `most` bytes in the other memory, when each run
-    begins, and when what leaves has been `sent`. Views take no time."""
+    begins, when what leaves has been `sent`, and what computations are busy with for the `overhead`
+    of transfers. Views take no time."""
 
     seconds: float
+    overhead: float
     most: int
     begins: list[float]
     sent: dict[tuple[bool, int], float]
@@ -125,7 +127,7 @@ class Placer:
         clocks = self._clocks(own, found, order)
         if clocks.most > self.link.room or not math.isfinite(clocks.seconds):
             return None
-        waited = clocks.seconds - sum(own)
+        waited = clocks.seconds - clocks.overhead - sum(own)
         return Placed(list(sequence), found, order, clocks, waited, budget)
 
     def _freed_early(self, placed: Placed) -> list[Stay]:
@@ -160,13 +162,16 @@ class Placer:
         for stay in found:
             awaited.setdefault(stay.gap.last + 1, []).append(stay.gap)
             left[stay.gap.store] = left.get(stay.gap.store, 0) + 1
-        clock, lanes = 0.0, LinkLanes(link)
+        clock, overhead, lanes = 0.0, 0.0, LinkLanes(link)
         sent: dict[tuple[bool, int], float] = {}
         comes: dict[Gap, float] = {}
         begins: list[float] = []
         other = most = 0
 
         def transfer(size: int, leaves: bool) -> float:
+            nonlocal clock, overhead
+            clock += link.overhead_of(size)
+            overhead += link.overhead_of(size)
             return lanes.begin(leaves, clock, link.seconds(size))[1]
 
         for place, own in enumerate(seconds):
@@ -187,7 +192,7 @@ class Placer:
                     sent[store] = transfer(size, True)
                     other += size
                     most = max(most, other)
-        return Clocks(lanes.through(clock), most, begins, sent)
+        return Clocks(lanes.through(clock), overhead, most, begins, sent)
 
     def _computation(self, played: Sequence[Execution]) -> Computation:
         """The runs as planners of chains with a link see them: what each needs, and the gaps."""

@@ -11,21 +11,26 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from schemas.link import HostLink
 from schemas.problem import Node, Problem, Repeat
 
 PART = 8
 """Outputs of less than this part of the largest one stay."""
+WAYS = 2
+"""What comes back was sent."""
 
 
 @dataclass(frozen=True)
 class Maker:
     """A node with the storages that are brought back instead of a further run of it, their bytes,
-    and what such a run takes in seconds a byte, infinite where there may be none."""
+    and what such a run takes in seconds a byte beyond the `overhead` of their transfers, infinite
+    where there may be none."""
 
     node: int
     storages: list[int]
     size: int
     rate: float
+    overhead: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -36,25 +41,28 @@ class Priced:
     brings: dict[int, list[int]]
 
 
-def makers(problem: Problem, leaving: Collection[int]) -> list[Maker]:
+def makers(problem: Problem, leaving: Collection[int], link: HostLink) -> list[Maker]:
     """The makers of what may leave, those that take the least a byte first, and of equal ones the
     last: what is made early has more time to leave."""
     found = []
     for position, node in enumerate(problem.nodes):
         storages = _brought(problem, node, leaving)
-        size = sum(problem.storages[storage].bytes for storage in storages)
-        if size:
+        sizes = [problem.storages[storage].bytes for storage in storages]
+        if size := sum(sizes):
+            overhead = WAYS * sum(map(link.overhead_of, sizes))
             seconds = node.form(True).seconds if node.repeatable else float("inf")
-            found.append(Maker(position, storages, size, seconds / size))
+            rate = max(seconds - overhead, 0.0) / size
+            found.append(Maker(position, storages, size, rate, overhead))
     return sorted(found, key=lambda maker: (maker.rate, -maker.node))
 
 
 def priced(problem: Problem, chosen: Iterable[Maker], price: float) -> Priced:
-    """A problem in which some makers bring back what they made for `price` seconds a byte."""
+    """A problem in which some makers bring back what they made for `price` seconds a byte and the
+    overhead."""
     nodes, brings = list(problem.nodes), {}
     for maker in chosen:
         node = problem.nodes[maker.node]
-        form = Repeat([], maker.storages, price * maker.size, maker.size)
+        form = Repeat([], maker.storages, price * maker.size + maker.overhead, maker.size)
         pinned = node.random or not node.repeatable
         nodes[maker.node] = replace(node, repeat=form, repeatable=True, random=pinned)
         brings[maker.node] = maker.storages

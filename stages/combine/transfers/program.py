@@ -10,7 +10,8 @@ from there on; a clock how long an interval takes, from the start of its
 moment's node to that of the next. Every plan keeps to the rows:
 
 - What a run reads was there when its interval began, is made in it, or comes back in it.
-- An interval takes at least as long as its runs, one after the other.
+- An interval takes at least as long as its runs, one after the other, with the overhead of what
+  comes back in it, and up to the first moment of what is gone there.
 - What comes back begins to do so in its interval, since it takes its bytes of the device from where
   that begins. So from any moment on a plan takes at least as long as all that comes back from there
   on, one transfer after the other.
@@ -124,6 +125,8 @@ class LinkedProgram(Program):
     def _add_clocks(self, order: Order) -> None:
         """The time of all intervals, which is the value in place of the seconds of all runs."""
         matrix, parts = self.matrix, self._runs_by_interval()
+        if self.link.overhead or self.link.overhead_per_byte:
+            self._add_overheads(parts)
         matrix.cost = [0.0] * len(matrix.cost)
         most = sum(abs(share) for runs in parts for share, _ in runs)
         most += sum(self._share(storage) for storage, _ in (*self.back, *self.gone))
@@ -162,6 +165,19 @@ class LinkedProgram(Program):
     def _share(self, storage: int) -> float:
         seconds = self.link.seconds(self.problem.storages[storage].bytes)
         return min(seconds / self.unit, LONGEST)
+
+    def _add_overheads(self, parts: Sequence[list[tuple[float, Term]]]) -> None:
+        """Adds what transfers take of the computations in each interval, in shares of `unit`."""
+
+        def share(storage: int) -> float:
+            seconds = self.link.overhead_of(self.problem.storages[storage].bytes)
+            return min(seconds / self.unit, LONGEST)
+
+        for (storage, number), term in self.back.items():
+            parts[number].append((share(storage), term))
+        for (storage, number), term in self.gone.items():
+            if number == 1:
+                parts[0].append((share(storage), term))
 
     def _points(self, order: Order) -> Iterator[tuple[float, int]]:
         """Some nodes of the forward that run ahead of the moment: when each has run at least, and a

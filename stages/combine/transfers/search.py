@@ -93,7 +93,7 @@ class Linker:
         self.placer = Placer(problem, link, leaving, early)
         self.limits = Limits(engine=engine)
         self.idle = link.bandwidth == 0 or not leaving
-        self.makers = makers(problem, leaving)
+        self.makers = makers(problem, leaving, link)
         self.ends = list(accumulate(maker.size for maker in self.makers))
         seconds = (node.seconds for node in problem.nodes[: problem.loss])
         self.made = [*accumulate(seconds)]

@@ -158,7 +158,9 @@ class _Walk:
 
     def transfer(self, size: int, leaves: bool, after: float) -> tuple[float, float]:
         """A transfer that goes into its lane, as the referee plays it."""
-        seconds = self.moved.updates.speed.seconds(size, leaves)
+        speed = self.moved.updates.speed
+        self.clock += speed.overhead_of(size)
+        seconds = speed.seconds(size, leaves)
         return self.lanes.begin(leaves, max(self.clock, after), seconds)
 
     def act(self, action: Action) -> None:
@@ -350,7 +352,8 @@ class _Walk:
             if owner in updates.on_device:
                 self.clock += seconds
                 continue
-            self.clock = max(self.clock, self.staging.arrives()) + seconds
+            arrives = self.staging.arrives()
+            self.clock = max(self.clock, arrives) + seconds
             self.staging.leaves(size)
         self.waiting -= self.sizes[self._storage(self.parts[owner][0])]
         storage = self._storage(owner)

@@ -47,7 +47,7 @@ def refusal(step: Step, interface: Interface) -> str:
             "the plan draws random numbers once more where it recomputes, from a state that a CUDA "
             "graph cannot set"
         )
-    if "Transfers" in getattr(step, "__globals__", {}):
+    if "Moving" in getattr(step, "__globals__", {}):
         return "the plan sends tensors to the host, in streams that a CUDA graph does not have"
     if interface.assigned:
         path = interface.tensors[interface.assigned[0]].path

@@ -1,7 +1,8 @@
 """Transfers over the link to another memory: of what is there, one after the other in their lane,
 waited for before what they move is used.
 
-A transfer begins when what stands before it in the compute lane has ended and its lane is free.
+A transfer begins when what stands before it in the compute lane has ended, where it takes its
+overhead, and its lane is free.
 Both directions take turns where the link is shared.
 """
 

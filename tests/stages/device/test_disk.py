@@ -18,7 +18,7 @@ import torch
 
 from stages.device import disk as disks
 from stages.device.disk import FOLDER, Disk
-from stages.generate.runtime.transfers import Sending, Transfers, _idle
+from stages.device.transfers import Moving, Sending, _idle
 
 
 @pytest.fixture(autouse=True)
@@ -197,7 +197,7 @@ def test_a_place_outside_is_refused() -> None:
 def test_storages_come_back_with_every_view(dtype: torch.dtype) -> None:
     base = torch.randn(6, 8).to(dtype)
     view = base.t()[1:, ::2]
-    transfers = Transfers(torch.device("cpu"), 1024)
+    transfers = Moving(torch.device("cpu"), 1024)
     transfers.offload(3, view, 64)
     transfers.wait(3)
     back = transfers.prefetch(3, dtype, base.shape, base.stride(), 0)
@@ -209,16 +209,16 @@ def test_storages_come_back_with_every_view(dtype: torch.dtype) -> None:
 
 
 def test_a_run_leaves_its_memory_to_the_next_and_two_at_once_have_two() -> None:
-    one, other = Transfers(torch.device("cpu"), 64), Transfers(torch.device("cpu"), 64)
+    one, other = Moving(torch.device("cpu"), 64), Moving(torch.device("cpu"), 64)
     first = one.memory
     assert other.memory is not first
     del one
-    assert Transfers(torch.device("cpu"), 64).memory is first
+    assert Moving(torch.device("cpu"), 64).memory is first
 
 
 def test_what_a_run_counted_holds_no_memory() -> None:
     sending = Sending()
-    run = Transfers(torch.device("cpu"), 64, sending)
+    run = Moving(torch.device("cpu"), 64, sending)
     run.offload(0, torch.zeros(4), 0)
     run.wait(0)
     file, moved = run.memory.file, sending.last  # type: ignore[attr-defined]
@@ -229,18 +229,18 @@ def test_what_a_run_counted_holds_no_memory() -> None:
     assert moved.began <= begun <= done <= end and size == 16
     del run
     for size in (8, 9, 10):
-        Transfers(torch.device("cpu"), size)
+        Moving(torch.device("cpu"), size)
     gc.collect()
     assert file.closed and sending.last is moved
 
 
 def test_a_memory_that_failed_is_left_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Transfers(torch.device("cpu"), 64)
+    run = Moving(torch.device("cpu"), 64)
     failed = run.memory
     monkeypatch.setattr(os, "pwrite", lambda *_: (_ for _ in ()).throw(OSError(5, "broken")))
     run.offload(0, torch.zeros(4), 0)
     del run
-    assert Transfers(torch.device("cpu"), 64).memory is not failed
+    assert Moving(torch.device("cpu"), 64).memory is not failed
 
 
 def test_a_forked_process_and_a_closed_disk_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from stages.device import transfers
 from stages.device.streams import Host
-from stages.generate.runtime import transfers
 
 
 class Event:
@@ -138,7 +138,7 @@ def test_the_device_takes_the_times_of_a_transfer_and_of_a_wait(cuda: Cuda) -> N
 def test_a_run_on_a_gpu_counts_its_waits(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfers, "slow_memory", lambda device, size, _: Host(size, device))
     sending = transfers.Sending()
-    run = transfers.Transfers(torch.device("meta"), 64, sending)
+    run = transfers.Moving(torch.device("meta"), 64, sending)
     run.device = torch.device("cpu")
     run.offload(0, torch.zeros(4), 0)
     run.wait(0)

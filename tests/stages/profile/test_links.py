@@ -115,7 +115,7 @@ def test_a_disk_without_room_to_measure_is_told_in_bytes(
 
 
 WHEN = "2026-11-24 12:00 UTC"
-SPEED = LinkSpeed(4e9, 6e9, (3.5e9, 6e9), 1e-5)
+SPEED = LinkSpeed(4e9, 6e9, (3.5e9, 6e9), 1e-5, 2e-5, 1e-10)
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def test_a_kept_link_is_measured_again_where_something_contradicts_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     kept_link(tmp_path / "store", "cpu", tmp_path)
-    [path] = (tmp_path / "store/profile").glob("*.link-2.json")
+    [path] = (tmp_path / "store/profile").glob("*.link-3.json")
     write_link(path, replace(read_link(path), lost=lost))
     monkeypatch.setattr(kept_links, "is_quiet", lambda: quiet)
     monkeypatch.setattr(kept_links, "sample", lambda device, folder: now)
@@ -193,6 +193,8 @@ def test_the_machine_of_a_kept_link_is_the_same_file_each_time(
     link = host_link(read_machine(path), path)
     assert WHEN in link.source
     assert (link.bandwidth, link.latency, link.room, link.to) == (3.5e9, 1e-5, 999, "disk")
+    assert (link.overhead, link.overhead_per_byte) == (2e-5, 1e-10)
+    assert "takes 20 microseconds and 100 more for each MB of it" in link.source
     assert kept_machine(tmp_path, "cpu", tmp_path) == path and len(measuring) == 1
     assert (path.read_bytes(), path.stat().st_mtime_ns) == known
 
@@ -200,8 +202,8 @@ def test_the_machine_of_a_kept_link_is_the_same_file_each_time(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"artifact": "tightfit.link/1"}, "is no tightfit.link/2"),
-        ({"more": 1}, "is no tightfit.link/2"),
+        ({"artifact": "tightfit.link/2"}, "is no tightfit.link/3"),
+        ({"more": 1}, "is no tightfit.link/3"),
         ({"when": "yesterday"}, "does not say when it was measured"),
         ({"when": None}, "does not say when it was measured"),
         ({"lost": 1.5}, "lost is none from 0 to 1"),
@@ -211,6 +213,10 @@ def test_the_machine_of_a_kept_link_is_the_same_file_each_time(
         ({"both": [1e9]}, "both is no pair of speeds"),
         ({"both": [1e9, "fast"]}, "both is none from"),
         ({"latency": 2.0}, "latency is none from 0 to 1"),
+        ({"overhead": -1e-9}, "overhead is none from 0 to 1"),
+        ({"overhead": None}, "overhead is none from 0 to 1"),
+        ({"overhead_per_byte": 0.01}, "overhead_per_byte is none from 0 to 0.001"),
+        ({"overhead_per_byte": True}, "overhead_per_byte is none"),
         ({"room": 0.5}, "room is none"),
         ({"room": 1.5}, "does not say which memory"),
         ({"room": 10**400}, "room is none"),
@@ -224,7 +230,7 @@ def test_a_doctored_link_is_refused(
     changes: dict[str, Any], said: str, tmp_path: Path, measuring: list[str]
 ) -> None:
     kept_link(tmp_path, "cpu", tmp_path)
-    [path] = (tmp_path / "profile").glob("*.link-2.json")
+    [path] = (tmp_path / "profile").glob("*.link-3.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     with pytest.raises(ArtifactError, match=f"{said}.*; remove it, and the link is measured anew"):
         kept_link(tmp_path, "cpu", tmp_path)
@@ -246,7 +252,7 @@ def test_a_link_to_a_third_memory_is_kept_by_both_ends(
     first = kept_far_link(store, "cpu", near, far, size=1)
     assert (first.memory, first.folder, first.behind) == ("far-disk", str(far), str(near))
     assert min(first.speed.to, first.speed.back, *first.speed.both) > 0
-    [path] = (store / "profile").glob("*.link-2.json")
+    [path] = (store / "profile").glob("*.link-3.json")
     assert read_link(path) == first and not [*near.iterdir(), *far.iterdir()]
     write_link(path, replace(first, room=7))
     assert kept_far_link(store, "cpu", near, far, size=1).room == 7

@@ -102,6 +102,21 @@ def test_lanes_have_clocks_and_memory_follows_the_order() -> None:
         assert other.peak == found.peak == 20
 
 
+def test_a_transfer_takes_its_overhead_of_the_computations() -> None:
+    away: Away = {1: [Offload(0)], 2: [Wait(0), Free(0)], 4: [Prefetch(0)], 6: COMES[1:]}
+    dear = with_fields(LINK, overhead=0.25, overhead_per_byte=0.0625)
+    found = played(away, dear)
+    spans = [
+        (step.start, step.end)
+        for step in found.steps
+        if isinstance(step.action, Offload | Prefetch | Wait)
+    ]
+    assert spans == [(1.5, 4.0), (2.5, 4.0), (5.5, 8.0), (6.5, 8.0)]
+    assert found.transfers is not None and found.transfers.waited == 3.0
+    assert (found.seconds, found.overhead) == (9.0, 1.0) and played(away).overhead == 0.0
+    assert [step.live for step in found.steps] == [step.live for step in played(away).steps]
+
+
 def test_without_transfers_nothing_changes() -> None:
     assert played({}) == played({}, None)
     assert played({}).transfers is None

@@ -76,6 +76,19 @@ def test_an_update_on_the_device_uses_the_gradient_up() -> None:
     assert found.transfers is not None and found.transfers.host_peak == 8
 
 
+def test_states_that_pass_take_their_overhead_of_the_computations() -> None:
+    dear = with_fields(OPTIMISER.speed, overhead=0.25, overhead_per_byte=0.0625)
+    plain, found = (
+        played(Optimise(PARAMETER), updates=with_fields(OPTIMISER, speed=speed))
+        for speed in (OPTIMISER.speed, dear)
+    )
+    assert found.overhead == 2 * 0.75 and plain.overhead == 0.0
+    # The first states come ahead of the step, and go back behind it.
+    assert (plain.steps[-1].end, found.steps[-1].end) == (7.0, 7.0 + 2 * 0.75)
+    assert (plain.seconds, found.seconds) == (11.0, 12.5)
+    assert updates_of(with_fields(OPTIMISER, speed=dear).text(), "file").speed == dear
+
+
 def test_an_update_in_the_other_memory_has_a_lane_of_its_own() -> None:
     found = played(*SENT, OptimiseAway(PARAMETER), *SETTLED, updates=AWAY)
     rows = {type(step.action): step for step in found.steps}

@@ -224,6 +224,10 @@ LINK = {"between": ["cuda:0", "cuda:1"], "bandwidth": 1.0}
         ),
         ({"links": [LINK, LINK]}, "has two links between cuda:0 and cuda:1"),
         (
+            {"links": [{**LINK, "overhead": 1e-5}]},
+            r"the link between cuda:0 and cuda:1 has an overhead, and pipelines are planned",
+        ),
+        (
             {"links": [LINK, {"between": ["cuda:2", "cuda:1"], "bandwidth": 2.0}]},
             "its links differ (from 1 to 2 bytes a second), and pipelines are planned for equal",
         ),

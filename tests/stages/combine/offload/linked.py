@@ -40,6 +40,12 @@ def linked_chains(draw: st.DrawFn, longest: int = 4) -> tuple[Ways, HostLink, in
     """A chain, a link with a bandwidth, and a budget, often too small to keep everything."""
     ways = ways_of_chain(draw(chains(longest)))
     bandwidth = draw(st.sampled_from([0.25, 0.5, 1.0, 2.0, 4.0, 1e9]))
-    link = HostLink(bandwidth, draw(st.sampled_from([0.0, 0.25])), draw(st.booleans()))
+    link = HostLink(
+        bandwidth,
+        draw(st.sampled_from([0.0, 0.25])),
+        draw(st.booleans()),
+        overhead=draw(st.sampled_from([0.0, 0.125])),
+        overhead_per_byte=draw(st.sampled_from([0.0, 0.0625])),
+    )
     peak = linked("offload_greedy", ways, link).keep_all.peak
     return ways, link, draw(st.integers(max(1, peak // 3), peak + 2))

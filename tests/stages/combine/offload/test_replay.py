@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from schemas.chain import Chain, Position
@@ -52,6 +54,18 @@ def test_lanes_wait_where_the_order_has_them_wait() -> None:
     assert found.waited == 3.5 + 3.5 + 2.0
     assert (found.left, found.returned, found.host_peak) == (9, 9, 9)
     assert found.recomputed == 0
+
+
+def test_a_transfer_takes_its_overhead_of_the_computations() -> None:
+    found = played(GOOD, replace(LINK, overhead=0.25, overhead_per_byte=0.0))
+    steps = {str(step.operation): step for step in found.steps}
+    assert (steps["offload 0"].start, steps["offload 0"].end) == (0.25, 2.25)
+    assert (steps["F_all 1"].start, steps["F_all 1"].waited) == (0.25, 0.0)
+    assert (steps["offload_all 1"].start, steps["offload_all 1"].waited) == (2.25, 0.75)
+    assert (steps["free_all 1"].start, steps["free_all 1"].end) == (2.5, 5.75)
+    assert (found.overhead, found.waited) == (1.0, 3.25 + 3.5 + 2.0)
+    assert found.seconds == 17.75
+    assert played(GOOD).overhead == 0.0
 
 
 def test_memory_follows_from_the_order_and_not_from_the_speed() -> None:

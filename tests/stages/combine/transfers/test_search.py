@@ -64,6 +64,8 @@ LINKS = st.builds(
     latency=st.sampled_from([0.0, 0.25]),
     shared=st.booleans(),
     device=st.just("cpu"),
+    overhead=st.sampled_from([0.0, 0.125]),
+    overhead_per_byte=st.sampled_from([0.0, 0.0625]),
 )
 
 

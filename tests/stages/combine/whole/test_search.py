@@ -47,6 +47,8 @@ def task(
     microbatches: int = 1,
 ) -> Task:
     link = HostLink(bandwidth, 1e-5, shared, room, "cpu")
+    if shared:
+        link = replace(link, overhead=2e-5, overhead_per_byte=1e-10)
     updates = described_costs(GRAPH, DEVICE, host, optimizer)
     return task_of(GRAPH, COSTS, link, updates, budget, 1, microbatches)
 

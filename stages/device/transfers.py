@@ -1,0 +1,159 @@
+"""What a planned step sends to a slow memory and takes back, in the order of its program.
+
+Tensors are sent by storage, byte for byte, to places that the plan gives them. The memory of a run
+is its own; one that has ended leaves it to the next.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .disk import folder_of
+from .memories import slow_memory
+from .slow import Slow, Ticket
+
+_idle: list[tuple[tuple[object, ...], Slow]] = []
+_MOST_IDLE = 2
+Way = tuple[Any, Any, int]
+"""From one moment to another one, and bytes."""
+
+
+@dataclass
+class Movement:
+    """What one run has moved so far: bytes that `left` and that `returned`, and those that are
+    `there` in the slow memory, at most `peak`. Between its moments are so many `seconds`: when the
+    run `began`, the bytes that were there from a moment on (`line`), from when to when the run
+    waited, and for how many bytes (`waits`), and those that were on their way in the lane of a
+    direction (`lanes`, first what leaves). It holds nothing of the memory."""
+
+    seconds: Callable[[Any, Any], float]
+    began: Any
+    left: int = 0
+    returned: int = 0
+    there: int = 0
+    peak: int = 0
+    line: list[tuple[Any, int]] = field(default_factory=list)
+    waits: list[Way] = field(default_factory=list)
+    lanes: tuple[list[Way], list[Way]] = field(default_factory=lambda: ([], []))
+
+    def count(self, size: int, moment: Any) -> None:
+        """From a moment on so many bytes more are there."""
+        self.there += size
+        self.peak = max(self.peak, self.there)
+        self.line.append((moment, self.there))
+
+    @property
+    def waited(self) -> float:
+        """The seconds for which the run has waited."""
+        return sum(self.seconds(begin, end) for begin, end, _ in self.waits)
+
+    def since(self, moment: Any) -> float:
+        """The seconds from the run's begin to a moment."""
+        return self.seconds(self.began, moment)
+
+
+class Sending:
+    """How the runs of a planned module send: to the disk of a `folder`, unless given that which the
+    environment names. `last` is what the run has moved that began last."""
+
+    def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
+        self.folder = folder
+        self.last: Movement | None = None
+
+
+class Moving:
+    """The transfers of one run on a device, with `size` bytes of its slow memory, or of a `memory`
+    that is there for them; `name`s are those that the plan gives to storages."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        size: int,
+        sending: Sending | None = None,
+        memory: Slow | None = None,
+    ) -> None:
+        folder = None if sending is None else sending.folder
+        key = (os.getpid(), str(device), size, folder_of(folder))
+        self.memory = memory or _taken(key) or slow_memory(device, size, folder)
+        self.device = device
+        self.places: dict[int, int] = {}
+        self.sizes: dict[int, int] = {}
+        self.moving: dict[int, tuple[bool, Ticket]] = {}
+        self.moved = Movement(self.memory.seconds, self.memory.now())
+        if sending is not None:
+            sending.last = self.moved
+        weakref.finalize(self, _leave if memory is None else _end, key, self.memory)
+
+    def offload(self, name: int, tensor: torch.Tensor, place: int) -> None:
+        """Begins to send the storage of a tensor to a place."""
+        whole = _bytes_of(tensor.untyped_storage())
+        size = whole.numel()
+        self.places[name], self.sizes[name] = place, size
+        self.moving[name] = True, self.memory.write(whole, place)
+        self.moved.left += size
+        self.moved.count(size, self.memory.now())
+
+    def prefetch(
+        self,
+        name: int,
+        dtype: torch.dtype,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        offset: int,
+    ) -> torch.Tensor:
+        """A tensor that the storage begins to come back to."""
+        earlier = [self.moving[name][1]] if name in self.moving else []
+        size = self.sizes[name]
+        whole = torch.empty(size, dtype=torch.uint8, device=self.device)
+        self.moving[name] = False, self.memory.read(whole, self.places[name], *earlier)
+        self.moved.returned += size
+        made = torch.empty(0, dtype=dtype, device=self.device)
+        return made.set_(whole.untyped_storage(), offset, tuple(shape), tuple(strides))
+
+    def wait(self, name: int) -> None:
+        """The run goes on when the last transfer of a storage is through."""
+        leaves, ticket = self.moving.pop(name)
+        size, begin = self.sizes[name], self.memory.now()
+        self.memory.wait(ticket)
+        self.moved.waits.append((begin, self.memory.now(), size))
+        self.moved.lanes[0 if leaves else 1].append((*self.memory.passed(ticket), size))
+
+    def free(self, name: int) -> None:
+        """The place of a storage is free for others."""
+        del self.places[name]
+        self.moved.count(-self.sizes.pop(name), self.memory.now())
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def _taken(key: tuple[object, ...]) -> Slow | None:
+    """A memory that a run of this process has left."""
+    for entry in list(_idle):
+        if entry[0] == key:
+            try:
+                _idle.remove(entry)
+            except ValueError:
+                continue
+            return entry[1]
+    return None
+
+
+def _end(key: tuple[object, ...], memory: Slow) -> None:
+    """What a run moves is through before anything of it is freed."""
+    memory.idle()
+
+
+def _leave(key: tuple[object, ...], memory: Slow) -> None:
+    """The memory of a run that ends is left to the next one."""
+    _end(key, memory)
+    if memory.sound:
+        _idle.append((key, memory))
+        del _idle[:-_MOST_IDLE]
