@@ -47,13 +47,13 @@ class MeasuredLink:
     def said(self) -> str:
         """When it was measured and how fast it was, for people."""
         speed = self.speed
-        own = f"{1e6 * speed.overhead:.0f} microseconds"
-        own += f" and {1e12 * speed.overhead_per_byte:.0f} more for each MB of it"
+        own = f"{1e6 * speed.overhead:.0f} microseconds of what computes"
+        own += f", and {1e12 * speed.overhead_per_byte:.0f} more for each MB of it"
         busy = f" while other work took {self.lost:.0%} of the time" if self.lost >= BUSY else ""
         return (
             f"measured here{f' {self.when}' if self.when else ''}{busy}: {speed.to:.3g} bytes a "
             f"second leave and {speed.back:.3g} return alone, {speed.both[0]:.3g} and "
-            f"{speed.both[1]:.3g} both at once; a transfer takes {own} of what computes "
+            f"{speed.both[1]:.3g} both at once; a transfer takes {own} "
             "(--remeasure measures it anew)"
         )
 

@@ -194,7 +194,7 @@ def test_the_machine_of_a_kept_link_is_the_same_file_each_time(
     assert WHEN in link.source
     assert (link.bandwidth, link.latency, link.room, link.to) == (3.5e9, 1e-5, 999, "disk")
     assert (link.overhead, link.overhead_per_byte) == (2e-5, 1e-10)
-    assert "takes 20 microseconds and 100 more for each MB of it" in link.source
+    assert "takes 20 microseconds of what computes, and 100 more for each MB of it (" in link.source
     assert kept_machine(tmp_path, "cpu", tmp_path) == path and len(measuring) == 1
     assert (path.read_bytes(), path.stat().st_mtime_ns) == known
 

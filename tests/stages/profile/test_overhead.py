@@ -1,0 +1,48 @@
+"""What transfers take of a loop that computes: no more than it takes longer, and than processors
+work for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from stages.profile import overhead
+from stages.profile.overhead import LONG, PARTS, SHORT, _Timed, measure_overhead
+
+
+def test_what_a_loop_takes_longer_is_no_more_than_processors_worked() -> None:
+    alone, busy = _Timed(1.0, 0.0), _Timed(1.5, 0.25)
+    assert busy.longer(alone) == 0.25 and _Timed(1.5, 2.0).longer(alone) == 0.5
+    assert _Timed(0.5, 2.0).longer(alone) == 0.0 and _Timed(1.5, 0.1).longer(busy) == 0.0
+
+
+@pytest.mark.parametrize("longer", [1e-9, 1e3], ids=["by the clock", "by the work"])
+def test_transfers_are_what_the_loop_takes_longer(
+    longer: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that says of what size the transfers are: one that tells more than processors
+    can have worked, as beside other work, is not believed."""
+    sizes: list[int] = []
+
+    def seconds(call: Callable[[], None]) -> float:
+        call()
+        return {0: 1.0, SHORT: 1.0 + longer, LONG: 1.0 + 3 * longer}[sizes[-1] if sizes else 0]
+
+    plain = overhead._Loop.run
+
+    def run(loop: overhead._Loop, size: int) -> _Timed:
+        sizes.append(size)
+        return plain(loop, size)
+
+    monkeypatch.setattr(overhead, "host_seconds", seconds)
+    monkeypatch.setattr(overhead._Loop, "run", run)
+    found = measure_overhead(torch.device("cpu"), str(tmp_path), lambda size: 0.0)
+    transfers = 2 * PARTS - 1
+    assert sizes.count(0) == sizes.count(SHORT) == overhead.ROUNDS and not [*tmp_path.iterdir()]
+    if longer < 1.0:
+        assert found.transfer == pytest.approx(longer / transfers, rel=1e-3)
+    else:
+        assert 0.0 < found.transfer < 0.1 and 0.0 <= found.byte < 0.1 / SHORT
