@@ -56,7 +56,7 @@ def test_pods_are_given_all_that_the_index_is_made_of(
     [
         ((), "None"),
         (("--max-jobs-per-timespan", "7/1s"), "7"),
-        (("--max-jobs-per-timespan", "100/1m"), "100"),
+        (("--max-jobs-per-timespan", "100/2s"), "100"),
     ],
 )
 def test_jobs_are_limited_in_a_second_where_that_is_asked_for_alone(
