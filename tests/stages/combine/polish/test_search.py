@@ -302,7 +302,8 @@ def test_makers_of_gradients_move_and_run_once() -> None:
 def test_what_runs_once_moves_in_its_turn() -> None:
     """The third and the sixth node run once, as makers of parts of one gradient do."""
     inputs, once = [[], [0], [1], [1], [3], [1], [4]], (1, 2, 5)
-    phases: list[Phase] = ["forward", "loss", *["backward"] * 5]
+    backward: list[Phase] = ["backward"] * 5
+    phases: list[Phase] = ["forward", "loss", *backward]
     nodes = [
         Node(at, phase, 1.0, 1, read, [at], [], False, at not in once)
         for at, (phase, read) in enumerate(zip(phases, inputs, strict=True))
