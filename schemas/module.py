@@ -62,6 +62,19 @@ def graph_of(directory: Path | str, graphs: Sequence[Path]) -> Path:
     return found
 
 
+def check_made_from(directory: Path | str, graph: str, plan: str) -> None:
+    """Raises ArtifactError where a module was generated from another graph or another plan than
+    those of two digests; a directory that does not say from what says nothing of that."""
+    if not (Path(directory) / MADE_FROM).is_file():
+        return
+    made_from = read_made_from(directory)
+    for what, found, given in (("graph", made_from.graph, graph), ("plan", made_from.plan, plan)):
+        if found != given:
+            raise ArtifactError(
+                f"{directory}: was generated from another {what}, generate the module anew"
+            )
+
+
 def check_unchanged(directory: Path | str, files: Mapping[str, bytes]) -> None:
     """Raises ArtifactError where the files of a module are not those that its `made_from.json`
     names; a directory without one says nothing of them."""

@@ -13,7 +13,8 @@ from schemas.derived import Derived
 from schemas.errors import ConfigError
 from schemas.graph import Graph, is_fused, read_graph
 from schemas.measurement import write_line, write_measurement
-from schemas.module import module_digest
+from schemas.module import check_made_from, module_digest
+from schemas.plan import plan_digest
 from stages.device.operators_option import add_operators_argument, operators_settings
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def run(options: argparse.Namespace) -> None:
         return
     path = graph_of(options.module, options.graph)
     graph, plan = read_graph(path), store.read_json(options.plan)
+    check_made_from(options.module, store.header(path).digest, plan_digest(options.plan))
     if options.pairs < 0:
         raise ConfigError(f"--pairs {options.pairs}: must be 0 or more")
     if any(map(is_fused, options.graph)) != (options.unplanned is not None):

@@ -1,4 +1,5 @@
-"""Freeing storages: each once, none that somebody still owns, and in the end all of them."""
+"""Freeing storages: each once, none that somebody still owns, and in the end all of them, also the
+gradients that parameters were updated by."""
 
 from __future__ import annotations
 
@@ -45,7 +46,12 @@ def _stays(state: State, gradient: int) -> bool:
 
 
 def _finish(state: State) -> None:
-    gradients = {state.storage(value) for value in state.gradients if _stays(state, value)}
+    updated = set(state.updated)
+    gradients = {
+        state.storage(value)
+        for value in state.gradients
+        if _stays(state, value) and state.owners[value] not in updated
+    }
     leaked = state.allocated - state.held - gradients - state.remote
     if leaked:
         raise state.refuse(f"the storages {sorted(leaked)} are never freed")

@@ -162,6 +162,7 @@ def test_updates_in_the_other_memory_that_could_not_be() -> None:
     early: Away = {UPDATED: [Offload(GRADIENT)]}
     refused("the gradient in value 5 leaves", update, updates=AWAY, before=early)
     refused("are never freed", *SENT, update, updates=AWAY)
+    refused(r"the storages \[\d+\] are never freed", *SENT[:2], update, *SETTLED, updates=AWAY)
 
 
 def test_microbatches_add_their_gradients_up_and_the_last_one_updates() -> None:
@@ -183,6 +184,8 @@ def test_microbatches_add_their_gradients_up_and_the_last_one_updates() -> None:
     for update in (OptimiseAway(PARAMETER), Optimise(PARAMETER)):
         refused("in a microbatch that is not the last", *SENT, update, updates=adds)
     refused("are never updated", updates=adds)
+    unfreed: list[Action] = [*SENT[:2], Accumulate(PARAMETER), *SETTLED]
+    refused(r"the storages \[\d+\] are never freed", *unfreed, updates=adds)
     nobody = with_fields(adds, costs={PARAMETER: COST})
     refused("where nothing computes", *SENT, Accumulate(PARAMETER), *SETTLED, updates=nobody)
     there = with_fields(adds, there=adds.remote)

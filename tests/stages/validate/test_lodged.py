@@ -76,6 +76,27 @@ def test_the_module_is_judged_to_the_byte(made: Any, tmp_path: Path) -> None:
     assert "waits for the other memory for" in found.sentence
 
 
+@pytest.mark.parametrize("what", ["plan", "graph"])
+def test_a_module_is_judged_by_what_it_was_generated_from(
+    made: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str
+) -> None:
+    """What it takes would else be told as that of another plan, whose peak it never had."""
+    folder, words = made
+    other = tmp_path / what
+    if what == "plan":
+        plan = json.loads((folder / "plan" / "plan.json").read_text())
+        other.write_text(json.dumps({**plan, "peak": plan["peak"] + 1}))
+    else:
+        model = ["--factory", "data.models:gpt2", "--arguments", json.dumps({**MODEL, "batch": 1})]
+        assert main(["trace", *model, "--name", "gpt2", "--out", str(other)]) == 0
+    capsys.readouterr()
+    given = [*words, f"--{what}", str(other)]
+    assert main(["validate", *given, "--out", str(tmp_path / "measurement.arrow")]) == 1
+    told = f"was generated from another {what}, generate the module anew"
+    assert capsys.readouterr().err.strip().endswith(told)
+    assert not (tmp_path / "measurement.arrow").exists()
+
+
 def test_what_is_wrong_with_a_step_is_told(
     made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
