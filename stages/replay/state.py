@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from schemas.contributions import contributions, further_contributions
+from schemas.contributions import contributions, contributors, further_contributions
 from schemas.costs import Costs
 from schemas.errors import ScheduleError
 from schemas.graph import FIXED_KINDS, NONE, Graph
@@ -107,6 +107,8 @@ class State:
         self.parts = contributions(graph)
         self.owners = {part: owner for owner, parts in self.parts.items() for part in parts}
         self.further = further_contributions(graph)
+        self.contributors = contributors(graph)
+        self.once = {*self.contributors}.union(*self.contributors.values())
         self.held = held_storages(graph) - self.fixed
         for value in graph.values:
             if value.kind in FIXED_KINDS and value.storage not in self.remote - self.there:

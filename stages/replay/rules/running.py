@@ -24,7 +24,7 @@ def _play(state: State, effect: Effect) -> int:
     if op.random:
         peak += check_draw(state, op)
     if effect.repeated and op.id not in state.views:
-        if not op.repeatable:
+        if not op.repeatable or op.id in state.once:
             raise state.refuse(f"op {op.id} ({op.target}) runs again")
         state.repeated += 1
         state.repeated_seconds += cost.seconds
@@ -57,6 +57,12 @@ def _check_place(state: State, effect: Effect, op: Op) -> None:
     origin = state.graph.origins.get(op.id)
     if origin is not None and origin not in state.done:
         raise state.refuse(f"op {op.id} ({op.target}) runs ahead of op {origin}")
+    missing = state.contributors.get(op.id, set()) - state.done
+    if missing:
+        raise state.refuse(
+            f"op {op.id} ({op.target}) makes a part of a gradient ahead of op {min(missing)}, "
+            f"which makes the one before it"
+        )
     if op.phase == "forward" and not effect.repeated and (op.random or not op.repeatable):
         _check_turn(state, op)
 
