@@ -276,10 +276,10 @@ def _sent(played: Replay, frontier: Frontier) -> str:
     waited, busy = (
         each / played.seconds if played.seconds else 0.0 for each in (moved.waited, played.overhead)
     )
-    handled = f", {busy:.1%} of which transfers take" if busy else ""
+    taken = f", and transfers take {busy:.1%} of it from them" if busy else ""
     return (
         f"; {moved.left:,} bytes wait in {link.other}, and computations wait for the link for "
-        f"{waited:.1%} of the time{handled}{of_link(link)}"
+        f"{waited:.1%} of the time{taken}{of_link(link)}"
     )
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
+from schemas.actions import Free, Offload, Prefetch, Wait
 from schemas.costs import Costs
+from schemas.frontier import Frontier
 from schemas.graph import Graph
 from schemas.plan import Plan
 from schemas.problem import Problem
@@ -20,6 +23,7 @@ from stages.combine.strategies.strategy import Candidate
 from stages.replay.condense import condense
 from tests.stages.combine.polish.test_optimum import chain
 from tests.stages.replay.graphs import graph_of
+from tests.stages.replay.test_transfers import COMES, LINK, Away, played
 
 Step = tuple[Graph, Costs, Problem]
 
@@ -86,3 +90,14 @@ def test_polish_starts_from_seeds_where_the_captured_order_does_not_fit() -> Non
     assert asked == []
     polisher.polish({}, most - 1, drafts)
     assert asked == [most - 1]
+
+
+def test_a_verdict_tells_what_transfers_take_of_the_computations() -> None:
+    away: Away = {1: [Offload(0)], 2: [Wait(0), Free(0)], 4: [Prefetch(0)], 6: COMES[1:]}
+    for overhead, said in (
+        (0.5, "wait for the link for 33.3% of the time, and transfers take 11.1% of it from them"),
+        (0.0, "wait for the link for 37.5% of the time"),
+    ):
+        link = replace(LINK, overhead=overhead)
+        made = Frontier("s", "m", "g", 9, 1.0, 3, 1.0, "", [], 0, link, [])
+        assert room._sent(played(away, link), made).endswith(f"computations {said}")
