@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.problem import Problem
+from schemas.problem import Node, Problem
 from stages.combine.polish.kinds import kinds_of
 from stages.combine.polish.views import Views, no_views
 
@@ -27,10 +27,10 @@ class Arrays(NamedTuple):
 
     `stays` marks storages that never end (held by the caller, or gradients). `again` lists by
     storage what makes it again. `once` marks nodes that run exactly once: not repeatable, or
-    makers of a storage that stays. The first run of a `pinned` node keeps its place: it is not
-    repeatable, or draws random numbers. The first run of a `lasting` node is never taken out: it
-    differs from its further ones, or an alternative reads nothing of what it makes. `reuse_input`
-    is the place of what is overwritten among the inputs. `drawn` sums up how likely storages are
+    makers of a storage that stays. The first run of a `pinned` node keeps its place: it draws
+    random numbers, or is of the forward or the loss and not repeatable. The first run of a
+    `lasting` node is never taken out: it differs from its further ones, or an alternative reads
+    nothing of what it makes. `reuse_input` is the place of what is overwritten among the inputs. `drawn` sums up how likely storages are
     drawn, up to each of them. `rank` orders nodes as captured, alternatives right behind theirs.
     `input_views` are the views that a row reads of each of its inputs, as bits, and `view_seconds`
     those of each storage (`views`). Nodes of one `kind` are alike (`kinds`), `equal_item` has those
@@ -103,7 +103,7 @@ def arrays(problem: Problem, in_place: bool, views: Views | None = None) -> Arra
             ],
             np.bool_,
         ),
-        pinned=np.array([not node.repeatable or node.random for node in nodes], np.bool_),
+        pinned=np.array([_is_pinned(node) for node in nodes], np.bool_),
         lasting=np.isin(positions, _lasting(problem)),
         input_start=input_start,
         input_item=input_item,
@@ -136,6 +136,13 @@ def arrays(problem: Problem, in_place: bool, views: Views | None = None) -> Arra
         equal_start=equal_start,
         equal_item=equal_item,
     )
+
+
+def _is_pinned(node: Node) -> bool:
+    """Whether the first run of a node keeps its place among others that do: of the forward what
+    writes buffers or reads what is written. What runs once in the backward makes a contribution to
+    a gradient, and reads what the one before it made."""
+    return node.random or (not node.repeatable and node.phase != "backward")
 
 
 def _lasting(problem: Problem) -> list[int]:

@@ -278,3 +278,19 @@ def test_makers_of_gradients_move_and_run_once() -> None:
     a = arrays(Problem(nodes, storages, 0), True)
     found = anneal(a, positions([0, 1, 2, 3, 4, 5]), 12, 2000, 1).tolist()
     assert found in ([0, 1, 2, 5, 3, 4], [0, 1, 3, 4, 2, 5])
+
+
+def test_makers_of_contributions_to_different_gradients_change_places() -> None:
+    """They run once. The one of the large gradient waits for the one that a large storage ends
+    with."""
+    nodes = [
+        Node(0, "forward", 1.0, 1, [], [0], [], False, True),
+        Node(1, "loss", 0.0, 1, [0], [1], [], False, False),
+        Node(2, "backward", 1.0, 8, [1], [2], [], False, True),
+        Node(3, "backward", 1.0, 8, [1], [3], [], False, False),
+        Node(4, "backward", 1.0, 1, [2], [4], [], False, False),
+    ]
+    sizes = [1, 1, 8, 8, 1]
+    storages = [Storage(size, op, op == 1, op > 2) for op, size in enumerate(sizes)]
+    a = arrays(Problem(nodes, storages, 0), True)
+    assert anneal(a, positions([0, 1, 2, 3, 4]), 12, 2000, 1).tolist() == [0, 1, 2, 4, 3]
