@@ -30,11 +30,11 @@ class Arrays(NamedTuple):
     makers of a storage that stays. The first run of a `pinned` node keeps its place: it draws
     random numbers, or is of the forward or the loss and not repeatable. The first run of a
     `lasting` node is never taken out: it differs from its further ones, or an alternative reads
-    nothing of what it makes. `reuse_input` is the place of what is overwritten among the inputs. `drawn` sums up how likely storages are
-    drawn, up to each of them. `rank` orders nodes as captured, alternatives right behind theirs.
-    `input_views` are the views that a row reads of each of its inputs, as bits, and `view_seconds`
-    those of each storage (`views`). Nodes of one `kind` are alike (`kinds`), `equal_item` has those
-    of each.
+    nothing of what it makes. `reuse_input` is the place of what is overwritten among the inputs.
+    `drawn` sums up how likely storages are drawn, up to each of them. `rank` orders nodes as
+    captured, alternatives right behind theirs. `input_views` are the views that a row reads of each
+    of its inputs, as bits, and `view_seconds` those of each storage (`views`). Nodes of one `kind`
+    are alike (`kinds`), `equal_item` has those of each.
     """
 
     nodes: int
