@@ -17,7 +17,9 @@ from schemas.problem import Problem
 from stages.combine.bounds import least_peak, least_seconds
 from stages.combine.moment.deciding import Moments
 from stages.combine.moment.limits import Limits
-from stages.combine.polish.polisher import Polished, Polisher, Report
+from stages.combine.polish.polisher import Polisher
+from stages.combine.polish.searcher import Polished
+from stages.combine.polish.sweeping import Report
 from stages.combine.polish.views import views_of
 from stages.combine.schedule.executions import runs
 from stages.combine.schedule.leaving import leaving

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.graph import NONE
-from schemas.problem import Problem
+from schemas.problem import Node, Problem
 from stages.combine.polish.kinds import kinds_of
 from stages.combine.polish.views import Views, no_views
 
@@ -28,12 +28,12 @@ class Arrays(NamedTuple):
 
     `stays` marks storages that never end (held by the caller, or gradients). `again` lists by
     storage what makes it again. `once` marks nodes that run exactly once: not repeatable, or
-    makers of a storage that stays. The first runs of nodes that are not repeatable, or draw random
-    numbers, keep their turn: `earlier` and `later` are the next ones in that order, NONE for none.
-    The first run of a `lasting` node is never taken out: it differs from its further ones, or an
-    alternative reads nothing of what it makes. `reuse_input` is the place of what is overwritten
-    among the inputs. `drawn` sums up how likely storages are drawn, up to each of them. `rank`
-    orders nodes as captured, alternatives right behind theirs.
+    makers of a storage that stays. The first runs of nodes that draw random numbers, or are of the
+    forward or the loss and not repeatable, keep their turn: `earlier` and `later` are the next ones
+    in that order, NONE for none. The first run of a `lasting` node is never taken out: it differs
+    from its further ones, or an alternative reads nothing of what it makes. `reuse_input` is the
+    place of what is overwritten among the inputs. `drawn` sums up how likely storages are drawn, up
+    to each of them. `rank` orders nodes as captured, alternatives right behind theirs.
     `input_views` are the views that a row reads of each of its inputs, as bits, and `view_seconds`
     those of each storage (`views`). Nodes of one `kind` are alike (`kinds`), `equal_item` has those
     of each.
@@ -145,10 +145,17 @@ def arrays(problem: Problem, in_place: bool, views: Views | None = None) -> Arra
 
 def _turns(problem: Problem) -> tuple[Positions, Positions]:
     """By position, the nodes ahead of it and behind it of those that keep their turn."""
-    turns = [at for at, node in enumerate(problem.nodes) if node.random or not node.repeatable]
+    turns = [at for at, node in enumerate(problem.nodes) if keeps_turn(node)]
     earlier, later = (np.full(len(problem.positions), NONE, np.int32) for _ in range(2))
     earlier[turns[1:]], later[turns[:-1]] = turns[:-1], turns[1:]
     return earlier, later
+
+
+def keeps_turn(node: Node) -> bool:
+    """Whether the first run of a node keeps its place among others that do: of the forward what
+    writes buffers or reads what is written. What runs once in the backward makes a contribution to
+    a gradient, and reads what the one before it made."""
+    return node.random or (not node.repeatable and node.phase != "backward")
 
 
 def _lasting(problem: Problem) -> list[int]:

@@ -23,7 +23,8 @@ from schemas.link import HostLink
 from schemas.problem import Problem
 from stages.combine.moment.limits import Limits
 from stages.combine.polish.anneal import CLOSING, LOOSE
-from stages.combine.polish.polisher import Polisher, grid
+from stages.combine.polish.polisher import Polisher
+from stages.combine.polish.sweeping import grid
 from stages.combine.transfers.deciding import LinkedMoments
 from stages.combine.transfers.moving import Mover
 from stages.combine.transfers.placing import Placed, Placer

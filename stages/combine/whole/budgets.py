@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from schemas.budget import LEAST, parse_budget
 from schemas.errors import ConfigError
@@ -47,19 +47,12 @@ def smallest(task: Task) -> tuple[Task, Found]:
     tried with each budget, too, and where none fits for long, steps double."""
     search = Search(task)
     search.check()
-    tried: list[int] = []
-    crowded: list[str] = []
-    best: tuple[Search, Found] | None = None
+    least = _Least(search)
     for choice in search.closest_choices:
-        most = None if best is None else best[0].task.budget
-        best = _smallest(search, choice, most, tried, crowded) or best
-    if best is None:
-        raise ConfigError(
-            crowded[0]
-            if crowded
-            else f"no plan is known that fits in {min(tried)} bytes, the least that were tried"
-        )
-    lowest, found = _lowest(*best)
+        least.look(choice)
+    if least.best is None:
+        raise ConfigError(least.refusal)
+    lowest, found = _lowest(*least.best)
     return lowest.task, lowest.improved(found)
 
 
@@ -97,28 +90,56 @@ def _hardly_any_room(search: Search) -> Found | None:
     return None
 
 
-def _smallest(
-    search: Search, choice: Choice, most: int | None, tried: list[int], crowded: list[str]
-) -> tuple[Search, Found] | None:
-    """The least budget, below the `most` where there is one, that a choice of hardly any room is a
-    plan for; adds those that were `tried`, and what is said where the other memory is `crowded`."""
-    task, view = search.task, search.view(choice.view)
-    if most is not None and task.fixed + view.needed >= most:
-        return None
-    budget = task.fixed + view.always + view.least.peak
-    for number in range(MORE_TRIES):
-        if most is not None and budget >= most:
-            return None
-        sized = Search(replace(task, budget=budget), search.views)
-        lacking = 0
-        for activations in (sized.look, sized.least):
-            found = activations(choice)
+@dataclass
+class _Least:
+    """The search for the least budget, as far as it is: the `best` plan with the search of its
+    budget, the budgets that were `tried` in vain, and what is said where the other memory is
+    `crowded`."""
+
+    search: Search
+    best: tuple[Search, Found] | None = None
+    tried: list[int] = field(default_factory=list)
+    crowded: list[str] = field(default_factory=list)
+
+    @property
+    def refusal(self) -> str:
+        """What is said where there is no plan."""
+        if self.crowded:
+            return self.crowded[0]
+        return f"no plan is known that fits in {min(self.tried)} bytes, the least that were tried"
+
+    def look(self, choice: Choice) -> None:
+        """Raises the budget from what a choice of hardly any room takes until there is a plan, or
+        it is no better than the best."""
+        task, view = self.search.task, self.search.view(choice.view)
+        if self._is_too_much(task.fixed + view.needed):
+            return
+        budget = task.fixed + view.always + view.least.peak
+        for number in range(MORE_TRIES):
+            if self._is_too_much(budget):
+                return
+            sized = Search(replace(task, budget=budget), self.search.views)
+            found, lacking = _within(sized, choice)
             if found is not None:
-                return sized, found
-            lacking = min(lacking or sized.lacking, sized.lacking)
-        tried.append(budget)
-        if sized.crowded:
-            crowded.append(sized.crowded)
-            return None
-        budget += max(lacking, 1) << max(number + 1 - TRIES, 0)
-    return None
+                self.best = sized, found
+                return
+            self.tried.append(budget)
+            if sized.crowded:
+                self.crowded.append(sized.crowded)
+                return
+            budget += max(lacking, 1) << max(number + 1 - TRIES, 0)
+
+    def _is_too_much(self, budget: int) -> bool:
+        return self.best is not None and budget >= self.best[0].task.budget
+
+
+def _within(sized: Search, choice: Choice) -> tuple[Found | None, int]:
+    """The plan of a choice within its budget, activations with no more than they need among what
+    is tried; where there is none, the fewest bytes that one lacked, as far as known."""
+    lacking = 0
+    for activations in (sized.look, sized.least):
+        found = activations(choice)
+        if found is not None:
+            return found, 0
+        lacking = min(lacking or sized.lacking, sized.lacking)
+    return None, lacking

@@ -15,7 +15,7 @@ from schemas.errors import ConfigError
 from schemas.link import HostLink
 from schemas.schedule import Step
 from schemas.updates import Updates
-from stages.combine.polish.polisher import Polished
+from stages.combine.polish.searcher import Polished
 from stages.combine.schedule.executions import runs
 from stages.combine.schedule.leaving import leaving
 from stages.combine.transfers.search import PRICES, Linker

@@ -10,7 +10,8 @@ from schemas.problem import Problem
 from stages.combine.bounds import least_peak
 from stages.combine.moment.deciding import Moments
 from stages.combine.moment.limits import Limits
-from stages.combine.polish.polisher import Polished, Polisher
+from stages.combine.polish.polisher import Polisher
+from stages.combine.polish.searcher import Polished
 from stages.combine.schedule.opening import Opener
 from stages.combine.whole.base import Base
 from stages.combine.whole.choice import ViewKey

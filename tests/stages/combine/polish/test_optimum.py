@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 
 from schemas.problem import Node, Problem, Storage
-from stages.combine.polish.polisher import MISSES, Polisher
+from stages.combine.polish.polisher import Polisher
+from stages.combine.polish.sweeping import MISSES
 
 State = tuple[int, frozenset[int]]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from schemas.graph import Phase
 from schemas.problem import Node, Problem, Storage
 from stages.combine.polish.anneal import PATIENT, QUICK, Pace, anneal
-from stages.combine.polish.arrays import Arrays, arrays, large_first
+from stages.combine.polish.arrays import Arrays, arrays, keeps_turn, large_first
 from stages.combine.polish.equal import draw_again_in_all, draw_removal_in_all
 from stages.combine.polish.kernel import memory_line
 from stages.combine.polish.kinds import kinds_of
@@ -139,7 +139,7 @@ def check_valid(problem: Problem, sequence: list[int]) -> None:
 
 def turns(problem: Problem) -> list[int]:
     """The nodes whose first runs keep their order."""
-    return [at for at, node in enumerate(problem.nodes) if node.random or not node.repeatable]
+    return [at for at, node in enumerate(problem.nodes) if keeps_turn(node)]
 
 
 @st.composite
@@ -300,21 +300,36 @@ def test_makers_of_gradients_move_and_run_once() -> None:
 
 
 def test_what_runs_once_moves_in_its_turn() -> None:
-    """The third and the sixth node run once, as makers of parts of one gradient do."""
-    inputs, once = [[], [0], [1], [1], [3], [1], [4]], (1, 2, 5)
-    backward: list[Phase] = ["backward"] * 5
-    phases: list[Phase] = ["forward", "loss", *backward]
+    """The second and the fifth node of the forward run once, as what writes buffers does."""
+    inputs, once = [[], [0], [0], [2], [0], [1, 3, 4]], (1, 4, 5)
+    phases: list[Phase] = ["forward", "forward", "forward", "forward", "forward", "loss"]
     nodes = [
         Node(at, phase, 1.0, 1, read, [at], [], False, at not in once)
         for at, (phase, read) in enumerate(zip(phases, inputs, strict=True))
     ]
-    problem = Problem(nodes, [Storage(1, at, False, at in (2, 5)) for at in range(7)], 0)
+    problem = Problem(nodes, [Storage(1, at, False, False) for at in range(6)], 5)
     a = arrays(problem, True)
-    state = state_of(a, positions(list(range(7))), 100, 1)
+    state = state_of(a, positions(list(range(6))), 100, 1)
     found = set[tuple[int, ...]]()
     for _ in range(400):
         move(state, a, SHIFT)
         found.add(tuple(order(state)))
         move(state, a, UNDO)
-    assert (0, 1, 3, 4, 2, 5, 6) in found and (0, 1, 2, 5, 3, 4, 6) in found
-    assert all(each.index(1) < each.index(2) < each.index(5) for each in found)
+    assert (0, 2, 3, 1, 4, 5) in found and (0, 1, 4, 2, 3, 5) in found
+    assert all(each.index(1) < each.index(4) < each.index(5) for each in found)
+
+
+def test_makers_of_contributions_to_different_gradients_change_places() -> None:
+    """They run once. The one of the large gradient waits for the one that a large storage ends
+    with."""
+    nodes = [
+        Node(0, "forward", 1.0, 1, [], [0], [], False, True),
+        Node(1, "loss", 0.0, 1, [0], [1], [], False, False),
+        Node(2, "backward", 1.0, 8, [1], [2], [], False, True),
+        Node(3, "backward", 1.0, 8, [1], [3], [], False, False),
+        Node(4, "backward", 1.0, 1, [2], [4], [], False, False),
+    ]
+    sizes = [1, 1, 8, 8, 1]
+    storages = [Storage(size, op, op == 1, op > 2) for op, size in enumerate(sizes)]
+    a = arrays(Problem(nodes, storages, 0), True)
+    assert anneal(a, positions([0, 1, 2, 3, 4]), 12, 2000, 1).tolist() == [0, 1, 2, 4, 3]

@@ -15,7 +15,8 @@ from stages.combine.bounds import least_seconds
 from stages.combine.choose import choose
 from stages.combine.fixed import fixed_bytes
 from stages.combine.frontier import Subject, frontier
-from stages.combine.polish.polisher import Polished, Polisher
+from stages.combine.polish.polisher import Polisher
+from stages.combine.polish.searcher import Polished
 from stages.combine.refine import Player, refined
 from stages.combine.schedule.executions import runs
 from stages.combine.schedule.opening import Opener

@@ -36,7 +36,7 @@ from stages.combine.choose import choose
 from stages.combine.frontier import Subject, frontier
 from stages.combine.moment.program import seconds_of_all
 from stages.combine.moment.solver import integral
-from stages.combine.polish.polisher import grid
+from stages.combine.polish.sweeping import grid
 from stages.combine.schedule.executions import runs
 from stages.combine.schedule.leaving import leaving
 from stages.combine.schedule.opening import Opener

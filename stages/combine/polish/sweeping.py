@@ -1,0 +1,175 @@
+"""Polished sequences for the grid of budgets of a frontier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from threading import Lock
+
+from stages.combine.polish.anneal import PATIENT
+from stages.combine.polish.searcher import (
+    ALONE,
+    BESIDE,
+    PATIENCE,
+    Drafts,
+    Polished,
+    Searcher,
+    rank,
+)
+
+Report = Callable[[int, int], None]
+"""Takes how much is done, of how much."""
+STEP = 0.975
+"""Ratio of two neighbouring budgets on the grid of a frontier."""
+PLENTY = 1 << 62
+"""Bytes that no step takes."""
+MISSES = 3
+"""At how many budgets, one below the other, nothing is found before the grid of a frontier ends:
+a search that has to go further down can find what a nearer one did not."""
+EVERY = 6
+"""One budget of a grid in this many has drafts, which take longer than the search, and a patient
+search where it is small: neighbouring budgets start from what that finds."""
+SMALLEST = EVERY + MISSES
+"""How many of the smallest budgets of a grid are searched patiently, those missed among them."""
+
+
+class Sweep:
+    """The searches of a grid from keep-all's peak down to where nothing is found for some budgets
+    in a row; `least` is a peak that no sequence goes below. `drafts` gives further starts for some
+    budgets; `report` is told how many are done, half of one for each search, of at most how many.
+    """
+
+    def __init__(
+        self,
+        searcher: Searcher,
+        starts: Sequence[Sequence[int]],
+        least: int,
+        report: Report | None = None,
+        drafts: Drafts | None = None,
+    ) -> None:
+        self.searcher = searcher
+        self.starts = starts
+        self.budgets = grid(searcher.measure(searcher.keep_all, PLENTY)[0], least)
+        self.told = _Told(report, len(self.budgets))
+        self.measured = [searcher.measure(sequence, -1) for sequence in starts]
+        self.drafts = drafts
+        self.drafted = frozenset(self.budgets[EVERY - 1 :: EVERY])
+
+    def run(self, workers: int) -> list[Polished]:
+        """Each budget that a start fits by itself, each further one from what the one before it
+        found; then each again from what its neighbours found, and it takes over what a smaller
+        budget found, where that is faster. None of this depends on `workers`, the number of
+        threads."""
+        lowest = min((peak for peak, _ in self.measured), default=PLENTY)
+        near = [budget for budget in self.budgets if budget >= lowest]
+        with ThreadPoolExecutor(workers) as pool:
+            found = self._downwards(list(pool.map(self._alone, near)))
+            small = _small(self.budgets[: len(found)])
+            found = list(pool.map(partial(self._beside, found), range(len(found))))
+            found[: small.start] = map(self.told, found[: small.start])
+            rows = pool.map(partial(self._below, found), small)
+            found[small.start :] = [each for row in rows for each in row]
+        return self._inherited(found)
+
+    def _alone(self, budget: int) -> Polished:
+        """What is found for a budget from the nearest start."""
+        chosen = {index: self.starts[index] for index in _nearest(self.measured, budget)}
+        drafts = self.drafts if budget in self.drafted else None
+        return self.told(self.searcher.polish(chosen, budget, drafts))
+
+    def _downwards(self, found: list[Polished]) -> list[Polished]:
+        """What was found, and what is for the budgets below, each from the one before it, until
+        there was nothing for some in a row."""
+        searcher, misses = self.searcher, 0
+        for budget in self.budgets[len(found) :]:
+            above = found[-1].sequence if found else searcher.keep_all
+            start = found[-1].start if found else None
+            known = [searcher.polished(above, budget, start)]
+            if self.drafts and budget in self.drafted:
+                known += [searcher.polished(each, budget, None) for each in self.drafts(budget)]
+            found.append(self.told(searcher.search(known, known, budget, ALONE)))
+            misses = misses + 1 if found[-1].peak > budget else 0
+            if misses == MISSES:
+                break
+        return found
+
+    def _beside(self, found: Sequence[Polished], index: int) -> Polished:
+        """What is found for a budget from the best of its own and of its neighbours."""
+        budget = self.budgets[index]
+        known = [
+            self.searcher.polished(each.sequence, budget, each.start)
+            for each in found[max(index - 1, 0) : index + 2]
+        ]
+        ranked = sorted(known, key=partial(rank, budget))
+        return self.searcher.search(known, ranked[:1], budget, BESIDE)
+
+    def _below(self, found: Sequence[Polished], first: int) -> list[Polished]:
+        """Some budgets in a row; the first of them is searched patiently, and so are those within
+        which nothing is found and the smallest."""
+        searcher = self.searcher
+        better: list[Polished] = []
+        for place in range(first, min(first + EVERY, len(found))):
+            budget, own = self.budgets[place], found[place]
+            best = own
+            if better:
+                above = searcher.polished(better[-1].sequence, budget, better[-1].start)
+                start = min(own, above, key=partial(rank, budget))
+                best = searcher.search([start], [start], budget, BESIDE)
+            smallest = place >= len(found) - SMALLEST
+            if not better or best.peak > budget or smallest:
+                best = searcher.search([best], [best], budget, PATIENCE, pace=PATIENT)
+            better.append(self.told(best))
+        return better
+
+    def _inherited(self, found: Sequence[Polished]) -> list[Polished]:
+        """The results from the smallest budget up, none slower than its predecessor."""
+        best = [found[-1]]
+        for budget, own in list(zip(self.budgets, found, strict=False))[-2::-1]:
+            below = self.searcher.polished(best[-1].sequence, budget, best[-1].start)
+            best.append(min(own, below, key=partial(rank, budget)))
+        return best
+
+
+class _Told:
+    """Counts searches, two for each budget, and reports how many budgets are done."""
+
+    def __init__(self, report: Report | None, most: int) -> None:
+        self.report = report
+        self.most = most
+        self.done = 0
+        self.lock = Lock()
+
+    def __call__(self, polished: Polished) -> Polished:
+        with self.lock:
+            self.done += 1
+            if self.report is not None:
+                self.report(self.done // 2, self.most)
+        return polished
+
+
+def grid(highest: int, least: int) -> list[int]:
+    """The budgets of a frontier between two peaks, falling."""
+    budgets: list[int] = []
+    budget = highest
+    while budget > least * STEP:
+        budgets.append(max(budget, least))
+        budget = int(budget * STEP)
+    return budgets
+
+
+def _small(budgets: Sequence[int]) -> range:
+    """The first of each so many in a row, from about the middle between the largest and the
+    smallest budget on."""
+    middle = (budgets[0] + budgets[-1]) // 2 if budgets else 0
+    near = sum(budget > middle for budget in budgets)
+    return range(near, len(budgets), EVERY)
+
+
+def _nearest(measured: Sequence[tuple[int, float]], budget: int) -> list[int]:
+    """The index of the start, by peak and seconds, that is the fastest to fit the budget; where
+    none fits, of the one of least peak; none where there are no starts."""
+    fitting = [index for index, (peak, _) in enumerate(measured) if peak <= budget]
+    if fitting:
+        return [min(fitting, key=lambda index: measured[index][1])]
+    return [min(range(len(measured)), key=lambda index: measured[index][0])] if measured else []
