@@ -1,14 +1,19 @@
-"""What holds for all tests: those marked `cuda` are skipped where there is no GPU, and collections
-of garbage look only at what tests have made."""
+"""What holds for all tests: those marked `cuda` are skipped where there is no GPU, collections of
+garbage look only at what tests have made, and threads that wait leave the cores to other tests."""
 
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# PyTorch reads this when it is loaded: processes of two threads each, side by side, would spend
+# half of their time in waiting for each other.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # How fast examples are drawn says something of the machine, nothing of the code.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -49,6 +49,10 @@ def params(now: str) -> str:
             Job("report", MODEL, "Set of input files has changed since last execution"),
             "a plan is new or was removed",
         ),
+        (
+            Job("generate", POINT, "Set of input files has changed since last execution"),
+            "its settings in the configuration changed",
+        ),
         (Job("solve", MODEL, "Code has changed since last execution"), "the rule solve of the"),
     ],
 )

@@ -12,6 +12,9 @@ RUN = "the run"
 
 TRACING = ("trace", "trace_eager")
 """The rules that trace a model."""
+PAGES = ("report", "index")
+"""The rules whose input are plans: others read other files where their settings ask for that."""
+SETTINGS = "its settings in the configuration changed"
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ def _cause(job: Job) -> str:
         files = reason.partition("Updated input files: ")[2].partition(";")[0]
         return f"changed by hand: {files}"
     if "Set of input files" in reason:
-        return "a plan is new or was removed"
+        return "a plan is new or was removed" if job.rule in PAGES else SETTINGS
     if "Code has changed" in reason:
         return f"the rule {job.rule} of the workflow changed"
     return ""
@@ -108,4 +111,4 @@ def _changed(reason: str) -> str:
         return "its source, or what that imports, was edited"
     if re.search(r"machine [0-9a-f]{16}", new):
         return "the device is described, or its description was edited"
-    return "its settings in the configuration changed"
+    return SETTINGS

@@ -12,7 +12,7 @@ from tests.stages.combine.problems import problems
 def test_a_sweep_does_not_depend_on_the_number_of_workers(problem: Problem) -> None:
     polisher = Polisher(problem)
     alone = polisher.sweep([], 1, 1)
-    for workers in (2, 8, 16):
+    for workers in (2, 16):
         told: list[tuple[int, int]] = []
 
         def report(done: int, most: int, told: list[tuple[int, int]] = told) -> None:
