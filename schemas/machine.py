@@ -135,6 +135,11 @@ def machine_file(device: str) -> Path | None:
     )
 
 
+def machine_path(given: str) -> Path:
+    """The description that an option names: one of `MACHINES` by its name, or a path."""
+    return MACHINES / f"{given}.json" if given in machine_names() else Path(given)
+
+
 def machine_names() -> list[str]:
     """The names of the descriptions that come with tightfit."""
     return sorted(path.stem for path in MACHINES.glob("*.json"))
