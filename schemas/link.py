@@ -89,13 +89,17 @@ def host_link(machine: Machine, path: Path | str) -> HostLink:
         }
         memories = {name: memory for name, memory in memories.items() if name in near}
     if HOST not in memories and len(memories) != 1:
-        raise ConfigError(f"{path}: names no memory {HOST!r} to offload to")
+        raise ConfigError(
+            f"{path}: names no memory {HOST!r} to offload to: add to a copy of it "
+            f'"memories": [{{"name": "{HOST}", "memory": BYTES}}], {_form(device.name, HOST)}'
+        )
     memory = memories[HOST if HOST in memories else next(iter(memories))]
     ends = {device.name, memory.name}
     found = [link for link in machine.links if set(link.between) == ends]
     if len(found) != 1:
-        number = "no link" if not found else "several links"
-        raise ConfigError(f"{path}: has {number} between {device.name} and {memory.name}")
+        number = "several links" if found else "no link"
+        more = "" if found else f": add {_form(device.name, memory.name)}"
+        raise ConfigError(f"{path}: has {number} between {device.name} and {memory.name}{more}")
     return HostLink(
         found[0].bandwidth,
         found[0].latency,
@@ -108,6 +112,11 @@ def host_link(machine: Machine, path: Path | str) -> HostLink:
         found[0].overhead,
         found[0].overhead_per_byte,
     )
+
+
+def _form(one: str, other: str) -> str:
+    """A link as a description has it."""
+    return f'"links": [{{"between": ["{one}", "{other}"], "bandwidth": BYTES_A_SECOND}}]'
 
 
 def link_beyond(machine: Machine, link: HostLink, path: Path | str) -> HostLink | None:

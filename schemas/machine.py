@@ -26,8 +26,8 @@ from schemas.dtypes import DTYPES
 from schemas.errors import ArtifactError, ConfigError
 
 ARTIFACT = "tightfit.machine/1"
-MACHINES = Path(__file__).parents[1] / "data" / "machines"
-"""The folder of the descriptions that come with a checkout, each named like its machine."""
+MACHINES = Path(__file__).parent / "machines"
+"""The folder of the descriptions that come with tightfit, each named like its machine."""
 
 _MOST_BYTES = 1 << 20
 _MOST_ITEMS = 4096
@@ -128,14 +128,20 @@ def machine_file(device: str) -> Path | None:
     if device in machine_names():
         return MACHINES / f"{device}.json"
     known = ", ".join(machine_names())
+    described = f", a described device ({known})" if known else ""
     raise ConfigError(
-        f"{json.dumps(device)} was found, expected cpu, cuda, cuda:NUMBER, a described device "
-        f"({known}) or the path of a description (.json)"
+        f"{json.dumps(device)} was found, expected cpu, cuda, cuda:NUMBER{described} or the path "
+        "of a description (.json)"
     )
 
 
+def machine_path(given: str) -> Path:
+    """The description that an option names: one of `MACHINES` by its name, or a path."""
+    return MACHINES / f"{given}.json" if given in machine_names() else Path(given)
+
+
 def machine_names() -> list[str]:
-    """The names of the descriptions that come with a checkout."""
+    """The names of the descriptions that come with tightfit."""
     return sorted(path.stem for path in MACHINES.glob("*.json"))
 
 

@@ -1,4 +1,4 @@
-"""How people are told times."""
+"""How people are told times and verdicts."""
 
 from __future__ import annotations
 
@@ -11,3 +11,15 @@ def duration(seconds: float) -> str:
         if abs(seconds) >= unit * 0.9995:
             return f"{seconds / unit:.{decimals}f} {name}"
     return "0 s" if seconds == 0 else f"{seconds * 1e6:.1f} µs"
+
+
+def one_line(text: str, kept: str = "") -> str:
+    """A text on one line whatever files it quotes: a space for each character that does not print,
+    but for those of `kept`."""
+    return "".join(part if part.isprintable() or part in kept else " " for part in text)
+
+
+def told(verdict: str, sentence: str) -> str:
+    """What a command says of its plan: the sentence on one line, with the verdict before it."""
+    said = sentence if sentence.startswith(f"{verdict}:") else f"{verdict}: {sentence}"
+    return one_line(said)

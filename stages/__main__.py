@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from schemas.errors import ConfigError, TightfitError
+from schemas.words import one_line
 
 if TYPE_CHECKING:
     from schemas.derived import Derived
@@ -131,7 +132,7 @@ def _sentence(error: TightfitError) -> str:
     """What an error says, on one line whatever texts of files it quotes (those of a configuration
     have a line each), and of a length that a person reads."""
     kept = "\n" if isinstance(error, ConfigError) else ""
-    said = "".join(part if part.isprintable() or part in kept else " " for part in str(error))
+    said = one_line(str(error), kept)
     return said if len(said) <= LONGEST else f"{said[: LONGEST // 2]} ... {said[-LONGEST // 2 :]}"
 
 

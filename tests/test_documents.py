@@ -20,7 +20,7 @@ def test_paths_are_there(name: str) -> None:
         "stages/combine/strategies/rotor.py",
         "stages/combine/allocate/allocators/rotor.py",
         "schemas/rotor.py",
-        "data/machines/rotor.json",
+        "schemas/machines/rotor.json",
         "stages/combine/offload/planners/rotor.py",
     }
     named = set(PATH.findall(text)) - generic

@@ -157,7 +157,8 @@ def _within_room(
         less = sized.link.room - (whole.slow - room)
         sized = replace(sized, link=replace(sized.link, room=less))
     raise ConfigError(
-        f"the step takes {whole.slow} bytes in {task.link.other}, which has {int(room)}"
+        f"the step takes {whole.slow:,} bytes in {task.link.other}, which has {int(room):,}: give "
+        "it more by room="
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from schemas.derived import Derived
 from schemas.engines import ENGINES, HIGHS
 from schemas.errors import ConfigError
+from schemas.machine import machine_path
 
 PAUSE = 5.0
 """Seconds between two lines that tell how far it is."""
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--hierarchy", type=Path, help="hierarchy.arrow of the model, for strategies that take it"
     )
     parser.add_argument(
-        "--machine", type=Path, help="description with a link, for strategies that take one"
+        "--machine", type=machine_path, help="description with a link, for strategies that take one"
     )
     parser.add_argument("--strategy", required=True, help="how to plan, by name")
     parser.add_argument("--workers", type=int, default=1, help="threads that polish at a time")

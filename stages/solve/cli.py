@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from schemas.derived import Derived
 from schemas.engines import SOLVERS
+from schemas.machine import machine_path
 
 if TYPE_CHECKING:
     from schemas.link import HostLink
@@ -28,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--saves", type=_count, default=6, help="number of limits on the save")
     parser.add_argument(
         "--machine",
-        type=Path,
+        type=machine_path,
         help="description with a link, over which some of what options keep may leave",
     )
     parser.add_argument(

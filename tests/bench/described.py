@@ -15,7 +15,7 @@ from schemas.plan import read_plan
 
 @dataclass(frozen=True)
 class Described:
-    """A model of a published size, planned for a budget on a machine of `data/machines`."""
+    """A model of a published size, planned for a budget on a machine of `schemas/machines`."""
 
     title: str
     factory: str

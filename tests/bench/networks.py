@@ -34,7 +34,7 @@ DEVICE = {
         "memory": "NVIDIA Tesla V100 GPU Accelerator, datasheet: 16 GB HBM2",
         "flops.float32": "NVIDIA Tesla V100 GPU Accelerator, datasheet: 15.7 TFLOPS, NVLink",
         "bandwidth": "NVIDIA Tesla V100 GPU Accelerator, datasheet: 900 GB/s",
-        "latency": "as that of data/machines/t4.json",
+        "latency": "as that of schemas/machines/t4.json",
     },
 }
 

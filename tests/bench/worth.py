@@ -18,7 +18,7 @@ SHARES = (0.7, 0.5, 0.3, 0.2, 0.1)
 """Of what keeping everything takes beyond what stays to the end of the step."""
 DEPTHS = (6, 24, 48)
 STRATEGIES = ("rotor", "rockmate", "tw_remat", "hiremate")
-MACHINE = "data/machines/rtx3060.json"
+MACHINE = "schemas/machines/rtx3060.json"
 HEAD = (
     "| GPT-2, 384 wide | strategy | own plans | smallest | CPU s | polished | smallest | CPU s |\n"
     "|---|---|---|---|---|---|---|---|"

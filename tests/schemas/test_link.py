@@ -120,12 +120,17 @@ def test_a_configuration_names_the_machine_that_a_strategy_needs(tmp_path: Path)
     plain = parse_config({"models": {"small": {"factory": "a.b:c"}}})
     assert plain.linked is None
     for document, said in [
-        (configuration(device=str(bare)), "machine: .* names no memory 'host' to offload to"),
+        (
+            configuration(device=str(bare)),
+            r"machine: .* names no memory 'host' to offload to: add to a copy of it "
+            r'"memories": \[\{"name": "host", "memory": BYTES\}\], "links": \[\{"between": '
+            r'\["cuda:0", "host"\], "bandwidth": BYTES_A_SECOND\}\]$',
+        ),
         (configuration(machine="m.yaml"), "expected the path of a description"),
         (configuration(machine=str(tmp_path / "none.json")), "machine: .* cannot be read"),
         (
             configuration(machine=str(with_link(tmp_path / "o.json", links=[]))),
-            "has no link between cuda:0 and host",
+            r'has no link between cuda:0 and host: add "links": \[\{"between": \["cuda:0"',
         ),
     ]:
         with pytest.raises(ConfigError, match=said):

@@ -24,7 +24,7 @@ def written(path: Path, document: Any) -> Path:
     return path
 
 
-def test_the_machines_of_a_checkout_are_whole() -> None:
+def test_the_machines_that_come_along_are_whole() -> None:
     assert machine_names() == ["a100", "h100", "rtx3060", "rtx4090", "t4"]
     for name in machine_names():
         path = machine_file(name)
@@ -68,6 +68,12 @@ def test_names_of_devices() -> None:
     for name in ("gpu", "../h100", "H100", "cuda:", ""):
         with pytest.raises(ConfigError, match="expected cpu, cuda, cuda:NUMBER, a described dev"):
             machine_file(name)
+
+
+def test_no_described_devices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("schemas.machine.MACHINES", tmp_path)
+    with pytest.raises(ConfigError, match="expected cpu, cuda, cuda:NUMBER or the path of a desc"):
+        machine_file("h100")
 
 
 @pytest.mark.parametrize(

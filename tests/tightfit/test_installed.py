@@ -156,6 +156,12 @@ def test_the_command_line_is_there(environment: Path, tmp_path: Path) -> None:
     assert "choose the plan of a strategy" in said
 
 
+def test_the_described_devices_are_there(environment: Path, tmp_path: Path) -> None:
+    code = "from schemas.machine import machine_file, read_machine\n"
+    code += "print(read_machine(machine_file('h100')).devices[0].name)"
+    assert run(str(environment / "bin" / "python"), "-c", code, cwd=tmp_path) == "cuda:0\n"
+
+
 def test_a_package_that_hides_ours_is_named(environment: Path, tmp_path: Path) -> None:
     (tmp_path / "schemas").mkdir()
     (tmp_path / "schemas" / "__init__.py").touch()

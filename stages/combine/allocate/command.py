@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schemas.derived import Derived
 from schemas.engines import ENGINES, HIGHS
 from schemas.errors import ConfigError
+from schemas.machine import machine_path
 
 if TYPE_CHECKING:
     from stages.combine.allocate.planning import Settings
@@ -23,7 +23,7 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("for pipelines")
     group.add_argument(
         "--machine",
-        type=Path,
+        type=machine_path,
         help="the .json of the devices to plan a pipeline on, or of the one to offload from",
     )
     group.add_argument("--period", type=float, help="the seconds that a batch may take")
@@ -62,7 +62,7 @@ def check_no_pipeline(options: argparse.Namespace) -> None:
 
 def run_pipeline(options: argparse.Namespace) -> None:
     """Writes plan.json, pattern.arrow where there is a plan, and sequence.arrow where its stages
-    may compute again, into the folder `options.out`.
+    may compute again, into the folder `options.out`, and prints the verdict.
 
     Raises ConfigError or ArtifactError when an option or a file is not what it should be.
     """
@@ -72,6 +72,7 @@ def run_pipeline(options: argparse.Namespace) -> None:
     from schemas.pattern import write_pattern
     from schemas.pipeline_plan import write_pipeline_plan
     from schemas.sequence import write_sequence
+    from schemas.words import told
     from stages.combine.allocate.fleet import fleet_of
     from stages.combine.allocate.planning import plan_pipeline
     from stages.combine.allocate.registry import allocator
@@ -104,6 +105,7 @@ def run_pipeline(options: argparse.Namespace) -> None:
     if sequence:
         write_sequence(options.out / SEQUENCE, sequence, digest)
     write_pipeline_plan(options.out / PLAN, plan)
+    print(told(plan.verdict, plan.sentence))
 
 
 def settings_of(options: argparse.Namespace) -> Settings:

@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Writes sequence.arrow and plan.json of a chain or a join into the folder `options.out`, or
-    pattern.arrow and plan.json of a pipeline.
+    pattern.arrow and plan.json of a pipeline, and prints the verdict.
 
     A budget too small gives the verdict "infeasible" and an empty sequence. Raises ConfigError or
     ArtifactError when an option or a file is not what it should be.
@@ -71,6 +71,7 @@ def run(options: argparse.Namespace) -> None:
     from schemas.options import read_options
     from schemas.plan import write_plan
     from schemas.sequence import write_sequence
+    from schemas.words import told
 
     strategy = _strategy(options)
     chains = [read_chain(path) for path in options.chain]
@@ -82,6 +83,7 @@ def run(options: argparse.Namespace) -> None:
     digests = " ".join(store.read(path, CHAIN).digest for path in options.chain)
     write_sequence(options.out / "sequence.arrow", chosen.sequence if chosen else [], digests)
     write_plan(options.out / "plan.json", plan)
+    print(told(plan.verdict, plan.sentence))
 
 
 def derived(options: argparse.Namespace) -> list[Derived]:

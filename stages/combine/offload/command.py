@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 def run_offload(options: argparse.Namespace) -> None:
     """Writes sequence.arrow, lanes.arrow and plan.json of a chain with a link to the host into the
-    folder `options.out`; a budget too small gives the verdict "infeasible" and an empty sequence.
+    folder `options.out`, and prints the verdict; a budget too small gives the verdict "infeasible"
+    and an empty sequence.
 
     Raises ConfigError or ArtifactError when an option or a file is not what it should be.
     """
@@ -29,6 +30,7 @@ def run_offload(options: argparse.Namespace) -> None:
     from schemas.machine import read_machine
     from schemas.plan import write_plan
     from schemas.sequence import write_sequence
+    from schemas.words import told
     from stages.combine.chain.ways import ways_of_chain
     from stages.combine.offload.plans import LinkedChain
     from stages.combine.offload.registry import planner
@@ -43,6 +45,7 @@ def run_offload(options: argparse.Namespace) -> None:
     write_sequence(options.out / "sequence.arrow", chosen.sequence if chosen else [], digest)
     write_lanes(options.out / "lanes.arrow", chosen.replay.steps if chosen else [], digest)
     write_plan(options.out / "plan.json", plan)
+    print(told(plan.verdict, plan.sentence))
 
 
 def derived_offload(options: argparse.Namespace) -> list[Derived]:

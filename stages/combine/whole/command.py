@@ -10,6 +10,7 @@ from schemas.budget import LEAST as SMALLEST
 from schemas.derived import Derived
 from schemas.engines import ENGINES, HIGHS
 from schemas.errors import ConfigError, ScheduleError
+from schemas.machine import machine_path
 
 if TYPE_CHECKING:
     from schemas.graph import Graph
@@ -45,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--machine",
-        type=Path,
+        type=machine_path,
         required=True,
         help="machine.json: a device with its speeds, a memory and the link between them; and, "
         "where that has no room for all states, a memory linked with it",
@@ -74,10 +75,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Writes schedule.arrow, microbatch.arrow where there are several microbatches, and plan.json.
-    Raises ConfigError where no plan is found."""
+    """Writes schedule.arrow, microbatch.arrow where there are several microbatches, and plan.json,
+    and prints the verdict. Raises ConfigError where no plan is found."""
     from schemas.graph import GRAPH
     from schemas.store import read
+    from schemas.words import told
     from stages.combine.whole.plans import write_found
 
     found: list[tuple[Task, Found, Path]] = []
@@ -94,7 +96,8 @@ def run(options: argparse.Namespace) -> None:
         assert refused is not None
         raise refused
     task, best, graph = min(found, key=lambda each: each[1].seconds)
-    write_found(options.out, task, best, options.budget, read(graph, GRAPH).digest)
+    plan = write_found(options.out, task, best, options.budget, read(graph, GRAPH).digest)
+    print(told(plan.verdict, plan.sentence))
 
 
 def cases_of(options: argparse.Namespace) -> list[tuple[Path, Path, int]]:

@@ -258,8 +258,8 @@ class Search:
         if not self.away_bytes or self.lacking:
             return ""
         return (
-            f"no plan is known that fits in {link.other}, which has {int(link.room)} bytes: in the "
-            f"closest known there are {self.away_bytes} with what moves"
+            f"no plan is known that fits in {link.other}, which has {int(link.room):,} bytes: in "
+            f"the closest known there are {self.away_bytes:,} with what moves"
         )
 
     def _refusal(self) -> str:

@@ -201,18 +201,22 @@ class Task:
         """Raises ConfigError where a memory has no room for what is always in it, or cannot be
         reached."""
         link, far = self.link, self.far
-        there = self.played(frozenset(), here=False).stays(self.graph)
+        played = self.played(frozenset(), here=False)
+        there = played.stays(self.graph)
         if there > link.room:
+            behind = "" if far else ", or states a third memory behind it (far_disk=)"
             raise ConfigError(
-                f"parameters and states take {there} bytes in {link.other}, which has "
-                f"{int(link.room)}"
+                f"{_lasting(played)} take {there:,} bytes in {link.other}, which has "
+                f"{int(link.room):,}: give it at least as many, and more for what moves, by room= "
+                f"in Python or its memory in the description{behind}"
             )
         if far is None:
             return
         states = far.states(self.updates)
         if states > far.link.room:
             raise ConfigError(
-                f"states take {states} bytes in {far.link.other}, which has {int(far.link.room)}"
+                f"states take {states:,} bytes in {far.link.other}, which has "
+                f"{int(far.link.room):,}"
             )
         if far.link.bandwidth == 0:
             raise ConfigError(
@@ -225,6 +229,19 @@ class Task:
         """Seconds of the step where everything is on the device."""
         computed = sum(node.seconds for node in self.problem.nodes)
         return self.microbatches * computed + sum(cost.seconds for cost in self.updates.values())
+
+
+def _lasting(played: Updates) -> str:
+    """What is in the other memory from one step to the next, in words."""
+    buffers = played.far.staging(played.costs) if played.far else 0
+    parts = {
+        "parameters": bool(played.remote),
+        "sums of gradients": bool(played.remote) and played.summed,
+        "optimiser states": played.slow_states > buffers,
+        "the buffers that states of a third memory pass through": buffers > 0,
+    }
+    words = [part for part, there in parts.items() if there]
+    return " and ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
 
 
 def task_of(

@@ -49,8 +49,8 @@ def _offload(state: State, value: int, storage: int) -> None:
     size = state.graph.storages[storage]
     if away.bytes + size > link.room:
         raise state.refuse(
-            f"value {value} makes {away.bytes + size} bytes in {link.other}, which has "
-            f"{int(link.room)}"
+            f"value {value} makes {away.bytes + size:,} bytes in {link.other}, which has "
+            f"{int(link.room):,}"
         )
     away.copies.add(storage)
     away.bytes += size

@@ -29,8 +29,8 @@ def begin_updates(state: State, steps: Sequence[Step]) -> None:
         raise ScheduleError("parameters or states are in another memory, to which there is no link")
     if link is not None and away.bytes > link.room:
         raise ScheduleError(
-            f"parameters and states take {away.bytes} bytes in {link.other}, which has "
-            f"{int(link.room)}"
+            f"parameters and states take {away.bytes:,} bytes in {link.other}, which has "
+            f"{int(link.room):,}"
         )
     _begin_away(state, updates, steps)
     order = [step.action.value for step in steps if isinstance(step.action, Optimise)]
@@ -52,7 +52,8 @@ def _begin_away(state: State, updates: Updates, steps: Sequence[Step]) -> None:
             raise ScheduleError(f"states are in {far.link.other}, to which no link leads")
         if states > far.link.room:
             raise ScheduleError(
-                f"states take {states} bytes in {far.link.other}, which has {int(far.link.room)}"
+                f"states take {states:,} bytes in {far.link.other}, which has "
+                f"{int(far.link.room):,}"
             )
         if states and far.link.bandwidth == 0:
             raise ScheduleError(f"states are in {far.link.other}, and its link has no bandwidth")

@@ -59,8 +59,11 @@ def refusal(capsys: pytest.CaptureFixture[str], words: list[str]) -> str:
 
 
 @pytest.mark.parametrize("strategy", ALLOCATORS)
-def test_every_allocator_plans_from_files(tmp_path: Path, strategy: str) -> None:
+def test_every_allocator_plans_from_files(
+    tmp_path: Path, strategy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     plan = plan_of(tmp_path, chain_of_case(CASE), strategy, 2, CASE["memory"])
+    assert capsys.readouterr().out == f"{plan.verdict}: {plan.sentence}\n"
     expected = {"pipedream": None, "one_f_one_b": 42, "k_periodic": 42, "pipeline_ilp": 35}
     assert plan.period == pytest.approx({**expected, "madpipe": 35}[strategy])
     pattern = tmp_path / strategy / "pattern.arrow"

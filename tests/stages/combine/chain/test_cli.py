@@ -77,15 +77,19 @@ def test_room_enough_keeps_everything(tmp_path: Path) -> None:
     assert words[0] == "F_all 1" and words[12] == "loss" and words[-1] == "B 1"
 
 
-def test_too_small_a_budget_names_the_smallest_that_works(tmp_path: Path) -> None:
+def test_too_small_a_budget_names_the_smallest_that_works(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     chain = layers(12)
     plan = rotor(tmp_path, chain, 1000)
+    assert capsys.readouterr().out == f"infeasible: {plan['sentence']}\n"
     assert plan["verdict"] == "infeasible"
     assert plan["time"] is None and plan["peak"] is None and plan["optimal_in"] == ""
     assert str(plan["smallest_budget"]) in plan["sentence"]
     assert read_sequence(tmp_path / "out" / "sequence.arrow") == []
     smallest = rotor(tmp_path, chain, plan["smallest_budget"])
     assert smallest["verdict"] in ("optimal", "feasible")
+    assert capsys.readouterr().out == f"{smallest['verdict']}: {smallest['sentence']}\n"
     assert smallest["peak"] == plan["smallest_budget"]
     assert rotor(tmp_path, chain, plan["smallest_budget"] - 1)["verdict"] == "infeasible"
 

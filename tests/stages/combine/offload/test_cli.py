@@ -111,10 +111,16 @@ def test_room_enough_moves_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_what_does_not_fit_is_told_by_name(
-    name: str, budget: str, changed: dict, sentence: str, tmp_path: Path
+    name: str,
+    budget: str,
+    changed: dict,
+    sentence: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert plan(tmp_path, name, budget, **changed) == 0
     made = read_plan(tmp_path / "out" / "plan.json")
+    assert capsys.readouterr().out == f"infeasible: {made.sentence}\n"
     assert made.verdict == "infeasible" and sentence in made.sentence
     assert str(made.smallest_budget) in made.sentence
     assert read_lanes(tmp_path / "out" / "lanes.arrow") == []

@@ -117,6 +117,9 @@ def test_parameters_stay_with_their_states_where_the_same_search_finds_that_fast
 
 
 def test_what_cannot_be_is_told_in_one_sentence() -> None:
+    crowded = r"^parameters and the buffers that states .* take .* by room= .* in the description$"
+    with pytest.raises(ConfigError, match=crowded):
+        planned(task(9_000_000, room=PARAMETERS), DISK)
     room = PARAMETERS + STATES - 1
     for words, disk, host in (
         ("states take .* in disk/memory, which has 5", replace(DISK, room=5), 1e9),

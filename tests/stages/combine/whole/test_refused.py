@@ -49,8 +49,8 @@ def updates(folder: Path, optimizer: str, change: Callable[[list[Any]], None]) -
     [
         (r"no plan fits in 3000000 bytes: aten\S+ of h\.\d\S* needs \d+ with what", {}, {}, "3MB"),
         ("between cpu and host has no bandwidth", {}, {"bandwidth": 0}, "6MB"),
-        ("take 4500000 bytes in host/memory, which has 4000000", {"memory": 4 * 10**6}, {}, "6MB"),
-        ("take 4500000 bytes in host/memory, which has 4000000", {"memory": 4 * 10**6}, {}, "min"),
+        ("4,500,000 bytes in host/memory, which has 4,000,000:", {"memory": 4 * 10**6}, {}, "6MB"),
+        ("4,500,000 bytes in host/memory, which has 4,000,000:", {"memory": 4 * 10**6}, {}, "min"),
         ("above 100%", {}, {}, "101%"),
         ("expected a size such as", {}, {}, "least"),
     ],
@@ -72,6 +72,14 @@ def test_machines_and_budgets(
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and re.search(words, said), said
     assert not (tmp_path / "plan.json").exists()
+
+
+def test_a_described_device_has_no_host_by_itself(
+    given: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*given, "--machine", "h100", "--budget", "6MB"]) == 1
+    said = capsys.readouterr().err
+    assert "machines/h100.json: names no memory 'host'" in said and '"between": ["cuda:0"' in said
 
 
 def test_optimisers(given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
