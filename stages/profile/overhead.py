@@ -19,11 +19,12 @@ from typing import NamedTuple
 
 import torch
 
-from stages.device.clocks import host_seconds
+from stages.device.clocks import HostClock
 from stages.device.devices import wait_for
 from stages.device.memories import slow_memory
 from stages.device.slow import Slow
 from stages.device.transfers import Moving
+from stages.profile.updates import has_spare
 
 SHORT, LONG = 4096, 1 << 20
 """Bytes of a transfer."""
@@ -100,9 +101,10 @@ class _Loop:
         self.matrix, self.product = (torch.ones(_WIDTH, _WIDTH, device=device) for _ in range(2))
         self.numbers, self.sums = (torch.ones(_ELEMENTS, device=device) for _ in range(2))
         self.sent = torch.zeros(LONG, dtype=torch.uint8, device=device)
+        self.spare = has_spare(device)
         self.units, self.worked = _UNITS, 0.0
         self._compute()
-        own = min(self._timed(self._compute) for _ in range(3)) / _UNITS
+        own = min(self._timed(self._compute)[0] for _ in range(3)) / _UNITS
         self.units = max(round(part / max(own, 1e-9)), 1)
 
     def run(self, size: int) -> _Timed:
@@ -110,11 +112,14 @@ class _Loop:
         moving = Moving(self.device, LONG, memory=self.memory) if size else None
         tensor = self.sent[:size].clone()
         before, self.worked = _others(), 0.0
-        seconds = self._timed(lambda: self._parts(moving, tensor))
+        seconds, lost = self._timed(lambda: self._parts(moving, tensor))
         if moving is None:
             return _Timed(seconds, 0.0)
+        others = _others() - before
+        # Where all processors compute, it is they who delay them, as far as they work.
+        delayed = 0.0 if self.spare else min(lost, others)
         waited = moving.moved.waited if size == LONG else 0.0
-        return _Timed(seconds - waited, self.worked + _others() - before)
+        return _Timed(seconds + delayed - waited, self.worked + others)
 
     def _parts(self, moving: Moving | None, tensor: torch.Tensor) -> None:
         back: torch.Tensor | None = None
@@ -140,13 +145,16 @@ class _Loop:
             torch.mm(self.matrix, self.matrix, out=self.product)
             torch.add(self.numbers, self.sums, out=self.sums)
 
-    def _timed(self, call: Callable[[], None]) -> float:
+    def _timed(self, call: Callable[[], None]) -> tuple[float, float]:
+        """The seconds of a call without those that a thread stood ready for, and these."""
+
         def run() -> None:
             call()
             wait_for(self.device)
 
         wait_for(self.device)
-        return host_seconds(run)
+        clock = HostClock()
+        return clock(run), clock.lost
 
 
 def _others() -> float:

@@ -27,9 +27,12 @@ def test_transfers_are_what_the_loop_takes_longer(
     can have worked, as beside other work, is not believed."""
     sizes: list[int] = []
 
-    def seconds(call: Callable[[], None]) -> float:
-        call()
-        return {0: 1.0, SHORT: 1.0 + longer, LONG: 1.0 + 3 * longer}[sizes[-1] if sizes else 0]
+    class Clock:
+        lost = 0.0
+
+        def __call__(self, call: Callable[[], None]) -> float:
+            call()
+            return {0: 1.0, SHORT: 1.0 + longer, LONG: 1.0 + 3 * longer}[sizes[-1] if sizes else 0]
 
     plain = overhead._Loop.run
 
@@ -37,7 +40,7 @@ def test_transfers_are_what_the_loop_takes_longer(
         sizes.append(size)
         return plain(loop, size)
 
-    monkeypatch.setattr(overhead, "host_seconds", seconds)
+    monkeypatch.setattr(overhead, "HostClock", Clock)
     monkeypatch.setattr(overhead._Loop, "run", run)
     found = measure_overhead(torch.device("cpu"), str(tmp_path), lambda size: 0.0)
     transfers = 2 * PARTS - 1
@@ -46,3 +49,23 @@ def test_transfers_are_what_the_loop_takes_longer(
         assert found.transfer == pytest.approx(longer / transfers, rel=1e-3)
     else:
         assert 0.0 < found.transfer < 0.1 and 0.0 <= found.byte < 0.1 / SHORT
+
+
+@pytest.mark.parametrize("spare", [True, False])
+def test_a_delay_is_that_of_transfers_where_no_processor_is_left(
+    spare: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other work delays the loop as well: no more than what threads worked for transfers is
+    theirs."""
+
+    class Clock:
+        lost = 10.0
+
+        def __call__(self, call: Callable[[], None]) -> float:
+            call()
+            return 1.0
+
+    monkeypatch.setattr(overhead, "HostClock", Clock)
+    monkeypatch.setattr(overhead, "has_spare", lambda device: spare)
+    found = measure_overhead(torch.device("cpu"), str(tmp_path), lambda size: 0.0)
+    assert (found.transfer == 0.0) is spare and found.transfer < 0.1
