@@ -67,7 +67,7 @@ def _lowest(search: Search, found: Found) -> tuple[Search, Found]:
             break
         halfway = (missed + total) // 2 if number < HALVINGS else total - 1
         below = Search(replace(task, budget=halfway), views)
-        other = _hardly_any_room(below)
+        other = hardly_any_room(below)
         if other is not None:
             found, total = other, total_bytes(below.task, other)
         elif halfway == total - 1:
@@ -77,7 +77,7 @@ def _lowest(search: Search, found: Found) -> tuple[Search, Found]:
     return Search(replace(task, budget=total), views), found
 
 
-def _hardly_any_room(search: Search) -> Found | None:
+def hardly_any_room(search: Search) -> Found | None:
     """A plan of hardly any room, of activations that wait on the device or in the other memory."""
     for choice in search.closest_choices:
         if search.view(choice.view).needed > search.task.room:
