@@ -315,8 +315,7 @@ def _measured(
 def _timed(
     ours: Steps, theirs: Steps, pairs: int, device: str
 ) -> tuple[list[tuple[float, float]], float | None]:
-    """The seconds of alternating steps, in pairs, and those for which each of ours waited; None
-    without pairs."""
+    """The seconds of alternating steps, in pairs, and those for which each of ours waited."""
     begin = ours.waited
     times = [(ours.seconds(device), theirs.seconds(device)) for _ in range(pairs)]
     return times, (ours.waited - begin) / pairs if pairs else None
