@@ -7,7 +7,7 @@ from functools import cached_property
 
 from schemas.errors import ConfigError
 from schemas.sequence import Operation
-from stages.combine.chain.frontier import ChainPlan, keep_all_sequence
+from stages.combine.chain.frontier import ChainFrontier, ChainPlan, keep_all_sequence
 from stages.combine.chain.least import Least
 from stages.combine.chain.replay import chain_replay
 from stages.combine.chain.search import MOST_STATES, SequenceSearch
@@ -29,6 +29,11 @@ class FreedChain:
         self._known: dict[int, ChainPlan | None] = {}
 
     @cached_property
+    def persistent(self) -> ChainFrontier:
+        """The plans whose outputs stay where they are, to say how long a search takes."""
+        return ChainFrontier(self.ways)
+
+    @cached_property
     def smallest_budget(self) -> int:
         """The least bytes in which any sequence can run, by bisection."""
         budgets = range(Least(self.ways).budget)
@@ -39,11 +44,12 @@ class FreedChain:
         if budget >= self.keep_all.peak:
             return self.keep_all
         if budget not in self._known:
-            found = self.search.fastest(budget)
+            found = self.search.fastest(budget, persistent=self._persistent_seconds(budget))
             if found.gave_up:
                 raise ConfigError(
                     f"a chain of {len(self.ways)} positions is too long to search all that can be "
-                    f"stored: {MOST_STATES:,} states were looked at; take another strategy"
+                    f"stored, of which up to {MOST_STATES:,} states are looked at: "
+                    f"{found.states:,} were, and it is far from its end; take another strategy"
                 )
             sequence = found.sequence
             self._known[budget] = None if sequence is None else self._plan(sequence)
@@ -57,6 +63,13 @@ class FreedChain:
     def rounded(self, budget: int) -> float:
         """The same: no size is rounded."""
         return self.bound(budget)
+
+    def _persistent_seconds(self, budget: int) -> float:
+        """The seconds of the fastest persistent sequence within a budget; of those of the smallest
+        budget where none fits, which others take at least about as long as."""
+        least = max(budget, self.persistent.smallest_budget)
+        plan = self.persistent.within(least)
+        return self.keep_all.seconds if plan is None else plan.seconds
 
     def _plan(self, sequence: list[Operation]) -> ChainPlan:
         played = chain_replay(self.ways, sequence)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,6 +18,13 @@ from stages.combine.chain.ways import PositionWays, Way, Ways
 
 MOST_STATES = 200_000
 """States that a search looks at before it gives up, unless told otherwise."""
+LOOKED, APART = 1000, 4
+"""After how many states it is noted first how far a search is, and by what number of states these
+notes are apart."""
+EARLY, SAFE = 0.5, 4
+"""A search is taken to end at this part of what persistent sequences run again, which is less than
+it was seen to be, and goes on unless an estimate of its states is so many times what it may look
+at."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +40,12 @@ class StoredState:
 @dataclass(frozen=True)
 class FastestSequence:
     """The fastest sequence within a budget; None where there is none, or (`gave_up`) where the
-    search ended before it had looked at all."""
+    search ended after so many `states`, before it had looked at all."""
 
     sequence: list[Operation] | None
     seconds: float
     gave_up: bool = False
+    states: int = 0
 
 
 @dataclass(frozen=True)
@@ -57,23 +66,28 @@ class SequenceSearch:
         for position in range(self.last, 0, -1):
             self.done[position - 1] = self.done[position] + ways.at(position).gradient
 
-    def fastest(self, budget: int, most: int = MOST_STATES) -> FastestSequence:
-        """The fastest sequence of at most `budget` bytes; `most` states are looked at."""
+    def fastest(
+        self, budget: int, most: int = MOST_STATES, persistent: float | None = None
+    ) -> FastestSequence:
+        """The fastest sequence of at most `budget` bytes; `most` states are looked at. With the
+        seconds of the fastest `persistent` sequence it ends sooner where it would take many times
+        so many, by the pace at which it comes closer to these."""
         start = StoredState(frozenset(), frozenset(), self.last)
         seconds = {start: self.ways.first_seconds}
         reached: dict[StoredState, tuple[StoredState, tuple[Operation, ...]]] = {}
         number = itertools.count()
         queue = [(seconds[start] + self.left(start), next(number), start)]
         closed: set[StoredState] = set()
+        pace = _Pace(queue[0][0], persistent)
         while queue:
-            _, _, state = heapq.heappop(queue)
+            least, _, state = heapq.heappop(queue)
             if state.gradient == 0:
                 return FastestSequence(_walked(reached, state), seconds[state])
             if state in closed:
                 continue
             closed.add(state)
-            if len(closed) > most:
-                return FastestSequence(None, float("inf"), gave_up=True)
+            if len(closed) > most or pace.states(len(closed), least) > SAFE * most:
+                return FastestSequence(None, float("inf"), gave_up=True, states=len(closed))
             for move in self.moves(state, budget):
                 total = seconds[state] + move.seconds
                 if total < seconds.get(move.after, float("inf")):
@@ -176,6 +190,28 @@ class SequenceSearch:
         seconds = way.forward_seconds + ended.seconds
         peak = max(beside + way.forward_peak, ended.peak)
         return _Move(seconds, peak, (Operation("loss", self.last),), ended.after)
+
+
+class _Pace:
+    """How fast a search comes from the `first` bound on all sequences to what it is taken to end
+    at, in shares of that way, with the logarithm of the states that it has looked at."""
+
+    def __init__(self, first: float, persistent: float | None) -> None:
+        self.first = first
+        self.way = 0.0 if persistent is None else EARLY * (persistent - first)
+        self.noted: list[float] = []
+
+    def states(self, looked: int, least: float) -> float:
+        """An estimate of the states that a search takes which has looked at some, of which the last
+        had a bound of `least` seconds; 0 where there is none."""
+        if self.way <= 0 or looked != LOOKED * APART ** len(self.noted):
+            return 0.0
+        share = (least - self.first) / self.way
+        before = self.noted[-1:] or [share]
+        self.noted.append(share)
+        pace = max((share - before[0]) / math.log(APART), share / math.log(looked))
+        left = (1.0 - share) / pace if 0 < share < 1 and len(self.noted) > 1 else 0.0
+        return looked * math.exp(min(left, 100.0)) if left else 0.0
 
 
 def _walked(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.chain import Chain, write_chain
+from schemas.chain import Chain, Position, write_chain
 from schemas.errors import ConfigError, ScheduleError
 from schemas.plan import read_plan
 from schemas.sequence import Operation, read_sequence
@@ -82,13 +82,32 @@ def test_a_search_that_gives_up_says_so(monkeypatch: pytest.MonkeyPatch) -> None
     case = cases()[0]
     ways = ways_of_chain(chain_of_case(case))
     assert SequenceSearch(ways).fastest(case["memory"], most=3) == FastestSequence(
-        None, inf, gave_up=True
+        None, inf, gave_up=True, states=4
     )
     monkeypatch.setattr(
-        SequenceSearch, "fastest", lambda *_: FastestSequence(None, inf, gave_up=True)
+        SequenceSearch, "fastest", lambda *_, **__: FastestSequence(None, inf, gave_up=True)
     )
     with pytest.raises(ConfigError, match="a chain of 8 positions is too long to search"):
         freed.FreedChain(ways).within(case["memory"])
+
+
+def test_a_search_that_would_take_too_long_ends_early() -> None:
+    """Of a long chain after a small part of the states that it may look at; one that ends within
+    these is gone through."""
+    rows = [
+        Position(place, 1 + place % 5, 2 + place % 7, 5 + place % 3, 9, 5, 0, 0, 0, 0, f"{place}")
+        for place in range(1, 31)
+    ]
+    loss = Position(31, 1.0, 1.0, 1, 1, 1, 0, 0, 0, 0, "loss")
+    plans = FreedChain(ways_of_chain(Chain([*rows, loss], 5, 0)))
+    budget = (plans.persistent.smallest_budget + plans.keep_all.peak) // 3
+    assert plans.persistent.smallest_budget < budget
+    with pytest.raises(ConfigError, match=r"up to 200,000 states .* (4,000|16,000) were"):
+        plans.within(budget)
+    short = ways_of_chain(chain_of_case(max(cases(), key=lambda case: case["L"])))
+    budget = FreedChain(short).persistent.smallest_budget
+    found = SequenceSearch(short).fastest(budget)
+    assert found == SequenceSearch(short).fastest(budget, persistent=found.seconds)
 
 
 @pytest.mark.parametrize("kind", ["free", "free_all"])
