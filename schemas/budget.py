@@ -81,7 +81,8 @@ def parse_budget(written: str | int, key: str = "budget") -> Budget:
             f"{', '.join(filter(None, UNITS))} or %"
         )
     if number == 0:
-        raise ConfigError(f"{key}: {written!r} is nothing, expected more than 0")
+        why = "has no room for an activation" if unit == "%" else "is nothing"
+        raise ConfigError(f"{key}: {written!r} {why}, expected more than 0")
     if unit == "%":
         if number > 100:
             raise ConfigError(f"{key}: {written!r} is above 100%, expected at most 100%")

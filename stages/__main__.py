@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from schemas.errors import ConfigError, TightfitError
+from schemas.running import held
 from schemas.words import one_line
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ def run_stage(stage: str, arguments: Sequence[str]) -> int:
         # Where this cannot be kept, neither can an error, and that is told.
         with contextlib.suppress(TightfitError):
             _write(options.error_file, f"{stage}: {UNENDED}")
+    runs = held(None if stage in READING else options.error_file)
     try:
         module.run(options)
         if hasattr(module, "derived"):
@@ -123,6 +125,8 @@ def run_stage(stage: str, arguments: Sequence[str]) -> int:
     except Exception as error:
         _keep(options.error_file, f"{stage}: broke with {type(error).__name__}: {error}")
         raise
+    finally:
+        runs.close()
     if options.error_file is not None:
         options.error_file.unlink(missing_ok=True)
     return 0

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from schemas.errors import ConfigError
+from schemas.running import is_held
 from stages.__main__ import LONGEST, STAGES, UNENDED, main
 
 ROOT = Path(__file__).parents[1]
@@ -62,12 +64,29 @@ def test_a_stage_that_is_killed_and_wrong_arguments_leave_a_sentence_too(tmp_pat
     run_it = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False)
     assert run_it.returncode == -9
     assert kept.read_text() == f"partition: {UNENDED}\n"
+    assert not is_held(kept)
     with pytest.raises(SystemExit) as stopped:
         main([*words, "--graph"])
     assert stopped.value.code == 2
     assert (
         kept.read_text() == "partition: wrong arguments: argument --graph: expected one argument\n"
     )
+
+
+def test_a_stage_that_runs_keeps_its_file_for_errors_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, seen = tmp_path / "error.txt", []
+    words = ["partition", "--graph", "x", "--costs", "x", "--out", str(tmp_path / "y")]
+
+    def runs(_: object) -> None:
+        seen.append(is_held(kept))
+        raise ConfigError("this stage fails")
+
+    monkeypatch.setattr("stages.partition.cli.run", runs)
+    assert main([*words, "--error-file", str(kept)]) == 1
+    assert seen == [True] and not is_held(kept)
+    assert kept.read_text() == "partition: this stage fails\n"
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from schemas.budget import NO_BUDGET
 from schemas.config import Config, read_config
 from schemas.errors import ConfigError
 from schemas.plan import Plan
+from schemas.running import is_held
 from stages.report.load import (
     PAGE,
     ModelResults,
@@ -39,6 +40,9 @@ UNSURE = (
     "?: of the measured pairs of runs a quarter takes half again as long as another quarter, or "
     "more: measure again while nothing else runs, or with more pairs"
 )
+
+RUNNING = "running"
+"""What is told of a plan that a stage works on, or on what it waits for."""
 
 COLOURS = {"good": "green", "warning": "yellow", "bad": "red"}
 
@@ -185,19 +189,19 @@ def _lines(folder: Path, config: Config | None) -> Iterator[Line]:
         else:
             place = folder / request.strategy / request.directory
             log = log_of(place) or log_before(place)
-            budget = _budget(request.budget)
+            budget, runs = _budget(request.budget), is_held(log)
             yield Line(
                 folder.name,
                 request.strategy,
                 budget,
-                "not planned" if log is None else "failed",
+                RUNNING if runs else "not planned" if log is None else "failed",
                 "",
                 "",
                 "",
                 "",
                 report,
-                "bad",
-                "" if log is None else f"{sentence_in(log)} (see {log})",
+                "warning" if runs else "bad",
+                "" if log is None or runs else f"{sentence_in(log)} (see {log})",
             )
 
 
@@ -209,10 +213,13 @@ def _line(folder: Path, result: PlanResult, report: str) -> Line:
     model, place = folder.name, folder / result.folder
     plan, found, validated = result.plan, outcome(result), result.measurement
     measured = validated.measured_peak if validated else None
-    note = found.sentence if found.state == "bad" else ""
-    if result.error:
-        note += f" (see {log_of(place) or log_before(place)})"
-    note = note or (unvalidated(result) if plan.feasible else "")
+    log = log_of(place) or log_before(place) if result.error else None
+    note, runs = found.sentence if found.state == "bad" else "", is_held(log)
+    if runs:
+        note = ""
+    elif result.error:
+        note += f" (see {log})"
+    note = note or (unvalidated(result) if plan.feasible and not runs else "")
     if not note and validated is not None and measured is not None and not validated.bits_equal:
         note = validated.sentence
     budget = _budget(plan.budget)
@@ -227,13 +234,13 @@ def _line(folder: Path, result: PlanResult, report: str) -> Line:
         model,
         plan.strategy,
         budget,
-        found.word,
+        RUNNING if runs else found.word,
         "" if plan.peak is None else size(plan.peak),
         "" if measured is None else size(measured),
         "" if found.ratio is None or not found.measured else ratio(found.ratio, found.scattered),
         percent(plan.gap) if plan.feasible and plan.gap is not None else "",
         report,
-        found.state,
+        "warning" if runs else found.state,
         note,
         gpu,
         slow,

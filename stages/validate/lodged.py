@@ -40,11 +40,7 @@ Load = Callable[[nn.Module, torch.optim.Optimizer], tuple[nn.Module, Any]]
 
 
 def check_lodged(
-    graph: Graph,
-    built: Built,
-    load: Load,
-    optimizer: torch.optim.Optimizer,
-    microbatches: int = 1,
+    graph: Graph, built: Built, load: Load, optimizer: torch.optim.Optimizer, microbatches: int = 1
 ) -> str:
     """Takes three steps of some microbatches, each on other contents, of a copy of the model with a
     copy of its optimiser, and of what `load` makes of other copies.

@@ -177,7 +177,7 @@ def test_all_errors_are_told_at_once_with_path_and_expectation() -> None:
         "models.none.budgets[0]: '8 gigs' has the unknown unit 'gigs', expected one of B, kB",
         "models.none.budgets[1]: '120%' is above 100%",
         "models.none.budgets[2]: true was found, expected a size such as 8GiB",
-        "models.none.budgets[3]: '0%' is nothing, expected more than 0",
+        "models.none.budgets[3]: '0%' has no room for an activation, expected more than 0",
         'solver.engine: "gurobi" was found, expected highs, cbc or none',
         "solver.peaks: 0 was found, expected a whole number from 1 to 50",
         "solver.enigne: is no known key, did you mean engine",
