@@ -31,6 +31,9 @@ UNITS = {
 LARGEST = 1 << 62
 """Bytes that no budget has."""
 
+MOST_CHARACTERS = 60
+"""Characters that no budget has more than."""
+
 NO_BUDGET = "none"
 """What stands for a budget where a strategy takes none, in options and folder names."""
 
@@ -72,8 +75,9 @@ def parse_budget(written: str | int, key: str = "budget") -> Budget:
         raise ConfigError(f"{key}: {written!r} is no size, expected {EXPECTED}")
     text = re.sub(r"\s+", "", str(written))
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(%|[A-Za-z]*)", text)
-    if match is None:
-        raise ConfigError(f"{key}: {written!r} is no size, expected {EXPECTED}")
+    if match is None or len(text) > MOST_CHARACTERS:
+        told = repr(written) if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}..."
+        raise ConfigError(f"{key}: {told} is no size, expected {EXPECTED}")
     number, unit = Fraction(match[1]), match[2]
     if unit != "%" and unit not in UNITS:
         raise ConfigError(

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from schemas import store
 from schemas.arrow import integer, number, text
+from schemas.digits import is_number
 from schemas.errors import ArtifactError
 
 MOST_BYTES = 2**60
@@ -100,7 +101,7 @@ def read_chain(path: Path | str) -> Chain:
     sizes = {}
     for key in ("a_0", "delta_0"):
         written = artifact.metadata.get(key)
-        if written is None or not written.isdecimal() or not written.isascii():
+        if written is None or not is_number(written):
             raise ArtifactError(f"{path}: the metadata {key!r} is no size in bytes: {written}")
         sizes[key] = int(written)
     chain = Chain([Position(**row) for row in artifact.rows], **sizes)

@@ -39,6 +39,7 @@ import pyarrow as pa
 from schemas import store
 from schemas.arrow import integer, integers, number, text
 from schemas.chain import are_times
+from schemas.digits import is_number
 from schemas.errors import ArtifactError
 
 Status = Literal["optimal", "feasible"]
@@ -135,7 +136,7 @@ def clock_of(path: Path | str) -> int:
     Raises ArtifactError where the file does not say it as a number.
     """
     written = store.header(path).metadata.get("clock", "0")
-    if not (written.isascii() and written.isdigit() and len(written) < 16):
+    if not is_number(written):
         raise ArtifactError(f"{path}: the metadata 'clock' is no number: {written}")
     return int(written)
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from schemas.digits import is_number
 from schemas.errors import ConfigError
 
 MIB = 1 << 20
@@ -101,7 +102,7 @@ def _option(name: str, value: str, text: str) -> dict[str, object]:
     }
     if name in _IGNORED or (name, value) == ("backend", "native"):
         return {}
-    if name in sizes and value.isdigit():
+    if name in sizes and is_number(value):
         return {sizes[name]: int(value) * MIB}
     if name == "expandable_segments" and value in ("True", "False"):
         return {"expandable": value == "True"}
@@ -119,13 +120,13 @@ def _divisions(value: str, text: str) -> dict[int, int]:
     In a list the first also stands for smaller sizes, each for those up to the next, and `>` for
     all larger ones: where it stands alone, for those above 1 MiB.
     """
-    if value.isdigit():
+    if is_number(value):
         return dict.fromkeys(range(16), int(value))
     made: dict[int, int] = {}
     last = 1
     for item in value.strip("[]").split(","):
         bound, _, number = item.partition(":")
-        if not number.isdigit() or not (bound == ">" or bound.isdigit()):
+        if not is_number(number) or not (bound == ">" or is_number(bound)):
             raise ConfigError(f"the allocator's settings {text!r} have the divisions {item!r}")
         start = last if bound == ">" else max(int(bound).bit_length() - 1, 0)
         filled = range(start, 16) if bound == ">" else range(0 if not made else start, start + 1)

@@ -147,6 +147,7 @@ class _Workers:
             "engine": self.engine,
             "grid": asdict(self.grid),
             "made_by": dict(self.made_by),
+            "parent": os.getpid(),
             "link": [self.link.bandwidth, self.link.latency] if self.link else None,
         }
         root = Path(__file__).resolve().parents[2]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +21,18 @@ def main() -> None:
     """Solves the block of the task and puts its options into the store; an error is one sentence
     on standard error."""
     task = json.load(sys.stdin)
+    threading.Thread(target=_end_with, args=(task["parent"],), daemon=True).start()
     try:
         _solve(task)
     except TightfitError as error:
         sys.exit(str(error))
+
+
+def _end_with(parent: int) -> None:
+    """Ends the process when the one that began it is no more, which may have been killed."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
 
 
 def _solve(task: dict[str, Any]) -> None:

@@ -79,8 +79,9 @@ def test_sizes_are_some_that_a_memory_could_have(tmp_path: Path) -> None:
             write_chain(tmp_path / "chain.arrow", chain)
 
 
-@pytest.mark.parametrize("metadata", [{}, {"a_0": "-1", "delta_0": "0"}, {"a_0": "x"}])
-def test_the_input_must_have_a_size(tmp_path: Path, metadata: dict[str, str]) -> None:
+@pytest.mark.parametrize("written", [None, "-1", "x", "²", "9" * 5000])
+def test_the_input_must_have_a_size(tmp_path: Path, written: str | None) -> None:
+    metadata = {} if written is None else {"a_0": written, "delta_0": "0"}
     store.write(tmp_path / "chain.arrow", CHAIN, [vars(ROW), vars(replace(LOSS))], metadata)
     with pytest.raises(ArtifactError, match="'a_0' is no size in bytes"):
         read_chain(tmp_path / "chain.arrow")

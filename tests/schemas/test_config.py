@@ -318,6 +318,11 @@ def test_sizes(written: str | int, size: int) -> None:
     assert parse_budget(written).total(fixed=0, keep_all=10**12) == size
 
 
+def test_a_budget_of_many_digits_is_no_size() -> None:
+    with pytest.raises(ConfigError, match=r"budget: 9{60}\.\.\. is no size"):
+        parse_budget("9" * 5000)
+
+
 def test_a_percentage_is_of_what_is_not_fixed() -> None:
     assert parse_budget("50%").total(fixed=100, keep_all=201) == 150
     assert parse_budget("12.5%").share == Fraction(1, 8)

@@ -156,7 +156,10 @@ def test_settings_are_read() -> None:
             parse_settings(text)
     with pytest.raises(ConfigError, match="have 'odd', which is no option"):
         parse_settings("odd")
-    for item in ("64:", "a:8", ">:a"):
+    for size in ("²", "9" * 5000):
+        with pytest.raises(ConfigError, match=r"have max_split_size_mb:.*, which the prediction"):
+            parse_settings(f"max_split_size_mb:{size}")
+    for item in ("64:", "a:8", ">:a", ">:²", "²:8"):
         with pytest.raises(ConfigError, match=f"have the divisions '{item}'"):
             parse_settings(f"roundup_power2_divisions:[{item}]")
 

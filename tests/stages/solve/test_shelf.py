@@ -90,6 +90,14 @@ def test_a_worker_that_begins_after_the_end_is_ended(tmp_path: Path) -> None:
     assert code != 0 and not workers.running
 
 
+def test_a_worker_ends_with_the_process_that_began_it() -> None:
+    """Also where that was killed, and could end none."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    code = f"import stages.solve.worker as worker; worker._end_with({ended.pid})"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 1
+
+
 def test_the_same_arguments_give_the_same_bytes(tmp_path: Path) -> None:
     problem = perceptron()
     paths = []
