@@ -22,9 +22,6 @@ patient."""
 FAR, DRAFTED, SEEDS = 2e-2, 2, 4
 """What part of the time the best may be above what no plan goes below for patient searches from
 drafts not to be made, from how many of the last of these they are made, and how many from each."""
-FEW = 100
-"""Moves per node below which a search has too few of them to be patient: what it takes time for is
-not found from drafts of so large a step."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +45,7 @@ class Refinement:
             for index, sequence in enumerate(sequences)
         ]
         best = self.searcher.search(given, given, self.budget, ALONE)
-        enough = self.searcher.moves(PATIENCE) >= FEW * self.searcher.nodes
-        if enough and self._is_beyond(FAR, best):
+        if self._is_beyond(FAR, best):
             best = self._from_drafts(best, given[len(starts) :][-DRAFTED:], len(given))
         return self._in_rounds(best, len(given))
 

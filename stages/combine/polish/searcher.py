@@ -93,7 +93,7 @@ class Searcher:
         so many moves a node, the first of them with the seed `first`. Moves are those of `given`
         arrays or, by default, all that there are."""
         best = min(known, key=partial(rank, budget))
-        count = self.moves(moves)
+        count = self._moves(moves)
         if not count:
             return best
         a = given or (self.arrays if pace == QUICK else self.patient)
@@ -107,7 +107,7 @@ class Searcher:
             )
         return best
 
-    def moves(self, share: int) -> int:
+    def _moves(self, share: int) -> int:
         """How many moves a search makes of `share` for each node."""
         if self.nodes > LARGE:
             return 0

@@ -6,15 +6,11 @@ import heapq
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from schemas.problem import Node, Problem, Storage
-from stages.combine.polish import searcher
 from stages.combine.polish.polisher import Polisher
-from stages.combine.polish.refining import FEW, SEEDS
-from stages.combine.polish.searcher import Searcher
 from stages.combine.polish.sweeping import MISSES
 
 State = tuple[int, frozenset[int]]
@@ -179,22 +175,3 @@ def test_a_refinement_is_patient_where_it_may_be_far_from_the_optimum(
     assert quick.peak <= budget and quick.seconds > best[0]
     patient = polisher.refine([polisher.keep_all], budget, best[0])
     assert (patient.peak <= budget, patient.seconds) == (True, best[0])
-
-
-def test_drafts_are_not_searched_patiently_with_few_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large step has no moves for that: such a search finds nothing that a quick one does not."""
-    problem, counted, search = chain([3, 3, 6, 1, 4, 2], [1, 2, 1, 3, 4, 2]), [], Searcher.search
-    polisher = Polisher(problem)
-
-    def counting(self: Searcher, *given: Any, **more: Any) -> Any:
-        counted.append(given)
-        return search(self, *given, **more)
-
-    monkeypatch.setattr(Searcher, "search", counting)
-    found = []
-    for share in (FEW, FEW - 1):
-        counted.clear()
-        monkeypatch.setattr(searcher, "MOST_WORK", share * polisher.nodes**2)
-        polisher.refine([], TIGHT, 1.0, [polisher.keep_all])
-        found.append(sum(list(given[0]) != list(given[1]) for given in counted))
-    assert found == [SEEDS, 0]
