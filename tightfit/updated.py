@@ -16,6 +16,8 @@ from tightfit.whole import Updating
 
 SMALL = 1 << 20
 """States of parameters of fewer bytes stay on the device before others do."""
+TRIES = 4
+"""How often a plan is looked for in as many bytes as the least so far takes."""
 
 
 def planned_whole(
@@ -60,33 +62,46 @@ Whole = tuple[ChosenPlan, WholeStep]
 
 
 def _least(route: Route, variant: Variant, updating: Updating) -> Whole:
-    """The plan whose whole step takes the fewest bytes: that of the frontier, or what is found for
-    as many bytes as that one takes without updates."""
+    """The plan whose whole step takes the fewest bytes: that of the frontier, what is found for as
+    many bytes as that one takes without updates, or what is found for the least so far."""
+
+    def made(budget: str, search: bool = True) -> Whole:
+        plan = (
+            variant.made(route, budget)
+            if search
+            else variant.made_of(route, *variant.chosen(route, budget, search=False))
+        )
+        return plan, updating.step(variant, plan)
+
     least, size = min(_totals(variant, updating), key=lambda each: (each[0], -each[1]))
-    plan = variant.made(route, str(size))
-    whole = updating.step(variant, plan)
-    if whole.total - plan.fixed.there_before - whole.staging > least:
-        plan = variant.made_of(route, *variant.chosen(route, str(size), search=False))
-        whole = updating.step(variant, plan)
-    return plan, whole
+    best = made(str(size))
+    limit = least
+    for _ in range(TRIES):
+        best = min(best, *_tried(_sizes(variant), limit, made), key=_size)
+        if best[1].total >= limit:
+            break
+        limit = best[1].total
+    return best if best[1].total <= least else made(str(size), search=False)
 
 
 def _totals(variant: Variant, updating: Updating) -> Iterator[tuple[int, int]]:
-    """The bytes of the whole step of each plan of a frontier, above what is there all the time, and
-    those of the plan, as budgets count them."""
+    """The bytes of the whole step of each plan of a frontier, and those of the plan without
+    updates, as budgets count them."""
     from schemas.costs import read_costs
     from schemas.graph import read_graph
+    from stages.combine.fixed import fixed_bytes
     from stages.combine.schedule.opening import Opener
     from stages.replay.condense import condense
 
     graph, costs, frontier = read_graph(variant.graph), read_costs(variant.costs), variant.frontier
     opener, link = Opener(graph, condense(graph, costs)), frontier.link
+    before = fixed_bytes(graph).there_before + updating.staging
     sizes = totals_of(variant.graph, variant.costs, frontier)
     for size, point in zip(sizes, frontier.points, strict=True):
         predicted = updating.predicted(
             graph, costs, opener.opened(point), link or updating.link(graph.device)
         )
-        yield predicted.most(updating.accumulates), size
+        yield before + predicted.most(updating.accumulates), size
 
 
 def _with_resident(
