@@ -15,7 +15,7 @@ export PYTHONPATH := $(CURDIR)/workflow/progress
 
 CLUSTER := $(if $(filter-out default,$(PROFILE)),$(VENV)/cluster.done)
 
-.PHONY: plan zoo prune test check battery fuzz mutate bench crash pipelines slurm clean
+.PHONY: plan zoo prune test tests check lint types battery fuzz mutate bench crash pipelines slurm clean
 
 plan: $(VENV)/plan.done $(CLUSTER)
 	@workflow/plan.sh $(BIN) $(CONFIG) "$(CORES)" $(PROFILE)
@@ -26,13 +26,21 @@ zoo: $(VENV)/zoo.done $(CLUSTER)
 prune: $(VENV)/plan.done
 	$(BIN)/python -m stages prune --configuration $(CONFIG)
 
-test: check
+# The types are checked beside the tests: they take a minute of one core.
+test: lint
+	@$(MAKE) --no-print-directory --jobs=2 types tests
+
+check: lint types
+
+tests: $(VENV)/test.done
 	$(BIN)/pytest -n 2 --dist loadscope --max-worker-restart 0
 
-check: $(VENV)/test.done
+types: $(VENV)/test.done
+	$(BIN)/mypy
+
+lint: $(VENV)/test.done
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
 	$(BIN)/snakefmt --check Snakefile workflow/rules
 
 battery: $(VENV)/test.done

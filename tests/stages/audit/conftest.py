@@ -10,7 +10,7 @@ import pytest
 from tests.stages.audit.towers import plan_everything
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("finished")
     plan_everything(folder)
