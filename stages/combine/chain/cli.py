@@ -147,8 +147,8 @@ def plan_chain(
     chosen = frontier.within(size)
     if chosen is None:
         sentence = (
-            f"No {kind} sequence fits {size} bytes; "
-            f"the smallest budget that works is {frontier.smallest_budget} bytes."
+            f"No {kind} sequence fits {size:,} bytes; "
+            f"the smallest budget that works is {frontier.smallest_budget:,} bytes."
         )
         refusal = Plan(
             strategy, budget.text, size, size, "infeasible", sentence,
@@ -239,7 +239,8 @@ def _sentence(
     from stages.combine.chain.frontier import CLASSES
 
     extra = chosen.seconds / frontier.keep_all.seconds - 1 if frontier.keep_all.seconds else 0.0
-    fits = f"The sequence fits {budget} bytes with {extra:.1%} more time than keeping everything"
+    fits = f"The sequence fits {budget:,} bytes with {extra:.1%} more time than keeping everything"
     if optimal_in == CLASSES[kind]:
         return f"{fits}; no {kind} sequence is faster."
-    return f"{fits}; no {kind} sequence is more than {gap:.1%} faster."
+    rounded = f", and none at {frontier.slots} slots is faster" if optimal_in else ""
+    return f"{fits}; no {kind} sequence is more than {gap:.1%} faster{rounded}."

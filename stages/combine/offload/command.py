@@ -69,15 +69,15 @@ def plan_offload(
     size = budget.total(fixed.inputs + fixed.gradients + fixed.outputs, keep_all.peak)
     if size > plans.link.memory:
         raise ConfigError(
-            f"--budget {budget.text}: that is {size} bytes, and {plans.link.device} has "
-            f"{int(plans.link.memory)}"
+            f"--budget {budget.text}: that is {size:,} bytes, and {plans.link.device} has "
+            f"{int(plans.link.memory):,}"
         )
     kept, solver = PlanCost(keep_all.seconds, keep_all.peak), strategy
     chosen = plans.within(size)
     if chosen is None:
         smallest = plans.smallest_budget
         reason = infeasible_sentence(plans, size)
-        sentence = f"{reason}; the smallest budget known to work is {smallest} bytes."
+        sentence = f"{reason}; the smallest budget known to work is {smallest:,} bytes."
         refusal = Plan(
             strategy, budget.text, size, size, "infeasible", sentence[0].upper() + sentence[1:],
             smallest_budget=smallest, keep_all=kept, fixed=fixed, solver=solver,
@@ -124,7 +124,7 @@ def _class(plans: LinkedChain) -> tuple[str, str]:
 
 def _sentence(plans: LinkedChain, chosen: LinkedPlan, size: int, gap: float, optimal: bool) -> str:
     extra = chosen.seconds / plans.keep_all.seconds - 1 if plans.keep_all.seconds else 0.0
-    fits = f"The sequence fits {size} bytes with {extra:.1%} more time than keeping everything"
+    fits = f"The sequence fits {size:,} bytes with {extra:.1%} more time than keeping everything"
     if optimal:
         return f"{fits}; no {_class(plans)[0]} is faster."
     return f"{fits}; no {_class(plans)[0]} is more than {gap:.1%} faster."

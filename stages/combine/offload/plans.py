@@ -247,12 +247,12 @@ def infeasible_sentence(plans: LinkedChain, budget: int) -> str:
     """Why no plan fits a budget."""
     needed, operation = plans.needed()
     if plans.link.bandwidth > 0 and needed > budget:
-        return f"{operation} alone needs {needed} bytes, more than the budget of {budget} bytes"
+        return f"{operation} alone needs {needed:,} bytes, more than the budget of {budget:,} bytes"
     if plans.link.bandwidth == 0:
-        return f"no sequence without transfers fits {budget} bytes, and the link has no bandwidth"
+        return f"no sequence without transfers fits {budget:,} bytes, and the link has no bandwidth"
     if math.isfinite(plans.link.room):
         return (
-            f"what has to leave to fit {budget} bytes does not fit the {int(plans.link.room)} "
+            f"what has to leave to fit {budget:,} bytes does not fit the {int(plans.link.room):,} "
             "bytes of the host"
         )
-    return f"no sequence with transfers was found that fits {budget} bytes"
+    return f"no sequence with transfers was found that fits {budget:,} bytes"

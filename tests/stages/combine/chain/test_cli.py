@@ -62,6 +62,7 @@ def test_a_rounded_plan_says_its_slots_and_its_gap(tmp_path: Path) -> None:
     plan = rotor(tmp_path, layers(30), "40%", "--slots", "200")
     assert plan["verdict"] == "optimal"
     assert plan["optimal_in"] == "persistent sequences of the chain at 200 slots"
+    assert plan["sentence"].endswith("% faster, and none at 200 slots is faster.")
     assert 0 < plan["lower_bound"] < plan["time"]
     assert plan["gap"] == pytest.approx(1 - plan["lower_bound"] / plan["time"])
     assert plan["peak"] <= plan["budget_bytes"] < plan["keep_all"]["peak"]
@@ -85,7 +86,7 @@ def test_too_small_a_budget_names_the_smallest_that_works(
     assert capsys.readouterr().out == f"infeasible: {plan['sentence']}\n"
     assert plan["verdict"] == "infeasible"
     assert plan["time"] is None and plan["peak"] is None and plan["optimal_in"] == ""
-    assert str(plan["smallest_budget"]) in plan["sentence"]
+    assert f"{plan['smallest_budget']:,} bytes" in plan["sentence"]
     assert read_sequence(tmp_path / "out" / "sequence.arrow") == []
     smallest = rotor(tmp_path, chain, plan["smallest_budget"])
     assert smallest["verdict"] in ("optimal", "feasible")

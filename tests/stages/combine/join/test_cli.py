@@ -69,7 +69,7 @@ def test_room_enough_keeps_everything(tmp_path: Path) -> None:
 def test_too_small_a_budget_names_the_smallest_that_works(tmp_path: Path) -> None:
     plan = combine(tmp_path, two(), "--budget", "5000")
     assert plan["verdict"] == "infeasible"
-    assert plan["sentence"].startswith("No nested sequence fits 5000 bytes")
+    assert plan["sentence"].startswith("No nested sequence fits 5,000 bytes")
     assert read_sequence(tmp_path / "out" / "sequence.arrow") == []
     smallest = combine(tmp_path, two(), "--budget", str(plan["smallest_budget"]))
     assert smallest["peak"] == plan["smallest_budget"]

@@ -106,7 +106,7 @@ def test_room_enough_moves_nothing(tmp_path: Path) -> None:
             "offload_greedy",
             "50%",
             {"memories": [{"name": "host", "memory": 1000}]},
-            "does not fit the 1000 bytes of the host",
+            "does not fit the 1,000 bytes of the host",
         ),
     ],
 )
@@ -122,7 +122,7 @@ def test_what_does_not_fit_is_told_by_name(
     made = read_plan(tmp_path / "out" / "plan.json")
     assert capsys.readouterr().out == f"infeasible: {made.sentence}\n"
     assert made.verdict == "infeasible" and sentence in made.sentence
-    assert str(made.smallest_budget) in made.sentence
+    assert f"{made.smallest_budget:,} bytes" in made.sentence
     assert read_lanes(tmp_path / "out" / "lanes.arrow") == []
     assert plan(tmp_path, name, str(made.smallest_budget), **changed) == 0
     assert read_plan(tmp_path / "out" / "plan.json").verdict != "infeasible"
@@ -138,7 +138,7 @@ def test_what_does_not_fit_is_told_by_name(
         ("pofo", ["--engine", "cbc"], {}, "takes no --engine"),
         ("pofo", ["--slots", "0"], {}, "--slots 0: expected 1 or more"),
         ("pofo", ["--chain", "other.arrow"], {}, "plans one chain, and no join"),
-        ("pofo", ["--budget", "2GB"], {}, "cuda:0 has 1000000000"),
+        ("pofo", ["--budget", "2GB"], {}, "cuda:0 has 1,000,000,000"),
         ("pofo", [], {"memories": None, "links": None}, "names no memory 'host'"),
         ("pofo", [], {"links": None}, "no link between cuda:0 and host"),
         ("pofo", [], {"links": [LINK, LINK]}, "several links between cuda:0 and host"),
