@@ -44,7 +44,6 @@ class Searcher:
     """Searches from sequences of one problem; without `views` these take no time."""
 
     def __init__(self, problem: Problem, views: Views | None = None) -> None:
-        self.problem = problem
         self.arrays: Arrays = arrays(problem, in_place=True, views=views)
         self.patient: Arrays = large_first(self.arrays)
         self.nodes = len(problem.nodes)
@@ -87,16 +86,14 @@ class Searcher:
         moves: int,
         first: int = 0,
         pace: Pace = QUICK,
-        given: Arrays | None = None,
     ) -> Polished:
         """The best for the budget of what is known and of what a search from each start finds, of
-        so many moves a node, the first of them with the seed `first`. Moves are those of `given`
-        arrays or, by default, all that there are."""
+        so many moves a node, the first of them with the seed `first`."""
         best = min(known, key=partial(rank, budget))
         count = self._moves(moves)
         if not count:
             return best
-        a = given or (self.arrays if pace == QUICK else self.patient)
+        a = self.arrays if pace == QUICK else self.patient
         for seed, start in enumerate(starts, first):
             if start.sequence == self.keep_all and start.peak <= budget:
                 continue
