@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from stages.device.home import Home
 from stages.device.lodging import Lodging, lodge
 from stages.device.meter import measure
 from stages.device.spans import Span
+from stages.device.workers import Promise
 
 ROOT = Path(__file__).parents[3]
 
@@ -127,7 +127,7 @@ def test_a_wait_that_is_interrupted_is_waited_for_again(monkeypatch: pytest.Monk
 
         return run
 
-    def interrupted(self: Future[None], timeout: float | None = None) -> None:
+    def interrupted(self: Promise, timeout: float = -1) -> None:
         raise KeyboardInterrupt
 
     for name in ("_read", "_write"):
@@ -139,7 +139,7 @@ def test_a_wait_that_is_interrupted_is_waited_for_again(monkeypatch: pytest.Monk
                 home.wait(0)
                 home.tensor(0).mul_(2)
                 home.offload(0)
-            patch.setattr(Future, "result", interrupted)
+            patch.setattr(Promise, "result", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 home.wait(0)
         [ticket] = home.memory.memory.moving  # type: ignore[attr-defined]
