@@ -26,11 +26,16 @@ CLASSES = {
 
 
 def quiet_loss(problem: Problem) -> Problem:
-    """The problem with a loss that takes no bytes: a block's program leaves its bytes out."""
-    nodes, storages = list(problem.nodes), list(problem.storages)
+    """The problem with a loss that takes no bytes: a block's program leaves its bytes out. Nothing
+    overwrites what it makes, which would save bytes that are not there."""
+    made, storages = problem.nodes[problem.loss].outputs, list(problem.storages)
+    nodes = [
+        replace(node, reuses=[reuse for reuse in node.reuses if reuse.storage not in made])
+        for node in problem.nodes
+    ]
     nodes[problem.loss] = replace(nodes[problem.loss], peak=0)
-    for made in nodes[problem.loss].outputs:
-        storages[made] = replace(storages[made], bytes=0)
+    for storage in made:
+        storages[storage] = replace(storages[storage], bytes=0)
     return Problem(nodes, storages, 0)
 
 
