@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from schemas.blocks import Block, problem_digest
 from schemas.graph import NONE
-from schemas.problem import Node, Problem, Repeat, Reuse, Storage
+from schemas.problem import Node, Problem, Storage
 from stages.partition.cuts import Segments
 from stages.partition.facts import Facts
+from stages.replay.part import Part
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def describe_block(division: Division, index: int) -> tuple[Block, Problem]:
         forward=[whole.nodes[p].op for p in members.forward],
         backward=[whole.nodes[p].op for p in members.backward],
         once=[whole.nodes[p].op for p in members.forward if p in division.once],
-        storages=list(local.numbers),
+        storages=list(local.part.numbers),
         inputs=members.inputs,
         outputs=members.outputs,
         incoming=members.incoming,
@@ -133,7 +134,7 @@ class _Local:
         self.whole = division.problem
         self.members = members
         self.own = {*members.forward, *members.backward}
-        self.numbers: dict[int, int] = {}
+        self.part = Part(division.problem, self.bytes_of)
 
     def problem(self) -> Problem:
         nodes = [self.node(position, order) for order, position in enumerate(self.members.forward)]
@@ -146,53 +147,13 @@ class _Local:
         producer = {s: node.op for node in nodes for s in node.outputs}
         storages = [
             self.storage(storage, producer.get(number, NONE))
-            for storage, number in self.numbers.items()
+            for storage, number in self.part.numbers.items()
         ]
         return Problem(nodes, storages, self.whole.state_bytes)
 
-    def number(self, storages: Iterable[int]) -> list[int]:
-        return [self.numbers.setdefault(storage, len(self.numbers)) for storage in storages]
-
     def node(self, position: int, order: int) -> Node:
-        node = self.whole.nodes[position]
-        inputs, outputs = self.number(node.inputs), self.number(node.outputs)
-        repeatable = position not in self.division.once
-        return Node(
-            op=order,
-            phase=node.phase,
-            seconds=node.seconds,
-            peak=self.peak(node),
-            inputs=inputs,
-            outputs=outputs,
-            reuses=self.reuses(node),
-            random=node.random,
-            repeatable=repeatable,
-            repeat=self.repeat(node.repeat) if node.repeat and repeatable else None,
-        )
-
-    def repeat(self, form: Repeat) -> Repeat:
-        """A further run in the block's numbers."""
-        inputs, outputs = self.number(form.inputs), self.number(form.outputs)
-        return Repeat(inputs, outputs, form.seconds, self.peak(form))
-
-    def reuses(self, node: Node) -> list[Reuse]:
-        """The in-place forms that take no longer, of storages that the block counts."""
-        if not node.outputs or not self.bytes_of(node.outputs[0]):
-            return []
-        spared = self.uncounted(node)
-        return [
-            Reuse(self.numbers[reuse.storage], reuse.seconds, reuse.peak - spared)
-            for reuse in node.reuses
-            if reuse.seconds <= node.seconds and self.bytes_of(reuse.storage)
-        ]
-
-    def peak(self, form: Node | Repeat) -> int:
-        """The bytes of a run's peak that the block counts."""
-        return form.peak - self.uncounted(form)
-
-    def uncounted(self, form: Node | Repeat) -> int:
-        """The bytes of what a run makes that the block does not count."""
-        return sum(self.whole.storages[s].bytes - self.bytes_of(s) for s in form.outputs)
+        again = position not in self.division.once
+        return self.part.node(position, order, repeatable=again, repeats=again)
 
     def between(self, order: int) -> Node:
         """The loss of the block: everything between its forward and its backward."""
@@ -201,8 +162,8 @@ class _Local:
             phase="loss",
             seconds=0.0,
             peak=sum(self.bytes_of(s) for s in self.members.incoming),
-            inputs=self.number(self.members.outputs),
-            outputs=self.number(self.members.incoming),
+            inputs=self.part.number(self.members.outputs),
+            outputs=self.part.number(self.members.incoming),
             reuses=[],
             random=False,
             repeatable=False,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from schemas.errors import ArtifactError
 from schemas.graph import NONE
 from schemas.hierarchy import Hierarchy
-from schemas.problem import Node, Problem, Repeat, Reuse, Storage
+from schemas.problem import Node, Problem, Storage
+from stages.replay.part import Part
 
 
 @dataclass(frozen=True)
@@ -90,71 +91,28 @@ def local(problem: Problem, cluster: Cluster, lasting: Collection[int]) -> tuple
     makes for others stays. The loss between forward and backward reads and makes nothing.
     """
     nodes = [*cluster.forward, NONE, *cluster.backward]
-    alone = _Alone(problem, lasting, {n: i for i, n in enumerate(nodes) if n != NONE})
-    copies = [alone.node(index, node) for index, node in enumerate(nodes)]
+    place = {node: index for index, node in enumerate(nodes) if node != NONE}
     late = outside(problem, cluster, lasting)
-    storages = [alone.stored(storage, cluster, late) for storage in alone.number]
-    return Problem(copies, storages, problem.state_bytes), cluster.numbered(alone.place)
+
+    def bytes_of(storage: int) -> int:
+        own = problem.storages[storage].producer in place and storage not in lasting
+        return problem.storages[storage].bytes if own else 0
+
+    def stored(storage: int) -> Storage:
+        producer = place.get(problem.storages[storage].producer, NONE)
+        held = producer != NONE and storage in lasting
+        stays = producer > len(cluster.forward) and storage in late
+        return Storage(bytes_of(storage), producer, held, stays)
+
+    part = Part(problem, bytes_of)
+    copies = [_copied(part, index, node) for index, node in enumerate(nodes)]
+    own = Problem(copies, list(map(stored, part.numbers)), problem.state_bytes)
+    return own, cluster.numbered(place)
 
 
-@dataclass(frozen=True)
-class _Alone:
-    """Nodes and storages of a cluster by itself: `place` is by node, `number` by storage as they
-    appear."""
-
-    problem: Problem
-    lasting: Collection[int]
-    place: dict[int, int]
-    number: dict[int, int] = field(default_factory=dict)
-
-    def node(self, index: int, node: int) -> Node:
-        """A node at its place, the loss where it is NONE."""
-        if node == NONE:
-            return Node(index, "loss", 0.0, 0, [], [], [], False, False)
-        found = self.problem.nodes[node]
-        return replace(
-            found,
-            op=index,
-            peak=self._peak(found),
-            inputs=self._numbers(found.inputs),
-            outputs=self._numbers(found.outputs),
-            reuses=self._reuses(found),
-            repeatable=self.problem.can_repeat(found),
-            repeat=None if found.repeat is None else self._repeat(found.repeat),
-        )
-
-    def stored(self, storage: int, cluster: Cluster, made: Collection[int]) -> Storage:
-        """A storage, which may be `made` for others."""
-        producer = self.place.get(self.problem.storages[storage].producer, NONE)
-        held = producer != NONE and storage in self.lasting
-        stays = producer > len(cluster.forward) and storage in made
-        return Storage(self._size(storage), producer, held, stays)
-
-    def _repeat(self, repeat: Repeat) -> Repeat:
-        inputs, outputs = self._numbers(repeat.inputs), self._numbers(repeat.outputs)
-        return Repeat(inputs, outputs, repeat.seconds, self._peak(repeat))
-
-    def _reuses(self, node: Node) -> list[Reuse]:
-        """The forms in place that take no longer, of what is counted alone."""
-        if not node.outputs or not self._size(node.outputs[0]):
-            return []
-        return [
-            Reuse(self.number[reuse.storage], reuse.seconds, reuse.peak - self._uncounted(node))
-            for reuse in node.reuses
-            if reuse.seconds <= node.seconds and self._size(reuse.storage)
-        ]
-
-    def _numbers(self, storages: Iterable[int]) -> list[int]:
-        return [self.number.setdefault(storage, len(self.number)) for storage in storages]
-
-    def _size(self, storage: int) -> int:
-        """The bytes of a storage that count: of what is made here and does not stay throughout."""
-        own = self.problem.storages[storage].producer in self.place
-        return self.problem.storages[storage].bytes if own and storage not in self.lasting else 0
-
-    def _uncounted(self, form: Node | Repeat) -> int:
-        storages = self.problem.storages
-        return sum(storages[storage].bytes - self._size(storage) for storage in form.outputs)
-
-    def _peak(self, form: Node | Repeat) -> int:
-        return form.peak - self._uncounted(form)
+def _copied(part: Part, index: int, node: int) -> Node:
+    """A node at its place in a part, the loss where it is NONE."""
+    if node == NONE:
+        return Node(index, "loss", 0.0, 0, [], [], [], False, False)
+    again = part.problem.can_repeat(part.problem.nodes[node])
+    return part.node(node, index, repeatable=again, repeats=True)
