@@ -19,6 +19,7 @@ from schemas.arguments import argument_values, read_arguments
 from schemas.dtypes import DTYPES
 from schemas.errors import ArtifactError
 from schemas.graph import NONE, Graph, Op
+from schemas.strides import is_contiguous
 
 GROUP_PREFIX = "tightfit.group.d"
 DIGITS = 12
@@ -90,7 +91,7 @@ class Body:
         given = self.inputs[position]
         for number, form in enumerate(self.forms):
             alike = (given.shape, given.strides) == (form.shape, form.strides)
-            rows = _is_contiguous(given) and _is_contiguous(form)
+            rows = all(is_contiguous(leaf.shape, leaf.strides) for leaf in (given, form))
             as_many = math.prod(given.shape) == math.prod(form.shape)
             if given.dtype == form.dtype and not given.offset and (alike or (rows and as_many)):
                 return number
@@ -204,15 +205,6 @@ def read_body(written: str) -> Body:
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ArtifactError(f"a group has a text that is no body: {error}") from error
     return body
-
-
-def _is_contiguous(leaf: Leaf) -> bool:
-    step = 1
-    for size, stride in zip(reversed(leaf.shape), reversed(leaf.strides), strict=True):
-        if size != 1 and stride != step:
-            return False
-        step *= size
-    return True
 
 
 def _check(body: Body) -> None:

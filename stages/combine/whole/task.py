@@ -17,6 +17,7 @@ from schemas.held import held_storages
 from schemas.link import HostLink
 from schemas.measured_updates import MeasuredUpdates
 from schemas.problem import Problem
+from schemas.strides import is_contiguous
 from schemas.updates import Far, LinkSpeed, UpdateCost, Updates
 from stages.combine.fixed import fixed_bytes
 from stages.combine.whole.accumulating import gradient_bytes
@@ -293,18 +294,8 @@ def _movable(graph: Graph) -> frozenset[int]:
         and holders[value.storage] == 1
         and value.offset == 0
         and _bytes(value) == graph.storages[value.storage]
-        and _in_order(value)
+        and is_contiguous(value.shape, value.strides)
     )
-
-
-def _in_order(value: Value) -> bool:
-    """Whether the elements of a value lie in the order of its dimensions."""
-    stride = 1
-    for size, own in zip(reversed(value.shape), reversed(value.strides), strict=True):
-        if size != 1 and own != stride:
-            return False
-        stride *= size
-    return True
 
 
 def _leaving(graph: Graph) -> frozenset[int]:
