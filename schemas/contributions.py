@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 
-from schemas.graph import NONE, Graph
+from schemas.graph import Graph
 
 
 def contributions(graph: Graph) -> dict[int, list[int]]:
@@ -32,14 +32,13 @@ def further_contributions(graph: Graph) -> dict[int, int]:
 def contributors(graph: Graph) -> dict[int, set[int]]:
     """By op that makes a further contribution, the others that make the ones right before. All of
     these run once, and in this order."""
-    maker: dict[int, int] = {}
-    for op in graph.ops:
-        if not graph.is_view(op):
-            read = {graph.values[value].storage for value in op.inputs}
-            made = {graph.values[value].storage for value in op.outputs if value != NONE}
-            maker.update(dict.fromkeys(made - read, op.id))
+    further = further_contributions(graph)
+    if not further:
+        return {}
+    kept = [op for op in graph.ops if not graph.is_view(op)]
+    maker = {storage: op.id for op in kept for storage in graph.made_by(op)}
     found: dict[int, set[int]] = {}
-    for value, before in further_contributions(graph).items():
+    for value, before in further.items():
         later, earlier = (maker.get(graph.values[each].storage) for each in (value, before))
         if later is not None and earlier is not None and later != earlier:
             found.setdefault(later, set()).add(earlier)

@@ -192,6 +192,12 @@ class Graph:
         """The ids of the ops that make no new storage."""
         return {op.id for op in self.ops if self.is_view(op)}
 
+    def made_by(self, op: Op) -> list[int]:
+        """The storages that an op makes, each once, in the order of its outputs."""
+        read = {self.values[value].storage for value in op.inputs}
+        made = [self.values[value].storage for value in op.outputs if value != NONE]
+        return [storage for storage in dict.fromkeys(made) if storage not in read]
+
     def makers(self) -> dict[int, Op]:
         """The op that makes each value."""
         return {value: op for op in self.ops for value in op.outputs if value != NONE}

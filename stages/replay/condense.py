@@ -29,7 +29,7 @@ def condense(graph: Graph, costs: Costs, ordered: bool = True) -> Problem:
     fixed = graph.fixed_storages()
     kept = [op for op in graph.ops if not graph.is_view(op)]
     producer = {
-        storage: position for position, op in enumerate(kept) for storage in _made(graph, op)
+        storage: position for position, op in enumerate(kept) for storage in graph.made_by(op)
     }
     held = held_storages(graph) - fixed
     further = further_contributions(graph)
@@ -53,13 +53,6 @@ def condense(graph: Graph, costs: Costs, ordered: bool = True) -> Problem:
     return Problem(nodes, storages, costs.random_state().net, alternatives)
 
 
-def _made(graph: Graph, op: Op) -> list[int]:
-    """The storages an op makes, each once, in the order of its outputs."""
-    read = {graph.values[value].storage for value in op.inputs}
-    made = [graph.values[value].storage for value in op.outputs if value != NONE]
-    return [storage for storage in dict.fromkeys(made) if storage not in read]
-
-
 def _node(graph: Graph, costs: Costs, op: Op, fixed: set[int]) -> Node:
     cost = costs.of(graph, op)
     reads = dict.fromkeys(graph.values[value].storage for value in op.inputs)
@@ -73,7 +66,7 @@ def _node(graph: Graph, costs: Costs, op: Op, fixed: set[int]) -> Node:
         seconds=cost.seconds,
         peak=cost.peak,
         inputs=[storage for storage in reads if storage not in fixed],
-        outputs=_made(graph, op),
+        outputs=graph.made_by(op),
         reuses=reuses,
         random=op.random,
         repeatable=op.repeatable and op.target != LOSS_TARGET,
@@ -101,7 +94,7 @@ def _alternatives(
         cost, position = costs.of(graph, op), places[graph.origins[op.id]]
         reads = dict.fromkeys(graph.values[value].storage for value in op.inputs)
         inputs = [storage for storage in reads if storage not in fixed]
-        form = Repeat(inputs, _made(graph, op), cost.seconds, cost.peak)
+        form = Repeat(inputs, graph.made_by(op), cost.seconds, cost.peak)
         node = nodes[position]
         stays = any(storages[made].stays for made in node.outputs)
         if node.repeatable and node.repeat is None and not stays:
