@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.errors import ArtifactError, ConfigError
-from schemas.machine import Machine
+from schemas.machine import Link, Machine
 
 HOST = "host"
 MOST_WORDS = 400
@@ -101,17 +101,18 @@ def host_link(machine: Machine, path: Path | str) -> HostLink:
         more = "" if found else f": add {_form(device.name, memory.name)}"
         raise ConfigError(f"{path}: has {number} between {device.name} and {memory.name}{more}")
     return HostLink(
-        found[0].bandwidth,
-        found[0].latency,
-        found[0].shared,
-        memory.memory,
-        device.name,
-        device.memory,
-        memory.name,
-        " ".join(machine.sources.get("links", "").split())[:MOST_WORDS],
-        found[0].overhead,
-        found[0].overhead_per_byte,
+        room=memory.memory,
+        device=device.name,
+        memory=device.memory,
+        to=memory.name,
+        source=" ".join(machine.sources.get("links", "").split())[:MOST_WORDS],
+        **_figures(found[0]),
     )
+
+
+def _figures(link: Link) -> dict[str, Any]:
+    """What a link between two memories has of a described one."""
+    return {name: figure for name, figure in asdict(link).items() if name != "between"}
 
 
 def _form(one: str, other: str) -> str:
@@ -132,17 +133,7 @@ def link_beyond(machine: Machine, link: HostLink, path: Path | str) -> HostLink 
     beyond, ends = found[0], set(found[0].between)
     name = next(iter(ends - {link.to}))
     room, own = memories[name].memory, memories[link.to].memory
-    return HostLink(
-        beyond.bandwidth,
-        beyond.latency,
-        beyond.shared,
-        room,
-        link.to,
-        own,
-        name,
-        overhead=beyond.overhead,
-        overhead_per_byte=beyond.overhead_per_byte,
-    )
+    return HostLink(room=room, device=link.to, memory=own, to=name, **_figures(beyond))
 
 
 def link_of(text: str, what: str) -> HostLink:
