@@ -10,7 +10,7 @@ from schemas.graph import NONE
 from schemas.problem import Node, Problem, Storage
 from stages.partition.cuts import Segments
 from stages.partition.facts import Facts
-from stages.replay.part import Part
+from stages.replay.part import StepPart
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class _Local:
         self.whole = division.problem
         self.members = members
         self.own = {*members.forward, *members.backward}
-        self.part = Part(division.problem, self.bytes_of)
+        self.part = StepPart(division.problem, self.bytes_of)
 
     def problem(self) -> Problem:
         nodes = [self.node(position, order) for order, position in enumerate(self.members.forward)]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from schemas.problem import Node, Problem, Repeat, Reuse
 
 
-class Part:
+class StepPart:
     """Numbers the storages of a part of a problem, and writes its nodes; `bytes_of` says what the
     part counts of a storage. `numbers` are by storage."""
 

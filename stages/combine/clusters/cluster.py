@@ -10,7 +10,7 @@ from schemas.errors import ArtifactError
 from schemas.graph import NONE
 from schemas.hierarchy import Hierarchy
 from schemas.problem import Node, Problem, Storage
-from stages.replay.part import Part
+from stages.replay.part import StepPart
 
 
 @dataclass(frozen=True)
@@ -104,13 +104,13 @@ def local(problem: Problem, cluster: Cluster, lasting: Collection[int]) -> tuple
         stays = producer > len(cluster.forward) and storage in late
         return Storage(bytes_of(storage), producer, held, stays)
 
-    part = Part(problem, bytes_of)
+    part = StepPart(problem, bytes_of)
     copies = [_copied(part, index, node) for index, node in enumerate(nodes)]
     own = Problem(copies, list(map(stored, part.numbers)), problem.state_bytes)
     return own, cluster.numbered(place)
 
 
-def _copied(part: Part, index: int, node: int) -> Node:
+def _copied(part: StepPart, index: int, node: int) -> Node:
     """A node at its place in a part, the loss where it is NONE."""
     if node == NONE:
         return Node(index, "loss", 0.0, 0, [], [], [], False, False)
