@@ -5,13 +5,13 @@ each step has inputs of its own."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from schemas.budget import parse_budget
 from schemas.costs import Costs
-from schemas.frontier import Frontier, Point
+from schemas.frontier import Frontier, Point, pareto
 from schemas.graph import Graph
 from schemas.link import HostLink
 from schemas.plan import Fixed, GpuMemory
@@ -20,12 +20,11 @@ from schemas.schedule import Step
 from stages.combine.fixed import fixed_bytes
 from stages.combine.refine import Player, refined
 from stages.combine.schedule.opening import Opener
-from stages.combine.transfers.search import AGAIN
 from stages.replay.gpu_memory import on_gpu, reserving_least
 
-TRIES = 6
+TRIES = 8
 """How often the requested bytes are lowered until those that are reserved fit."""
-RAISES = 3
+RAISES = 4
 """How often they are raised again."""
 
 
@@ -113,19 +112,19 @@ class InAll:
         """The fastest plan known whose reserved bytes are within a total, None where none is.
 
         The search starts from the `first`, whose requested bytes are within the budget, lowers
-        these by what is reserved in excess, a few times, raises them again, and looks at the points
-        of the frontier. With a link it does so without transfers, too. `sequences` and `least` are
-        as `refined` takes them.
+        these by what is reserved in excess, a few times, raises them again, looks at the points of
+        the frontier, and searches further for the requested bytes of the best. With a link it does
+        so without transfers, too. `sequences` and `least` are as `refined` takes them.
         """
-        found = self._fitted(frontier, first, total, sequences, least)
+        find = partial(self._fitted, total=total, sequences=sequences, least=least)
+        found = find(frontier, first)
         if frontier.link is None:
             return found
-        player = replace(self.player, link=None)
         plain = replace(frontier, points=frontier.without_transfers, link=None, beaten=[])
         own = None if first is None else plain.within(first.peak)
-        other = replace(self, player=player)._fitted(plain, own, total, sequences, least)
-        known = [point for point in (found, other) if point is not None]
-        return min(known, key=lambda point: point.seconds, default=None)
+        other = replace(self, player=replace(self.player, link=None))
+        known = [found, other._fitted(plain, own, total, sequences, least)]
+        return min(filter(None, known), key=lambda point: point.seconds, default=None)
 
     def _fitted(
         self,
@@ -135,9 +134,17 @@ class InAll:
         sequences: Sequence[Sequence[int]],
         least: float,
     ) -> Point | None:
-        found = self._lowered(frontier, first, total, sequences, least)
-        faster = self.fitting(frontier, total, math.inf if found is None else found.seconds)
-        return faster or found
+        found = self._lowered(frontier, first, total)
+        best = self.fitting(frontier, total, math.inf if found is None else found.seconds) or found
+        if best is None or best is first:
+            return best
+        further = refined(self.player, frontier, best.peak, sequences=sequences, least=least)
+        fits = (
+            further is not None
+            and further.seconds < best.seconds
+            and self.of(further, total) <= total
+        )
+        return further if fits else best
 
     def fitting(self, frontier: Frontier, total: int, below: float = math.inf) -> Point | None:
         """The frontier's fastest point whose reserved bytes are within a total, None where none is
@@ -153,37 +160,28 @@ class InAll:
         """What no plan with the peak of a point reserves less than."""
         return self.fixed.there_before + point.peak
 
-    def _lowered(
-        self,
-        frontier: Frontier,
-        point: Point | None,
-        total: int,
-        sequences: Sequence[Sequence[int]],
-        least: float,
-    ) -> Point | None:
-        search = partial(
-            refined, self.player, frontier, sequences=sequences, effort=AGAIN, least=least
-        )
+    def _lowered(self, frontier: Frontier, point: Point | None, total: int) -> Point | None:
+        """A plan that fits, by brief searches, each from what the ones before it found."""
         above = None
         for _ in range(TRIES):
             if point is None:
                 return None
             excess = self.of(point, total) - total
             if excess <= 0:
-                return point if above is None else self._raised(search, point, above, total)
+                return point if above is None else self._raised(frontier, point, above, total)
             above = point.peak
-            point = search(point.peak - excess)
+            frontier = _with(frontier, point)
+            point = refined(self.player, frontier, point.peak - excess, brief=True)
         return None
 
-    def _raised(
-        self, search: Callable[[int], Point | None], fits: Point, above: int, total: int
-    ) -> Point:
+    def _raised(self, frontier: Frontier, fits: Point, above: int, total: int) -> Point:
         """A faster plan that fits, between the peak of one that does and one that does not: these
         differ in more than their peaks."""
         low = fits.peak
         for _ in range(RAISES):
             middle = (low + above) // 2
-            found = search(middle)
+            frontier = _with(frontier, fits)
+            found = refined(self.player, frontier, middle, brief=True)
             if (
                 found is not None
                 and found.seconds < fits.seconds
@@ -196,6 +194,11 @@ class InAll:
 
     def _reserved(self, steps: Sequence[Step]) -> int:
         return on_gpu(self.player.graph, self.player.costs, steps).renewed
+
+
+def _with(frontier: Frontier, point: Point) -> Frontier:
+    """A frontier with a further point to start from."""
+    return replace(frontier, points=pareto([*frontier.points, point]))
 
 
 def margin(memory: GpuMemory | None) -> str:

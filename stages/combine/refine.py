@@ -4,9 +4,9 @@ percent below the one that is asked."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from schemas.costs import Costs
 from schemas.engines import HIGHS, Engine
@@ -18,12 +18,13 @@ from schemas.plan import PlanCost
 from schemas.schedule import Step
 from stages.combine.bounds import seconds_of_views
 from stages.combine.polish.polisher import Polisher
+from stages.combine.polish.searcher import Polished
 from stages.combine.polish.views import Views, views_of
 from stages.combine.schedule.executions import runs
 from stages.combine.schedule.leaving import leaving
 from stages.combine.schedule.opening import Opener
 from stages.combine.transfers.points import linked_point, next_to
-from stages.combine.transfers.search import ASKED, Effort, Linker, frees_early
+from stages.combine.transfers.search import AGAIN, ASKED, Effort, Linker, frees_early
 from stages.replay.referee import Replay, replay
 
 AROUND = 2
@@ -44,11 +45,27 @@ class Player:
         """The views of the step."""
         return views_of(self.graph, self.costs, self.opener.problem)
 
+    @cached_property
+    def polisher(self) -> Polisher:
+        """What searches for plans of the step."""
+        return Polisher(self.opener.problem, self.views)
+
+    @cached_property
+    def _checked(self) -> dict[int, Point]:
+        """Points whose replay says what they do, by their identity."""
+        return {}
+
     def played(self, point: Point) -> Replay:
         """The replay of a point; raises ArtifactError where the frontier says something else."""
         found = self._replayed(point)
         _compare("a plan", PlanCost(point.seconds, point.peak), found)
+        self._checked[id(point)] = point
         return found
+
+    def check(self, point: Point) -> None:
+        """Raises ArtifactError where a point costs something else than the frontier says."""
+        if id(point) not in self._checked:
+            self.played(point)
 
     def check_keep_all(self, said: PlanCost) -> None:
         """Raises ArtifactError where the captured order costs something else."""
@@ -63,7 +80,9 @@ class Player:
     def at_cost(self, point: Point) -> Point:
         """A point with the peak and the seconds that its replay has."""
         found = self._replayed(point)
-        return replace(point, peak=found.peak, seconds=found.seconds)
+        costing = replace(point, peak=found.peak, seconds=found.seconds)
+        self._checked[id(costing)] = costing
+        return costing
 
     def _replayed(self, point: Point) -> Replay:
         return replay(self.graph, self.costs, self.opener.opened(point), link=self.link)
@@ -73,15 +92,16 @@ def refined(
     player: Player,
     frontier: Frontier,
     budget: int,
-    sequences: Sequence[Sequence[int]],
-    effort: Effort = ASKED,
+    sequences: Sequence[Sequence[int]] = (),
     least: float = math.inf,
     engine: Engine = HIGHS,
+    brief: bool = False,
 ) -> Point | None:
     """The frontier's point within a budget in bytes or, where that is faster, what a search finds
     from the points without transfers around the budget and from further `sequences` of node
-    positions, and with a link what is found from there with an `effort` and an `engine`. With
-    `least`, seconds that no plan goes below, the search is patient where it is not near to them.
+    positions, and with a link what is found from there, by an `engine`. With `least`, seconds that
+    no plan goes below, the search is patient where it is not near to them; a `brief` one is for one
+    of a few budgets that are tried for one that is asked for.
 
     What is found counts as a plan that comes from the frontier's point, of the least peak where
     none fits. None where neither has one. Raises ArtifactError where a point costs something else
@@ -93,12 +113,14 @@ def refined(
     above = [point for point in plain if point.peak > budget][-AROUND:]
     below = [point for point in plain if point.peak <= budget][:AROUND]
     for point in (*above, *below):
-        player.played(point)
-    searched = _searched(player, below, above, budget, sequences, least)
+        player.check(point)
+    found_by = _briefly if brief else partial(_patiently, sequences=sequences, least=least)
+    searched = _searched(player, below, above, budget, found_by)
     found = [point for point in (within, searched) if point is not None and point.peak <= budget]
     if player.link is not None:
         given = next_to(frontier.points, budget)
         around = [*below, *above]
+        effort = AGAIN if brief else ASKED
         linked = _linked(player, player.link, searched, around, budget, effort, given, engine)
         found += [point for point in linked if point.peak <= budget]
     return min(found, key=lambda point: point.seconds, default=None)
@@ -109,16 +131,12 @@ def _searched(
     below: Sequence[Point],
     above: Sequence[Point],
     budget: int,
-    sequences: Sequence[Sequence[int]],
-    least: float,
+    found_by: Callable[[Player, Sequence[Sequence[int]], int], Polished],
 ) -> Point:
     """What a search finds within a budget from the points below and above it, without transfers."""
     problem, positions = player.opener.problem, player.opener.positions
     starts = [[positions[op] for op in point.executions] for point in (*below, *above)]
-    # The search leaves out views that are made once in each plan: of parameters and of gradients.
-    uncounted = seconds_of_views(player.graph, player.costs) - player.views.once(problem)
-    polisher = Polisher(problem, player.views)
-    found = polisher.refine(starts, budget, least - uncounted, sequences)
+    found = found_by(player, starts, budget)
     return player.at_cost(
         replace(
             below[0] if below else above[-1],
@@ -128,6 +146,24 @@ def _searched(
             actions=runs(problem, [problem.op_at(place) for place in found.sequence]),
         )
     )
+
+
+def _patiently(
+    player: Player,
+    starts: Sequence[Sequence[int]],
+    budget: int,
+    sequences: Sequence[Sequence[int]],
+    least: float,
+) -> Polished:
+    problem = player.opener.problem
+    # The search leaves out views that are made once in each plan: of parameters and of gradients.
+    uncounted = seconds_of_views(player.graph, player.costs) - player.views.once(problem)
+    return player.polisher.refine(starts, budget, least - uncounted, sequences)
+
+
+def _briefly(player: Player, starts: Sequence[Sequence[int]], budget: int) -> Polished:
+    polisher = player.polisher
+    return polisher.beside([polisher.polished(start, budget, None) for start in starts], budget)
 
 
 def _linked(

@@ -29,6 +29,11 @@ CASES = (
 )
 
 
+GIVEN = ("--graph", "graph.arrow", "--costs", "costs.arrow")
+BLOCKS = ("--blocks", "blocks.arrow")
+MADE = (*GIVEN, *BLOCKS, "--options", "options.arrow", "--strategy", "auto")
+
+
 @dataclass(frozen=True)
 class Taken:
     """What a command took: wall-clock seconds, CPU seconds, bytes resident at its peak."""
@@ -40,7 +45,8 @@ class Taken:
 
 
 def table_of_described(folder: Path) -> Iterator[str]:
-    """Lines of Markdown as they come: a row a stage, the sum of all, and the plan."""
+    """Lines of Markdown as they come: a row a stage, the sum of all, the frontier that follows, and
+    the plan."""
     for case in CASES:
         place = folder / case.factory.partition(":")[2]
         place.mkdir(parents=True, exist_ok=True)
@@ -51,35 +57,39 @@ def table_of_described(folder: Path) -> Iterator[str]:
             taken.append(_run(stage, words))
             yield _row(taken[-1])
         wall, cpu = sum(one.wall for one in taken), sum(one.cpu for one in taken)
-        yield _row(Taken("in all", wall, cpu, max(one.memory for one in taken)))
+        yield _row(Taken("to the plan", wall, cpu, max(one.memory for one in taken)))
+        yield _row(_run("the frontier", _frontier(place)))
         plan = read_plan(place / "plan/plan.json")
         yield f"\n{plan.sentence}\n"
 
 
 def _stages(case: Described, place: Path) -> Iterator[tuple[str, list[str]]]:
-    """The commands from the factory to the package, as `tightfit.plan` chooses their settings."""
-    given = ["--graph", "graph.arrow", "--costs", "costs.arrow"]
+    """The commands from the factory to the package for one budget, as `tightfit.plan` chooses their
+    settings: the plan is searched for from the strategy's own."""
     described = ["--source", "roofline", "--machine", case.machine]
-    blocks = ["--blocks", "blocks.arrow"]
-    made = [*given, *blocks, "--options", "options.arrow"]
     chosen = ["--schedule", "plan/schedule.arrow", "--plan", "plan/plan.json"]
     commands = {
         "trace": ["--factory", case.factory, "--name", place.name, "--out", "graph.arrow"],
-        "profile": [*given[:2], *described, "--out", "costs.arrow"],
-        "partition": [*given, "--out", "blocks.arrow"],
-        "solve": [*blocks, "--store", "store", "--engine", "none", "--out", "options.arrow"],
-        "combine": [*made, "--strategy", "auto", "--workers", "2", "--out", "frontier.arrow"],
-        "choose": [*given, "--frontier", "frontier.arrow", "--budget", case.budget],
-        "generate": [*given[:2], *chosen, "--out", "plan/module"],
+        "profile": [*GIVEN[:2], *described, "--out", "costs.arrow"],
+        "partition": [*GIVEN, "--out", "blocks.arrow"],
+        "solve": [*BLOCKS, "--store", "store", "--engine", "none", "--out", "options.arrow"],
+        "combine": [*MADE, "--given", "--out", "own.arrow"],
+        "choose": [*GIVEN, "--frontier", "own.arrow", "--budget", case.budget],
+        "generate": [*GIVEN[:2], *chosen, "--out", "plan/module"],
     }
     commands["choose"] += ["--out", "plan"]
     yield from ((stage, _below(place, words)) for stage, words in commands.items())
 
 
+def _frontier(place: Path) -> list[str]:
+    """The command that makes the plans for all budgets."""
+    return ["combine", *_below(place, [*MADE, "--workers", "2", "--out", "frontier.arrow"])]
+
+
 def _below(place: Path, words: list[str]) -> list[str]:
     """The words of a command with its files in a folder."""
-    files = ("graph.arrow", "costs.arrow", "blocks.arrow", "options.arrow", "frontier.arrow")
-    inside = (*files, "store", "plan")
+    files = ("graph.arrow", "costs.arrow", "blocks.arrow", "options.arrow")
+    inside = (*files, "own.arrow", "frontier.arrow", "store", "plan")
     return [str(place / word) if word.partition("/")[0] in inside else word for word in words]
 
 

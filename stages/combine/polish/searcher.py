@@ -73,6 +73,11 @@ class Searcher:
         )
         return self.search(given, given[1:] or given, budget, ALONE)
 
+    def beside(self, known: Sequence[Polished], budget: int) -> Polished:
+        """The best for the budget of what is known and of a short search from the best of it."""
+        best = min(known, key=partial(rank, budget))
+        return self.search(known, [best], budget, BESIDE)
+
     def polished(self, sequence: Sequence[int], budget: int, start: int | None) -> Polished:
         """A sequence as it is, its ops in place as the budget asks for."""
         peak, seconds = self.measure(sequence, budget)

@@ -22,6 +22,9 @@ Report = Callable[[int, int], None]
 """Takes how much is done, of how much."""
 STEP = 0.975
 """Ratio of two neighbouring budgets on the grid of a frontier."""
+MOST = 48
+"""How many budgets the grid of a frontier has at most: the plan for one that is asked is searched
+for by itself."""
 PLENTY = 1 << 62
 """Bytes that no step takes."""
 MISSES = 3
@@ -101,8 +104,7 @@ class Sweep:
             self.searcher.polished(each.sequence, budget, each.start)
             for each in found[max(index - 1, 0) : index + 2]
         ]
-        ranked = sorted(known, key=partial(rank, budget))
-        return self.searcher.search(known, ranked[:1], budget, BESIDE)
+        return self.searcher.beside(known, budget)
 
     def _below(self, found: Sequence[Polished], first: int) -> list[Polished]:
         """Some budgets in a row; the first of them is searched patiently, and so are those within
@@ -150,11 +152,12 @@ class _Told:
 
 def grid(highest: int, least: int) -> list[int]:
     """The budgets of a frontier between two peaks, falling."""
+    step = min(STEP, (max(least, 1) / max(highest, 1)) ** (1 / (MOST - 1)))
     budgets: list[int] = []
     budget = highest
-    while budget > least * STEP:
+    while budget > least * step and len(budgets) < MOST:
         budgets.append(max(budget, least))
-        budget = int(budget * STEP)
+        budget = int(budget * step)
     return budgets
 
 

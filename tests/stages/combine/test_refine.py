@@ -45,6 +45,18 @@ def test_it_is_never_slower_than_the_frontier(made: Frontier) -> None:
         assert refined(PLAYER, made, budget, []) == point
 
 
+def test_a_brief_search_is_never_slower_than_the_frontier_either(made: Frontier) -> None:
+    coarse = replace(made, points=[made.points[0], made.points[-1]])
+    faster = 0
+    for budget in budgets(made):
+        point, within = refined(PLAYER, coarse, budget, brief=True), coarse.within(budget)
+        assert point is not None and within is not None
+        assert point.peak <= budget and point.seconds <= within.seconds
+        PLAYER.played(point)
+        faster += point.seconds < within.seconds
+    assert faster
+
+
 def test_it_finds_what_a_coarse_frontier_lacks(made: Frontier) -> None:
     coarse = replace(made, points=[made.points[0], made.points[-1]])
     found = [refined(PLAYER, coarse, budget, []) for budget in budgets(made)]

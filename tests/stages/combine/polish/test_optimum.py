@@ -6,12 +6,13 @@ import heapq
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
 from schemas.problem import Node, Problem, Storage
 from stages.combine.polish.polisher import Polisher
-from stages.combine.polish.sweeping import MISSES
+from stages.combine.polish.sweeping import MISSES, MOST, STEP, grid
 
 State = tuple[int, frozenset[int]]
 
@@ -124,12 +125,10 @@ def test_a_sweep_goes_down_until_some_budgets_in_a_row_are_missed() -> None:
     polisher = Polisher(STARTING)
     best = optimum(STARTING, TIGHT)
     assert best is not None
-    highest = polisher.measure(polisher.keep_all)[0]
-    budgets = [highest]
-    while budgets[-1] > 2:
-        budgets.append(int(budgets[-1] * 0.975))
+    least = 8
+    budgets = grid(polisher.measure(polisher.keep_all)[0], least)
     for starts in ([], [best[1]], [polisher.keep_all, best[1]], [best[1], polisher.keep_all]):
-        found = polisher.sweep(starts, 1, 1)[::-1]
+        found = polisher.sweep(starts, least, 1)[::-1]
         fits = [plan.peak <= budget for plan, budget in zip(found, budgets, strict=False)]
         fitting = sum(fits)
         assert fits == [True] * fitting + [False] * MISSES
@@ -138,6 +137,17 @@ def test_a_sweep_goes_down_until_some_budgets_in_a_row_are_missed() -> None:
         known = [optimum(STARTING, budget) for budget in budgets[: len(times)]]
         assert times == [way[0] for way in known if way is not None]
     assert len(polisher.sweep([], TIGHT + 3, 1)) == budgets.index(TIGHT + 3) + 1
+
+
+def test_a_grid_ends_at_the_least_and_has_no_more_budgets_than_it_may() -> None:
+    for highest, least in ((10**11, 10**10), (10**11, 10**9), (10**11, 9 * 10**10), (7, 7), (9, 0)):
+        budgets = grid(highest, least)
+        assert budgets[0] == highest
+        assert least <= budgets[-1] < max(least / STEP, 2)
+        assert len(budgets) <= MOST
+        assert all(more > less for more, less in pairwise(budgets))
+    assert [len(grid(10**11, least)) for least in (10**10, 10**9)] == [MOST, MOST]
+    assert len(grid(10**11, 5 * 10**10)) == 29
 
 
 def test_of_starts_the_best_counts_after_its_useless_runs_are_gone() -> None:
