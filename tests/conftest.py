@@ -1,6 +1,6 @@
-"""What holds for all tests: the files that take longest are run first, those marked `cuda` are skipped
-where there is no GPU, collections of garbage look only at what tests have made, and threads that wait
-leave the cores to other tests."""
+"""What holds for all tests: the files that take longest are run first, those marked `cuda` are
+skipped where there is no GPU, collections of garbage look only at what tests have made, and threads
+that wait leave the cores to other tests."""
 
 from __future__ import annotations
 
