@@ -12,6 +12,8 @@ SEED ?= 0
 BIN := $(VENV)/bin
 export PYTHON
 export PYTHONPATH := $(CURDIR)/workflow/progress
+# What is imported is compiled once, not at the start of each process.
+unexport PYTHONDONTWRITEBYTECODE
 
 CLUSTER := $(if $(filter-out default,$(PROFILE)),$(VENV)/cluster.done)
 
@@ -33,7 +35,7 @@ test: lint
 check: lint types
 
 tests: $(VENV)/test.done
-	$(BIN)/pytest -n 2 --dist loadscope --max-worker-restart 0
+	$(BIN)/pytest -n 2 --dist loadscope --no-loadscope-reorder --max-worker-restart 0
 
 types: $(VENV)/test.done
 	$(BIN)/mypy

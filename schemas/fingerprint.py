@@ -12,7 +12,7 @@ import site
 import sys
 import sysconfig
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
 
@@ -22,17 +22,26 @@ ROOT = Path(__file__).resolve().parents[1]
 OWN = ("reports", "schemas", "stages", "tightfit")
 """What is tightfit's own where it stands among the packages of an installation."""
 
+Closure = tuple[dict[str, Path], set[str]]
+"""Local modules by name, and the top-level names of the others."""
+
 
 def stage_fingerprint(stage: str, root: Path = ROOT) -> str:
     """Of a stage: its room, whatever of the checkout it imports, and the files it reads beside
     its code. 16 hex digits."""
-    room = root / "stages" / stage
-    return _fingerprint(_modules(room, root), [root], _resources(room, root))
+    return stage_code(stage, root)[0]
 
 
 def stage_versions(stage: str, root: Path = ROOT) -> dict[str, str]:
     """The versions of the installed packages that a stage may import, by name."""
-    return _versions(_modules(root / "stages" / stage, root), [root])
+    return _versions(_closure(_modules(root / "stages" / stage, root), [root]))
+
+
+def stage_code(stage: str, root: Path = ROOT) -> tuple[str, dict[str, str]]:
+    """The fingerprint of a stage, and the versions of what it may import."""
+    room = root / "stages" / stage
+    found = _closure(_modules(room, root), [root])
+    return _fingerprint(found, _resources(room, root)), _versions(found)
 
 
 def factory_fingerprint(factory: str, search_path: Iterable[Path | str] = ()) -> str:
@@ -41,12 +50,12 @@ def factory_fingerprint(factory: str, search_path: Iterable[Path | str] = ()) ->
     Modules are looked for in the folders of `search_path`, in the current one and in the
     checkout. 16 hex digits, also for a factory that does not exist or does not parse.
     """
-    return _fingerprint([factory.partition(":")[0]], _folders(search_path), [])
+    return _fingerprint(_closure([factory.partition(":")[0]], _folders(search_path)), [])
 
 
 def factory_versions(factory: str, search_path: Iterable[Path | str] = ()) -> dict[str, str]:
     """The versions of the installed packages that a model's source may import, by name."""
-    return _versions([factory.partition(":")[0]], _folders(search_path))
+    return _versions(_closure([factory.partition(":")[0]], _folders(search_path)))
 
 
 def _modules(room: Path, root: Path) -> list[str]:
@@ -57,14 +66,14 @@ def _folders(search_path: Iterable[Path | str]) -> list[Path]:
     return [*(Path(folder) for folder in search_path), Path(), ROOT]
 
 
-def _versions(modules: Iterable[str], folders: Sequence[Path]) -> dict[str, str]:
-    found = {name: _version(name) for name in sorted(_closure(modules, folders)[1])}
+def _versions(closure: Closure) -> dict[str, str]:
+    found = {name: _version(name) for name in sorted(closure[1])}
     return {name: version for name, version in found.items() if version}
 
 
-def _fingerprint(modules: Iterable[str], folders: Sequence[Path], files: Iterable[Path]) -> str:
+def _fingerprint(closure: Closure, files: Iterable[Path]) -> str:
     total = hashlib.sha256()
-    local, foreign = _closure(modules, folders)
+    local, foreign = closure
     for name in sorted(local):
         total.update(f"{name} {_read(name, local[name]).digest}\n".encode())
     for name in sorted(foreign):
@@ -74,19 +83,22 @@ def _fingerprint(modules: Iterable[str], folders: Sequence[Path], files: Iterabl
     return total.hexdigest()[:16]
 
 
-def _closure(names: Iterable[str], folders: Sequence[Path]) -> tuple[dict[str, Path], set[str]]:
-    """Local modules by name, and the top-level names of the others, that `names` lead to."""
-    waiting, local, foreign = list(names), {}, set()
+def _closure(names: Iterable[str], folders: Sequence[Path]) -> Closure:
+    """What `names` lead to."""
+    waiting, seen, local, foreign = list(names), set[str](), dict[str, Path](), set[str]()
+    find = cache(partial(_find, folders=folders))
     while waiting:
         name = waiting.pop()
-        path = _find(name, folders)
-        if path is None:
-            if _find(name.partition(".")[0], folders) is None:
-                foreign.add(name.partition(".")[0])
-        elif name not in local:
+        if name in seen:
+            continue
+        seen.add(name)
+        path, top = find(name), name.partition(".")[0]
+        if path is not None:
             local[name] = path
             waiting += _read(name, path).imports
             waiting += _ancestors(name)
+        elif find(top) is None:
+            foreign.add(top)
     return local, foreign - sys.stdlib_module_names
 
 
@@ -94,8 +106,12 @@ def _read(name: str, path: Path) -> Module:
     """What a module says by the name that it is imported by. Nothing is kept in an installation,
     whose files are those of others."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    kept = not any(path.is_relative_to(folder) for folder in _installations())
-    return read_module(path, package, kept)
+    return read_module(path, package, not _is_installed(path.parent))
+
+
+@cache
+def _is_installed(folder: Path) -> bool:
+    return any(folder.is_relative_to(installed) for installed in _installations())
 
 
 def _find(name: str, folders: Sequence[Path]) -> Path | None:

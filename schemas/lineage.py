@@ -20,8 +20,7 @@ from schemas.errors import ArtifactError
 from schemas.fingerprint import (
     factory_fingerprint,
     factory_versions,
-    stage_fingerprint,
-    stage_versions,
+    stage_code,
 )
 from schemas.module import module_digest
 
@@ -68,8 +67,8 @@ def described(record: Path) -> Path:
 
 def keep_records(stage: str, derived: Derived) -> None:
     """Writes a record of each output; raises ArtifactError where one cannot be written."""
-    code, source = stage_fingerprint(stage), ""
-    versions = {"python": platform.python_version(), **stage_versions(stage)}
+    (code, imported), source = stage_code(stage), ""
+    versions = {"python": platform.python_version(), **imported}
     if derived.factory:
         source = factory_fingerprint(derived.factory, derived.search_path)
         versions |= factory_versions(derived.factory, derived.search_path)

@@ -31,16 +31,16 @@ def read_module(path: Path, package: str, keep: bool = True) -> Module:
     """What a source file of a package says; read again in the same process only when it was written
     since. With `keep`, what was read is kept for other processes."""
     state = path.stat()
-    return _read_module(path.resolve(), package, keep, state.st_mtime_ns, state.st_size)
+    return _read_module(str(path.absolute()), package, keep, state.st_mtime_ns, state.st_size)
 
 
 @cache
-def _read_module(path: Path, package: str, keep: bool, changed: int, size: int) -> Module:
-    data = path.read_bytes()
+def _read_module(path: str, package: str, keep: bool, changed: int, size: int) -> Module:
+    data = Path(path).read_bytes()
     if not keep:
         return _parse(data, package)
     key = hashlib.sha256(_own() + package.encode() + b"\n" + data).hexdigest()
-    place = Path(cache_from_source(str(path))).with_suffix(".json")
+    place = Path(cache_from_source(path)).with_suffix(".json")
     module = _kept(place, key)
     if module is None:
         module = _parse(data, package)

@@ -1,11 +1,12 @@
-"""What holds for all tests: those marked `cuda` are skipped where there is no GPU, collections of
-garbage look only at what tests have made, and threads that wait leave the cores to other tests."""
+"""What holds for all tests: the files that take longest are run first, those marked `cuda` are
+skipped where there is no GPU, collections of garbage look only at what tests have made, and threads
+that wait leave the cores to other tests."""
 
 from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,31 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared")
 
+TESTS = Path(__file__).parent
+LONG = (
+    "workflow/test_plan.py",
+    "workflow/test_redo.py",
+    "crash",
+    "workflow",
+    "tightfit",
+    "test_machines.py",
+    "battery",
+    "fuzz",
+)
+"""Files and folders whose tests are few and long: of those begun last, one core would wait for the
+other."""
 
-def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """Skips what needs a GPU; PyTorch is loaded only where such a test was collected."""
+
+def rank(path: Path) -> int:
+    """The place in `LONG` of the first that has a file, behind all of them where none has."""
+    found = (place for place, name in enumerate(LONG) if path.is_relative_to(TESTS / name))
+    return next(found, len(LONG))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Orders the files, and skips what needs a GPU; PyTorch is loaded only where such a test was
+    collected."""
+    items.sort(key=lambda item: rank(item.path))
     wanting = [item for item in items if item.get_closest_marker("cuda")]
     if not wanting:
         return

@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,7 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+@cache
 def imported(path: Path, at_start: bool = False) -> set[str]:
     """The modules that a file names in imports; with `at_start`, only outside functions."""
     tree = ast.parse(path.read_text())

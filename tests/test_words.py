@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ def room_of(path: Path) -> str:
     return parts[1] if parts[0] == "stages" else parts[0]
 
 
+@cache
 def classes() -> dict[str, list[tuple[str, str]]]:
     """By name the rooms and files of the public classes."""
     found = defaultdict(list)

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from schemas.blocks import problem_row
 from schemas.engines import Solver
 from schemas.errors import ArtifactError, TightfitError
-from schemas.fingerprint import stage_fingerprint, stage_versions
+from schemas.fingerprint import stage_code
 from schemas.link import HostLink
 from schemas.options import Option, clock_of, read_options, write_options
 from schemas.problem import Problem
@@ -49,8 +49,8 @@ def _key(link: HostLink) -> str:
 
 def solved_with() -> dict[str, str]:
     """What a solved block says of what solved it: the fingerprint of the code, and versions."""
-    versions = stage_versions("solve")
-    return {"code": stage_fingerprint("solve"), "versions": json.dumps(versions)}
+    code, versions = stage_code("solve")
+    return {"code": code, "versions": json.dumps(versions)}
 
 
 def clock_limited(paths: Iterable[Path]) -> int:

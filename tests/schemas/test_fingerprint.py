@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from schemas import fingerprint
 from schemas.fingerprint import factory_fingerprint, stage_fingerprint
 from schemas.syntax import syntax
 
@@ -92,6 +93,19 @@ def test_the_templates_belong_to_the_report(tmp_path: Path, write: Write) -> Non
     before = stage_fingerprint("report", tmp_path)
     write("reports/page.html", "<p>")
     assert stage_fingerprint("report", tmp_path) != before
+
+
+def test_each_module_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    find = fingerprint._find
+
+    def noting(name: str, folders: Sequence[Path]) -> Path | None:
+        asked.append(name)
+        return find(name, folders)
+
+    monkeypatch.setattr(fingerprint, "_find", noting)
+    stage_fingerprint("solve")
+    assert len(asked) == len(set(asked)) > 100
 
 
 def test_an_absent_factory_has_a_fingerprint_too(tmp_path: Path) -> None:

@@ -34,8 +34,28 @@ def refusal(store: Path, budget: object) -> str:
     return str(caught.value)
 
 
-def test_an_infeasible_percentage_names_the_smallest(store: Path) -> None:
-    said = refusal(store, "1%")
+@pytest.fixture(scope="module")
+def made(store: Path) -> tightfit.ChosenPlan:
+    return plan(store, "90%")
+
+
+@pytest.fixture(scope="module")
+def whole(store: Path) -> tightfit.ChosenPlan:
+    return plan(store, "100%")
+
+
+@pytest.fixture(scope="module")
+def in_percent(store: Path) -> str:
+    return refusal(store, "1%")
+
+
+@pytest.fixture(scope="module")
+def in_bytes(store: Path) -> str:
+    return refusal(store, "1kB")
+
+
+def test_an_infeasible_percentage_names_the_smallest(store: Path, in_percent: str) -> None:
+    said = in_percent
     found = re.search(r"known to work for Tower with auto is (\d+)% \(([\d,]+) bytes\);", said)
     assert found is not None, said
     percent = int(found[1])
@@ -43,8 +63,8 @@ def test_an_infeasible_percentage_names_the_smallest(store: Path) -> None:
     assert percent > 1
 
 
-def test_infeasible_bytes_name_the_smallest_and_what_holds_it(store: Path) -> None:
-    said = refusal(store, "1kB")
+def test_infeasible_bytes_name_the_smallest_and_what_holds_it(store: Path, in_bytes: str) -> None:
+    said = in_bytes
     found = re.search(
         r"with auto is ([\d,]+) bytes \(\d+%\); at the peak of the step these are .*, (.*)$", said
     )
@@ -55,9 +75,10 @@ def test_infeasible_bytes_name_the_smallest_and_what_holds_it(store: Path) -> No
     assert made.smallest_budget is not None and made.smallest_budget <= smallest
 
 
-def test_a_refusal_names_what_no_plan_takes_less_than_and_the_op(store: Path) -> None:
-    for budget in ("1%", "1kB"):
-        said = refusal(store, budget)
+def test_a_refusal_names_what_no_plan_takes_less_than_and_the_op(
+    in_percent: str, in_bytes: str
+) -> None:
+    for said in (in_percent, in_bytes):
         sizes = [
             int(size.replace(",", ""))
             for size in re.findall(r"(?:auto is|less than) (?:\d+% \()?([\d,]+) bytes", said)
@@ -69,8 +90,8 @@ def test_a_refusal_names_what_no_plan_takes_less_than_and_the_op(store: Path) ->
         )
 
 
-def test_what_holds_the_smallest_adds_up_to_it(store: Path) -> None:
-    said = refusal(store, "1kB")
+def test_what_holds_the_smallest_adds_up_to_it(in_bytes: str) -> None:
+    said = in_bytes
     smallest = int(said.split("auto is ")[1].split(" bytes")[0].replace(",", ""))
     held = said.split("peak of the step these are ")[1].split("; no plan")[0]
     own = re.sub(r" \((?:the largest|at) [^)]*\)", "", held)
@@ -104,8 +125,8 @@ def test_the_least_budget(store: Path) -> None:
     assert made.peak == made.frontier[-1].peak and made.frontier.chosen == len(made.frontier) - 1
 
 
-def test_a_choice_is_a_budget(store: Path) -> None:
-    made = plan(store, "100%")
+def test_a_choice_is_a_budget(store: Path, whole: tightfit.ChosenPlan) -> None:
+    made = whole
     for choice in (made.frontier[0], made.frontier[-1]):
         chosen = plan(store, choice)
         assert chosen.peak is not None and chosen.time is not None
@@ -115,11 +136,11 @@ def test_a_choice_is_a_budget(store: Path) -> None:
     assert percents == sorted(percents, reverse=True) and percents[0] <= 100
 
 
-def test_a_percentage_that_is_shown_is_enough(store: Path) -> None:
-    made = plan(store, "100%")
+def test_a_percentage_that_is_shown_is_enough(store: Path, whole: tightfit.ChosenPlan) -> None:
+    made = whole
     for number, choice in enumerate(made.frontier):
         shown = re.search(rf"\[{number}\].*?([\d.]+%)", str(made.frontier))
-        for percent in (f"{choice.percent}%", shown[1] if shown else "100%"):
+        for percent in {f"{choice.percent}%", shown[1] if shown else "100%"}:
             if choice.percent is not None:
                 found = plan(store, percent)
                 assert found.time is not None and found.time <= choice.seconds
@@ -129,21 +150,19 @@ def test_a_budget_that_no_device_has_is_refused(store: Path) -> None:
     assert refusal(store, 10**30).endswith("is more than any device has")
 
 
-def test_a_plan_says_all_that_it_did(store: Path) -> None:
-    made = plan(store, "90%")
+def test_a_plan_says_all_that_it_did(made: tightfit.ChosenPlan) -> None:
     assert isinstance(made, tightfit.Plan) and (made.module / "__init__.py").is_file()
     assert "frontier" not in asdict(made)
 
 
-def test_a_plan_is_kept_with_the_way_to_its_frontier(store: Path) -> None:
-    made = plan(store, "85%")
+def test_a_plan_is_kept_with_the_way_to_its_frontier(made: tightfit.ChosenPlan) -> None:
     for kept in (pickle.loads(pickle.dumps(made)), copy.deepcopy(made)):
         assert asdict(kept) == asdict(made) and kept.module == made.module
         assert str(kept.frontier) == str(made.frontier)
 
 
-def test_a_table_and_a_picture(store: Path) -> None:
-    frontier = plan(store, "90%").frontier
+def test_a_table_and_a_picture(made: tightfit.ChosenPlan) -> None:
+    frontier = made.frontier
     lines = str(frontier).splitlines()
     assert "plans of auto for Tower" in lines[0]
     assert len(lines) <= 2 + 13 and sum("*" in line for line in lines) == 1
@@ -155,19 +174,17 @@ def test_a_table_and_a_picture(store: Path) -> None:
     assert len(page.findall("./table/tbody/tr")) == len(lines) - 2
 
 
-def test_a_model_of_a_strange_name_stays_a_text(store: Path) -> None:
+def test_a_model_of_a_strange_name_stays_a_text(made: tightfit.ChosenPlan) -> None:
     from schemas.frontier import read_frontier
 
-    made = plan(store, "90%")
     path = made.module.parents[1] / "frontier.arrow"
     strange = replace(read_frontier(path), model="<script>alert(1)</script>")
     assert "<script>" not in Choices(strange, made)._repr_html_()
 
 
-def test_one_point_is_a_frontier_too(store: Path) -> None:
+def test_one_point_is_a_frontier_too(made: tightfit.ChosenPlan) -> None:
     from schemas.frontier import read_frontier
 
-    made = plan(store, "90%")
     whole = read_frontier(made.module.parents[1] / "frontier.arrow")
     assert made.peak is not None and made.time is not None
     point = replace(whole.points[0], peak=made.peak, seconds=made.time)
@@ -176,11 +193,10 @@ def test_one_point_is_a_frontier_too(store: Path) -> None:
     ElementTree.fromstring(f"<body>{one._repr_html_()}</body>")
 
 
-def test_choices_for_a_gpu_are_budgets_of_reserved_bytes(store: Path) -> None:
+def test_choices_for_a_gpu_are_budgets_of_reserved_bytes(made: tightfit.ChosenPlan) -> None:
     """A plan that reserves more than a faster one is none to choose."""
     from schemas.frontier import read_frontier
 
-    made = plan(store, "90%")
     whole = read_frontier(made.module.parents[1] / "frontier.arrow")
     slow, fast = replace(whole.points[0], peak=9000, seconds=3.0), whole.points[0]
     points = [replace(fast, peak=11000, seconds=1.0), replace(fast, peak=10000, seconds=2.0), slow]
@@ -192,12 +208,13 @@ def test_choices_for_a_gpu_are_budgets_of_reserved_bytes(store: Path) -> None:
     assert found[0].percent is not None and 74 < found[0].percent < 76
 
 
-def test_the_bytes_of_a_frontier_are_counted_as_budgets_are(store: Path, tmp_path: Path) -> None:
+def test_the_bytes_of_a_frontier_are_counted_as_budgets_are(
+    made: tightfit.ChosenPlan, tmp_path: Path
+) -> None:
     from schemas.costs import Costs, read_costs, write_costs
     from schemas.frontier import read_frontier
     from tightfit.variants import totals_of
 
-    made = plan(store, "90%")
     place = made.module.parents[1]
     folders = list(place.parents)
     graph = next(path for folder in folders if (path := folder / "graph.arrow").exists())

@@ -99,20 +99,12 @@ def test_nothing_is_done_twice_and_an_edited_description_is_read_again(
     assert "MB in all predicted, where rtx3060 has 1.0 kB; not validated" in table
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"bandwidth": 0}, "devices[0].bandwidth is 0, expected a number from 1000 to 1e+18"),
-        ({"flops": "9e12"}, "devices[0].flops is '9e12', not a number"),
-    ],
-)
-def test_impossible_figures_end_in_a_sentence(
-    workplace: Workplace, tiny: dict[str, Any], changes: dict[str, Any], sentence: str
-) -> None:
+def test_impossible_figures_end_in_a_sentence(workplace: Workplace, tiny: dict[str, Any]) -> None:
     document = json.loads((MACHINES / "t4.json").read_text())
-    document["devices"][0].update(changes)
+    document["devices"][0]["bandwidth"] = 0
     (workplace.folder / "bad.json").write_text(json.dumps(document))
     workplace.configure(configuration(tiny, "bad.json"))
     run = workplace.snakemake("--dry-run")
     assert run.returncode == 1 and "Traceback" not in run.stderr
+    sentence = "devices[0].bandwidth is 0, expected a number from 1000 to 1e+18"
     assert f"device: bad.json: {sentence}" in run.stderr

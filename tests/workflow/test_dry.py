@@ -24,15 +24,22 @@ def test_the_shipped_configuration_gives_one_job_a_step(workplace: Workplace) ->
     assert not (workplace.folder / "results").exists()
 
 
-def test_the_engine_solves_blocks_and_whole_steps(
-    workplace: Workplace, tiny: dict[str, Any]
-) -> None:
-    workplace.configure({"models": {"tiny": tiny}, "solver": {"engine": "cbc"}})
-    result = workplace.snakemake("--dry-run", "--printshellcmds", logger="")
+@pytest.fixture(scope="module")
+def commands(workplace: Workplace, tiny: dict[str, Any]) -> list[str]:
+    """Those of two models, one of which has strategies of its own, where no disk is named."""
+    models = {"one": {**tiny, "strategies": ["offload"]}, "other": tiny}
+    strategies = ["offload", "auto"]
+    workplace.configure({"models": models, "strategies": strategies, "solver": {"engine": "cbc"}})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("TIGHTFIT_DISK", raising=False)
+        result = workplace.snakemake("--dry-run", "--printshellcmds", logger="")
     assert result.returncode == 0, result.stderr
-    lines = (result.stdout + result.stderr).splitlines()
+    return (result.stdout + result.stderr).splitlines()
+
+
+def test_the_engine_solves_blocks_and_whole_steps(commands: list[str]) -> None:
     for stage in ("solve", "combine", "choose"):
-        own = [line for line in lines if f"-m stages {stage} " in line]
+        own = [line for line in commands if f"-m stages {stage} " in line]
         assert own and all(" --engine cbc " in line for line in own), stage
 
 
@@ -66,18 +73,10 @@ def test_folders_that_cannot_be_are_told_in_a_sentence(
         assert f"{key}: notes.txt is a file, expected a folder" in result.stderr
 
 
-def test_the_link_is_measured_once_where_a_strategy_takes_it(
-    workplace: Workplace, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_link_is_measured_once_where_a_strategy_takes_it(commands: list[str]) -> None:
     """Also where no folder of a disk is named, which is an empty argument of the command."""
-    models = {"one": {**tiny, "strategies": ["offload"]}, "other": tiny}
-    workplace.configure({"models": models, "strategies": ["offload", "auto"]})
-    monkeypatch.delenv("TIGHTFIT_DISK", raising=False)
-    result = workplace.snakemake("--dry-run", "--printshellcmds", logger="")
-    assert result.returncode == 0, result.stderr
-    lines = (result.stdout + result.stderr).splitlines()
-    assert any(" --strategy offload " in line and "results/other/" in line for line in lines)
-    [command] = [line for line in lines if "-m stages machine " in line]
+    assert any(" --strategy offload " in line and "results/other/" in line for line in commands)
+    [command] = [line for line in commands if "-m stages machine " in line]
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     parser.add_argument("--error-file")

@@ -100,6 +100,14 @@ def finished(workplace: Workplace) -> Finished:
     return workplace, workplace.snakemake()
 
 
+@pytest.fixture(scope="module")
+def table(finished: Finished) -> str:
+    """What `make plan` shows at its end."""
+    result = finished[0].stage("summary", "--configuration", "config.yaml")
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
 def test_a_broken_factory_is_one_sentence_and_stops_no_other_model(finished: Finished) -> None:
     folder, result = finished[0].folder, finished[1]
     assert result.returncode == 1
@@ -111,7 +119,7 @@ def test_a_broken_factory_is_one_sentence_and_stops_no_other_model(finished: Fin
     assert sentence in (folder / "results/index.html").read_text().replace("&#39;", "'")
 
 
-def test_a_strategy_that_failed_is_a_row_and_stops_no_page(finished: Finished) -> None:
+def test_a_strategy_that_failed_is_a_row_and_stops_no_page(finished: Finished, table: str) -> None:
     """What plans with a link wait for belongs to no model: the measurement of that link."""
     folder = finished[0].folder / "results"
     said = f"disk: tensors cannot wait in files of {finished[0].folder}/nowhere (No such file"
@@ -125,7 +133,6 @@ def test_a_strategy_that_failed_is_a_row_and_stops_no_page(finished: Finished) -
     assert rows == ["failed", "failed"]
     links = re.findall(r'href="([^"#]+)', (folder / "index.html").read_text())
     assert len(set(links)) == 3 and all((folder / link).exists() for link in links)
-    table = finished[0].stage("summary", "--configuration", "config.yaml").stdout
     [told] = [line for line in table.splitlines() if line.startswith("tiny offload 50%, ")]
     assert told.startswith(f"tiny offload 50%, tiny offload 1kB: machine: {said}")
     assert told.endswith("(see results/logs/link.txt)")
@@ -174,7 +181,9 @@ def test_fused_kernels_are_compared_with_themselves_unplanned_and_with_eager(
     assert read_measurement(model / "unplanned/none/measurement.arrow").bits_equal
 
 
-def test_plans_of_fused_kernels_are_compared_with_those_of_eagers(finished: Finished) -> None:
+def test_plans_of_fused_kernels_are_compared_with_those_of_eagers(
+    finished: Finished, table: str
+) -> None:
     workplace = finished[0]
     model = workplace.folder / "results/fused"
     plan, other = (read_plan(at / "rotor/4MB/plan.json") for at in (model, model / "eager"))
@@ -183,7 +192,6 @@ def test_plans_of_fused_kernels_are_compared_with_those_of_eagers(finished: Fini
     assert (plan.rival.time, plan.budget_total) == (other.time, other.budget_total)
     assert plan.time < other.time
     assert plan.groups and plan.compiled
-    table = workplace.stage("summary", "--configuration", "config.yaml").stdout
     assert any("rotor" in line and "fused" in line for line in table.splitlines())
     audited = workplace.stage("audit", "results/fused", "--configuration", "config.yaml")
     assert audited.returncode == 0, audited.stdout + audited.stderr
@@ -216,14 +224,12 @@ def test_every_point_has_a_trace_for_perfetto(finished: Finished) -> None:
         assert document["traceEvents"]
 
 
-def test_the_table_tells_every_plan_and_every_failure(finished: Finished) -> None:
-    result = finished[0].stage("summary", "--configuration", "config.yaml")
-    assert result.returncode == 0, result.stderr
-    rows = [line for line in result.stdout.splitlines() if "rockmate" in line]
+def test_the_table_tells_every_plan_and_every_failure(table: str) -> None:
+    rows = [line for line in table.splitlines() if "rockmate" in line]
     assert any("50%" in row and "kB" in row for row in rows)
     assert any("1kB" in row and "infeasible" in row for row in rows)
-    assert "results/tiny/report.html" in result.stdout
-    assert "no such luck" in result.stdout
+    assert "results/tiny/report.html" in table
+    assert "no such luck" in table
 
 
 def test_a_failure_is_not_forgotten(finished: Finished) -> None:

@@ -139,16 +139,13 @@ def test_a_block_solved_in_another_folder_is_not_solved_again(
     assert solves(run) == ["mine: solved 0, 3 from the store"]
 
 
-@pytest.mark.parametrize(
-    ("name", "old", "new"),
-    [
+def test_comments_in_a_model_are_no_edits(place: Workplace) -> None:
+    for name, old, new in (
         ("layers.py", "# wide in the middle", "# and narrow at its ends"),
         ("layers.py", '"""One of them."""', '"""One\n    of many."""'),
         ("mine.py", "def tower(width=32)", "def tower( width = 32 )"),
-    ],
-)
-def test_a_comment_in_a_model_is_no_edit(place: Workplace, name: str, old: str, new: str) -> None:
-    edit(place.folder / name, old, new)
+    ):
+        edit(place.folder / name, old, new)
     assert reasons(place) == []
 
 
