@@ -231,6 +231,17 @@ class Task:
         computed = sum(node.seconds for node in self.problem.nodes)
         return self.microbatches * computed + sum(cost.seconds for cost in self.updates.values())
 
+    @property
+    def least_here(self) -> float:
+        """Seconds that a step takes at least of which all updates that may be are the device's: all
+        is computed, and states pass the link."""
+        here = self.updated_here(most=True)
+        computed = sum(node.least_seconds for node in self.problem.nodes)
+        computed += sum(cost.seconds for value, cost in self.updates.items() if value in here)
+        passing = sum(self.updates[value].states for value in here - self.on_device)
+        ways = 2 if self.link.shared else 1
+        return max(computed, ways * passing / self.link.bandwidth)
+
 
 def _lasting(played: Updates) -> str:
     """What is in the other memory from one step to the next, in words."""
