@@ -18,14 +18,25 @@ _LATER = ("source", "overhead", "overhead_per_byte")
 """What the text of a link leaves out where it has none: older ones have not got it."""
 
 
+class Costly:
+    """What has transfers that take something of the lane that computes: `overhead` seconds each,
+    and `overhead_per_byte` more for each byte (o and O of LogGOPS)."""
+
+    overhead: float
+    overhead_per_byte: float
+
+    def overhead_of(self, size: int) -> float:
+        """What a transfer of `size` bytes takes of the lane that computes."""
+        return self.overhead + size * self.overhead_per_byte
+
+
 @dataclass(frozen=True)
-class HostLink:
+class HostLink(Costly):
     """A link of `bandwidth` bytes a second (0 for none, infinite for one that takes no time), with
     `latency` seconds a transfer; `shared` where both directions take turns. The other memory, which
     is called `to` (the host's or a disk), has `room` bytes for what leaves, and the device `memory`
-    bytes in all; infinite where that is not said. `source` tells people where its speed is from.
-    A transfer takes `overhead` seconds of the lane that computes, and `overhead_per_byte` more for
-    each byte (o and O of LogGOPS)."""
+    bytes in all; infinite where that is not said. `source` tells people where its speed is
+    from."""
 
     bandwidth: float
     latency: float = 0.0
@@ -43,10 +54,6 @@ class HostLink:
         if self.bandwidth == 0:
             return math.inf
         return self.latency + size / self.bandwidth
-
-    def overhead_of(self, size: int) -> float:
-        """What a transfer of `size` bytes takes of the lane that computes."""
-        return self.overhead + size * self.overhead_per_byte
 
     @property
     def speed(self) -> str:

@@ -11,15 +11,13 @@ from typing import Any
 from schemas.chain import MOST_BYTES, are_times
 from schemas.errors import ArtifactError
 from schemas.graph import Graph
-from schemas.link import HostLink, link_of
+from schemas.link import Costly, HostLink, link_of
 
 
 @dataclass(frozen=True)
-class LinkSpeed:
+class LinkSpeed(Costly):
     """A link as it was measured: bytes a second that leave (`to`) and return (`back`), each with
-    nothing else on its way, and `both` ways at once, each way; seconds of a short transfer. A
-    transfer takes `overhead` seconds of the lane that computes, and `overhead_per_byte` more for
-    each byte."""
+    nothing else on its way, and `both` ways at once, each way; seconds of a short transfer."""
 
     to: float
     back: float
@@ -32,10 +30,6 @@ class LinkSpeed:
         """What a transfer takes while the other way is busy too, infinite without a bandwidth."""
         bandwidth = self.both[0 if leaves else 1]
         return self.latency + size / bandwidth if bandwidth else math.inf
-
-    def overhead_of(self, size: int) -> float:
-        """What a transfer takes of the lane that computes."""
-        return self.overhead + size * self.overhead_per_byte
 
     @classmethod
     def of(cls, link: HostLink) -> LinkSpeed:

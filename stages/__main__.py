@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from importlib import import_module
@@ -99,7 +100,7 @@ def run_stage(stage: str, arguments: Sequence[str]) -> int:
         "--error-file", type=Path, help="a file to keep the sentence of an error in"
     )
     module.add_arguments(parser)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(_valued(arguments))
     if stage not in READING:
         # Where this cannot be kept, neither can an error, and that is told.
         with contextlib.suppress(TightfitError):
@@ -130,6 +131,18 @@ def run_stage(stage: str, arguments: Sequence[str]) -> int:
     if options.error_file is not None:
         options.error_file.unlink(missing_ok=True)
     return 0
+
+
+def _valued(words: Sequence[str]) -> list[str]:
+    """The words of a command line, of which one that begins as a number below zero is the value of
+    the option ahead of it: the parser would take `-5%` for an option of its own."""
+    found: list[str] = []
+    for word in words:
+        if found and re.fullmatch("--[a-z-]+", found[-1]) and re.match(r"-\.?[0-9]", word):
+            found[-1] += f"={word}"
+        else:
+            found.append(word)
+    return found
 
 
 def _sentence(error: TightfitError) -> str:

@@ -120,6 +120,7 @@ def _fastest(
     found, refused = [], None
     for built, count in zip(given, counts, strict=True):
         graph = route.trace(built)
+        _check_sizes(graph)
         costs = route.profile(built, graph)
         disk, away = memories.disk, not accumulating
         updating = measured(route, graph, built.model, optimizer, disk, away=away)
@@ -247,11 +248,25 @@ def _task(
         measured=MeasuredUpdates(updating.optimizer, PIECE_BYTES, updating.costs, updating.spare),
     )
     if not task.remote:
-        raise ConfigError(
-            f'plan: parameters="away": none has {SMALL} bytes or more for itself, and smaller ones '
-            "stay on the device: leave it out"
-        )
+        raise _none_away()
     return replace(task, accumulating=updating.accumulates)
+
+
+def _check_sizes(graph: Path) -> None:
+    """Raises ConfigError where no parameter is large enough to live in another memory, ahead of all
+    measurements."""
+    from schemas.graph import read_graph
+    from stages.combine.whole.task import remote_of
+
+    if not remote_of(read_graph(graph), SMALL, moves=True):
+        raise _none_away()
+
+
+def _none_away() -> ConfigError:
+    return ConfigError(
+        f'plan: parameters="away": none has {SMALL} bytes or more for itself, and smaller ones '
+        "stay on the device: leave it out"
+    )
 
 
 def _link(updating: Updating, device: str, memories: Memories) -> HostLink:

@@ -137,7 +137,7 @@ def _said(plan: ChosenPlan, whole: WholeStep) -> tuple[ChosenPlan, WholeStep]:
     object.__setattr__(
         plan,
         "sentence",
-        f"{plan.sentence}; with all updates the step takes {whole.total:,} bytes in all{stay}, "
+        f"{plan.sentence}; with all updates the step takes {whole.total:,} bytes{stay}, "
         "which is what a budget in bytes counts",
     )
     return plan, whole

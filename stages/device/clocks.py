@@ -58,7 +58,10 @@ class HostClock:
         result = call()
         seconds = time.perf_counter() - start
         own = time.thread_time() - own
-        lost = min(longest(before, delays()), max(seconds - own, 0.0))
+        ran, waited = longest(before, delays())
+        # What a thread was delayed by another one may have been waited for meanwhile, and not all
+        # of it within the call: no call takes less than a thread of it ran.
+        lost = min(waited, max(seconds - max(own, ran), 0.0))
         del result
         self.spent += seconds
         self.lost += lost

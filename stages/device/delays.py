@@ -1,5 +1,5 @@
-"""For how long threads of this process stood ready while no processor ran them, as Linux counts it:
-what other work on the machine takes of a measurement."""
+"""For how long threads of this process ran, and stood ready while no processor ran them, as Linux
+counts it: what other work on the machine takes of a measurement."""
 
 from __future__ import annotations
 
@@ -8,23 +8,26 @@ from pathlib import Path
 
 TASKS = Path("/proc/self/task")
 
-Delays = Mapping[str, int]
-"""Nanoseconds by thread."""
+Delays = Mapping[str, tuple[int, int]]
+"""Nanoseconds by thread: for which it ran, and for which it stood ready."""
 
 
 def delays() -> Delays:
     """The delays of all threads so far; none where the system does not count them."""
-    found: dict[str, int] = {}
+    found: dict[str, tuple[int, int]] = {}
     for thread in TASKS.iterdir() if TASKS.is_dir() else ():
         try:
-            found[thread.name] = int((thread / "schedstat").read_text().split()[1])
-        except (OSError, ValueError, IndexError):  # It has ended, or nothing counts.
+            ran, waited = (thread / "schedstat").read_text().split()[:2]
+            found[thread.name] = int(ran), int(waited)
+        except (OSError, ValueError):  # It has ended, or nothing counts.
             continue
     return found
 
 
-def longest(before: Delays, after: Delays) -> float:
-    """The seconds by which the thread was delayed that was so the most between two moments."""
-    return (
-        max((waited - before.get(thread, 0) for thread, waited in after.items()), default=0) / 1e9
-    )
+def longest(before: Delays, after: Delays) -> tuple[float, float]:
+    """The seconds for which that thread ran which did so the most between two moments, and those by
+    which that one was delayed which was so the most."""
+    known = [(own, before.get(thread, (0, 0))) for thread, own in after.items()]
+    ran = max((own[0] - first[0] for own, first in known), default=0)
+    waited = max((own[1] - first[1] for own, first in known), default=0)
+    return ran / 1e9, waited / 1e9

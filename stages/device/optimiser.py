@@ -141,6 +141,7 @@ class _InBackward(torch.optim.Optimizer):
             )
         place = self._updates.groups[number]
         group = self.param_groups[place]
+        self._updates.check_room(number, group)
         self._settings.setdefault(place, _settings_of(group))
         self._taken[number] = None
         return group

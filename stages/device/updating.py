@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from .lane import Lane
 
 KNOWN = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+MORE = ("momentum", "amsgrad")
+"""Settings with which an optimiser keeps one more state."""
 STAGING = 4
 """Staging buffers: of one the states are updated, two come, and one goes back."""
 
@@ -281,6 +283,20 @@ class Updates:
 
     def _tensors(self, number: int) -> list[str]:
         return [key for key in self.keys[number] if key not in self.scalars[number]]
+
+    def check_room(self, number: int, settings: dict[str, Any]) -> None:
+        """Raises RuntimeError where the settings of a group ask for more states than have their
+        places."""
+        room = self.pieces[number][0].states
+        if states_of(self.kind, settings) > room:
+            named = {name: settings[name] for name in MORE if settings.get(name)}
+            told = ", ".join(f"{name} {value}" for name, value in named.items())
+            raise RuntimeError(
+                f"the optimiser has {told} now, which takes more states of a parameter than the "
+                f"{room} that it had a place for: give it that setting before it is planned or "
+                "moved; a scheduler as OneCycleLR or CyclicLR sets a momentum unless it is made "
+                "with cycle_momentum=False"
+            )
 
     def _check(self, number: int, tensors: dict[str, torch.Tensor]) -> None:
         parameter, room = self.parameters[number], self.pieces[number][0].states

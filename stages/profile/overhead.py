@@ -10,6 +10,7 @@ more than processors work for these, which other work on the machine does not ch
 
 from __future__ import annotations
 
+import math
 import statistics
 import threading
 import time
@@ -69,14 +70,15 @@ def measure_overhead(
 @dataclass(frozen=True)
 class _Timed:
     """The `seconds` of a loop, without those that it waited for long transfers, and those that
-    processors worked for transfers."""
+    processors worked for transfers, infinite where the system does not count them."""
 
     seconds: float
     worked: float
 
     def longer(self, other: _Timed) -> float:
         """What it takes longer than another one."""
-        return max(min(self.seconds - other.seconds, self.worked - other.worked), 0.0)
+        worked = self.worked if math.isinf(self.worked) else self.worked - other.worked
+        return max(min(self.seconds - other.seconds, worked), 0.0)
 
 
 def _round(loop: _Loop, number: int) -> list[_Timed]:
@@ -115,7 +117,7 @@ class _Loop:
         seconds, lost = self._timed(lambda: self._parts(moving, tensor))
         if moving is None:
             return _Timed(seconds, 0.0)
-        others = _others() - before
+        others = _others() - before if math.isfinite(before) else before
         # Where all processors compute, it is they who delay them, as far as they work.
         delayed = 0.0 if self.spare else min(lost, others)
         waited = moving.moved.waited if size == LONG else 0.0
@@ -158,7 +160,10 @@ class _Loop:
 
 
 def _others() -> float:
-    """The seconds that processors have worked for the threads of transfers so far."""
+    """The seconds that processors have worked for the threads of transfers so far, infinite where
+    the system counts none of a single thread, as macOS."""
+    if not hasattr(time, "pthread_getcpuclockid"):
+        return math.inf
     found = 0.0
     for thread in threading.enumerate():
         if thread.ident is not None and thread.name.startswith(THREADS):

@@ -61,13 +61,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Runs the stage. Of a plan without a program (verdict "infeasible") nothing is built."""
     from schemas.module import graph_of
-    from stages.validate.foretold import base_of
+    from stages.validate.foretold import base_of, read_foretold
 
     if options.pipeline is not None:
         _pipeline(options)
         return
     path = graph_of(options.module, options.graph)
-    graph, plan = read_graph(path), store.read_json(options.plan)
+    graph, plan = read_graph(path), read_foretold(options.plan)
     check_made_from(options.module, store.header(path).digest, plan_digest(options.plan))
     if options.pairs < 0:
         raise ConfigError(f"--pairs {options.pairs}: must be 0 or more")

@@ -2,23 +2,52 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from schemas import store
 from schemas.errors import ArtifactError
 from schemas.graph import Graph
 from schemas.measurement import Measurement
 from schemas.plan import Transfers
 
 _PLAN_KEYS = ("strategy", "budget", "budget_bytes", "verdict", "sentence", "time", "peak", "gap")
+_FIGURES = ("budget_bytes", "budget_total", "time", "peak", "gap")
 _MOST = 1 << 62
+
+
+def read_foretold(path: Path | str) -> dict[str, Any]:
+    """What the plan in a file says of its step; raises ArtifactError, which names the file, where
+    it is none."""
+    plan = store.read_json(path)
+    try:
+        _check(plan)
+    except ArtifactError as error:
+        raise ArtifactError(f"{path}: {error}") from error
+    return plan
+
+
+def _check(plan: Mapping[str, Any]) -> None:
+    """Raises ArtifactError where a plan lacks something, or says what no plan says."""
+    for key in _PLAN_KEYS:
+        if key not in plan:
+            raise ArtifactError(f"the plan lacks the key {key!r}")
+    foretold = plan.get("gpu") or {}
+    if not isinstance(foretold, Mapping):
+        raise ArtifactError("the plan does not say what it takes of a GPU")
+    figures = {key: plan.get(key) for key in _FIGURES}
+    figures |= {f"gpu.{key}": foretold.get(key) for key in ("allocated", "reserved")}
+    for key, value in figures.items():
+        if value is not None and not _is_number(value):
+            raise ArtifactError(f"{key} is {value!r}, which a plan cannot have")
+    transfers_of(plan)
 
 
 def base_of(graph: Graph, plan: Mapping[str, Any], plan_seconds: float | None) -> Measurement:
     """The measurement of a plan that nothing was measured of yet."""
-    for key in _PLAN_KEYS:
-        if key not in plan:
-            raise ArtifactError(f"the plan lacks the key {key!r}")
+    _check(plan)
     foretold, sent = plan.get("gpu") or {}, transfers_of(plan)
     return Measurement(
         model=graph.model,
@@ -59,4 +88,4 @@ def transfers_of(plan: Mapping[str, Any]) -> Transfers | None:
 
 def _is_number(value: Any) -> bool:
     plain = isinstance(value, int | float) and not isinstance(value, bool)
-    return plain and 0 <= value < _MOST
+    return plain and math.isfinite(value) and 0 <= value < _MOST

@@ -60,6 +60,16 @@ def adamw(model: Any) -> Any:
     return torch.optim.AdamW(groups, lr=0.01)
 
 
+def test_parameters_that_are_all_small_are_refused_ahead_of_measurements(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tightfit.away.SMALL", 1 << 20)
+    monkeypatch.delattr("tightfit.route.Route.profile")
+    model, args = deep()
+    with pytest.raises(ConfigError, match="none has 1048576 bytes or more for itself"):
+        tightfit.plan(model, args, optimizer=adamw(model), loss=loss, store=tmp_path, **SETTINGS)
+
+
 def momentum(model: nn.Module) -> Any:
     return torch.optim.SGD(
         [p for p in model.parameters() if p.requires_grad], lr=0.01, momentum=0.9, nesterov=True

@@ -148,7 +148,7 @@ def test_a_budget_in_bytes_counts_the_whole_step(store: Path) -> None:
         )  # fmt: skip
         made.optimizer.close()  # type: ignore[union-attr]
         assert made.whole is not None
-        assert f"takes {made.whole.total:,} bytes in all, " in made.sentence
+        assert f"takes {made.whole.total:,} bytes, " in made.sentence
         return made.whole
 
     assert whole_of(300_000).total <= 300_000

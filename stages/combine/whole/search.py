@@ -98,13 +98,18 @@ class Search:
 
     def first(self, shares: Sequence[float] = SHARES) -> Found | None:
         """The fastest plan of those that are tried at first, with parts of the room for
-        activations."""
+        activations; all updates that may be are done in one memory, and then in the other one where
+        that can be faster."""
         here = self.closest_choices[0].here
-        begins = sorted({here, 0.0} if self.moves else {here})
+        best = self._begins(shares, here)
+        if not self.moves or (not here and best and best.seconds <= self.task.least_here):
+            return best
+        return _fastest([best, self._begins(shares, 1.0 - here)])
+
+    def _begins(self, shares: Sequence[float], here: float) -> Found | None:
         return _fastest(
             [
-                self.look(Choice(part, 0.0, there, h, last=last))
-                for h in begins
+                self.look(Choice(part, 0.0, there, here, last=last))
                 for part in shares
                 for there, last in BEGINS
             ]

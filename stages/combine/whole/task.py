@@ -231,6 +231,17 @@ class Task:
         computed = sum(node.seconds for node in self.problem.nodes)
         return self.microbatches * computed + sum(cost.seconds for cost in self.updates.values())
 
+    @property
+    def least_here(self) -> float:
+        """Seconds that a step takes at least of which all updates that may be are the device's: all
+        is computed, and states pass the link."""
+        here = self.updated_here(most=True)
+        computed = sum(node.least_seconds for node in self.problem.nodes)
+        computed += sum(cost.seconds for value, cost in self.updates.items() if value in here)
+        passing = sum(self.updates[value].states for value in here - self.on_device)
+        ways = 2 if self.link.shared else 1
+        return max(computed, ways * passing / self.link.bandwidth)
+
 
 def _lasting(played: Updates) -> str:
     """What is in the other memory from one step to the next, in words."""
@@ -258,15 +269,7 @@ def task_of(
     """The task in which parameters of at least `least` bytes live in the other memory. Raises
     ConfigError where the budget is below what an op needs, the link has no bandwidth, or a
     parameter has no measured update."""
-    found: dict[int, int] = {}
-    may = _movable(graph) if measured is not None else frozenset(range(len(graph.values)))
-    for op in graph.ops:
-        for value in op.inputs:
-            described = graph.values[value]
-            if described.kind != "parameter" or value not in may:
-                continue
-            if graph.storages[described.storage] >= least:
-                found.setdefault(described.storage, value)
+    found = remote_of(graph, least, measured is not None)
     if measured is not None and microbatches > 1:
         leave = _leaving(graph) | {v for v in found.values() if v not in updates}
         found = {storage: value for storage, value in found.items() if value in leave}
@@ -276,6 +279,21 @@ def task_of(
     )
     _check(task)
     return task
+
+
+def remote_of(graph: Graph, least: int, moves: bool) -> dict[int, int]:
+    """The parameters of at least `least` bytes that can live in another memory, by storage, in the
+    order of their first use; those that can be moved there, where such a step is run."""
+    found: dict[int, int] = {}
+    may = _movable(graph) if moves else frozenset(range(len(graph.values)))
+    for op in graph.ops:
+        for value in op.inputs:
+            described = graph.values[value]
+            if described.kind != "parameter" or value not in may:
+                continue
+            if graph.storages[described.storage] >= least:
+                found.setdefault(described.storage, value)
+    return found
 
 
 def _movable(graph: Graph) -> frozenset[int]:

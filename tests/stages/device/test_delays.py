@@ -12,11 +12,11 @@ from stages.device.clocks import HostClock, is_quiet
 from stages.device.meter import time_calls
 
 
-def threads(folder: Path, **waited: int) -> None:
+def threads(folder: Path, ran: int = 0, **waited: int) -> None:
     """What the system says of threads: nanoseconds that each ran, and that no processor ran it."""
     for name, delay in waited.items():
         (folder / name).mkdir(exist_ok=True)
-        (folder / name / "schedstat").write_text(f"12345 {delay} 7\n")
+        (folder / name / "schedstat").write_text(f"{ran} {delay} 7\n")
 
 
 @pytest.fixture
@@ -43,6 +43,13 @@ def test_no_less_is_counted_than_the_thread_ran(tasks: Path) -> None:
     assert HostClock()(lambda: threads(tasks, a=10**12)) == 1.0
 
 
+def test_no_less_is_counted_than_any_thread_ran(tasks: Path) -> None:
+    """As one that moves bytes while the thread of the call waits: no link is faster than that."""
+    threads(tasks, a=0, b=0)
+    clock = HostClock()
+    assert clock(lambda: threads(tasks, ran=4 * 10**9, a=0, b=9 * 10**9)) == pytest.approx(4.0)
+
+
 def test_where_nothing_counts_all_of_it_is_the_call(tasks: Path) -> None:
     (tasks / "gone").mkdir()
     (tasks / "odd").mkdir()
@@ -61,9 +68,9 @@ def test_timings_tell_what_was_left_out(tmp_path: Path, monkeypatch: pytest.Monk
     busy = time_calls("cpu", lambda: threads(tmp_path, a=next(grown) * 10**12), most=5)
     assert busy.lost == 1.0 and busy.median == 0.0
     assert is_quiet()
-    monkeypatch.setattr(clocks, "longest", lambda before, after: 10.0)
+    monkeypatch.setattr(clocks, "longest", lambda before, after: (0.0, 10.0))
     assert not is_quiet()
-    monkeypatch.setattr(clocks, "longest", lambda before, after: 0.0)
+    monkeypatch.setattr(clocks, "longest", lambda before, after: (0.0, 0.0))
     assert is_quiet()
     monkeypatch.setattr(delays, "TASKS", Path("/nowhere"))
     assert not is_quiet()

@@ -280,16 +280,30 @@ def test_what_comes_too_late_is_refused() -> None:
         found.step()
 
 
-def test_a_setting_that_asks_for_more_states_is_refused() -> None:
+def test_a_setting_that_asks_for_more_states_is_refused_ahead_of_all() -> None:
     own = model()
     found = in_backward(torch.optim.Adam(own.parameters(), lr=0.1))
+    before = copy.deepcopy(own.state_dict())
     found.param_groups[0]["amsgrad"] = True
     for _ in range(6):
-        with pytest.raises(RuntimeError, match="and there is room for 2"):
+        with pytest.raises(RuntimeError, match=r"has amsgrad True now, which takes more .* the 2"):
             own(torch.ones(2, 9)).sum().backward()
         own.zero_grad()
-        found._taken.clear()  # type: ignore[attr-defined]
+    assert all(map(torch.equal, before.values(), own.state_dict().values()))
     assert len(found._updates.ring.free) == 4  # type: ignore[attr-defined]
+    found.param_groups[0]["amsgrad"] = False
+    own(torch.ones(2, 9)).sum().backward()
+    found.step()
+    assert not all(map(torch.equal, before.values(), own.state_dict().values()))
+
+
+def test_a_scheduler_that_sets_a_momentum_is_named() -> None:
+    own = model()
+    found = in_backward(torch.optim.SGD(own.parameters(), lr=0.1))
+    torch.optim.lr_scheduler.OneCycleLR(found, max_lr=0.1, total_steps=9)
+    said = r"has momentum 0.95 now, .* as OneCycleLR or CyclicLR .* with cycle_momentum=False$"
+    with pytest.raises(RuntimeError, match=said):
+        own(torch.ones(2, 9)).sum().backward()
 
 
 def test_what_cannot_be_is_refused() -> None:

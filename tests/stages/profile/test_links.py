@@ -67,6 +67,7 @@ def test_the_command_writes_a_machine_that_plans_take(
         (["--disk", "/nowhere"], "files of /nowhere"),
         (["--size", "8"], "--size 8: expected from 1MiB"),
         (["--size", "5%"], "expected from 1MiB"),
+        (["--size", "-5MiB"], "--size: '-5MiB' is no size"),
     ],
 )
 def test_what_cannot_be_measured(

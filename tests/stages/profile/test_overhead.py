@@ -3,6 +3,7 @@ work for them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,6 +50,16 @@ def test_transfers_are_what_the_loop_takes_longer(
         assert found.transfer == pytest.approx(longer / transfers, rel=1e-3)
     else:
         assert 0.0 < found.transfer < 0.1 and 0.0 <= found.byte < 0.1 / SHORT
+
+
+def test_where_the_work_of_a_thread_is_not_counted_the_clock_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unknown = _Timed(1.5, math.inf)
+    assert unknown.longer(_Timed(1.0, 0.0)) == 0.5 and unknown.longer(_Timed(1.2, math.inf)) > 0.2
+    monkeypatch.delattr(overhead.time, "pthread_getcpuclockid")
+    found = measure_overhead(torch.device("cpu"), str(tmp_path), lambda size: 0.0)
+    assert 0.0 <= found.transfer < math.inf and 0.0 <= found.byte < math.inf
 
 
 @pytest.mark.parametrize("spare", [True, False])

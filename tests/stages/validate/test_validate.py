@@ -299,6 +299,27 @@ def test_the_command_builds_no_model_for_an_infeasible_plan(graph: Graph, tmp_pa
     assert not read_line(tmp_path / "line.arrow")
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"sentence": None}, "the plan lacks the key 'sentence'"),
+        ({"peak": "large"}, "peak is 'large', which a plan cannot have"),
+        ({"budget_bytes": True}, "budget_bytes is True, which a plan cannot have"),
+        ({"gpu": 5}, "the plan does not say what it takes of a GPU"),
+        ({"gpu": {"reserved": -1}}, "gpu.reserved is -1, which a plan cannot have"),
+        ({"transfers": {}}, "the plan does not say what it sends"),
+    ],
+)
+def test_what_is_wrong_with_a_plan_names_its_file(
+    changes: dict[str, Any], said: str, graph: Graph, tmp_path: Path
+) -> None:
+    plan = {key: value for key, value in {**PLAN, **changes}.items() if key != "sentence"}
+    plan |= {} if "sentence" in changes else {"sentence": ""}
+    parser, words = command(graph, plan, tmp_path)
+    with pytest.raises(ArtifactError, match=f"^{tmp_path}/plan.json: {said}"):
+        cli.run(parser.parse_args(words))
+
+
 def test_the_command_writes_measurement_and_line(
     graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

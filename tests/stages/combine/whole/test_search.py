@@ -144,6 +144,12 @@ def test_where_nothing_computes_beside_the_other_memory_the_device_updates() -> 
     assert not any(isinstance(step.action, OptimiseAway) for step in found.replay.steps)
 
 
+def test_a_slow_processor_beside_the_other_memory_makes_no_step_slower() -> None:
+    none, slow = (Search(task(9_000_000, 2e8, host)).best() for host in (None, 2e7))
+    assert slow.seconds <= none.seconds < 2 * task(9_000_000).unconstrained
+    assert none.seconds >= task(9_000_000, 2e8, None).least_here
+
+
 def test_what_cannot_be_is_told_in_one_sentence() -> None:
     with pytest.raises(ConfigError, match="between cpu and host has no bandwidth"):
         task(6_000_000, bandwidth=0)
