@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from schemas.errors import TightfitError
+
 if TYPE_CHECKING:
     import pulp
 
@@ -38,7 +40,10 @@ def run_cbc(
     program: pulp.LpProblem, gap: float, nodes: int, seconds: float, warm: bool = False
 ) -> CbcRun:
     """Minimises a program in one thread, to an absolute `gap`, within so many `nodes` of the search
-    tree and, as the last guard, `seconds`; `warm` starts from the values that variables have."""
+    tree and, as the last guard, `seconds`; `warm` starts from the values that variables have.
+
+    Raises TightfitError where CBC does not come to its end, as where it is killed or its files have
+    no room."""
     import pulp
 
     class _Cbc(pulp.PULP_CBC_CMD):
@@ -68,8 +73,15 @@ def run_cbc(
             logPath=str(log),
         )
         solver.tmpDir = folder
-        status = program.solve(solver)
-        text = log.read_text()
+        try:
+            status = program.solve(solver)
+            text = log.read_text()
+        except (pulp.PulpSolverError, OSError) as error:
+            why = f" ({error.strerror})" if isinstance(error, OSError) else ""
+            raise TightfitError(
+                f"the solver CBC did not come to its end{why}: it was killed, as where memory runs "
+                f"out, or {Path(folder).parent} has no room for its files"
+            ) from error
     sound = (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)
     return CbcRun(
         infeasible=status == pulp.LpStatusInfeasible,
