@@ -20,6 +20,7 @@ from schemas.schedule import Step
 from stages.combine.fixed import fixed_bytes
 from stages.combine.refine import Player, refined
 from stages.combine.schedule.opening import Opener
+from stages.combine.telling import Tally
 from stages.combine.transfers.search import AGAIN
 from stages.replay.gpu_memory import on_gpu, reserving_least
 
@@ -42,6 +43,12 @@ class InAll:
     ) -> InAll:
         """The player of a graph, its costs and its condensed form; plans may take the `link`."""
         return cls(Player(graph, costs, Opener(graph, problem), link), fixed_bytes(graph))
+
+    def tries(self, frontier: Frontier) -> int:
+        """How many searches `fitted` makes at most."""
+        if not self.reserves:
+            return 0
+        return (TRIES + RAISES) * (1 if frontier.link is None else 2)
 
     @property
     def reserves(self) -> bool:
@@ -109,21 +116,23 @@ class InAll:
         total: int,
         sequences: Sequence[Sequence[int]] = (),
         least: float = math.inf,
+        told: Tally | None = None,
     ) -> Point | None:
         """The fastest plan known whose reserved bytes are within a total, None where none is.
 
         The search starts from the `first`, whose requested bytes are within the budget, lowers
         these by what is reserved in excess, a few times, raises them again, and looks at the points
         of the frontier. With a link it does so without transfers, too. `sequences` and `least` are
-        as `refined` takes them.
+        as `refined` takes them. Each search is `told`, of `tries` at most.
         """
-        found = self._fitted(frontier, first, total, sequences, least)
+        told = told or Tally()
+        found = self._fitted(frontier, first, total, sequences, least, told)
         if frontier.link is None:
             return found
         player = replace(self.player, link=None)
         plain = replace(frontier, points=frontier.without_transfers, link=None, beaten=[])
         own = None if first is None else plain.within(first.peak)
-        other = replace(self, player=player)._fitted(plain, own, total, sequences, least)
+        other = replace(self, player=player)._fitted(plain, own, total, sequences, least, told)
         known = [point for point in (found, other) if point is not None]
         return min(known, key=lambda point: point.seconds, default=None)
 
@@ -134,8 +143,9 @@ class InAll:
         total: int,
         sequences: Sequence[Sequence[int]],
         least: float,
+        told: Tally,
     ) -> Point | None:
-        found = self._lowered(frontier, first, total, sequences, least)
+        found = self._lowered(frontier, first, total, sequences, least, told)
         faster = self.fitting(frontier, total, math.inf if found is None else found.seconds)
         return faster or found
 
@@ -160,10 +170,17 @@ class InAll:
         total: int,
         sequences: Sequence[Sequence[int]],
         least: float,
+        told: Tally,
     ) -> Point | None:
-        search = partial(
+        refine = partial(
             refined, self.player, frontier, sequences=sequences, effort=AGAIN, least=least
         )
+
+        def search(budget: int) -> Point | None:
+            found = refine(budget)
+            told()
+            return found
+
         above = None
         for _ in range(TRIES):
             if point is None:

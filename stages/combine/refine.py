@@ -18,10 +18,12 @@ from schemas.plan import PlanCost
 from schemas.schedule import Step
 from stages.combine.bounds import seconds_of_views
 from stages.combine.polish.polisher import Polisher
+from stages.combine.polish.refining import MOST
 from stages.combine.polish.views import Views, views_of
 from stages.combine.schedule.executions import runs
 from stages.combine.schedule.leaving import leaving
 from stages.combine.schedule.opening import Opener
+from stages.combine.telling import Tally
 from stages.combine.transfers.points import linked_point, next_to
 from stages.combine.transfers.search import ASKED, Effort, Linker, frees_early
 from stages.replay.referee import Replay, replay
@@ -69,6 +71,11 @@ class Player:
         return replay(self.graph, self.costs, self.opener.opened(point), link=self.link)
 
 
+def searches(link: HostLink | None, effort: Effort = ASKED) -> int:
+    """How many searches `refined` makes at most, with a link or without."""
+    return MOST + (effort.most if link is not None else 0)
+
+
 def refined(
     player: Player,
     frontier: Frontier,
@@ -77,6 +84,7 @@ def refined(
     effort: Effort = ASKED,
     least: float = math.inf,
     engine: Engine = HIGHS,
+    told: Tally | None = None,
 ) -> Point | None:
     """The frontier's point within a budget in bytes or, where that is faster, what a search finds
     from the points without transfers around the budget and from further `sequences` of node
@@ -85,7 +93,7 @@ def refined(
 
     What is found counts as a plan that comes from the frontier's point, of the least peak where
     none fits. None where neither has one. Raises ArtifactError where a point costs something else
-    than it says.
+    than it says. Each search is `told`, of `searches` at most.
     """
     within, plain = frontier.within(budget), frontier.without_transfers
     if not plain:
@@ -94,12 +102,12 @@ def refined(
     below = [point for point in plain if point.peak <= budget][:AROUND]
     for point in (*above, *below):
         player.played(point)
-    searched = _searched(player, below, above, budget, sequences, least)
+    searched = _searched(player, below, above, budget, sequences, least, told)
     found = [point for point in (within, searched) if point is not None and point.peak <= budget]
     if player.link is not None:
         given = next_to(frontier.points, budget)
         around = [*below, *above]
-        linked = _linked(player, player.link, searched, around, budget, effort, given, engine)
+        linked = _linked(player, player.link, searched, around, budget, effort, given, engine, told)
         found += [point for point in linked if point.peak <= budget]
     return min(found, key=lambda point: point.seconds, default=None)
 
@@ -111,6 +119,7 @@ def _searched(
     budget: int,
     sequences: Sequence[Sequence[int]],
     least: float,
+    told: Tally | None,
 ) -> Point:
     """What a search finds within a budget from the points below and above it, without transfers."""
     problem, positions = player.opener.problem, player.opener.positions
@@ -118,7 +127,7 @@ def _searched(
     # The search leaves out views that are made once in each plan: of parameters and of gradients.
     uncounted = seconds_of_views(player.graph, player.costs) - player.views.once(problem)
     polisher = Polisher(problem, player.views)
-    found = polisher.refine(starts, budget, least - uncounted, sequences)
+    found = polisher.refine(starts, budget, least - uncounted, sequences, told)
     return player.at_cost(
         replace(
             below[0] if below else above[-1],
@@ -139,13 +148,14 @@ def _linked(
     effort: Effort,
     given: Sequence[Point],
     engine: Engine,
+    told: Tally | None,
 ) -> list[Point]:
     """What is found with transfers within a budget, from the best without and the points around,
     and from those with transfers that are `given`."""
     problem, early = player.opener.problem.plain, frees_early(player.costs)
     linker = Linker(problem, link, leaving(player.graph, problem), early, engine)
     starts = [player.opener.plain_positions(point.executions) for point in (searched, *around)]
-    placed = linker.plan(budget, starts, effort, [point.actions for point in given])
+    placed = linker.plan(budget, starts, effort, [point.actions for point in given], told)
     if placed is None:
         return []
     actions = linker.placer.actions(placed)
