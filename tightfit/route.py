@@ -210,7 +210,7 @@ class Route:
         files = ("--graph", graph, "--costs", costs)
         asked = ("--budget", budget, "--engine", self.engine)
         words = (*files, *asked, *([] if search else ["--no-search"]))
-        self.run("choose", "--frontier", frontier, *words, "--out", point)
+        self.run("choose", "--frontier", frontier, *words, "--out", point, parts=_searches)
         return read_plan(point / "plan.json"), point
 
     def module(self, graph: Path, point: Path, beside: tuple[Path, Path] | None = None) -> Path:
@@ -337,6 +337,7 @@ def _counted(pattern: str) -> Parts:
 _groups = _counted(r" compiled (\d+) of (\d+) groups$")
 _libraries = _counted(r"compiled (\d+) of (\d+) libraries$")
 _budgets = _counted(r" at (\d+) of (\d+) budgets$")
+_searches = _counted(r" at (\d+) of (\d+) searches at most$")
 
 
 def _distinct(blocks: Path) -> int:

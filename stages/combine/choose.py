@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from schemas.budget import NO_BUDGET
 from schemas.costs import Costs
@@ -25,15 +25,18 @@ from stages.combine.bounds import (
 from stages.combine.holding import holding, needing
 from stages.combine.in_all import InAll, margin
 from stages.combine.moment.limits import Limits
-from stages.combine.refine import Player, refined
+from stages.combine.refine import Player, refined, searches
 from stages.combine.schedule.leaving import leaving
 from stages.combine.sources import of_costs, of_link
+from stages.combine.telling import Report, Tally
 from stages.combine.transfers.bound import least_seconds_linked
 from stages.combine.transfers.deciding import LinkedMoments
 from stages.replay.referee import Replay
 
 TOLERANCE = 1e-9
 """Relative difference of two sums of the same times in another order."""
+BOUND = 1
+"""Searches that a bound is counted as."""
 
 
 def choose(
@@ -45,6 +48,7 @@ def choose(
     search: bool = True,
     total: int | None = None,
     engine: Engine = HIGHS,
+    report: Report | None = None,
 ) -> tuple[Plan, Point | None, list[Step]]:
     """The plan for a budget as written, the point that it is, and its schedule with times and
     memory filled in; `total` are the bytes of the budget where these are another step's.
@@ -52,9 +56,9 @@ def choose(
     The point is the frontier's or, with `search`, a faster one (`refine`), and the bound that of
     the programs of an `engine`; "none" takes the frontier's fastest. On CUDA it may be a slower
     one, whose reserved bytes are within the budget. When nothing fits, the verdict is `infeasible`,
-    the point None and the schedule empty. Raises ConfigError when the budget is no size, or the
-    costs are of settings of CUDA's allocator that are not followed, ArtifactError when the frontier
-    does not say what its plans replay to.
+    the point None and the schedule empty. `report` is told of each search that is done. Raises
+    ConfigError when the budget is no size, or the costs are of settings of CUDA's allocator that
+    are not followed, ArtifactError when the frontier does not say what its plans replay to.
     """
     in_all = InAll.of_step(graph, costs, problem, frontier.link)
     elsewhere = total is not None
@@ -63,13 +67,14 @@ def choose(
     asked = _Asked(budget, total, in_all, frontier, elsewhere)
     in_all.player.check_keep_all(asked.keep_all)
     in_all.player.played(frontier.points[-1])
-    first, limit = _within(in_all.player, frontier, asked.own, search, engine)
+    told = Tally(report, BOUND + searches(frontier.link) + in_all.tries(frontier))
+    first, limit = _within(in_all.player, frontier, asked.own, search, engine, told)
     point = first
     if total is not None and in_all.reserves:
         proven = limit.proven
-        known = ((), math.inf) if proven is None else (proven.sequences, proven.seconds)
+        starts, least = ([], math.inf) if proven is None else (proven.sequences, proven.seconds)
         if search:
-            point = in_all.fitted(frontier, first, total, *known)
+            point = replace(in_all, told=told).fitted(frontier, first, total, starts, least)
         else:
             point = in_all.fitting(frontier, total)
     if point is None:
@@ -205,7 +210,12 @@ class _Limit:
 
 
 def _within(
-    player: Player, frontier: Frontier, budget: int | None, search: bool, engine: Engine
+    player: Player,
+    frontier: Frontier,
+    budget: int | None,
+    search: bool,
+    engine: Engine,
+    told: Tally,
 ) -> tuple[Point | None, _Limit]:
     """The point for a budget, the frontier's fastest without one, with what limits it: the simple
     limit where a point meets it, which is not refined then, and where nothing is to be searched."""
@@ -223,9 +233,10 @@ def _within(
         return point, _Limit(simple)
     known = math.inf if point is None else point.seconds
     proven = proven_seconds(graph, costs, problem, asked, engine, known)
+    told()
     if budget is not None:
         least, starts = proven.seconds, proven.sequences
-        point = refined(player, frontier, budget, starts, least=least, engine=engine)
+        point = refined(player, frontier, budget, starts, least=least, engine=engine, told=told)
     if link is None:
         return point, _Limit(simple, proven)
     # The programs with a link know one form of a further run.

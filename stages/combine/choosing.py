@@ -135,6 +135,7 @@ def _chosen(
     from schemas.groups import run_groups
     from schemas.store import read
     from stages.combine.choose import choose
+    from stages.combine.telling import Printing
     from stages.replay.condense import condense
 
     graph, costs = read_graph(graph_path), read_costs(costs_path)
@@ -142,7 +143,10 @@ def _chosen(
     if frontier.graph != digest:
         raise ConfigError(f"{frontier_path}: was made for another graph than {graph_path}")
     problem = condense(graph, costs)
-    plan, point, steps = choose(graph, costs, problem, frontier, budget, search, total, engine)
+    report = Printing(f"{graph.model}: {frontier.strategy} for {budget}", "searches at most")
+    plan, point, steps = choose(
+        graph, costs, problem, frontier, budget, search, total, engine, report
+    )
     groups, compiled = run_groups(graph, (step.action for step in steps))
     plan = replace(plan, kernels="fused" if is_fused(graph_path) else "eager")
     if plan.feasible:

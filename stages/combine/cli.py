@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +10,6 @@ from schemas.derived import Derived
 from schemas.engines import ENGINES, HIGHS
 from schemas.errors import ConfigError
 from schemas.machine import machine_path
-
-PAUSE = 5.0
-"""Seconds between two lines that tell how far it is."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,6 +46,7 @@ def run(options: argparse.Namespace) -> None:
     from stages.combine.inputs import Inputs
     from stages.combine.polish.anneal import cool
     from stages.combine.strategies.registry import strategy as strategy_of
+    from stages.combine.telling import Printing
 
     strategy = strategy_of(options.strategy)
     about = replace(strategy.about, baseline=strategy.about.baseline or options.given)
@@ -67,7 +64,7 @@ def run(options: argparse.Namespace) -> None:
         raise ConfigError(f"{about.name} cannot plan {given.graph.model}: {said}")
     if not about.baseline:
         tell_compiling(cool)
-    telling = _Telling(f"{given.graph.model}: {about.name}")
+    telling = Printing(f"{given.graph.model}: {about.name}", "budgets")
     found = given.frontier(strategy, about, options.workers, telling)
     if about.solved:
         found = replace(found, clock=clock_of(options.options))
@@ -84,19 +81,6 @@ def _check_speed(path: Path, speed: str) -> None:
             f"{path}: was made for {made}, and the machine's is one of {speed}: make them with "
             "`solve --machine`"
         )
-
-
-class _Telling:
-    """Prints how many budgets are done, not more often than every few seconds."""
-
-    def __init__(self, about: str) -> None:
-        self.about = about
-        self.told = time.monotonic()
-
-    def __call__(self, done: int, most: int) -> None:
-        if time.monotonic() - self.told >= PAUSE:
-            self.told = time.monotonic()
-            print(f"{self.about} at {done} of {most} budgets", flush=True)
 
 
 def derived(options: argparse.Namespace) -> list[Derived]:

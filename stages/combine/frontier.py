@@ -19,14 +19,14 @@ from stages.combine.moment.deciding import Moments
 from stages.combine.moment.limits import Limits
 from stages.combine.polish.polisher import Polisher
 from stages.combine.polish.searcher import Polished
-from stages.combine.polish.sweeping import Report
 from stages.combine.polish.views import views_of
 from stages.combine.schedule.executions import runs
 from stages.combine.schedule.leaving import leaving
 from stages.combine.schedule.opening import Opener
 from stages.combine.strategies.strategy import About, Candidate
+from stages.combine.telling import Report, TwoParts
 from stages.combine.transfers.points import linked_point, next_to
-from stages.combine.transfers.search import Linker, frees_early
+from stages.combine.transfers.search import EVERY, Linker, frees_early
 from stages.replay.line import executions
 from stages.replay.referee import replay
 
@@ -60,8 +60,8 @@ def frontier(
     and with ops in place where that takes no more memory or time, beside what polish made. Plans
     are optimal in the strategy's class where all of its candidates are. A baseline keeps its
     candidates as they are. The result does not depend on `workers`, the number of threads; `report`
-    is told of polish, as `Polisher.sweep` says. Raises ScheduleError when a candidate has an action
-    that is added to it, or replay refuses a plan.
+    is told of polish, as `Polisher.sweep` says, and of the search with a link that follows. Raises
+    ScheduleError when a candidate has an action that is added to it, or replay refuses a plan.
     """
     if about.baseline and not candidates:
         raise ScheduleError(f"{about.name} makes no plan")
@@ -70,6 +70,10 @@ def frontier(
         _check(candidate, problem, about.name)
     played = _Played(subject)
     everything = played.given(keep_all)
+    linked_report = None
+    if subject.link is not None and report is not None:
+        parts = TwoParts(report, 1 / EVERY)
+        report, linked_report = parts.first, parts.second
     plans = (
         [_Plan(candidate, candidate.actions) for candidate in candidates]
         if about.baseline
@@ -77,7 +81,7 @@ def frontier(
     )
     points = [played.point(plan) for plan in plans]
     if subject.link is not None and not about.baseline:
-        points += _linked(played, pareto(points), workers)
+        points += _linked(played, pareto(points), workers, linked_report)
     best = pareto(points)
     return Frontier(
         strategy=about.name,
@@ -99,7 +103,9 @@ def _optimal(candidates: Sequence[Candidate]) -> bool:
     return bool(candidates) and all(candidate.optimal for candidate in candidates)
 
 
-def _linked(played: _Played, points: Sequence[Point], workers: int) -> Iterator[Point]:
+def _linked(
+    played: _Played, points: Sequence[Point], workers: int, report: Report | None
+) -> Iterator[Point]:
     """Plans that send storages to another memory, from those of a frontier, for a grid of budgets
     below what these take."""
     given = pareto(point for point in points if point.transfers)
@@ -122,7 +128,7 @@ def _linked(played: _Played, points: Sequence[Point], workers: int) -> Iterator[
     def linked(budget: int) -> list[Sequence[Action]]:
         return [point.actions for point in next_to(given, budget)]
 
-    for placed in linker.sweep(highest, least_peak(problem), start, workers, linked):
+    for placed in linker.sweep(highest, least_peak(problem), start, workers, linked, report):
         actions = linker.placer.actions(placed)
         point = played.linked(source(placed.ceiling), actions, placed.ceiling)
         if point.transfers:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from schemas.budget import parse_budget
@@ -20,6 +20,7 @@ from schemas.schedule import Step
 from stages.combine.fixed import fixed_bytes
 from stages.combine.refine import Player, refined
 from stages.combine.schedule.opening import Opener
+from stages.combine.telling import Tally
 from stages.replay.gpu_memory import on_gpu, reserving_least
 
 TRIES = 8
@@ -30,10 +31,11 @@ RAISES = 4
 
 @dataclass(frozen=True)
 class InAll:
-    """Counts for the plans of one frontier."""
+    """Counts for the plans of one frontier; each search of `fitted` is `told`."""
 
     player: Player
     fixed: Fixed
+    told: Tally = field(default_factory=Tally)
 
     @classmethod
     def of_step(
@@ -41,6 +43,12 @@ class InAll:
     ) -> InAll:
         """The player of a graph, its costs and its condensed form; plans may take the `link`."""
         return cls(Player(graph, costs, Opener(graph, problem), link), fixed_bytes(graph))
+
+    def tries(self, frontier: Frontier) -> int:
+        """How many searches `fitted` makes at most."""
+        if not self.reserves:
+            return 0
+        return (TRIES + RAISES + 1) * (1 if frontier.link is None else 2)
 
     @property
     def reserves(self) -> bool:
@@ -139,6 +147,7 @@ class InAll:
         if best is None or best is first:
             return best
         further = refined(self.player, frontier, best.peak, sequences=sequences, least=least)
+        self.told()
         fits = (
             further is not None
             and further.seconds < best.seconds
@@ -172,6 +181,7 @@ class InAll:
             above = point.peak
             frontier = _with(frontier, point)
             point = refined(self.player, frontier, point.peak - excess, brief=True)
+            self.told()
         return None
 
     def _raised(self, frontier: Frontier, fits: Point, above: int, total: int) -> Point:
@@ -182,6 +192,7 @@ class InAll:
             middle = (low + above) // 2
             frontier = _with(frontier, fits)
             found = refined(self.player, frontier, middle, brief=True)
+            self.told()
             if (
                 found is not None
                 and found.seconds < fits.seconds

@@ -17,9 +17,9 @@ from schemas.machine import read_machine
 from schemas.options import Option, read_options
 from schemas.store import read
 from stages.combine.frontier import Subject, frontier
-from stages.combine.polish.sweeping import Report
 from stages.combine.strategies.registry import strategy as strategy_of
 from stages.combine.strategies.strategy import About, Strategy, TrainingStep
+from stages.combine.telling import Report
 from stages.replay.condense import condense
 
 

@@ -18,11 +18,13 @@ from schemas.plan import PlanCost
 from schemas.schedule import Step
 from stages.combine.bounds import seconds_of_views
 from stages.combine.polish.polisher import Polisher
+from stages.combine.polish.refining import MOST
 from stages.combine.polish.searcher import Polished
 from stages.combine.polish.views import Views, views_of
 from stages.combine.schedule.executions import runs
 from stages.combine.schedule.leaving import leaving
 from stages.combine.schedule.opening import Opener
+from stages.combine.telling import Tally
 from stages.combine.transfers.points import linked_point, next_to
 from stages.combine.transfers.search import AGAIN, ASKED, Effort, Linker, frees_early
 from stages.replay.referee import Replay, replay
@@ -88,6 +90,11 @@ class Player:
         return replay(self.graph, self.costs, self.opener.opened(point), link=self.link)
 
 
+def searches(link: HostLink | None) -> int:
+    """How many searches `refined` makes at most, with a link or without."""
+    return MOST + (ASKED.most if link is not None else 0)
+
+
 def refined(
     player: Player,
     frontier: Frontier,
@@ -96,6 +103,7 @@ def refined(
     least: float = math.inf,
     engine: Engine = HIGHS,
     brief: bool = False,
+    told: Tally | None = None,
 ) -> Point | None:
     """The frontier's point within a budget in bytes or, where that is faster, what a search finds
     from the points without transfers around the budget and from further `sequences` of node
@@ -105,8 +113,9 @@ def refined(
 
     What is found counts as a plan that comes from the frontier's point, of the least peak where
     none fits. None where neither has one. Raises ArtifactError where a point costs something else
-    than it says.
+    than it says. Each search is `told`, of `searches` at most.
     """
+    told = told or Tally()
     within, plain = frontier.within(budget), frontier.without_transfers
     if not plain:
         return within
@@ -114,14 +123,16 @@ def refined(
     below = [point for point in plain if point.peak <= budget][:AROUND]
     for point in (*above, *below):
         player.check(point)
-    found_by = _briefly if brief else partial(_patiently, sequences=sequences, least=least)
+    found_by = (
+        _briefly if brief else partial(_patiently, sequences=sequences, least=least, told=told)
+    )
     searched = _searched(player, below, above, budget, found_by)
     found = [point for point in (within, searched) if point is not None and point.peak <= budget]
     if player.link is not None:
         given = next_to(frontier.points, budget)
         around = [*below, *above]
         effort = AGAIN if brief else ASKED
-        linked = _linked(player, player.link, searched, around, budget, effort, given, engine)
+        linked = _linked(player, player.link, searched, around, budget, effort, given, engine, told)
         found += [point for point in linked if point.peak <= budget]
     return min(found, key=lambda point: point.seconds, default=None)
 
@@ -154,11 +165,12 @@ def _patiently(
     budget: int,
     sequences: Sequence[Sequence[int]],
     least: float,
+    told: Tally,
 ) -> Polished:
     problem = player.opener.problem
     # The search leaves out views that are made once in each plan: of parameters and of gradients.
     uncounted = seconds_of_views(player.graph, player.costs) - player.views.once(problem)
-    return player.polisher.refine(starts, budget, least - uncounted, sequences)
+    return player.polisher.refine(starts, budget, least - uncounted, sequences, told)
 
 
 def _briefly(player: Player, starts: Sequence[Sequence[int]], budget: int) -> Polished:
@@ -175,13 +187,14 @@ def _linked(
     effort: Effort,
     given: Sequence[Point],
     engine: Engine,
+    told: Tally,
 ) -> list[Point]:
     """What is found with transfers within a budget, from the best without and the points around,
     and from those with transfers that are `given`."""
     problem, early = player.opener.problem.plain, frees_early(player.costs)
     linker = Linker(problem, link, leaving(player.graph, problem), early, engine)
     starts = [player.opener.plain_positions(point.executions) for point in (searched, *around)]
-    placed = linker.plan(budget, starts, effort, [point.actions for point in given])
+    placed = linker.plan(budget, starts, effort, [point.actions for point in given], told)
     if placed is None:
         return []
     actions = linker.placer.actions(placed)

@@ -18,7 +18,7 @@ from stages.solve import shelf
 from tests.tightfit.conftest import SETTINGS, gradients, tower
 from tightfit import progress
 from tightfit.progress import Progress
-from tightfit.route import _blocks_of, _budgets
+from tightfit.route import _blocks_of, _budgets, _searches
 
 
 class Terminal(io.StringIO):
@@ -89,7 +89,9 @@ def test_what_a_stage_prints_is_read_and_not_shown(capsys: pytest.CaptureFixture
     with told.reading(_budgets):
         print("gpt2: rockmate at 12 of 43 budgets")
         print(COMPILING)
-    assert counts == [(1, 2), (2, 2), (12, 43)]
+    with told.reading(_searches):
+        print("gpt2: rockmate for 50% at 3 of 18 searches at most")
+    assert counts == [(1, 2), (2, 2), (12, 43), (3, 18)]
     assert lines(stream) == ["tightfit: " + COMPILING.removeprefix(NOTE)]
     assert capsys.readouterr().out == ""
 

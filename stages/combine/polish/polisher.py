@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 from stages.combine.polish.refining import Refinement
 from stages.combine.polish.searcher import Drafts, Polished, Searcher
-from stages.combine.polish.sweeping import Report, Sweep
+from stages.combine.polish.sweeping import Sweep
+from stages.combine.telling import Report, Tally
 
 
 class Polisher(Searcher):
@@ -24,11 +25,12 @@ class Polisher(Searcher):
         budget: int,
         least: float = math.inf,
         drafts: Sequence[Sequence[int]] = (),
+        told: Tally | None = None,
     ) -> Polished:
         """As `polish`, from all starts and drafts, and on from the best of what was found, as
         `Refinement` does; `least` are seconds that no sequence goes below, where these are known,
-        and drafts may exceed the budget."""
-        return Refinement(self, budget, least).best(starts, drafts)
+        and drafts may exceed the budget; each search is `told`."""
+        return Refinement(self, budget, least, told or Tally()).best(starts, drafts)
 
     def sweep(
         self,

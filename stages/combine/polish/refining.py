@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stages.combine.polish.anneal import PATIENT
 from stages.combine.polish.searcher import ALONE, PATIENCE, Polished, Searcher
+from stages.combine.telling import Tally
 
 FURTHER = 200
 """Moves per node of a search that goes on from the best."""
@@ -22,16 +23,19 @@ patient."""
 FAR, DRAFTED, SEEDS = 2e-2, 2, 4
 """What part of the time the best may be above what no plan goes below for patient searches from
 drafts not to be made, from how many of the last of these they are made, and how many from each."""
+MOST = 1 + SEEDS + ROUNDS
+"""How many searches are told at most."""
 
 
 @dataclass(frozen=True)
 class Refinement:
     """The searches for one budget in bytes. No sequence takes less than `least` seconds, inf where
-    that is not known."""
+    that is not known. Each search is `told`, a round as one."""
 
     searcher: Searcher
     budget: int
     least: float = math.inf
+    told: Tally = field(default_factory=Tally)
 
     def best(
         self, starts: Sequence[Sequence[int]], drafts: Sequence[Sequence[int]] = ()
@@ -45,6 +49,7 @@ class Refinement:
             for index, sequence in enumerate(sequences)
         ]
         best = self.searcher.search(given, given, self.budget, ALONE)
+        self.told()
         if self._is_beyond(FAR, best):
             best = self._from_drafts(best, given[len(starts) :][-DRAFTED:], len(given))
         return self._in_rounds(best, len(given))
@@ -53,6 +58,7 @@ class Refinement:
         """The best, and of patient searches from drafts, with seeds from the `first` on."""
         for seed in range(first, first + SEEDS):
             best = self.searcher.search([best], drafts, self.budget, PATIENCE, seed, PATIENT)
+            self.told()
         return best
 
     def _in_rounds(self, best: Polished, first: int) -> Polished:
@@ -64,6 +70,7 @@ class Refinement:
             best = self._from(best, FURTHER, first + number)
             if self._is_beyond(CLOSE, best):
                 best = self.searcher.search([best], [best], self.budget, PATIENCE, number, PATIENT)
+            self.told()
             idle = 0 if self._has_gained(before, best) else idle + 1
             if idle == IDLE:
                 break

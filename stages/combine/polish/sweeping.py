@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Lock
@@ -17,9 +17,8 @@ from stages.combine.polish.searcher import (
     Searcher,
     rank,
 )
+from stages.combine.telling import Report
 
-Report = Callable[[int, int], None]
-"""Takes how much is done, of how much."""
 STEP = 0.975
 """Ratio of two neighbouring budgets on the grid of a frontier."""
 MOST = 48

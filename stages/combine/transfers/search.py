@@ -25,6 +25,7 @@ from stages.combine.moment.limits import Limits
 from stages.combine.polish.anneal import CLOSING, LOOSE
 from stages.combine.polish.polisher import Polisher
 from stages.combine.polish.sweeping import grid
+from stages.combine.telling import Report, Tally
 from stages.combine.transfers.deciding import LinkedMoments
 from stages.combine.transfers.moving import Mover
 from stages.combine.transfers.placing import Placed, Placer
@@ -36,6 +37,8 @@ IDLE = 0.002
 """A plan whose computations wait for less than this part of it has room for more transfers."""
 IN_VAIN, GAIN = 3, 2e-4
 """After how many rounds in a row it ends that gained less than this part of the time."""
+DRAFTS, NEIGHBOURS = 2, 2
+"""From how many starts of programs, and of plans of the frontier, is searched at most."""
 CLOSINGS = 2
 """How often a patient search goes on from the best."""
 FAR = 0.02
@@ -62,6 +65,15 @@ class Effort:
     rounds: int = 0
     patience: int = 0
     further: int = 0
+
+    @property
+    def most(self) -> int:
+        """How many searches it makes at most, where none of the programs' starts is left out."""
+        looks = self.starts * len(self.parts) * (self.halvings + 1 + self.closer)
+        seeds = DRAFTS + NEIGHBOURS
+        first = 1 + seeds + self.rounds if self.moves else 0
+        patient = seeds + CLOSINGS if self.patience else 0
+        return looks + first + patient + (1 + self.rounds if self.further else 0)
 
 
 PRICES = Effort((0.7,), 4, 3, 1)
@@ -116,13 +128,14 @@ class Linker:
         starts: Sequence[Sequence[int]],
         effort: Effort = ASKED,
         linked: Sequence[Sequence[Action]] = (),
+        told: Tally | None = None,
     ) -> Placed | None:
         """The fastest plan with transfers found within a budget in bytes, from sequences of node
         positions, of which the first is the best without transfers, and from `linked` plans with
-        transfers, which may exceed the budget; None where none was found."""
+        transfers, which may exceed the budget; None where none was found. Each search is `told`."""
         if self.idle:
             return None
-        search = _Search(self, budget, starts, effort)
+        search = _Search(self, budget, starts, effort, told or Tally())
         search.begin(linked)
         for start in starts[: effort.starts]:
             for part in effort.parts:
@@ -138,10 +151,12 @@ class Linker:
         start: Callable[[int], Sequence[int]],
         workers: int,
         linked: Callable[[int], Sequence[Sequence[Action]]] = lambda budget: (),
+        report: Report | None = None,
     ) -> Iterator[Placed]:
         """Plans for a grid of budgets from below the `highest` peak down to the `least`; `start`
         gives the sequence to start from for a budget, and `linked` plans with transfers, from which
-        the clocks of the lanes are searched with. None of this depends on `workers`."""
+        the clocks of the lanes are searched with. None of this depends on `workers`; `report` is
+        told how many budgets are done."""
         if self.idle:
             return
         budgets = grid(highest, least)[1::EVERY]
@@ -153,8 +168,11 @@ class Linker:
             return self.plan(budget, [start(budget)], effort, linked(budget))
 
         with ThreadPoolExecutor(workers) as pool:
-            found = pool.map(planned, budgets)
-            yield from (placed for placed in found if placed is not None)
+            for done, placed in enumerate(pool.map(planned, budgets), 1):
+                if report is not None:
+                    report(done, len(budgets))
+                if placed is not None:
+                    yield placed
 
     def chosen(self, share: float, part: float) -> list[Maker]:
         """The makers that may bring back, but for those of a share of all bytes that take the least
@@ -185,11 +203,17 @@ class _Search:
     """The search for one budget."""
 
     def __init__(
-        self, linker: Linker, budget: int, starts: Sequence[Sequence[int]], effort: Effort
+        self,
+        linker: Linker,
+        budget: int,
+        starts: Sequence[Sequence[int]],
+        effort: Effort,
+        told: Tally,
     ) -> None:
         self.linker = linker
         self.budget = budget
         self.effort = effort
+        self.told = told
         self.best: Placed | None = None
         self.seeds: list[list[int]] = []
         for start in [*starts, range(len(linker.problem.nodes))]:
@@ -238,11 +262,11 @@ class _Search:
         mover = self.linker.mover
         for seed, start in enumerate(seeds):
             found = mover.moved(start, self.budget, moves, seed, LOOSE)
-            self._keep(mover.placed(found, self.budget))
+            self._searched(mover.placed(found, self.budget))
         for seed in range(len(seeds), len(seeds) + CLOSINGS if self.best else 0):
             assert self.best is not None
             found = mover.moved(mover.start(self.best), self.budget, moves, seed, CLOSING)
-            self._keep(mover.placed(found, self.budget))
+            self._searched(mover.placed(found, self.budget))
 
     def _move(self, seeds: list[list[int]], moves: int) -> None:
         """Searches from the best so far, from what an integer program decides and from plans that
@@ -253,13 +277,13 @@ class _Search:
         last: list[int] = []
         for seed, start in enumerate(starts):
             last = mover.moved(start, self.budget, moves, seed)
-            self._keep(mover.placed(last, self.budget))
+            self._searched(mover.placed(last, self.budget))
         idle = 0
         for seed in range(len(starts), len(starts) + self.effort.rounds if starts else 0):
             before = self._seconds()
             start = last if self.best is None else mover.start(self.best)
             last = mover.moved(start, self.budget, moves, seed)
-            gained = self._keep(mover.placed(last, self.budget))
+            gained = self._searched(mover.placed(last, self.budget))
             idle = 0 if gained and self._seconds() <= (1 - GAIN) * before else idle + 1
             if idle == IN_VAIN:
                 break
@@ -281,8 +305,13 @@ class _Search:
         found = priced(linker.problem, chosen, price)
         polished = Polisher(found.problem).polish({0: start}, self.budget)
         placed = linker.placer.place(*parted(found, polished.sequence), self.budget)
-        self._keep(placed)
+        self._searched(placed)
         return placed
+
+    def _searched(self, placed: Placed | None) -> bool:
+        """As `_keep`, of what a search found, which is told."""
+        self.told()
+        return self._keep(placed)
 
     def _keep(self, placed: Placed | None) -> bool:
         """Keeps a plan that is better than the best so far; whether it is."""
