@@ -20,10 +20,10 @@ CLUSTER := $(if $(filter-out default,$(PROFILE)),$(VENV)/cluster.done)
 .PHONY: plan zoo prune test tests check lint types battery fuzz mutate bench crash pipelines slurm clean
 
 plan: $(VENV)/plan.done $(CLUSTER)
-	@workflow/plan.sh $(BIN) $(CONFIG) "$(CORES)" $(PROFILE)
+	@exec $(BIN)/python workflow/together.py workflow/plan.sh $(BIN) $(CONFIG) "$(CORES)" $(PROFILE)
 
 zoo: $(VENV)/zoo.done $(CLUSTER)
-	@workflow/plan.sh $(BIN) zoo.yaml "$(CORES)" $(PROFILE)
+	@exec $(BIN)/python workflow/together.py workflow/plan.sh $(BIN) zoo.yaml "$(CORES)" $(PROFILE)
 
 prune: $(VENV)/plan.done
 	$(BIN)/python -m stages prune --configuration $(CONFIG)

@@ -1,0 +1,68 @@
+"""`together.py COMMAND ...`: runs a command, and ends it with all that it has started.
+
+An interrupt or a request to end goes to every process of the command as an interrupt; a further one
+as a request to end, which also reaches what outlives the command then. All are waited for."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SUBREAPER = 36
+"""PR_SET_CHILD_SUBREAPER of Linux: processes that lost their parent become children of this one."""
+
+
+def together(command: list[str]) -> int:
+    """Runs a command in a session of its own; returns its exit code, or 128 and the number of the
+    signal that came."""
+    ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
+    came: list[int] = []
+
+    def end(number: int, _: object) -> None:
+        came.append(number)
+        _end(running.pid, signal.SIGINT if len(came) == 1 else signal.SIGTERM)
+
+    with _blocked():
+        running = subprocess.Popen(command, start_new_session=True, preexec_fn=_as_usual)
+        for number in ENDING:
+            signal.signal(number, end)
+    code = running.wait()
+    if came:
+        _end(running.pid, signal.SIGTERM)
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitpid(-running.pid, 0)
+    if came:
+        return 128 + came[0]
+    return code if code >= 0 else 128 - code
+
+
+def _end(group: int, number: int) -> None:
+    """Sends a signal to what there is of a group of processes."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, number)
+
+
+@contextlib.contextmanager
+def _blocked() -> Iterator[None]:
+    """Within it signals wait, so that none comes before there is a process to end."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    yield
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+
+
+def _as_usual() -> None:
+    """In the new process: signals do what they do, also where this process was to ignore them."""
+    for number in ENDING:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+
+
+if __name__ == "__main__":
+    sys.exit(together(sys.argv[1:]))
