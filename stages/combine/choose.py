@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from schemas.budget import NO_BUDGET
 from schemas.costs import Costs
@@ -74,7 +74,7 @@ def choose(
         proven = limit.proven
         starts, least = ([], math.inf) if proven is None else (proven.sequences, proven.seconds)
         if search:
-            point = in_all.fitted(frontier, first, total, starts, least, told)
+            point = replace(in_all, told=told).fitted(frontier, first, total, starts, least)
         else:
             point = in_all.fitting(frontier, total)
     if point is None:

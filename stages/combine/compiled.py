@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from schemas.compiled import tell_compiling
 from schemas.link import HostLink
 from schemas.problem import Node, Problem, Storage
+from stages.combine.polish.anneal import cool
 from stages.combine.polish.polisher import Polisher
 from stages.combine.transfers.moving import Mover
 from stages.combine.transfers.placing import Placer
@@ -22,6 +24,7 @@ def _smallest_step() -> Problem:
 
 
 if __name__ == "__main__":
+    tell_compiling(cool)
     step = _smallest_step()
     polisher = Polisher(step)
     for budget in (3, 4):

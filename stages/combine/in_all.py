@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from schemas.budget import parse_budget
@@ -18,7 +18,7 @@ from schemas.plan import Fixed, GpuMemory
 from schemas.problem import Problem
 from schemas.schedule import Step
 from stages.combine.fixed import fixed_bytes
-from stages.combine.refine import Player, refined, searches
+from stages.combine.refine import Player, refined
 from stages.combine.schedule.opening import Opener
 from stages.combine.telling import Tally
 from stages.replay.gpu_memory import on_gpu, reserving_least
@@ -31,10 +31,11 @@ RAISES = 4
 
 @dataclass(frozen=True)
 class InAll:
-    """Counts for the plans of one frontier."""
+    """Counts for the plans of one frontier; each search of `fitted` is `told`."""
 
     player: Player
     fixed: Fixed
+    told: Tally = field(default_factory=Tally)
 
     @classmethod
     def of_step(
@@ -47,8 +48,7 @@ class InAll:
         """How many searches `fitted` makes at most."""
         if not self.reserves:
             return 0
-        links = [None] if frontier.link is None else [frontier.link, None]
-        return sum(TRIES + RAISES + searches(link) for link in links)
+        return (TRIES + RAISES + 1) * (1 if frontier.link is None else 2)
 
     @property
     def reserves(self) -> bool:
@@ -116,25 +116,22 @@ class InAll:
         total: int,
         sequences: Sequence[Sequence[int]] = (),
         least: float = math.inf,
-        told: Tally | None = None,
     ) -> Point | None:
         """The fastest plan known whose reserved bytes are within a total, None where none is.
 
         The search starts from the `first`, whose requested bytes are within the budget, lowers
         these by what is reserved in excess, a few times, raises them again, looks at the points of
         the frontier, and searches further for the requested bytes of the best. With a link it does
-        so without transfers, too. `sequences` and `least` are as `refined` takes them. Each search
-        is `told`, of `tries` at most.
+        so without transfers, too. `sequences` and `least` are as `refined` takes them.
         """
-        told = told or Tally()
-        find = partial(self._fitted, total=total, sequences=sequences, least=least, told=told)
+        find = partial(self._fitted, total=total, sequences=sequences, least=least)
         found = find(frontier, first)
         if frontier.link is None:
             return found
         plain = replace(frontier, points=frontier.without_transfers, link=None, beaten=[])
         own = None if first is None else plain.within(first.peak)
         other = replace(self, player=replace(self.player, link=None))
-        known = [found, other._fitted(plain, own, total, sequences, least, told)]
+        known = [found, other._fitted(plain, own, total, sequences, least)]
         return min(filter(None, known), key=lambda point: point.seconds, default=None)
 
     def _fitted(
@@ -144,15 +141,13 @@ class InAll:
         total: int,
         sequences: Sequence[Sequence[int]],
         least: float,
-        told: Tally,
     ) -> Point | None:
-        found = self._lowered(frontier, first, total, told)
+        found = self._lowered(frontier, first, total)
         best = self.fitting(frontier, total, math.inf if found is None else found.seconds) or found
         if best is None or best is first:
             return best
-        further = refined(
-            self.player, frontier, best.peak, sequences=sequences, least=least, told=told
-        )
+        further = refined(self.player, frontier, best.peak, sequences=sequences, least=least)
+        self.told()
         fits = (
             further is not None
             and further.seconds < best.seconds
@@ -174,9 +169,7 @@ class InAll:
         """What no plan with the peak of a point reserves less than."""
         return self.fixed.there_before + point.peak
 
-    def _lowered(
-        self, frontier: Frontier, point: Point | None, total: int, told: Tally
-    ) -> Point | None:
+    def _lowered(self, frontier: Frontier, point: Point | None, total: int) -> Point | None:
         """A plan that fits, by brief searches, each from what the ones before it found."""
         above = None
         for _ in range(TRIES):
@@ -184,22 +177,22 @@ class InAll:
                 return None
             excess = self.of(point, total) - total
             if excess <= 0:
-                return point if above is None else self._raised(frontier, point, above, total, told)
+                return point if above is None else self._raised(frontier, point, above, total)
             above = point.peak
             frontier = _with(frontier, point)
-            point = self._briefly(frontier, point.peak - excess, told)
+            point = refined(self.player, frontier, point.peak - excess, brief=True)
+            self.told()
         return None
 
-    def _raised(
-        self, frontier: Frontier, fits: Point, above: int, total: int, told: Tally
-    ) -> Point:
+    def _raised(self, frontier: Frontier, fits: Point, above: int, total: int) -> Point:
         """A faster plan that fits, between the peak of one that does and one that does not: these
         differ in more than their peaks."""
         low = fits.peak
         for _ in range(RAISES):
             middle = (low + above) // 2
             frontier = _with(frontier, fits)
-            found = self._briefly(frontier, middle, told)
+            found = refined(self.player, frontier, middle, brief=True)
+            self.told()
             if (
                 found is not None
                 and found.seconds < fits.seconds
@@ -209,11 +202,6 @@ class InAll:
             else:
                 above = middle
         return fits
-
-    def _briefly(self, frontier: Frontier, budget: int, told: Tally) -> Point | None:
-        found = refined(self.player, frontier, budget, brief=True)
-        told()
-        return found
 
     def _reserved(self, steps: Sequence[Step]) -> int:
         return on_gpu(self.player.graph, self.player.costs, steps).renewed

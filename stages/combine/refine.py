@@ -102,8 +102,8 @@ def refined(
     sequences: Sequence[Sequence[int]] = (),
     least: float = math.inf,
     engine: Engine = HIGHS,
-    told: Tally | None = None,
     brief: bool = False,
+    told: Tally | None = None,
 ) -> Point | None:
     """The frontier's point within a budget in bytes or, where that is faster, what a search finds
     from the points without transfers around the budget and from further `sequences` of node
@@ -115,6 +115,7 @@ def refined(
     none fits. None where neither has one. Raises ArtifactError where a point costs something else
     than it says. Each search is `told`, of `searches` at most.
     """
+    told = told or Tally()
     within, plain = frontier.within(budget), frontier.without_transfers
     if not plain:
         return within
@@ -122,8 +123,10 @@ def refined(
     below = [point for point in plain if point.peak <= budget][:AROUND]
     for point in (*above, *below):
         player.check(point)
-    patient = partial(_patiently, sequences=sequences, least=least, told=told)
-    searched = _searched(player, below, above, budget, _briefly if brief else patient)
+    found_by = (
+        _briefly if brief else partial(_patiently, sequences=sequences, least=least, told=told)
+    )
+    searched = _searched(player, below, above, budget, found_by)
     found = [point for point in (within, searched) if point is not None and point.peak <= budget]
     if player.link is not None:
         given = next_to(frontier.points, budget)
@@ -162,7 +165,7 @@ def _patiently(
     budget: int,
     sequences: Sequence[Sequence[int]],
     least: float,
-    told: Tally | None,
+    told: Tally,
 ) -> Polished:
     problem = player.opener.problem
     # The search leaves out views that are made once in each plan: of parameters and of gradients.
@@ -184,7 +187,7 @@ def _linked(
     effort: Effort,
     given: Sequence[Point],
     engine: Engine,
-    told: Tally | None,
+    told: Tally,
 ) -> list[Point]:
     """What is found with transfers within a budget, from the best without and the points around,
     and from those with transfers that are `given`."""

@@ -35,7 +35,9 @@ BEFORE_PLANS = ("trace", "fuse", "profile", "partition", "solve")
 """The stages of a model that its plans are made from."""
 OF_STRATEGIES = ("hierarchy", "solve_linked")
 """Those that some strategies alone wait for."""
-UNTOLD = "the run ended before this was planned, and no step says why"
+UNTOLD = (
+    "the run ended before this was planned, and no step says why: another one goes on from there"
+)
 """What is told of a plan that is not there, where no log of what it waits for has an error."""
 
 
