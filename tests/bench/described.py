@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from schemas.plan import read_plan
@@ -58,7 +58,7 @@ def table_of_described(folder: Path) -> Iterator[str]:
             yield _row(taken[-1])
         wall, cpu = sum(one.wall for one in taken), sum(one.cpu for one in taken)
         yield _row(Taken("to the plan", wall, cpu, max(one.memory for one in taken)))
-        yield _row(_run("the frontier", _frontier(place)))
+        yield _row(replace(_run("combine", _frontier(place)), stage="frontier, after it"))
         plan = read_plan(place / "plan/plan.json")
         yield f"\n{plan.sentence}\n"
 
@@ -83,7 +83,7 @@ def _stages(case: Described, place: Path) -> Iterator[tuple[str, list[str]]]:
 
 def _frontier(place: Path) -> list[str]:
     """The command that makes the plans for all budgets."""
-    return ["combine", *_below(place, [*MADE, "--workers", "2", "--out", "frontier.arrow"])]
+    return _below(place, [*MADE, "--workers", "2", "--out", "frontier.arrow"])
 
 
 def _below(place: Path, words: list[str]) -> list[str]:

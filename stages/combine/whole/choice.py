@@ -47,7 +47,7 @@ def beside(choice: Choice) -> Iterator[Choice]:
 
 def near(choice: Choice, several: bool) -> Iterator[Choice]:
     """Choices that differ in one thing but the bytes of activations, where there are several also
-    in what is updated where."""
+    in what is updated where; those of a part of the link also in that no parameter is there."""
     for there in {*THERE, *(round(choice.there + step, 3) for step in (-0.1, -0.05, 0.05, 0.1))}:
         if 0 <= there < 1:
             yield replace(choice, there=there)
@@ -58,3 +58,5 @@ def near(choice: Choice, several: bool) -> Iterator[Choice]:
         yield replace(choice, here=here)
     for linked in (0.0, *LINKS):
         yield replace(choice, linked=linked)
+        if linked and choice.there:
+            yield replace(choice, linked=linked, there=0.0)
