@@ -3,7 +3,8 @@
 
 The first moment is the one of the heaviest dependency chain at which the relaxed program is worth
 the most. Further ones are where the sequence of the solution (`draft`) exceeds the budget the most,
-one between each two that there are, as long as the program stays small. Every program's bound
+one between each two that there are, as long as the program stays small. Where a known plan is still
+above what these prove, relaxed programs of more moments follow (`widening`). Every program's bound
 holds, so that the best of them does.
 """
 
@@ -20,6 +21,7 @@ from stages.combine.moment.limits import Limits
 from stages.combine.moment.matrix import SparseProgram
 from stages.combine.moment.program import Program, seconds_again, seconds_of_all
 from stages.combine.moment.solver import Solved, integral, relaxed
+from stages.combine.moment.widening import Widened, widened
 from stages.combine.polish.views import Views
 from stages.replay.line import executions
 
@@ -37,6 +39,8 @@ FAR, FAR_WORK = 0.06, 60_000_000
 """The work where a known plan is more than this part of the time above the bound, and moments are
 added even where they add nothing to that: what programs of many of them decide are starts from
 which the search finds what it does not find elsewhere."""
+WANTED = 0.02
+"""What part of the time a known plan may be above the bound for it not to be widened."""
 SEEDED = 2
 SEED_WORK = 1_000_000
 """The most moments, and the work, where only starts are asked for."""
@@ -107,7 +111,25 @@ class Moments:
             if more is None:
                 break
             program, arrays = more
+        if sequences and WANTED < (known - self._seconds(bound)) / self.unit < math.inf:
+            moments = program.intervals.moments
+            wider = self._wider(moments, budget, first, sequences[-1], bound)
+            bound, clock = wider.bound, clock or wider.clock
+            sequences += [each for each in wider.sequences if each not in sequences]
         return Decided(self._seconds(bound), sequences, clock)
+
+    def _wider(
+        self, moments: Sequence[int], budget: int, first: int, sequence: list[int], bound: float
+    ) -> Widened:
+        """A bound, raised by more moments than some, the `first` the heaviest."""
+
+        def making(some: Sequence[int]) -> tuple[Program, SparseProgram]:
+            return self._program(some, budget, first)
+
+        def asking(start: Sequence[int], some: Sequence[int]) -> list[int]:
+            return self._worst(start, budget, some)
+
+        return widened(making, asking, moments, sequence, bound, self.limits)
 
     def _seconds(self, bound: float) -> float:
         """A bound of programs in seconds."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from schemas.problem import Node, Problem, Reuse, Storage
 from stages.combine.bounds import least_peak
-from stages.combine.moment import deciding
+from stages.combine.moment import deciding, widening
 from stages.combine.moment.deciding import Moments
 from stages.combine.moment.intervals import Order
 from stages.combine.moment.limits import Limits
@@ -127,6 +127,60 @@ def test_what_draws_or_runs_once_keeps_its_order_ahead_of_the_loss(
     for sequence in Moments(problem).decide(budget_of(problem, data)).sequences:
         first = [sequence.index(place) for place in [*turn, problem.loss]]
         assert first == sorted(first)
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems(3, repeats=True) | problems(2, alternatives=True), st.data())
+def test_no_bound_that_is_widened_is_above_the_optimum(
+    problem: Problem, data: st.DataObject
+) -> None:
+    budget = budget_of(problem, data)
+    try:
+        best = optimum(problem, budget)
+    except TooLargeError:
+        assume(False)
+    known = math.inf if best is None else best
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(deciding, "WANTED", -1.0)
+        patched.setattr(widening, "GAIN", 0.0)
+        found = Moments(problem).decide(budget, most=1, known=known)
+    assert found.seconds <= known + 1e-9
+
+
+@settings(max_examples=50, deadline=None)
+@given(problems(6, repeats=True, alternatives=True), st.data())
+def test_no_sequence_is_below_a_widened_bound_at_its_peak(
+    problem: Problem, data: st.DataObject
+) -> None:
+    peak, seconds = Polisher(problem).measure(data.draw(sequences(problem)))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(deciding, "WANTED", -1.0)
+        patched.setattr(widening, "GAIN", 0.0)
+        found = Moments(problem).decide(peak, most=1, known=seconds)
+    assert found.seconds <= seconds + 1e-9
+
+
+def test_a_bound_is_widened_where_a_known_plan_is_not_near_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = chain([6, 4, 4, 6, 6, 3, 5, 4], [2, 2, 5, 4, 5, 3, 4, 2])
+    budget, moments = 18, Moments(problem)
+    best = optimum_of_chain(problem, budget)
+    assert best is not None
+    first = moments.decide(budget, most=1)
+    wider = moments.decide(budget, most=1, known=best[0])
+    assert first.seconds + 0.5 < wider.seconds <= best[0]
+    assert len(wider.sequences) > len(first.sequences)
+    assert moments.decide(budget, most=1, known=first.seconds) == first
+    for name, value in {"WORK": 0, "WIDEST": 1}.items():
+        with monkeypatch.context() as patched:
+            patched.setattr(widening, name, value)
+            known = moments.decide(budget, most=1, known=best[0])
+            assert known == first
+    monkeypatch.setattr(widening, "WHOLE_WORK", -1)
+    parts = moments.decide(budget, most=1, known=best[0])
+    assert first.seconds < parts.seconds <= wider.seconds
+    assert parts.sequences == first.sequences
 
 
 def _in_turn(node: Node) -> bool:
