@@ -18,7 +18,7 @@ WIDEST, WORK = 8, 100_000_000
 them is taken to have as many iterations as columns before it is solved."""
 GAIN = 1e-3
 """What moments have to add to the bound for others to follow, in shares of the step."""
-WHOLE, WHOLE_WORK = 4, 60_000_000
+WHOLE, WHOLE_WORK = 4, 50_000_000
 """The work of a program with whole numbers, as a multiple of what it takes relaxed, and the most
 that it is taken to take for it to be solved."""
 
