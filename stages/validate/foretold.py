@@ -14,7 +14,7 @@ from schemas.measurement import Measurement
 from schemas.plan import Transfers
 
 _PLAN_KEYS = ("strategy", "budget", "budget_bytes", "verdict", "sentence", "time", "peak", "gap")
-_FIGURES = ("budget_bytes", "budget_total", "time", "peak", "gap")
+_FIGURES = ("budget_total", "time", "peak", "gap")
 _MOST = 1 << 62
 
 
@@ -39,9 +39,12 @@ def _check(plan: Mapping[str, Any]) -> None:
         raise ArtifactError("the plan does not say what it takes of a GPU")
     figures = {key: plan.get(key) for key in _FIGURES}
     figures |= {f"gpu.{key}": foretold.get(key) for key in ("allocated", "reserved")}
+    # A budget may be smaller than what is there before the step.
+    below = plan["budget_bytes"]
+    figures["budget_bytes"] = -below if isinstance(below, int) and below < 0 else below
     for key, value in figures.items():
         if value is not None and not _is_number(value):
-            raise ArtifactError(f"{key} is {value!r}, which a plan cannot have")
+            raise ArtifactError(f"{key} is {plan.get(key, value)!r}, which a plan cannot have")
     transfers_of(plan)
 
 

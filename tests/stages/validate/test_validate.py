@@ -291,7 +291,9 @@ def command(
 
 
 def test_the_command_builds_no_model_for_an_infeasible_plan(graph: Graph, tmp_path: Path) -> None:
-    plan = {**PLAN, "verdict": "infeasible", "sentence": "Too small.", "time": None, "peak": None}
+    """Its budget may be smaller than what is there before the step."""
+    refused = {"verdict": "infeasible", "sentence": "Too small.", "budget_bytes": -57112}
+    plan = {**PLAN, **refused, "time": None, "peak": None}
     parser, words = command(graph, plan, tmp_path)
     cli.run(parser.parse_args([*words, "--factory", "nowhere:net"]))
     measured = read_measurement(tmp_path / "measurement.arrow")
@@ -305,6 +307,7 @@ def test_the_command_builds_no_model_for_an_infeasible_plan(graph: Graph, tmp_pa
         ({"sentence": None}, "the plan lacks the key 'sentence'"),
         ({"peak": "large"}, "peak is 'large', which a plan cannot have"),
         ({"budget_bytes": True}, "budget_bytes is True, which a plan cannot have"),
+        ({"budget_bytes": -(1 << 62)}, f"budget_bytes is {-(1 << 62)}, which a plan cannot have"),
         ({"gpu": 5}, "the plan does not say what it takes of a GPU"),
         ({"gpu": {"reserved": -1}}, "gpu.reserved is -1, which a plan cannot have"),
         ({"transfers": {}}, "the plan does not say what it sends"),
