@@ -143,8 +143,14 @@ def test_a_cast_to_float16_is_kept_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU])
 def test_recurrent_layers_under_autocast(layer: type[nn.Module], tmp_path: Path) -> None:
+    """Some processors have no LSTM in bfloat16: there eager ends in an error as well."""
     torch.manual_seed(0)
     model = nn.Sequential(layer(8, 8), First())
+    try:
+        with cast():
+            model(torch.randn(3, 4, 8))
+    except RuntimeError as error:
+        pytest.skip(str(error))
     check(model, torch.randn(3, 4, 8), cast, tmp_path)
 
 
