@@ -21,7 +21,8 @@ SUBREAPER = 36
 def together(command: list[str]) -> int:
     """Runs a command in a session of its own; returns its exit code, or 128 and the number of the
     signal that came."""
-    ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
+    if sys.platform == "linux":  # Elsewhere those that lost their parent are not waited for.
+        ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
     came: list[int] = []
 
     def end(number: int, _: object) -> None:
