@@ -29,19 +29,18 @@ Closure = tuple[dict[str, Path], set[str]]
 def stage_fingerprint(stage: str, root: Path = ROOT) -> str:
     """Of a stage: its room, whatever of the checkout it imports, and the files it reads beside
     its code. 16 hex digits."""
-    return stage_code(stage, root)[0]
+    return _fingerprint(_of_stage(stage, root), _resources(root / "stages" / stage, root))
 
 
 def stage_versions(stage: str, root: Path = ROOT) -> dict[str, str]:
     """The versions of the installed packages that a stage may import, by name."""
-    return _versions(_closure(_modules(root / "stages" / stage, root), [root]))
+    return _versions(_of_stage(stage, root))
 
 
 def stage_code(stage: str, root: Path = ROOT) -> tuple[str, dict[str, str]]:
     """The fingerprint of a stage, and the versions of what it may import."""
-    room = root / "stages" / stage
-    found = _closure(_modules(room, root), [root])
-    return _fingerprint(found, _resources(room, root)), _versions(found)
+    found = _of_stage(stage, root)
+    return _fingerprint(found, _resources(root / "stages" / stage, root)), _versions(found)
 
 
 def factory_fingerprint(factory: str, search_path: Iterable[Path | str] = ()) -> str:
@@ -56,6 +55,11 @@ def factory_fingerprint(factory: str, search_path: Iterable[Path | str] = ()) ->
 def factory_versions(factory: str, search_path: Iterable[Path | str] = ()) -> dict[str, str]:
     """The versions of the installed packages that a model's source may import, by name."""
     return _versions(_closure([factory.partition(":")[0]], _folders(search_path)))
+
+
+def _of_stage(stage: str, root: Path) -> Closure:
+    """What the modules of a stage lead to."""
+    return _closure(_modules(root / "stages" / stage, root), [root])
 
 
 def _modules(room: Path, root: Path) -> list[str]:
