@@ -10,7 +10,6 @@ from threading import Lock
 from stages.combine.polish.anneal import PATIENT
 from stages.combine.polish.searcher import (
     ALONE,
-    BESIDE,
     PATIENCE,
     Drafts,
     Polished,
@@ -115,8 +114,7 @@ class Sweep:
             best = own
             if better:
                 above = searcher.polished(better[-1].sequence, budget, better[-1].start)
-                start = min(own, above, key=partial(rank, budget))
-                best = searcher.search([start], [start], budget, BESIDE)
+                best = searcher.beside([own, above], budget)
             smallest = place >= len(found) - SMALLEST
             if not better or best.peak > budget or smallest:
                 best = searcher.search([best], [best], budget, PATIENCE, pace=PATIENT)
