@@ -32,11 +32,6 @@ def stage_fingerprint(stage: str, root: Path = ROOT) -> str:
     return _fingerprint(_of_stage(stage, root), _resources(root / "stages" / stage, root))
 
 
-def stage_versions(stage: str, root: Path = ROOT) -> dict[str, str]:
-    """The versions of the installed packages that a stage may import, by name."""
-    return _versions(_of_stage(stage, root))
-
-
 def stage_code(stage: str, root: Path = ROOT) -> tuple[str, dict[str, str]]:
     """The fingerprint of a stage, and the versions of what it may import."""
     found = _of_stage(stage, root)

@@ -15,7 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from schemas.fingerprint import stage_fingerprint, stage_versions
+from schemas.fingerprint import stage_code
 from tightfit.house import default_store, require_own
 
 ROOT = Path(__file__).parents[2]
@@ -125,12 +125,12 @@ def test_what_is_installed_beside_is_not_read_as_code_of_ours(
     code = f"""
 import schemas.fingerprint as found
 for stage in {stages}:
-    print(found.stage_fingerprint(stage), sorted(found.stage_versions(stage)))
+    fingerprint, versions = found.stage_code(stage)
+    print(fingerprint, sorted(versions))
 """
     said = run(str(environment / "bin" / "python"), "-c", code, cwd=tmp_path)
-    assert said.splitlines() == [
-        f"{stage_fingerprint(stage)} {sorted(stage_versions(stage))}" for stage in stages
-    ]
+    here = [stage_code(stage) for stage in stages]
+    assert said.splitlines() == [f"{found} {sorted(versions)}" for found, versions in here]
     [packages] = (environment / "lib").glob("python*/site-packages")
     assert not list((packages / "schemas").rglob("__pycache__/*.json"))
 

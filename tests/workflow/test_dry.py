@@ -43,6 +43,19 @@ def test_the_engine_solves_blocks_and_whole_steps(commands: list[str]) -> None:
         assert own and all(" --engine cbc " in line for line in own), stage
 
 
+def test_frontiers_share_the_cores(
+    workplace: Workplace, tiny: dict[str, Any], commands: list[str]
+) -> None:
+    """A frontier alone is polished by both cores, three by one each."""
+    many = [line for line in commands if "-m stages combine " in line]
+    assert len(many) == 3 and all(" --workers 1 " in line for line in many)
+    workplace.configure({"models": {"one": tiny}, "strategies": ["checkpoint", "auto"]})
+    result = workplace.snakemake("--dry-run", "--printshellcmds", logger="")
+    said = (result.stdout + result.stderr).splitlines()
+    [polished] = [line for line in said if "-m stages combine " in line and " auto " in line]
+    assert " --workers 2 " in polished
+
+
 def test_errors_of_the_configuration_are_told_all_at_once(
     workplace: Workplace, tiny: dict[str, Any]
 ) -> None:

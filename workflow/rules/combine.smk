@@ -11,6 +11,7 @@ rule frontier:
         f"{STRATEGY}/frontier.arrow",
     log:
         f"{STRATEGY}/logs/frontier.txt",
+    threads: share_of_cores
     params:
         hierarchy=given_clusters,
         machine=linked_machine,
@@ -22,7 +23,7 @@ rule frontier:
     shell:
         "python -m stages combine --graph {input.graph:q} --costs {input.costs:q}"
         " --blocks {input.blocks:q} --options {input.options:q} --strategy {wildcards.strategy}"
-        " {params.hierarchy:q} {params.machine:q} --engine {params.engine:q} --out {output:q} --error-file {log:q}"
+        " {params.hierarchy:q} {params.machine:q} --engine {params.engine:q} --workers {threads} --out {output:q} --error-file {log:q}"
 
 
 rule choose:

@@ -197,6 +197,17 @@ def options_for(wildcards):
     return expand(f"{MODEL}/{linked}options.arrow", model=wildcards.model)
 
 
+def share_of_cores(wildcards):
+    """How many threads polish a frontier: its share of the cores among all that are polished."""
+    polished = [
+        strategy
+        for name in [*SETTINGS.models, *FUSED]
+        for strategy in SETTINGS.models[name].strategies
+        if not STRATEGIES[strategy].baseline
+    ]
+    return max(1, workflow.cores // max(1, len(polished)))
+
+
 def given_clusters(wildcards, input):
     """Names the hierarchy as options of a stage."""
     return [word for file in input.hierarchy for word in ("--hierarchy", file)]
