@@ -74,7 +74,9 @@ def choose(
         proven = limit.proven
         starts, least = ([], math.inf) if proven is None else (proven.sequences, proven.seconds)
         if search:
-            point = replace(in_all, told=told).fitted(frontier, first, total, starts, least)
+            point = replace(in_all, engine=engine, told=told).fitted(
+                frontier, first, total, starts, least
+            )
         else:
             point = in_all.fitting(frontier, total)
     if point is None:

@@ -5,12 +5,13 @@ each step has inputs of its own."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from schemas.budget import parse_budget
 from schemas.costs import Costs
+from schemas.engines import HIGHS, Engine
 from schemas.frontier import Frontier, Point, pareto
 from schemas.graph import Graph
 from schemas.link import HostLink
@@ -31,10 +32,11 @@ RAISES = 4
 
 @dataclass(frozen=True)
 class InAll:
-    """Counts for the plans of one frontier; each search of `fitted` is `told`."""
+    """Counts for the plans of one frontier; each search of `fitted` is `told`, and by an engine."""
 
     player: Player
     fixed: Fixed
+    engine: Engine = HIGHS
     told: Tally = field(default_factory=Tally)
 
     @classmethod
@@ -146,7 +148,7 @@ class InAll:
         best = self.fitting(frontier, total, math.inf if found is None else found.seconds) or found
         if best is None or best is first:
             return best
-        further = refined(self.player, frontier, best.peak, sequences=sequences, least=least)
+        further = self._refined(frontier, best.peak, sequences=sequences, least=least)
         self.told()
         fits = (
             further is not None
@@ -180,7 +182,7 @@ class InAll:
                 return point if above is None else self._raised(frontier, point, above, total)
             above = point.peak
             frontier = _with(frontier, point)
-            point = refined(self.player, frontier, point.peak - excess, brief=True)
+            point = self._refined(frontier, point.peak - excess, brief=True)
             self.told()
         return None
 
@@ -191,7 +193,7 @@ class InAll:
         for _ in range(RAISES):
             middle = (low + above) // 2
             frontier = _with(frontier, fits)
-            found = refined(self.player, frontier, middle, brief=True)
+            found = self._refined(frontier, middle, brief=True)
             self.told()
             if (
                 found is not None
@@ -202,6 +204,11 @@ class InAll:
             else:
                 above = middle
         return fits
+
+    @property
+    def _refined(self) -> Callable[..., Point | None]:
+        """`refined` for the step."""
+        return partial(refined, self.player, engine=self.engine)
 
     def _reserved(self, steps: Sequence[Step]) -> int:
         return on_gpu(self.player.graph, self.player.costs, steps).renewed

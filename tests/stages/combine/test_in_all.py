@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from schemas.costs import Allocations, Costs, Device
+from schemas.engines import HIGHS, Engine
 from schemas.errors import ConfigError
-from schemas.frontier import Frontier
+from schemas.frontier import Frontier, Point
 from schemas.graph import Graph
 from schemas.plan import Plan, read_plan, write_plan
 from schemas.problem import Problem
-from stages.combine import in_all
+from stages.combine import in_all, refine
 from stages.combine.choose import choose
 from stages.combine.fixed import fixed_bytes
 from stages.combine.frontier import Subject, frontier
@@ -214,6 +216,20 @@ def test_a_search_that_finds_nothing_falls_back_to_the_frontier(
     assert counted.fitted(made, made.points[0], min(sizes) - 1) is None
     first = made.points[0]
     assert first.peak - (sizes[0] - (min(sizes) - 1)) == limits[-1]
+
+
+def test_reserved_bytes_are_searched_for_by_the_engine_that_is_named(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines: set[Engine] = set()
+
+    def refined(*given: Any, **named: Any) -> Point | None:
+        engines.add(named.get("engine", HIGHS))
+        return refine.refined(*given, **named)
+
+    monkeypatch.setattr(in_all, "refined", refined)
+    assert choose(*model, "60%", engine="cbc")[0].feasible
+    assert engines == {"cbc"}
 
 
 def test_nothing_is_searched_where_the_frontiers_plan_is_asked_for(
