@@ -29,6 +29,10 @@ _SCATTERS = (
 _NORMS = {aten.native_group_norm.default: (0,), aten.native_group_norm_backward.default: (0, 1)}
 """The operands that a norm reads in a form of its own."""
 
+PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
+"""Operators that are not run to learn their places, as the work of one is large: what they make is
+contiguous, whatever they read."""
+
 Tangents = Callable[[list[torch.Tensor]], list[torch.Tensor | None]]
 
 PROBE_BYTES = 256 * 2**20
@@ -151,7 +155,7 @@ class Layout:
             _restride(call)
             return
         operands = call.inputs()
-        if not operands and _WINDOW not in str(call.target):
+        if call.target in PRODUCTS or (not operands and _WINDOW not in str(call.target)):
             return
         shared = {storage_of(operand.fake) for operand in operands}
         made = call.made()
