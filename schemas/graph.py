@@ -188,9 +188,13 @@ class Graph:
         read = {self.values[value].storage for value in op.inputs}
         return all(self.values[value].storage in read for value in op.outputs if value != NONE)
 
-    def view_ops(self) -> set[int]:
+    def view_ops(self) -> frozenset[int]:
         """The ids of the ops that make no new storage."""
-        return {op.id for op in self.ops if self.is_view(op)}
+        return self._view_ops
+
+    @cached_property
+    def _view_ops(self) -> frozenset[int]:
+        return frozenset(op.id for op in self.ops if self.is_view(op))
 
     def made_by(self, op: Op) -> list[int]:
         """The storages that an op makes, each once, in the order of its outputs."""

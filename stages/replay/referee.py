@@ -15,6 +15,7 @@ from schemas.updates import Updates
 from stages.replay.rules.registry import RULE_OF, RULES
 from stages.replay.rules.updates import begin_updates
 from stages.replay.state import State
+from stages.replay.uncollected import uncollected
 from stages.replay.walk import Effect, effects, summed_storages
 
 
@@ -44,6 +45,7 @@ class Replay:
     overhead: float = 0.0
 
 
+@uncollected()
 def replay(
     graph: Graph,
     costs: Costs,
@@ -122,8 +124,8 @@ def _played(state: State, effect: Effect) -> Step:
     if rule is None:
         raise state.refuse(f"{type(action).__name__.lower()} is not possible on one device")
     peak = rule.play(state, effect)
-    found = replace(
-        effect.step,
+    found = Step(
+        action,
         lane=f"{state.graph.device}/compute",
         memory=device_memory(state.graph),
         start=start,

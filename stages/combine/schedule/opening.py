@@ -31,6 +31,7 @@ from schemas.schedule import Step
 from stages.replay.condense import condense
 from stages.replay.line import Execution
 from stages.replay.line import executions as executions_of
+from stages.replay.uncollected import uncollected
 
 SLICES = 48
 """Gradients are handed to autograd when a slice holds this part of all their bytes: each slice
@@ -92,6 +93,7 @@ class Opener:
                 raise ScheduleError(f"a plan has {action}, which is added to it")
         return self._opened(executions, linked, in_place, ceiling)
 
+    @uncollected()
     def _opened(
         self,
         executions: Sequence[int],
