@@ -20,6 +20,11 @@ HEADS = (
     *("context MB", "ms", "/ eager", "gradients"),
     *("ms as CUDA graphs", "reserved MB", "gradients"),
 )
+WHOLE = (
+    *("AdamW", "AdamW at a third", "AdamW, parameters away"),
+    "AdamW of torchao on the host",
+)
+"""Ways to make whole steps."""
 
 
 class Record:
@@ -132,7 +137,7 @@ def _whole_steps(steps: dict[str, Result]) -> list[str]:
     rows = []
     for name in NAMES:
         plain = steps.get(f"{name}: AdamW", {}).get("result")
-        for way in ("AdamW", "AdamW at a third", "AdamW, parameters away"):
+        for way in WHOLE:
             result = steps.get(f"{name}: {way}", {}).get("result")
             if not result:
                 continue

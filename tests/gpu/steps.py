@@ -227,12 +227,12 @@ def _linked(asked: Asked) -> list[Step]:
 def _whole(asked: Asked, name: str) -> list[Step]:
     """Whole steps with AdamW: plain ones, and those of a plan at a third whose states are in the
     host's memory (of a CPU, on a disk); on a GPU also those of one in a third of all bytes whose
-    parameters are there, too."""
+    parameters are there, too, and those of torchao's optimiser on the host."""
     words: list[object] = ["--model", name, "--size", asked.size, "--device", asked.device]
     words += ["--steps", 3 if asked.size == "tiny" else 10]
     plain, planned = asked.out / name / "adamw.json", asked.out / name / "whole.json"
     module = asked.out / name / "third" / "module"
-    away = asked.out / name / "away.json"
+    away, peer = asked.out / name / "away.json", asked.out / name / "torchao.json"
     return [
         Step(
             f"{name}: {label}",
@@ -246,8 +246,9 @@ def _whole(asked: Asked, name: str) -> list[Step]:
             ("AdamW", (), (), plain),
             ("AdamW at a third", ("--module", module), [f"{name}: plan at a third"], planned),
             ("AdamW, parameters away", ("--beside", plain), [f"{name}: AdamW"], away),
+            ("AdamW of torchao on the host", ("--peer",), (), peer),
         )
-        if result != away or asked.device.startswith("cuda")
+        if result not in (away, peer) or asked.device.startswith("cuda")
     ]
 
 

@@ -7,17 +7,20 @@ import os
 import subprocess
 import sys
 import time
+import types
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from stages.validate.load import load_package
 from tests.gpu import __main__ as command
 from tests.gpu import contestant
 from tests.gpu.record import DONE, FAILED, LACKS, LATE, WAITS, Record, apart, markdown
-from tests.gpu.steps import ROOT, Asked, Step, steps
+from tests.gpu.steps import NAMES, ROOT, Asked, Step, steps
+from tests.gpu.whole import measured
 from tests.stages.generate.captures import stand_in
 
 ABOUT = {"device": "cpu", "size": "tiny", "strategy": "rotor"}
@@ -258,6 +261,42 @@ def test_whole_steps_are_told_beside_plain_ones() -> None:
     assert "| llama: AdamW at a third | 2.0 | 3.0 | 120.0 |  | not compared |" in text
     steps["llama: AdamW"] = {"state": DONE, "result": plain}
     assert "| other bits |" in markdown({"about": ABOUT, "machines": [], "steps": steps})
+    missing = {"infeasible": "torchao is not installed"}
+    steps["gpt2: AdamW of torchao on the host"] = {"state": DONE, "result": missing}
+    text = markdown({"about": ABOUT, "machines": [], "steps": steps})
+    assert "| gpt2: AdamW of torchao on the host | torchao is not installed |" in text
+
+
+def test_torchaos_optimiser_is_a_peer_where_it_is_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A double of it steps as plain AdamW does; without it a sentence says so."""
+    given = ("gpt2", "tiny", "cpu", "", 1, None)
+    monkeypatch.setitem(sys.modules, "torchao.optim", None)
+    assert measured(*given, peer=True) == {"infeasible": "torchao is not installed"}
+
+    class Double(torch.optim.AdamW):
+        def __init__(
+            self, params: Any, optimizer_class: type, *, offload_gradients: bool, **settings: Any
+        ) -> None:
+            assert optimizer_class is torch.optim.AdamW and offload_gradients
+            super().__init__(params, **settings)
+
+    module = types.ModuleType("torchao.optim")
+    monkeypatch.setattr(module, "CPUOffloadOptimizer", Double, raising=False)
+    monkeypatch.setitem(sys.modules, "torchao", types.ModuleType("torchao"))
+    monkeypatch.setitem(sys.modules, "torchao.optim", module)
+    plain, peer = measured(*given), measured(*given, peer=True)
+    assert peer["parameters"] == plain["parameters"] and peer["there"] < plain["there"]
+
+
+def test_the_peer_runs_on_a_gpu_alone(tmp_path: Path) -> None:
+    def labels(device: str) -> list[str]:
+        asked = Asked(tmp_path, device, "tiny")
+        return [step.name for step in steps(asked) if "torchao" in step.name]
+
+    assert not labels("cpu")
+    assert labels("cuda") == [f"{name}: AdamW of torchao on the host" for name in NAMES]
 
 
 def test_what_does_not_fit_and_what_differs_is_told() -> None:

@@ -5,6 +5,7 @@ take on the device all the time, seconds of a step, and a digest of the paramete
 steps. With a module the optimiser steps in the backward of that, with its states in the host's
 memory, or, on a CPU, on a disk. Beside the result of the plain step a plan is made, in a third of
 its bytes, whose parameters live there too, and are updated there where that is predicted faster.
+The peer is torchao's optimiser, which keeps its states and updates on the host, where it is there.
 """
 
 from __future__ import annotations
@@ -39,15 +40,26 @@ SHARE = 3
 
 
 def measured(
-    name: str, size: str, device: str, module: str, steps: int, beside: Path | None = None
+    name: str,
+    size: str,
+    device: str,
+    module: str,
+    steps: int,
+    beside: Path | None = None,
+    peer: bool = False,
 ) -> dict[str, Any]:
     """What whole steps take; `module` is the folder of a plan, empty for the plain step, whose
-    result is given for a plan of parameters that live in the other memory."""
+    result is given for a plan of parameters that live in the other memory, and for the `peer`."""
     torch.manual_seed(SEED)
     built = move(check_result(MODELS[name](size, False), name), device)
     model, sample = built.model, built.samples[0]
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     said: dict[str, Any] = {}
+    if peer:
+        made = offloading(model)
+        if made is None:
+            return {"infeasible": "torchao is not installed"}
+        optimizer = made
     if beside is not None:
         plain = json.loads(beside.read_text())
         try:
@@ -71,7 +83,8 @@ def measured(
         seconds = [_timed(model, optimizer, sample, place) for _ in range(steps)]
     parameters = sum(p.numel() * p.element_size() for p in built.model.parameters())
     plainly = not module and beside is None
-    states = sum(_bytes(optimizer, p) for p in built.model.parameters()) if plainly else 0
+    own = getattr(optimizer, "d_opt", None) if peer else optimizer
+    states = sum(_bytes(own, p) for p in built.model.parameters()) if plainly and own else 0
     return {
         "peak": running.section_usage("step").peak,
         "there": parameters + states,
@@ -80,6 +93,19 @@ def measured(
         "parameters": digest,
         **said,
     }
+
+
+def offloading(model: nn.Module) -> torch.optim.Optimizer | None:
+    """torchao's AdamW with states and updates on the host, whose small parameters stay with the
+    device; None where torchao is not installed."""
+    try:
+        from torchao.optim import CPUOffloadOptimizer
+    except ImportError:
+        return None
+    made: torch.optim.Optimizer = CPUOffloadOptimizer(
+        model.parameters(), torch.optim.AdamW, offload_gradients=True, lr=1e-4
+    )
+    return made
 
 
 def _away(
@@ -155,10 +181,19 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--module", default="")
     parser.add_argument("--beside", type=Path, help="the result of the plain step")
+    parser.add_argument("--peer", action="store_true", help="torchao's optimiser on the host")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
-    given = (asked.model, asked.size, asked.device, asked.module, asked.steps, asked.beside)
+    given = (
+        asked.model,
+        asked.size,
+        asked.device,
+        asked.module,
+        asked.steps,
+        asked.beside,
+        asked.peer,
+    )
     asked.out.write_text(json.dumps(told(asked.module, lambda: measured(*given))))
 
 
