@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from schemas.budget import NO_BUDGET
 from schemas.costs import Costs
@@ -24,6 +26,7 @@ from stages.combine.bounds import (
 )
 from stages.combine.holding import holding, needing
 from stages.combine.in_all import InAll, margin
+from stages.combine.moment.deciding import WANTED
 from stages.combine.moment.limits import Limits
 from stages.combine.refine import Player, refined, searches
 from stages.combine.schedule.leaving import leaving
@@ -67,7 +70,9 @@ def choose(
     asked = _Asked(budget, total, in_all, frontier, elsewhere)
     in_all.player.check_keep_all(asked.keep_all)
     in_all.player.played(frontier.points[-1])
-    told = Tally(report, BOUND + searches(frontier.link) + in_all.tries(frontier))
+    rounds = 1 if asked.own is None or frontier.within(asked.own) else 2
+    most = rounds * (BOUND + searches(frontier.link)) + in_all.tries(frontier)
+    told = Tally(report, most)
     first, limit = _within(in_all.player, frontier, asked.own, search, engine, told)
     point = first
     if total is not None and in_all.reserves:
@@ -234,16 +239,40 @@ def _within(
     if met or not search or asked < least_peak(problem):
         return point, _Limit(simple)
     known = math.inf if point is None else point.seconds
-    proven = proven_seconds(graph, costs, problem, asked, engine, known)
+    prove = partial(proven_seconds, graph, costs, problem, asked, engine)
+    proven = prove(known)
     told()
     if budget is not None:
-        least, starts = proven.seconds, proven.sequences
-        point = refined(player, frontier, budget, starts, least=least, engine=engine, told=told)
+        look = partial(refined, player, frontier, budget, engine=engine, told=told)
+        point = look(proven.sequences, least=proven.seconds)
+        if point is not None and known == math.inf and _far(point, proven):
+            point, proven = _again(point, proven, prove, look)
+            told()
     if link is None:
         return point, _Limit(simple, proven)
     # The programs with a link know one form of a further run.
     closer = None if problem.alternatives else _linked(player, link, asked, engine)
     return point, _Limit(simple, closer)
+
+
+def _far(point: Point, proven: Proven) -> bool:
+    """Whether a bound that no plan was known for is so far below one that it would be widened."""
+    return gap_of(point.seconds, proven.seconds) > WANTED
+
+
+def _again(
+    point: Point,
+    proven: Proven,
+    prove: Callable[[float], Proven],
+    look: Callable[..., Point | None],
+) -> tuple[Point, Proven]:
+    """A point and its bound once more, now that a plan is known: with the better bound, and with
+    what the search finds from its further starts."""
+    closer = prove(point.seconds)
+    starts = [each for each in closer.sequences if each not in proven.sequences]
+    best = max(proven, closer, key=lambda each: each.seconds)
+    further = look(starts, least=best.seconds) if starts else None
+    return min(filter(None, (point, further)), key=lambda each: each.seconds), best
 
 
 def _linked(player: Player, link: HostLink, budget: int, engine: Engine) -> Proven:

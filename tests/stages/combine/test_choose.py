@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from schemas.actions import Free, Offload, Prefetch, Wait
 from schemas.costs import Costs
-from schemas.frontier import Frontier
+from schemas.frontier import Frontier, Point
 from schemas.graph import Graph
 from schemas.plan import Plan
 from schemas.problem import Problem
 from stages.combine import choose as room
+from stages.combine import refine
 from stages.combine.bounds import Proven, least_seconds, proven_seconds
 from stages.combine.frontier import Subject, frontier
 from stages.combine.polish.polisher import Polisher
@@ -101,3 +103,33 @@ def test_a_verdict_tells_what_transfers_take_of_the_computations() -> None:
         link = replace(LINK, overhead=overhead)
         made = Frontier("s", "m", "g", 9, 1.0, 3, 1.0, "", [], 0, link, [])
         assert room._sent(played(away, link), made).endswith(f"computations {said}")
+
+
+def test_a_bound_that_no_plan_was_known_for_is_made_again_with_what_is_found(
+    step: Step, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The better bound is told, and the further starts are searched from."""
+    plan = chosen(step)
+    graph, costs, problem = step
+    captured = Candidate(runs(problem, [node.op for node in problem.nodes]), [], "plain")
+    about = replace(strategy("rockmate").about, baseline=True)
+    given = frontier(Subject(graph, "digest", costs, problem), about, [captured], captured)
+    asked: list[float] = []
+    searched: list[list[list[int]]] = []
+    start = list(range(len(problem.nodes)))
+
+    def proven(*words: object) -> Proven:
+        asked.append(float(str(words[-1])))
+        known = math.isfinite(asked[-1])
+        return Proven(0.5 * asked[-1] if known else 1.0, [start] if known else [], False)
+
+    def refined(*words: Any, **named: Any) -> Point | None:
+        searched.append(list(words[3]))
+        return refine.refined(*words, **named)
+
+    monkeypatch.setattr(room, "proven_seconds", proven)
+    monkeypatch.setattr(room, "refined", refined)
+    found = room.choose(graph, costs, problem, given, "80%")[0]
+    assert plan.time is not None and found.time is not None
+    assert asked == [math.inf, found.time] and searched == [[], [start]]
+    assert found.lower_bound == 0.5 * found.time and found.time <= plan.time
