@@ -18,6 +18,7 @@ import pyarrow as pa
 from schemas import store
 from schemas.alternatives import check_alternatives, metadata_of, rows_in
 from schemas.arguments import Arguments, argument_values, decode_arguments, read_arguments
+from schemas.chain import MOST_BYTES
 from schemas.dtypes import DTYPES
 from schemas.errors import ArtifactError
 from schemas.graph_fields import GRAPH_FIELDS
@@ -298,6 +299,9 @@ class _GraphCheck:
     def values(self) -> None:
         self.require(
             all(size >= 0 for size in self.graph.storages), "a storage has a negative size"
+        )
+        self.require(
+            sum(self.graph.storages) < MOST_BYTES, "the storages take more bytes than there are"
         )
         for index, value in enumerate(self.graph.values):
             what = f"value {index}"

@@ -97,13 +97,29 @@ def working_loss(graph: Graph, build: Callable[[bool], Built], device: torch.dev
     return build(False).loss
 
 
+class _Outputs(torch.autograd.Function):
+    """Gives tensors on as outputs of one node, as those of a planned module are, which takes their
+    gradients as they arrive: what autograd adds to leaves may be a copy."""
+
+    @staticmethod
+    def forward(ctx: Any, taken: Callable[..., None], *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.taken = taken
+        ctx.set_materialize_grads(False)
+        return tuple(tensor.detach() for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: Tensor | None) -> tuple[None, ...]:
+        ctx.taken(*tangents)
+        return (None, *(None for _ in tangents))
+
+
 class _LossRun:
-    """Runs the loss on leaves that stand for the model's outputs."""
+    """Runs the loss on tensors that stand for the model's outputs."""
 
     def __init__(self, graph: Graph, loss: Loss, device: torch.device) -> None:
         self.loss, self.device = loss, device
         self.leaves: list[Any] = []
-        self.differentiable: list[Tensor] = []
+        self.differentiable: dict[int, Tensor] = {}
         made: dict[int, Tensor] = {}
         for output in graph.outputs:
             if output.value == NONE:
@@ -114,31 +130,29 @@ class _LossRun:
                     tensor = make_tensor(graph.values[output.value], normal, device)
                 made[output.value] = tensor
                 if output.tangent != NONE:
-                    self.differentiable.append(tensor.requires_grad_())
+                    self.differentiable[id(tensor)] = tensor.requires_grad_()
             self.leaves.append(made[output.value])
         self.tree = read_tree(graph.output_tree)
-        self.handles: list[Any] = []
+        self.tangents: list[Tensor | None] = []
         self.output: Any = None
 
     def prepare(self, arrived: Callable[[], None] | None = None) -> None:
-        """Takes the tangents off the leaves; `arrived` is called when all have come again."""
-        for handle in self.handles:
-            handle.remove()
-        waiting = len(self.differentiable)
+        """Drops the tangents, and makes the outputs anew; `arrived` is called when all tangents
+        have come again."""
+        found: list[Tensor | None] = []
+        self.tangents = found
 
-        def count(tangent: Tensor) -> None:
-            nonlocal waiting
-            waiting -= 1
-            if waiting == 0 and arrived is not None:
+        def taken(*tangents: Tensor | None) -> None:
+            found.extend(tangents)
+            if arrived is not None:
                 arrived()
 
-        for leaf in self.differentiable:
-            leaf.grad = None
-        self.handles = [leaf.register_hook(count) for leaf in self.differentiable]
-        self.output = self.tree.unflatten(self.leaves)
+        outputs = _Outputs.apply(taken, *self.differentiable.values())
+        given = dict(zip(self.differentiable, outputs, strict=True))
+        self.output = self.tree.unflatten([given.get(id(leaf), leaf) for leaf in self.leaves])
 
     def step(self) -> Tensor:
-        """The loss and its backward; the caller holds the loss, the leaves their tangents."""
+        """The loss and its backward; the caller holds the loss, this object the tangents."""
         value = self.loss(self.output)
         value.backward()
         return value

@@ -24,7 +24,8 @@ def condense(graph: Graph, costs: Costs, ordered: bool = True) -> Problem:
     contributions to one gradient run once; where they are `ordered`, each further one reads a
     storage without bytes that the one before it makes, which ties blocks together that are only
     met by it. Alternatives are those of nodes that may run again as they ran first. Raises
-    ArtifactError where the graph makes contributions in another order.
+    ArtifactError where the graph makes contributions in another order, or the costs of the loss are
+    of one that makes less.
     """
     fixed = graph.fixed_storages()
     kept = [op for op in graph.ops if not graph.is_view(op)]
@@ -116,9 +117,14 @@ def _append_loss_remainder(
 ) -> None:
     position = next(index for index, node in enumerate(nodes) if node.phase == "loss")
     loss = nodes[position]
-    remainder = costs.of(graph, graph.ops[loss.op]).net - sum(
-        storages[storage].bytes for storage in loss.outputs
-    )
+    net = costs.of(graph, graph.ops[loss.op]).net
+    made = sum(storages[storage].bytes for storage in loss.outputs)
+    if net < made:
+        raise ArtifactError(
+            f"the costs say that the loss leaves {net:,} bytes, and the gradients that it makes "
+            f"take {made:,}: make the costs of {graph.model} anew"
+        )
+    remainder = net - made
     if remainder > 0:
         loss.outputs.append(len(storages))
         storages.append(Storage(remainder, position, held=True, gradient=False))

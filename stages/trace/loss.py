@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from schemas.errors import ModelError
 from stages.device.factory import Built
@@ -20,10 +23,49 @@ def output_gradients(
 ) -> list[torch.Tensor | None]:
     """The gradient of each output, None where the loss sends none, as fake tensors.
 
-    Raises ModelError when the loss fails or is not a scalar that depends on an output.
+    Raises ModelError when the loss fails, is not a scalar that depends on an output, or gives a
+    gradient in memory that it has not made.
     """
-    with _loss_of(built, outputs, leaves, tree) as (grown, loss):
-        return _gradients(loss.reshape(()), grown)
+    making = _Making()
+    with _loss_of(built, outputs, leaves, tree, making) as (grown, loss), making:
+        found = _gradients(loss.reshape(()), grown)
+    if any(each is not None and storage_of(each) not in making.made for each in found):
+        raise ModelError(
+            f"{built.label}: the loss gives a gradient of an output in memory that it has not made "
+            "for it, as that of an output or of a tensor that it keeps: give a copy of it "
+            "(clone), or plan without loss, and compute it from what the planned module gives"
+        )
+    return found
+
+
+class _Making(TorchDispatchMode):
+    """Notes the storages that operators make."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: set[Any] = set()
+        self._known: list[Any] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(self._fresh(func, result)):
+            if isinstance(leaf, torch.Tensor):
+                self.made.add(storage_of(leaf))
+                self._known.append(leaf)
+        return result
+
+    def _fresh(self, func: Any, result: Any) -> Any:
+        """Of what an operator gives, what is no view of what it is given, and not the same."""
+        schema = getattr(func, "_schema", None)
+        if schema is None or func is torch.ops.aten.lift_fresh.default:
+            return result
+        fresh = [returned.alias_info is None for returned in schema.returns]
+        results = [result] if len(fresh) == 1 else result or ()
+        return [each for each, own in zip(results, fresh, strict=True) if own]
 
 
 def held_gradients(
@@ -51,7 +93,11 @@ def _gradients(
 
 @contextlib.contextmanager
 def _loss_of(
-    built: Built, outputs: Sequence[torch.Tensor], leaves: list[Leaf], tree: str
+    built: Built,
+    outputs: Sequence[torch.Tensor],
+    leaves: list[Leaf],
+    tree: str,
+    making: _Making | None = None,
 ) -> Iterator[tuple[list[torch.Tensor], torch.Tensor]]:
     """Leaves that stand for the outputs, and the loss that is made of them, without memory."""
     assert built.loss is not None
@@ -61,7 +107,8 @@ def _loss_of(
         with mode, torch.enable_grad():
             grown = [_leaf(output) for output in outputs]
             flat = [leaf.constant if leaf.tensor is None else grown[leaf.tensor] for leaf in leaves]
-            loss = built.loss(read_tree(tree).unflatten(flat))
+            with making or contextlib.nullcontext():
+                loss = built.loss(read_tree(tree).unflatten(flat))
             if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
                 raise ModelError(
                     f"{built.label}: the loss is no scalar tensor that depends on an output"

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from schemas.errors import ScheduleError
+from schemas.errors import ArtifactError, ScheduleError
 from schemas.frontier import Frontier, read_frontier, write_frontier
+from schemas.graph import check_graph
 from schemas.options import read_options, write_options
 from stages.__main__ import main
 from stages.combine.schedule.opening import Opener
@@ -77,3 +78,11 @@ def test_options_of_nodes_that_the_block_lacks_are_refused(
     write_options("more.arrow", [replace(first, forward=[*first.forward, 2**62]), *others])
     assert main([*words, "--strategy", "rotor", "--out", "g.arrow"]) == 1
     assert f"runs node {2**62}, the block has" in capsys.readouterr().err
+
+
+def test_sizes_that_no_memory_has_are_refused() -> None:
+    graph, _ = graph_of(two_layers(), False)
+    for sizes in ([2**60], [2**59, 2**59]):
+        large = [*sizes, *graph.storages[len(sizes) :]]
+        with pytest.raises(ArtifactError, match="more bytes than there are"):
+            check_graph(replace(graph, storages=large), "large")

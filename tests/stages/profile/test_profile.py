@@ -219,6 +219,33 @@ def test_a_loss_is_measured_with_what_it_holds(tmp_path: Path) -> None:
     assert cost.peak > cost.net and cost.seconds > 0
 
 
+class Two(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.linear(x)
+        return y.exp(), y.sigmoid()
+
+
+@pytest.mark.parametrize(
+    ("loss", "net"),
+    [
+        (lambda outs: outs[0].sum() + outs[1].exp().sum(), 8 * 16 * 4 + 8),
+        (lambda outs: outs[1].sum() + outs[0].exp().sum(), 8 * 16 * 4 + 8),
+        (lambda outs: (outs[0] + outs[1]).tanh().sum(), 8 * 16 * 4 + 8),
+        (lambda outs: (outs[0] + outs[1]).sum(), 8),
+    ],
+)
+def test_gradients_of_a_loss_are_not_copied(loss: Any, net: int, tmp_path: Path) -> None:
+    """One that is expanded, or that two outputs share, arrives at a planned module as it is."""
+    graph = graph_of((Two().train(), ((torch.randn(8, 16),), {}), loss))
+    with library(tmp_path) as opened:
+        costs = profile(graph, loss, opened)
+    assert costs.of(graph, next(op for op in graph.ops if op.target == LOSS_TARGET)).net == net
+
+
 def test_a_loss_needs_the_factory_and_must_work(tmp_path: Path) -> None:
     graph = graph_of(classifier(), "classifier")
     with library(tmp_path) as opened:

@@ -135,6 +135,16 @@ def test_what_the_loss_leaves_beyond_its_tangents_is_held() -> None:
     assert len(condense(graph, costs).storages) == len(graph.storages)
 
 
+def test_costs_of_a_loss_that_makes_less_are_refused() -> None:
+    graph, costs = graph_of(two_layers(), views=False)
+    key = op_key(graph, next(op for op in graph.ops if op.phase == "loss"))
+    rows = [with_fields(row, net=3) if row.key == key else row for row in costs.rows.values()]
+    with pytest.raises(
+        ArtifactError, match=r"the loss leaves 3 bytes, and the gradients .* take 4"
+    ):
+        condense(graph, Costs(rows, costs.device))
+
+
 def test_a_node_that_runs_again_in_a_shorter_form_says_so() -> None:
     graph, costs = batch_norm(loss=True)
     problem = condense(graph, costs)

@@ -315,3 +315,48 @@ def test_a_loss_that_asks_for_data(loss: Callable[[Tensor], Tensor]) -> None:
 def test_a_loss_that_raises() -> None:
     with pytest.raises(ModelError, match=r"the loss raises KeyError: 'none'$"):
         trace(built_of((Model(lambda m, x: m(x)), ((X,), {}), lambda out: TABLES["none"])), "m")
+
+
+CONSTANT = torch.ones(2, 3)
+
+
+class Given(torch.autograd.Function):
+    """Its gradient is a tensor that it is given: another one, or the same."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, given: Tensor) -> Tensor:
+        ctx.save_for_backward(given)
+        return x.sum()
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None]:
+        return ctx.saved_tensors[0], None
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda outs: Given.apply(outs[0], outs[0]),
+        lambda outs: Given.apply(outs[0], outs[1]),
+        lambda outs: Given.apply(outs[0], CONSTANT),
+        lambda outs: Given.apply(outs[0], CONSTANT.view(2, 3)),
+    ],
+)
+def test_a_loss_that_gives_as_a_gradient_what_it_has_not_made(loss: Any) -> None:
+    model = Model(lambda m, x: (m(x), x))
+    with pytest.raises(ModelError, match=r"in memory that it has not made for it.*: give a copy"):
+        trace(built_of((model, ((X,), {}), loss)), "m")
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda outs: Given.apply(outs[0], outs[1].clone()),
+        lambda outs: Given.apply(outs[0], CONSTANT.view(3, 2).t().contiguous()),
+        lambda outs: Given.apply(outs[0], torch.tensor([[1.0, 2.0, 3.0]] * 2)),
+        lambda outs: outs[0].sum() + outs[0].view(-1)[0],
+    ],
+)
+def test_a_loss_that_makes_what_it_gives_as_a_gradient(loss: Any) -> None:
+    model = Model(lambda m, x: (m(x), x))
+    assert trace(built_of((model, ((X,), {}), loss)), "m").has_loss
