@@ -128,7 +128,7 @@ TRIED_BY_AUTO = [about.name for about in _BUDGETED if not about.apart]
 
 def _auto() -> About:
     *most, last = (f"`{name}`" for name in TRIED_BY_AUTO)
-    summary = f"the plans of {', '.join(most)} and {last}, the best at each budget"
+    summary = f"the plans of {', '.join(most)} and {last} together, which one search starts from"
     return About(
         "auto", summary, solved=any(about.solved for about in _BUDGETED if not about.apart)
     )
