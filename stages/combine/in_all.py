@@ -32,7 +32,7 @@ RAISES = 4
 
 @dataclass(frozen=True)
 class InAll:
-    """Counts for the plans of one frontier; each search of `fitted` is `told`, and by an engine."""
+    """Counts for the plans of one frontier; each search of `fitted`, by an engine, is `told`."""
 
     player: Player
     fixed: Fixed
