@@ -186,7 +186,7 @@ class Rivals:
             other = planned_whole(self.eager_route, self.eager, updating, self.written, total)
         except ConfigError as error:
             if refused is not None:
-                raise ConfigError(f"{refused}; with eager's kernels, {error}") from error
+                raise ConfigError(f"{refused}; with eager's kernels, {error}") from None
             return None
         if found is None:
             told = "; with eager's kernels, as fused ones do not fit"
@@ -222,8 +222,9 @@ def plans_of(route: Route, variants: Sequence[Variant], written: str) -> list[Ma
         try:
             made.append(rival.made(budget))
         except ConfigError as error:
-            which = f"the samples of shapes {shapes}: " if len(variants) > 1 else ""
-            raise ConfigError(f"{which}{error}") from error
+            if len(variants) == 1:
+                raise
+            raise ConfigError(f"the samples of shapes {shapes}: {error}") from None
         if len(variants) > 1:
             route.progress.say(f"planned {number + 1} of {len(variants)}: {shapes}")
     return made

@@ -17,7 +17,9 @@ mkdir -p .snakemake
 exec 9>.snakemake/plan.lock
 python - <<'END'
 import fcntl
+import signal
 
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # An interrupt ends the wait without a traceback.
 try:
     fcntl.flock(9, fcntl.LOCK_EX | fcntl.LOCK_NB)
 except OSError:

@@ -143,7 +143,8 @@ def _chosen(
     if frontier.graph != digest:
         raise ConfigError(f"{frontier_path}: was made for another graph than {graph_path}")
     problem = condense(graph, costs)
-    report = Printing(f"{graph.model}: {frontier.strategy} for {budget}", "searches at most")
+    asked = "" if budget == NO_BUDGET else f" for {budget}"
+    report = Printing(f"{graph.model}: {frontier.strategy}{asked}", "searches at most")
     plan, point, steps = choose(
         graph, costs, problem, frontier, budget, search, total, engine, report
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+import traceback
 from dataclasses import asdict, replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -31,7 +32,9 @@ def plan(store: Path, budget: object) -> tightfit.ChosenPlan:
 def refusal(store: Path, budget: object) -> str:
     with pytest.raises(tightfit.ConfigError) as caught:
         plan(store, budget)
-    return str(caught.value)
+    said = str(caught.value)
+    assert "".join(traceback.format_exception(caught.value)).count(said) == 1
+    return said
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import traceback
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -125,8 +126,10 @@ def test_packages_for_several_shapes_are_loaded_as_one_module(store: Path) -> No
 def test_no_plan_for_one_shape_names_it(store: Path) -> None:
     with pytest.raises(
         tightfit.ConfigError, match=r"shapes \(64, 16\): infeasible: 1% is .* is 7\d% "
-    ):
+    ) as caught:
         plan(store, net(), budget="1%")
+    shown = "".join(traceback.format_exception(caught.value))
+    assert shown.count("smallest budget known to work") == 1
 
 
 def test_a_shape_that_was_not_planned_is_refused_or_run_as_the_original(store: Path) -> None:

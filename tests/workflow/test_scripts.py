@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -73,25 +76,41 @@ def test_a_file_that_is_no_configuration_is_told_in_a_sentence(
     assert result.stderr.startswith(words) and result.stderr.count("\n") == 1
 
 
-def test_a_second_run_waits_for_the_first(workplace: Workplace, invalid: str) -> None:
+@contextlib.contextmanager
+def waiting_run(workplace: Workplace, config: str) -> Iterator[subprocess.Popen[str]]:
+    """A run that waits for another one, which goes on within this block."""
     folder = workplace.checkout / ".snakemake"
     folder.mkdir(exist_ok=True)
     with (folder / "plan.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         waiting = subprocess.Popen(
-            command(workplace, invalid),
+            command(workplace, config),
             cwd=workplace.checkout,
             env=environment(workplace),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=True,
         )
         assert waiting.stdout is not None
         assert waiting.stdout.readline() == "Waiting for another run in this folder to end ...\n"
         assert waiting.poll() is None
+        yield waiting
+
+
+def test_a_second_run_waits_for_the_first(workplace: Workplace, invalid: str) -> None:
+    with waiting_run(workplace, invalid) as waiting:
+        pass
     rest, _ = waiting.communicate(timeout=120)
     assert waiting.returncode == 1
     assert "models.a.factory" in rest
+
+
+def test_a_run_that_waits_is_interrupted_without_a_word(workplace: Workplace, invalid: str) -> None:
+    with waiting_run(workplace, invalid) as waiting:
+        os.killpg(waiting.pid, signal.SIGINT)
+        rest, _ = waiting.communicate(timeout=120)
+    assert (rest, waiting.returncode) == ("", -signal.SIGINT)
 
 
 def test_an_environment_needs_a_python_that_fits(workplace: Workplace, tmp_path: Path) -> None:

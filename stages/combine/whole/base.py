@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from schemas.actions import Gradient, Wait
+from schemas.actions import Compute, Gradient, RestoreRandom, Wait
 from schemas.contributions import contributions
 from schemas.costs import Costs
 from schemas.graph import NONE, Graph
@@ -79,3 +79,18 @@ def base_of(
         seconds.append(step.end - step.start if computes else 0.0)
     peak[len(steps)] = live - gone
     return Base(graph, list(steps), seconds, peak, reads, touches, wholes)
+
+
+def drawn_at_once(steps: Sequence[Step]) -> list[Step]:
+    """The steps, each random state restored right ahead of the op that draws from it: what moves
+    beside the two goes before both."""
+    found: list[Step] = []
+    restored: dict[int, Step] = {}
+    for step in steps:
+        if isinstance(step.action, RestoreRandom):
+            restored[step.action.op] = step
+            continue
+        if isinstance(step.action, Compute) and step.action.op in restored:
+            found.append(restored.pop(step.action.op))
+        found.append(step)
+    return found

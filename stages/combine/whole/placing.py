@@ -32,7 +32,7 @@ from schemas.graph import Op
 from schemas.link import HostLink
 from schemas.schedule import Step
 from schemas.updates import Updates
-from stages.combine.whole.base import Base
+from stages.combine.whole.base import Base, drawn_at_once
 from stages.replay.link_lanes import LinkLanes
 from stages.replay.staging import AwayLane, StagingClocks
 from stages.replay.walk import effects
@@ -75,7 +75,7 @@ class TooLittleError(Exception):
 
 def placed(base: Base, moved: Moved, link: HostLink) -> list[Step]:
     """The schedule with all that moves. Raises TooLittleError where it does not fit."""
-    return _Walk(base, moved, link).steps()
+    return drawn_at_once(_Walk(base, moved, link).steps())
 
 
 @dataclass

@@ -19,6 +19,7 @@ from schemas.plan import read_plan
 from schemas.schedule import read_schedule, schedule_link
 from schemas.strategies import STRATEGIES, About
 from stages.__main__ import main
+from stages.combine import telling
 from stages.combine.schedule.executions import runs
 from stages.combine.schedule.leaving import leaving
 from stages.combine.strategies.strategy import Candidate, TrainingStep
@@ -89,7 +90,9 @@ def test_a_strategy_with_a_link_from_outside(
     [chosen] = read_frontier(frontier).points
     assert chosen.transfers
     words = ["choose", *files, "--frontier", str(frontier), "--budget", "none"]
+    monkeypatch.setattr(telling, "PAUSE", 0.0)
     assert main([*words, "--out", str(point)]) == 0
+    assert "tower: one_leaves at 1 of " in capsys.readouterr().out
     plan, steps = read_plan(point / "plan.json"), read_schedule(point / "schedule.arrow")
     assert plan.transfers is not None and plan.transfers.left == plan.transfers.returned > 0
     assert plan.peak is not None and plan.time is not None
