@@ -61,8 +61,10 @@ def smallest(task: Task) -> tuple[Task, Found]:
 def _lowest(search: Search, found: Found) -> tuple[Search, Found]:
     """A search whose budget is what its plan takes, the least for which one is found: it goes on
     halfway to what no plan goes below, and then a byte below the last one."""
-    task, views = search.task, search.views
-    needed = task.fixed + min(search.view(choice.view).needed for choice in search.closest_choices)
+    task, views = search.task, search.bases.views
+    needed = task.fixed + min(
+        search.bases.view(choice.view).needed for choice in search.closest_choices
+    )
     total, missed = total_bytes(task, found), needed - 1
     for number in range(HALVINGS + FURTHER_DOWN):
         if total <= needed:
@@ -82,7 +84,7 @@ def _lowest(search: Search, found: Found) -> tuple[Search, Found]:
 def hardly_any_room(search: Search) -> Found | None:
     """A plan of hardly any room, of activations that wait on the device or in the other memory."""
     for choice in search.closest_choices:
-        if search.view(choice.view).needed > search.task.room:
+        if search.bases.view(choice.view).needed > search.task.room:
             continue
         for linked in (0.0, LINKS[-1]):
             for look in (search.look, search.least):
@@ -113,14 +115,14 @@ class _Least:
     def look(self, choice: Choice) -> None:
         """Raises the budget from what a choice of hardly any room takes until there is a plan, or
         it is no better than the best."""
-        task, view = self.search.task, self.search.view(choice.view)
+        task, view = self.search.task, self.search.bases.view(choice.view)
         if self._is_too_much(task.fixed + view.needed):
             return
         budget = task.fixed + view.always + view.least.peak
         for number in range(MORE_TRIES):
             if self._is_too_much(budget):
                 return
-            sized = Search(replace(task, budget=budget), self.search.views)
+            sized = Search(replace(task, budget=budget), self.search.bases.views)
             found, lacking = _within(sized, choice)
             if found is not None:
                 self.best = sized, found

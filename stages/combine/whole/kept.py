@@ -68,7 +68,9 @@ def _kept(task: Task, room: int) -> frozenset[int]:
 def _known_views(search: Search) -> dict[tuple[bool, bool], View]:
     """What is known of activations by themselves, which do not ask where parameters live."""
     return {
-        key: replace(view, bases={}) for key, view in search.views.items() if key == (False, False)
+        key: replace(view, bases={})
+        for key, view in search.bases.views.items()
+        if key == (False, False)
     }
 
 
@@ -76,7 +78,7 @@ def _shares(search: Search, own: Search) -> list[float]:
     """The largest parts of a smaller room for which sequences are known."""
     known = [
         size
-        for key, view in search.views.items()
+        for key, view in search.bases.views.items()
         if key == (False, False)
         for size in view.sequences
         if 0 < size < own.task.room

@@ -29,7 +29,7 @@ def with_resident_states(search: Search, best: Found) -> tuple[Task, Found]:
         if resident in tried:
             continue
         tried.add(resident)
-        own = Search(replace(task, resident=resident), search.views)
+        own = Search(replace(task, resident=resident), search.bases.views)
         looked = [own.look(choice) for choice in _alike(search, own, best.choice)]
         found += [(own, other) for other in looked if other is not None]
     fastest = min(found, key=lambda each: each[1].seconds)
@@ -87,10 +87,10 @@ def staying(states: Mapping[int, int], small: Collection[int], most: int) -> fro
 def _alike(before: Search, now: Search, choice: Choice) -> Iterator[Choice]:
     """A choice with as many bytes for activations as before, and with so many less as there are
     states."""
-    view = now.view(choice.view)
+    view = now.bases.view(choice.view)
     whole = now.task.room - view.always
     taken = before.task.room - now.task.room
-    known = before.budget(choice.view, choice.activations)
+    known = before.bases.budget(choice.view, choice.activations)
     for budget in (known, known - taken):
         if 0 < budget < whole:
             yield replace(choice, activations=(budget + 0.5) / whole)

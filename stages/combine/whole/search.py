@@ -7,20 +7,15 @@ changed as long as that helps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from schemas.errors import ConfigError
-from schemas.link import HostLink
-from schemas.schedule import Step
 from schemas.updates import Updates
-from stages.combine.polish.searcher import Polished
-from stages.combine.schedule.executions import runs
-from stages.combine.schedule.leaving import leaving
-from stages.combine.transfers.search import PRICES, Linker
 from stages.combine.whole.accumulating import accumulating
-from stages.combine.whole.base import Base, base_of
+from stages.combine.whole.base import Base
+from stages.combine.whole.bases import Bases
 from stages.combine.whole.choice import Choice, ViewKey, beside, near
 from stages.combine.whole.needs import name_of
 from stages.combine.whole.placing import Moved, TooLittleError, placed
@@ -61,11 +56,7 @@ class Search:
 
     def __init__(self, task: Task, views: dict[ViewKey, View] | None = None) -> None:
         self.task = task
-        self.views = {} if views is None else views
-        values = task.graph.values
-        parts = {values[gradient.gradient].storage for gradient in task.graph.gradients}
-        every = leaving(task.graph, task.loose)
-        self.leaving = {storage: every[storage] for storage in every if storage not in parts}
+        self.bases = Bases(task, {} if views is None else views)
         self.tried: dict[Choice, Found | None] = {}
         self.lacking = 0
         """Bytes by which the last plan that was tried did not fit, where that is known."""
@@ -87,9 +78,9 @@ class Search:
         here = self.closest_choices[0].here
         best = self.first()
         if best is None:
-            best = _fastest([self.look(Choice(part, 0.0, 0.0, here)) for part in CLOSER])
+            best = self._best_of(Choice(part, 0.0, 0.0, here) for part in CLOSER)
         if best is None and self.task.computes_away and here:
-            best = _fastest([self.look(Choice(part, 0.0, 0.0, 0.0)) for part in SHARES])
+            best = self._best_of(Choice(part, 0.0, 0.0, 0.0) for part in SHARES)
         for choice in self.closest_choices:
             best = best or self.closest(choice)
         if best is None:
@@ -107,12 +98,8 @@ class Search:
         return _fastest([best, self._begins(shares, 1.0 - here)])
 
     def _begins(self, shares: Sequence[float], here: float) -> Found | None:
-        return _fastest(
-            [
-                self.look(Choice(part, 0.0, there, here, last=last))
-                for part in shares
-                for there, last in BEGINS
-            ]
+        return self._best_of(
+            Choice(part, 0.0, there, here, last=last) for part in shares for there, last in BEGINS
         )
 
     def check(self) -> None:
@@ -130,7 +117,7 @@ class Search:
         activations, for which a sequence has to be searched, where nothing else helps."""
         while True:
             for choices in (near(best.choice, self.moves), beside(best.choice)):
-                better = _fastest([best, *(self.look(choice) for choice in choices)])
+                better = _fastest([best, self._best_of(choices)])
                 if better is not None and better.seconds < best.seconds:
                     best = better
                     break
@@ -157,7 +144,7 @@ class Search:
     def closest(self, choice: Choice) -> Found | None:
         """A plan that has hardly anything on the device beside what an op or an update needs, where
         the budget is enough for it; what the estimate does not see is taken of activations."""
-        view = self.view(choice.view)
+        view = self.bases.view(choice.view)
         if view.needed > self.task.room:
             return None
         for _ in range(TRIES):
@@ -175,9 +162,15 @@ class Search:
 
     def least(self, choice: Choice) -> Found | None:
         """The plan of a choice in which activations have no more than the least known to do."""
-        view = self.view(choice.view)
+        view = self.bases.view(choice.view)
         least, room = view.least.peak, self.task.room - view.always
         return self.look(replace(choice, activations=(least + 1) / room)) if least < room else None
+
+    def _best_of(self, choices: Iterable[Choice]) -> Found | None:
+        """The fastest plan of some choices."""
+        asked = list(choices)
+        self.bases.make(choice for choice in asked if choice not in self.tried)
+        return _fastest([self.look(choice) for choice in asked])
 
     def look(self, choice: Choice) -> Found | None:
         """The plan of a choice, None where there is none."""
@@ -186,7 +179,7 @@ class Search:
         return self.tried[choice]
 
     def _made(self, choice: Choice) -> Found | None:
-        base = self._base(choice)
+        base = self.bases.base(choice)
         if base is None:
             return None
         there, here = self._there(choice), self._here(base, choice.here)
@@ -284,7 +277,7 @@ class Search:
 
     def _smallest_view(self) -> View:
         """That of hardly any room in which the least is known to do."""
-        first, *others = (self.view(choice.view) for choice in self.closest_choices)
+        first, *others = (self.bases.view(choice.view) for choice in self.closest_choices)
         for other in others:
             known = first.always + first.least.peak
             if other.needed < known and other.always + other.least.peak < known:
@@ -328,65 +321,6 @@ class Search:
                 found.append(value)
                 due -= size
         return frozenset(found)
-
-    def _base(self, choice: Choice) -> Base | None:
-        bases = self.view(choice.view).bases
-        key = (self.budget(choice.view, choice.activations), choice.linked)
-        if key not in bases:
-            steps = self._opened(choice)
-            task = self.task
-            bases[key] = (
-                None
-                if steps is None
-                else base_of(task.graph, task.costs, steps, task.remote, task.link)
-            )
-        return bases[key]
-
-    def _opened(self, choice: Choice) -> list[Step] | None:
-        """The schedule of the activations alone; gradients do not stay in what it may take."""
-        polished = self.polished(choice.view, choice.activations)
-        fits = polished.peak <= polished.ceiling
-        if choice.linked and (fits or choice.close):
-            link = replace(self.task.link, bandwidth=choice.linked * self.task.link.bandwidth)
-            return self._linked(polished, choice.view, link)
-        if not fits:
-            return None
-        nodes = self.task.problem.nodes
-        ops = [nodes[position].op for position in polished.sequence]
-        opener = self.view(choice.view).opener
-        return opener.of_actions(runs(self.task.problem, ops), True, polished.ceiling)
-
-    def _linked(self, polished: Polished, key: ViewKey, link: HostLink) -> list[Step] | None:
-        problem, engine = self.view(key).problem, self.task.engine
-        linker = Linker(problem, link, self.leaving, engine=engine)
-        found = linker.plan(polished.ceiling, [polished.sequence], PRICES)
-        if found is None or not found.stays:
-            return None
-        return self.view(key).opener.of_actions(linker.placer.actions(found), True, found.ceiling)
-
-    def view(self, key: ViewKey) -> View:
-        """See `View`; made when it is first asked for."""
-        if key not in self.views:
-            self.views[key] = View.of(self.task, key)
-        return self.views[key]
-
-    def budget(self, key: ViewKey, activations: float) -> int:
-        """The bytes of a part of the room."""
-        return int(activations * (self.task.room - self.view(key).always))
-
-    def polished(self, key: ViewKey, activations: float) -> Polished:
-        """The sequence of a part of the room, or the least that is known above it."""
-        view, close, budget = self.view(key), key[0], self.budget(key, activations)
-        if budget not in view.sequences:
-            polisher = view.polisher
-            starts = [polisher.keep_all]
-            if polisher.measure(polisher.keep_all)[0] > budget:
-                starts = [*view.drafts(budget), *starts]
-                fitting = [each for each in view.sweep if each.peak <= budget] if close else []
-                fastest = min(fitting, key=lambda each: each.seconds, default=None)
-                starts = starts if fastest is None else [fastest.sequence, *starts]
-            view.sequences[budget] = polisher.refine(starts, budget)
-        return view.sequences[budget]
 
 
 def _fastest(found: Sequence[Found | None]) -> Found | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -18,6 +19,8 @@ from stages.combine.whole.choice import ViewKey
 from stages.combine.whole.needs import close_problem
 from stages.combine.whole.task import Task
 
+CORES = len(os.sched_getaffinity(0))
+"""Threads that search at a time; nothing that they find depends on their number."""
 SLICES = 1024
 """Gradients are handed over in about so many parts: each can leave as soon as it is whole."""
 
@@ -56,7 +59,7 @@ class View:
     @cached_property
     def sweep(self) -> list[Polished]:
         """Sequences for budgets from the least that one is known for up to that of keeping all."""
-        return self.polisher.sweep([], least_peak(self.problem), 1, drafts=self.drafts)
+        return self.polisher.sweep([], least_peak(self.problem), CORES, drafts=self.drafts)
 
     @cached_property
     def needed(self) -> int:

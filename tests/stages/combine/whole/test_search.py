@@ -99,7 +99,7 @@ def test_a_step_fits_in_a_part_of_what_everything_takes() -> None:
 
 @settings(max_examples=12, deadline=None)
 @given(
-    budget=st.integers(5_000_000, 12_000_000),
+    budget=st.integers(6_100_000, 12_000_000),
     bandwidth=st.sampled_from([5e7, 1e9, float("inf")]),
     host=st.sampled_from([None, 1e7, 1e9]),
     optimizer=st.sampled_from(["sgd", "momentum", "adam"]),
@@ -242,5 +242,5 @@ def test_the_engine_that_is_asked_for_solves(files: Path, tmp_path: Path) -> Non
     with engines_asked() as asked:
         search.look(Choice(0.5))
         search.look(Choice(0.5, linked=0.4))
-        assert search.view((True, True)).sweep
+        assert search.bases.view((True, True)).sweep
     assert asked == {"cbc"}
