@@ -346,6 +346,7 @@ def check(optimizer: torch.optim.Optimizer) -> None:
         for name in ("differentiable", "capturable"):
             if group.get(name):
                 raise RuntimeError(f"an optimiser with {name}=True cannot step in the backward")
+        _check_reproducible(kind, group)
     if len({p.device for p in parameters}) != 1:
         raise RuntimeError("the parameters of the optimiser are on several devices")
     if parameters[0].device.type not in ("cpu", "cuda"):
@@ -365,6 +366,19 @@ def check(optimizer: torch.optim.Optimizer) -> None:
             f"two parameters of the optimiser, of shapes {shapes[0]} and {shapes[1]}, share memory"
         )
     _check_alone()
+
+
+def _check_reproducible(kind: type[torch.optim.Optimizer], group: dict[str, Any]) -> None:
+    """PyTorch's fused SGD on a CPU stores momenta of two bytes an element that are not the sums
+    which it forms, and differ from call to call."""
+    if kind is not torch.optim.SGD or not (group.get("fused") and group["momentum"]):
+        return
+    for parameter in group["params"]:
+        if parameter.device.type == "cpu" and parameter.dtype.itemsize == 2:
+            raise RuntimeError(
+                f"PyTorch's fused SGD leaves wrong momenta of {parameter.dtype} on a CPU: make the "
+                "optimiser with fused=False"
+            )
 
 
 def _check_alone() -> None:

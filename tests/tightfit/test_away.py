@@ -207,6 +207,7 @@ def test_state_dicts_are_those_of_torch(package: Path, tmp_path: Path) -> None:
     train(plain, expected, args)
     torch.save((fitted.state_dict(), optimizer.state_dict()), tmp_path / "saved")
     mine, states = torch.load(tmp_path / "saved")
+    held, holder = fitted.state_dict(), nn.Sequential(fitted).state_dict(prefix="of.")
     other = deep()[0]
     other.load_state_dict(mine)
     own = adamw(other)
@@ -214,6 +215,8 @@ def test_state_dicts_are_those_of_torch(package: Path, tmp_path: Path) -> None:
     wanted = train(plain, expected, args)
     assert all(map(torch.equal, train(other, own, args), wanted))
     train(fitted, optimizer, args, 1)
+    assert alike(held, mine)
+    assert alike(dict(holder), {f"of.0.{name}": tensor for name, tensor in mine.items()})
     with pytest.raises(RuntimeError, match="assign=True"):
         fitted.load_state_dict(mine, assign=True)
     with pytest.raises(RuntimeError, match=r"size mismatch for layers\.0\.weight"):

@@ -14,8 +14,8 @@ def sequence_of(
     program: Program, values: Sequence[float] | Floats, again: Problem | None = None
 ) -> list[int]:
     """The first runs of each interval in captured order, each after what it reads and what is not
-    there is made again; what an interval made is taken to be there to its end. Where `again` is
-    given, nodes run again as they do there."""
+    there is made again; what an interval made is taken to be there to its end, as is what nothing
+    makes again. Where `again` is given, nodes run again as they do there."""
     problem, intervals = again or program.problem, program.intervals
     found: list[int] = []
     done: set[int] = set()
@@ -46,13 +46,11 @@ def _run(problem: Problem, node: int, there: set[int], done: set[int], found: li
         if (position == node and repeated) or (position != node and there.issuperset(form.outputs)):
             pending.pop()
             continue
-        missing = [
-            _maker(problem, storage, there, done)
-            for storage in form.inputs
-            if storage not in there and problem.storages[storage].producer >= 0
-        ]
-        if missing:
-            pending += missing
+        wanted = [s for s in form.inputs if s not in there and problem.storages[s].producer >= 0]
+        missing = {storage: _maker(problem, storage, there, done) for storage in wanted}
+        if wanted:
+            there.update(storage for storage, maker in missing.items() if maker is None)
+            pending += [maker for maker in missing.values() if maker is not None]
             continue
         pending.pop()
         found.append(position)
@@ -60,8 +58,9 @@ def _run(problem: Problem, node: int, there: set[int], done: set[int], found: li
         there.update(form.outputs)
 
 
-def _maker(problem: Problem, storage: int, there: set[int], done: set[int]) -> int:
-    """What makes a storage: its node, or the fastest of the alternatives that need nothing else."""
+def _maker(problem: Problem, storage: int, there: set[int], done: set[int]) -> int | None:
+    """What makes a storage: its node, or the fastest of the alternatives that need nothing else;
+    None where nothing makes it a second time, so that it has to stay."""
     node = problem.storages[storage].producer
     if node not in done:
         return node
@@ -71,7 +70,9 @@ def _maker(problem: Problem, storage: int, there: set[int], done: set[int]) -> i
         if problem.is_alternative(position)
         and there.issuperset(problem.form_at(position, True).inputs)
     ]
-    return min([node, *ready], key=lambda position: problem.form_at(position, True).least_seconds)
+    own = [node] if storage in problem.form_at(node, True).outputs else []
+    ways = [*own, *ready]
+    return min(ways, key=lambda way: problem.form_at(way, True).least_seconds, default=None)
 
 
 def _value(term: Term, values: Sequence[float] | Floats) -> float:

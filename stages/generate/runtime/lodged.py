@@ -52,9 +52,11 @@ class Lodged:
         own: Any = base
 
         def state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
-            """As that of the model, with copies of the parameters that live in another memory."""
+            """As that of the model, with copies of all tensors, those that stay on the device
+            among them: what was saved is of one step, whatever is trained later."""
             with home.states():
-                return own.state_dict(self, *args, **kwargs)
+                found = own.state_dict(self, *args, **kwargs)
+            return found if kwargs.get("keep_vars") else _copied(found, self, home)
 
         def load_state_dict(
             self: Any, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
@@ -73,3 +75,15 @@ class Lodged:
             return home.gathered()
 
         return {"state_dict": state_dict, "load_state_dict": load_state_dict, "gathered": gathered}
+
+
+def _copied(found: Any, module: torch.nn.Module, home: Home) -> Any:
+    """A `state_dict` with copies in place of what the module has on the device."""
+    own = (
+        each for each in (*module.parameters(), *module.buffers()) if type(each) is not home.kind
+    )
+    shown = {each.untyped_storage().data_ptr() for each in own}
+    for name, value in found.items():
+        if isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() in shown:
+            found[name] = value.clone()
+    return found
