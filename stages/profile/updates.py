@@ -3,13 +3,13 @@ device, and in the slow memory, by a thread beside it."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from schemas.cores import usable_cores
 from schemas.graph import Graph
 from schemas.measured_updates import MeasuredUpdates
 from schemas.updates import UpdateCost
@@ -123,7 +123,7 @@ def measured_of(
 def has_spare(device: torch.device) -> bool:
     """Whether a processor is left beside those that a device takes: on the CPU, beside PyTorch's
     threads."""
-    return device.type != "cpu" or len(os.sched_getaffinity(0)) > torch.get_num_threads()
+    return device.type != "cpu" or usable_cores() > torch.get_num_threads()
 
 
 def _forgetting(device: torch.device) -> Callable[[], None] | None:

@@ -8,13 +8,13 @@ at budgets where it can still win: its passes alone cost what has been found at 
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
+from schemas.cores import usable_cores
 from stages.combine.chain.slots import Slots, Thresholds
 from stages.combine.vectors import Integers, Seconds
 
@@ -47,7 +47,7 @@ def fill_compiled(slots: Slots) -> Seconds:
     def fill_tile(s0: int, t0: int) -> None:
         _fill_tile(cost, chain, s0, t0)
 
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(usable_cores()) as pool:
         for apart in range(len(starts)):
             for _ in pool.map(fill_tile, starts[: len(starts) - apart], starts[apart:]):
                 pass

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+from schemas.cores import usable_cores
 from schemas.link import HostLink
 from schemas.schedule import Step
 from stages.combine.polish.searcher import Polished
@@ -17,7 +18,7 @@ from stages.combine.transfers.search import PRICES, Linker
 from stages.combine.whole.base import Base, base_of
 from stages.combine.whole.choice import Choice, ViewKey
 from stages.combine.whole.task import Task
-from stages.combine.whole.view import CORES, View
+from stages.combine.whole.view import View
 
 
 class Bases:
@@ -41,7 +42,7 @@ class Bases:
             sizes[size] = bases[*size, choice.linked] = choice
         if len(bases) < 2:
             return
-        with ThreadPoolExecutor(CORES) as pool:
+        with ThreadPoolExecutor(usable_cores()) as pool:
             _all(pool, lambda choice: self.polished(choice.view, choice.activations), sizes)
             _all(pool, self.base, bases)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from schemas.cores import usable_cores
 from schemas.engines import Engine
 from schemas.problem import Problem
 from stages.combine.bounds import least_peak
@@ -19,8 +19,6 @@ from stages.combine.whole.choice import ViewKey
 from stages.combine.whole.needs import close_problem
 from stages.combine.whole.task import Task
 
-CORES = len(os.sched_getaffinity(0))
-"""Threads that search at a time; nothing that they find depends on their number."""
 SLICES = 1024
 """Gradients are handed over in about so many parts: each can leave as soon as it is whole."""
 
@@ -58,8 +56,9 @@ class View:
 
     @cached_property
     def sweep(self) -> list[Polished]:
-        """Sequences for budgets from the least that one is known for up to that of keeping all."""
-        return self.polisher.sweep([], least_peak(self.problem), CORES, drafts=self.drafts)
+        """Sequences for budgets from the least that one is known for up to that of keeping all;
+        they do not depend on how many threads search."""
+        return self.polisher.sweep([], least_peak(self.problem), usable_cores(), drafts=self.drafts)
 
     @cached_property
     def needed(self) -> int:
